@@ -1,0 +1,1 @@
+"""jaxcoll: topology-aware collectives for JAX, from a network to a schedule to ``ppermute``."""

@@ -1,0 +1,293 @@
+"""Collective: what every rank holds before and must hold after, chunk by chunk."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.exact import Number, as_fraction
+
+# kind -> its dual: the kind whose schedules are its schedules run backwards.
+DUALS = {
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "all_reduce": "all_reduce",
+    "broadcast": "reduce",
+    "reduce": "broadcast",
+    "all_to_all": "all_to_all",
+    "gather": "scatter",
+    "scatter": "gather",
+}
+KINDS = tuple(DUALS)
+REDUCING = frozenset({"reduce_scatter", "all_reduce", "reduce"})
+ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective, or several disjoint ones of the same kind running at once.
+
+    The buffer of each rank is cut into shards, one for each rank of its group (a single one for
+    broadcast and reduce), and each shard into ``chunks_per_shard`` equal chunks. Chunks are
+    numbered group by group, within a group shard by shard, within a shard in order; for
+    all_to_all a group has a shard for every (source, destination) pair, destination fastest.
+    A rank's place in its group decides which shard is its own.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        num_ranks: ranks of the network, of which the groups are made.
+        chunks_per_shard: chunks in a shard (k).
+        groups: disjoint tuples of ranks; all ranks in order as one group when omitted. Ranks in
+            no group take part only by forwarding.
+        root: for broadcast, reduce, gather and scatter: the root's place in every group (which
+            is its rank when there is one group of all ranks); 0 when omitted.
+
+    Raises:
+        CollectiveError: an unknown kind, a chunk count below 1, groups that overlap, are empty or
+            name ranks that do not exist, a root outside a group or given to a kind without one.
+    """
+
+    kind: str
+    num_ranks: int
+    chunks_per_shard: int = 1
+    groups: tuple[tuple[int, ...], ...] | None = None  # type: ignore[assignment]
+    root: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in DUALS:
+            raise CollectiveError(f"unknown collective {self.kind!r}; known: {', '.join(KINDS)}")
+        for name, value in (
+            ("num_ranks", self.num_ranks),
+            ("chunks_per_shard", self.chunks_per_shard),
+        ):
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise CollectiveError(f"{name} must be an integer of at least 1, got {value!r}")
+            object.__setattr__(self, name, int(value))
+        groups = (range(self.num_ranks),) if self.groups is None else self.groups
+        groups = tuple(tuple(int(rank) for rank in group) for group in groups)
+        _check_groups(groups, self.num_ranks)
+        object.__setattr__(self, "groups", groups)
+        self._check_root()
+
+    def _check_root(self) -> None:
+        if self.kind not in ROOTED:
+            if self.root is not None:
+                raise CollectiveError(f"{self.kind} has no root, got root={self.root}")
+            return
+        root = 0 if self.root is None else int(self.root)
+        smallest = min(len(group) for group in self._groups)
+        if not 0 <= root < smallest:
+            raise CollectiveError(
+                f"root must be a place in every group, 0..{smallest - 1}, got {root}"
+            )
+        object.__setattr__(self, "root", root)
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def _groups(self) -> tuple[tuple[int, ...], ...]:
+        return self.groups or ()
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether chunks are summed on their way."""
+        return self.kind in REDUCING
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether the groups are other than all ranks in order."""
+        return self._groups != (tuple(range(self.num_ranks)),)
+
+    @functools.cached_property
+    def num_chunks(self) -> int:
+        """Number of chunks of all groups."""
+        return int(self.chunk_ptr[-1])
+
+    @functools.cached_property
+    def chunk_ptr(self) -> np.ndarray:
+        """Chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``; int64."""
+        sizes = [self._shards(len(group)) * self.chunks_per_shard for group in self._groups]
+        return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    def _shards(self, size: int) -> int:
+        if self.kind in ("broadcast", "reduce"):
+            return 1
+        return size * size if self.kind == "all_to_all" else size
+
+    @functools.cached_property
+    def group_of_rank(self) -> np.ndarray:
+        """Group of each rank, -1 for none; int32 of shape (ranks,)."""
+        group_of = np.full(self.num_ranks, -1, np.int32)
+        for g, group in enumerate(self._groups):
+            group_of[list(group)] = g
+        return group_of
+
+    @functools.cached_property
+    def group_of_chunk(self) -> np.ndarray:
+        """Group of each chunk; int32 of shape (chunks,)."""
+        return np.repeat(np.arange(len(self._groups), dtype=np.int32), np.diff(self.chunk_ptr))
+
+    @functools.cached_property
+    def owner(self) -> np.ndarray:
+        """The rank whose shard each chunk belongs to; int32 of shape (chunks,).
+
+        Where it starts (all_gather, broadcast, gather, all_to_all), where it ends
+        (reduce_scatter, reduce, scatter) or where its shard lies between the two phases
+        (all_reduce).
+        """
+        return self._shard_places()[0]
+
+    @functools.cached_property
+    def target(self) -> np.ndarray:
+        """For all_to_all, gather and scatter the other end of each chunk; int32 of shape (chunks,)."""
+        return self._shard_places()[1]
+
+    def _shard_places(self) -> tuple[np.ndarray, np.ndarray]:
+        owners, targets = [], []
+        for group in self._groups:
+            ranks = np.asarray(group, np.int32)
+            root = ranks[self.root] if self.root is not None else ranks[0]
+            if self.kind in ("broadcast", "reduce"):
+                owner, target = ranks[[self.root or 0]], ranks[[self.root or 0]]
+            elif self.kind == "all_to_all":
+                owner, target = np.repeat(ranks, len(ranks)), np.tile(ranks, len(ranks))
+            else:
+                owner, target = ranks, np.full(len(ranks), root)
+            owners.append(np.repeat(owner, self.chunks_per_shard))
+            targets.append(np.repeat(target, self.chunks_per_shard))
+        return np.concatenate(owners), np.concatenate(targets)
+
+    # ------------------------------------------------------------------ before and after
+
+    def holds(self, rank, chunk) -> np.ndarray:
+        """Whether ranks hold chunks before (their own contribution, if the collective sums).
+
+        Args:
+            rank, chunk: integers or arrays, broadcast against each other.
+        """
+        rank, chunk = np.asarray(rank), np.asarray(chunk)
+        if self.is_reducing:
+            return self.group_of_rank[rank] == self.group_of_chunk[chunk]
+        return rank == (self.target if self.kind == "scatter" else self.owner)[chunk]
+
+    def wants(self, rank, chunk) -> np.ndarray:
+        """Whether ranks must hold chunks, in full, after.
+
+        Args:
+            rank, chunk: integers or arrays, broadcast against each other.
+        """
+        rank, chunk = np.asarray(rank), np.asarray(chunk)
+        if self.kind in ("all_gather", "broadcast", "all_reduce"):
+            return self.group_of_rank[rank] == self.group_of_chunk[chunk]
+        ends_at_owner = self.kind in ("reduce_scatter", "reduce", "scatter")
+        return rank == (self.owner if ends_at_owner else self.target)[chunk]
+
+    def precondition(self) -> np.ndarray:
+        """``holds`` for every rank and chunk, bool of shape (ranks, chunks)."""
+        return self.holds(np.arange(self.num_ranks)[:, None], np.arange(self.num_chunks))
+
+    def postcondition(self) -> np.ndarray:
+        """``wants`` for every rank and chunk, bool of shape (ranks, chunks)."""
+        return self.wants(np.arange(self.num_ranks)[:, None], np.arange(self.num_chunks))
+
+    @functools.cached_property
+    def contributions(self) -> np.ndarray:
+        """Contributions that make a chunk complete, int32 of shape (chunks,): 1, or the group's size."""
+        if not self.is_reducing:
+            return np.ones(self.num_chunks, np.int32)
+        sizes = np.asarray([len(group) for group in self._groups], np.int32)
+        return sizes[self.group_of_chunk]
+
+    # ------------------------------------------------------------------ bytes
+
+    @functools.cached_property
+    def chunks_per_buffer(self) -> np.ndarray:
+        """Chunks that make up one rank's buffer, int64 of shape (chunks,); a chunk is 1 / this of it."""
+        sizes = np.asarray(
+            [1 if self.kind in ("broadcast", "reduce") else len(group) for group in self._groups]
+        )
+        return (sizes * self.chunks_per_shard)[self.group_of_chunk].astype(np.int64)
+
+    def chunk_bytes(self, nbytes: Number) -> tuple[Fraction, ...]:
+        """Bytes of each chunk when the buffer of a rank has ``nbytes``.
+
+        The buffer is the larger of a rank's input and output: the gathered result, the vector to
+        be reduced, the root's data, or what a rank exchanges with all (its own block included).
+        """
+        total = as_fraction(nbytes)
+        return tuple(total / int(parts) for parts in self.chunks_per_buffer)
+
+    def busbw_factor(self) -> Fraction:
+        """busbw = algbw x this, as nccl-tests define it (for the largest group)."""
+        n = max(len(group) for group in self._groups)
+        if self.kind in ("broadcast", "reduce"):
+            return Fraction(1)
+        return Fraction((2 if self.kind == "all_reduce" else 1) * (n - 1), n)
+
+    # ------------------------------------------------------------------ other collectives from this one
+
+    def dual(self) -> Collective:
+        """The collective whose schedules, run backwards, are this one's."""
+        return dataclasses.replace(self, kind=DUALS[self.kind])
+
+    def dual_chunks(self) -> np.ndarray:
+        """The chunk of ``dual()`` that each chunk is, int64 of shape (chunks,).
+
+        The same numbers, except that all_to_all's (source, destination) trade places.
+        """
+        if self.kind != "all_to_all":
+            return np.arange(self.num_chunks)
+        parts = []
+        for start, group in zip(self.chunk_ptr[:-1], self._groups, strict=True):
+            n, k = len(group), self.chunks_per_shard
+            block = np.arange(n * n * k).reshape(n, n, k)
+            parts.append(start + block.transpose(1, 0, 2).ravel())
+        return np.concatenate(parts)
+
+    def with_kind(self, kind: str) -> Collective:
+        """The collective of another kind on the same ranks, groups and chunks."""
+        root = self.root if kind in ROOTED else None
+        return dataclasses.replace(self, kind=kind, root=root)
+
+    def relabel(self, permutation: Sequence[int] | np.ndarray) -> Collective:
+        """The same collective in which rank r is called ``permutation[r]``.
+
+        A group keeps its order, so chunk numbers stay; a single group of all ranks in order
+        becomes the group ``permutation``.
+        """
+        image = [int(rank) for rank in permutation]
+        groups = tuple(tuple(image[rank] for rank in group) for group in self._groups)
+        return dataclasses.replace(self, groups=groups)
+
+    def __repr__(self) -> str:
+        sizes = sorted({len(group) for group in self._groups})
+        over = f"{self.num_ranks} ranks"
+        if self.is_grouped:
+            over += f" in {len(self._groups)} groups of {'/'.join(map(str, sizes))}"
+        root = f", root {self.root}" if self.root is not None else ""
+        return f"Collective({self.kind}, {over}, {self.chunks_per_shard} chunks a shard{root})"
+
+
+def _check_groups(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> None:
+    members = [rank for group in groups for rank in group]
+    if not groups or not all(groups):
+        raise CollectiveError(f"groups must be one or more non-empty tuples of ranks, got {groups}")
+    outside = [rank for rank in members if not 0 <= rank < num_ranks]
+    if outside:
+        raise CollectiveError(f"groups name rank {outside[0]}; ranks are 0..{num_ranks - 1}")
+    if len(set(members)) < len(members):
+        twice = next(rank for rank in members if members.count(rank) > 1)
+        raise CollectiveError(f"groups must be disjoint; rank {twice} is in more than one place")
+
+
+def common_parts(collective: Collective) -> tuple[np.ndarray, int]:
+    """Chunk sizes as integer weights: a chunk is ``weight[c] / total`` of a rank's buffer."""
+    parts = collective.chunks_per_buffer
+    total = math.lcm(*(int(p) for p in np.unique(parts)))
+    return total // parts, total

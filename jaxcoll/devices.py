@@ -1,0 +1,161 @@
+"""What wires join JAX devices: coordinates and host numbers read into columns of links.
+
+Nothing here imports jax: a device is any object with ``device_kind``, ``process_index`` and, on
+TPUs, ``coords``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.grid import Grid
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceKind:
+    """Assumed speed of the links of one kind of device.
+
+    Attributes:
+        match: the kind is recognised by this text in the lower-case ``device_kind``.
+        alpha: seconds a link.
+        bandwidth: bytes per second and direction: of one ICI link of a TPU, or of one device into
+            its host's switch.
+        network_alpha: seconds a link between hosts.
+        network_bandwidth: bytes per second and direction of one device into the network.
+        wraps_at: a dimension of a TPU slice closes into a ring when its side is a multiple of
+            this number; 0 where slices never close.
+        source: where the bandwidths come from.
+    """
+
+    match: str
+    alpha: float
+    bandwidth: float
+    network_alpha: float = 5e-6
+    network_bandwidth: float = 6.25e9
+    wraps_at: int = 0
+    source: str = ""
+
+
+_TPU = "Google Cloud TPU documentation: bidirectional ICI bandwidth a chip over links a chip"
+_DGX = "ForestColl's evaluation: NVLink through NVSwitch and InfiniBand, a GPU and direction"
+
+# The first match wins. Latencies are round figures of the right magnitude, to be replaced by
+# measured ones (``alpha=``) where they matter.
+DEVICE_KINDS: tuple[DeviceKind, ...] = (
+    DeviceKind("v6", 1e-6, 100e9, wraps_at=16, source=_TPU),
+    DeviceKind("v5p", 1e-6, 100e9, wraps_at=4, source=_TPU),
+    DeviceKind("v5 lite", 1e-6, 50e9, wraps_at=16, source=_TPU),
+    DeviceKind("v5e", 1e-6, 50e9, wraps_at=16, source=_TPU),
+    DeviceKind("v5", 1e-6, 100e9, wraps_at=4, source=_TPU),
+    DeviceKind("v4", 1e-6, 50e9, wraps_at=4, source=_TPU),
+    DeviceKind("h200", 1e-6, 450e9, network_bandwidth=50e9, source=_DGX),
+    DeviceKind("h100", 1e-6, 450e9, network_bandwidth=50e9, source=_DGX),
+    DeviceKind("a100", 1e-6, 300e9, network_bandwidth=25e9, source=_DGX),
+    DeviceKind("cpu", 1e-6, 10e9, network_bandwidth=1.25e9, source="nominal"),
+)
+UNKNOWN_KIND = DeviceKind("", 1e-6, 50e9, source="nominal")
+
+
+def kind_of(device) -> DeviceKind:
+    """The entry of ``DEVICE_KINDS`` for a device, or the nominal one."""
+    text = str(getattr(device, "device_kind", "")).lower()
+    return next((kind for kind in DEVICE_KINDS if kind.match in text), UNKNOWN_KIND)
+
+
+def describe_devices(
+    devices: Sequence,
+    *,
+    alpha: float | None = None,
+    bandwidth: float | None = None,
+    wrap: Sequence[bool] | None = None,
+) -> dict:
+    """The arguments of ``Topology`` for a list of devices; see ``Topology.from_devices``."""
+    devices = list(devices)
+    if not devices:
+        raise TopologyError("a network needs at least one device, got none")
+    kinds = {str(getattr(device, "device_kind", "")) for device in devices}
+    if len(kinds) > 1:
+        raise TopologyError(f"devices must be of one kind, got {sorted(kinds)}")
+    kind = kind_of(devices[0])
+    given = {
+        name: value
+        for name, value in (("alpha", alpha), ("bandwidth", bandwidth))
+        if value is not None
+    }
+    kind = dataclasses.replace(kind, **given)
+    if getattr(devices[0], "coords", None) is not None:
+        return _tpu_slice(devices, kind, wrap)
+    return _hosts(devices, kind)
+
+
+def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None) -> dict:
+    coords = np.asarray([tuple(device.coords) for device in devices], dtype=np.int64)
+    cores = np.asarray([int(getattr(device, "core_on_chip", 0)) for device in devices])
+    # Two cores of one chip share its links; they form one more dimension of the box.
+    coords = np.concatenate([coords, cores[:, None]], axis=1) if cores.any() else coords
+    coords = coords - coords.min(axis=0)
+    shape = tuple(int(side) for side in coords.max(axis=0) + 1)
+    position = np.ravel_multi_index(tuple(coords.T), shape)
+    if len(np.unique(position)) != len(devices) or len(devices) != np.prod(shape):
+        raise TopologyError(
+            f"the coordinates of {len(devices)} devices do not fill a box: they span {shape}; "
+            f"pass all devices of a slice or of a box inside it"
+        )
+    if wrap is None:
+        wrap = [kind.wraps_at > 0 and side % kind.wraps_at == 0 for side in shape]
+    if len(wrap) < len(shape):
+        wrap = [*wrap, *[False] * (len(shape) - len(wrap))]
+    grid = Grid(shape, tuple(wrap))
+    rank_at = np.argsort(position)  # box position -> rank
+    pairs = rank_at[np.concatenate([grid.neighbour_pairs(d) for d in range(len(shape))])]
+    in_order = np.array_equal(rank_at, np.arange(len(devices)))
+    return _columns(
+        len(devices),
+        pairs,
+        np.full(len(pairs), kind.alpha),
+        np.full(len(pairs), kind.bandwidth),
+        name=f"{getattr(devices[0], 'device_kind', 'device')} {'x'.join(map(str, shape))}",
+        grid=grid if in_order else None,
+    )
+
+
+def _hosts(devices: list, kind: DeviceKind) -> dict:
+    """Every host one switch, and one more switch between hosts that each device reaches directly."""
+    n = len(devices)
+    hosts = [int(getattr(device, "process_index", 0)) for device in devices]
+    number = {host: i for i, host in enumerate(sorted(set(hosts)))}
+    if n == 1:
+        return _columns(1, np.zeros((0, 2), np.int64), np.zeros(0), np.zeros(0), name="one device")
+    links = []
+    for rank, host in enumerate(hosts):
+        if hosts.count(host) > 1:
+            links.append((rank, n + number[host], kind.alpha, kind.bandwidth))
+    if len(number) > 1:
+        network = n + len(number)
+        links += [(rank, network, kind.network_alpha, kind.network_bandwidth) for rank in range(n)]
+    up = np.asarray([link[:2] for link in links], np.int64)
+    speed = np.asarray([link[2:] for link in links])
+    return _columns(
+        n,
+        np.concatenate([up, up[:, ::-1]]),
+        np.tile(speed[:, 0], 2),
+        np.tile(speed[:, 1], 2),
+        num_vertices=n + len(number) + (len(number) > 1),
+        name=f"{len(number)} host{'s' if len(number) > 1 else ''} x "
+        f"{n // len(number)} {getattr(devices[0], 'device_kind', 'device')}",
+    )
+
+
+def _columns(num_ranks: int, pairs: np.ndarray, alpha, bandwidth, **described) -> dict:
+    return {
+        "num_ranks": num_ranks,
+        "src": pairs[:, 0],
+        "dst": pairs[:, 1],
+        "alpha": alpha,
+        "bandwidth": bandwidth,
+        **described,
+    }

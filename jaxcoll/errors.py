@@ -1,0 +1,37 @@
+"""The errors of the library: every one is a ``ValueError`` that says what was given, what was expected and what to do."""
+
+
+class JaxcollError(ValueError):
+    """Base of every error that refuses an input."""
+
+
+class TopologyError(JaxcollError):
+    """A network that cannot be used: no ranks, a bad link, ranks that cannot reach each other."""
+
+
+class CollectiveError(JaxcollError):
+    """A collective that is ill-formed, or one that a synthesizer or function is not defined for."""
+
+
+class ScheduleError(JaxcollError):
+    """A schedule that does not carry its collective.
+
+    ``rank``, ``chunk`` and ``step`` name the place, where there is one (``None`` otherwise).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        chunk: int | None = None,
+        step: int | None = None,
+    ):
+        super().__init__(message)
+        self.rank = rank
+        self.chunk = chunk
+        self.step = step
+
+
+class FormatError(JaxcollError):
+    """A file or text that is truncated, malformed or not of the format it claims."""

@@ -1,0 +1,48 @@
+"""Exact numbers: what a float was meant to say, and integer columns for sets of rationals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from numbers import Rational
+
+import numpy as np
+
+Number = int | float | Fraction
+
+
+def as_fraction(value: Number) -> Fraction:
+    """The rational a number denotes.
+
+    A float means the shortest decimal that prints it, so ``0.5e-6`` is 1/2000000 and not the
+    nearest dyadic number with a 73-bit denominator: link speeds and latencies are typed as
+    decimals, and exact times stay readable and small that way.
+
+    Raises:
+        ValueError: the value is NaN, infinite or not a number.
+    """
+    if isinstance(value, Fraction):
+        return value
+    if isinstance(value, (int, np.integer)):
+        return Fraction(int(value))
+    if isinstance(value, (float, np.floating)):
+        if not math.isfinite(value):
+            raise ValueError(f"expected a finite number, got {value}")
+        return Fraction(repr(float(value)))
+    if isinstance(value, Rational):
+        return Fraction(value.numerator, value.denominator)
+    raise ValueError(f"expected a number, got {value!r} of type {type(value).__name__}")
+
+
+def fits_float(value: Fraction) -> bool:
+    """Whether a float column keeps the rational: ``as_fraction(float(value)) == value``."""
+    try:
+        return as_fraction(float(value)) == value
+    except (OverflowError, ValueError):
+        return False
+
+
+def common_denominator(values: Iterable[Fraction]) -> int:
+    """The least integer D for which D * value is an integer for every value."""
+    return math.lcm(1, *(value.denominator for value in values))

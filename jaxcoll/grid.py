@@ -1,0 +1,92 @@
+"""Grid: ranks laid out on a box of coordinates, some of whose dimensions wrap around."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Coordinates of ranks: rank = ``ravel_multi_index(coordinates, shape)``, last dimension fastest.
+
+    Attributes:
+        shape: side of each dimension; sides of 1 are allowed and carry no links.
+        wrap: whether the dimension closes into a ring. A side of 1 or 2 never wraps: the two
+            neighbours of a side of 2 are the same rank, joined by one link each way.
+    """
+
+    shape: tuple[int, ...]
+    wrap: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        if not self.shape or any(side < 1 for side in self.shape):
+            raise TopologyError(
+                f"a grid needs one or more sides, each at least 1; got shape {self.shape}"
+            )
+        if len(self.wrap) != len(self.shape):
+            raise TopologyError(
+                f"wrap needs one flag a dimension: shape {self.shape} has {len(self.shape)}, "
+                f"got {len(self.wrap)}"
+            )
+        effective = tuple(
+            bool(w) and side > 2 for w, side in zip(self.wrap, self.shape, strict=True)
+        )
+        object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
+        object.__setattr__(self, "wrap", effective)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.shape)
+
+    @property
+    def is_equal_sided(self) -> bool:
+        """Whether all sides longer than 1 are equal and wrap alike."""
+        kinds = {(s, w) for s, w in zip(self.shape, self.wrap, strict=True) if s > 1}
+        return len(kinds) <= 1
+
+    def coordinates(self) -> np.ndarray:
+        """Coordinates of every rank, int64 of shape (size, dimensions)."""
+        return np.stack(np.unravel_index(np.arange(self.size), self.shape), axis=1)
+
+    def neighbour_pairs(self, dimension: int) -> np.ndarray:
+        """Directed neighbour pairs (src, dst) along one dimension, int64 of shape (pairs, 2)."""
+        ranks = np.moveaxis(np.arange(self.size).reshape(self.shape), dimension, 0)
+        pairs = [(ranks[:-1], ranks[1:])]
+        if self.wrap[dimension]:
+            pairs.append((ranks[-1:], ranks[:1]))
+        forward = np.concatenate(
+            [np.stack([low.ravel(), high.ravel()], axis=1) for low, high in pairs]
+        )
+        return np.concatenate([forward, forward[:, ::-1]])
+
+    def translation(self, dimension: int, by: int = 1) -> np.ndarray:
+        """The rank each rank lands on when all move ``by`` along a dimension, int64 of shape (size,)."""
+        ranks = np.arange(self.size).reshape(self.shape)
+        return np.roll(ranks, -by, axis=dimension).ravel()
+
+    def generators(self) -> tuple[tuple[int, ...], ...]:
+        """Translations that map the grid's neighbour pairs onto themselves, one a closed dimension."""
+        return tuple(
+            tuple(int(rank) for rank in self.translation(dimension))
+            for dimension, side in enumerate(self.shape)
+            if self.wrap[dimension] or side == 2
+        )
+
+
+def per_dimension(value: object, dimensions: int, what: str) -> tuple:
+    """Repeat a scalar for each dimension, or check that a sequence has one value for each."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != dimensions:
+            raise TopologyError(
+                f"{what} needs one value or one for each of {dimensions} dimensions, "
+                f"got {len(value)}"
+            )
+        return tuple(value)
+    return (value,) * dimensions

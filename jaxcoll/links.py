@@ -1,0 +1,110 @@
+"""Columns of directed links: conversion, checks, canonical order."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.exact import as_fraction, fits_float
+
+
+def vertex_column(values, what: str) -> np.ndarray:
+    """Vertex numbers as int32."""
+    column = np.asarray(values)
+    if column.size == 0:
+        return np.zeros(0, np.int32)
+    if column.ndim != 1 or column.dtype.kind not in "iu":
+        raise TopologyError(f"{what} must be one column of vertex numbers, got {values!r}")
+    if column.min() < 0 or column.max() > np.iinfo(np.int32).max:
+        raise TopologyError(f"{what} holds a vertex number out of range: {column.min()}..{column.max()}")
+    return column.astype(np.int32)
+
+
+def float_column(values, what: str) -> np.ndarray:
+    """Numbers, finite or not, as float64; ``check_links`` judges them."""
+    try:
+        column = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TopologyError(f"{what} must be one column of numbers: {error}") from None
+    if column.ndim != 1:
+        raise TopologyError(f"{what} must be one column of numbers, got shape {column.shape}")
+    return column + 0.0  # turns -0.0 into 0.0: equal values must be equal bytes
+
+
+def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
+    """The values as fractions if some float cannot hold one of them, else None."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
+        return None
+    try:
+        exact = tuple(as_fraction(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise TopologyError(f"{what}: {error}") from None
+    return None if all(fits_float(value) for value in set(exact)) else exact
+
+
+def fractions_of(column: np.ndarray) -> tuple[Fraction, ...]:
+    """The rational each float of a column denotes."""
+    distinct, position = np.unique(column, return_inverse=True)
+    exact = [as_fraction(value) for value in distinct]
+    return tuple(exact[i] for i in position)
+
+
+def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
+    """Refuse unequal columns and links that no network has, naming the first bad one."""
+    lengths = {len(src), len(dst), len(alpha), len(bandwidth)}
+    if len(lengths) != 1:
+        raise TopologyError(
+            f"src, dst, alpha and bandwidth need one value a link, got lengths "
+            f"{len(src)}, {len(dst)}, {len(alpha)}, {len(bandwidth)}"
+        )
+
+    def refuse(bad: np.ndarray, text: str) -> None:
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            raise TopologyError(
+                f"link {i} ({src[i]}->{dst[i]}, alpha {alpha[i]} s, bandwidth {bandwidth[i]} B/s): "
+                f"{text}"
+            )
+
+    refuse((src >= num_vertices) | (dst >= num_vertices), f"vertices are 0..{num_vertices - 1}")
+    refuse(src == dst, "a link must join two different vertices")
+    refuse(~np.isfinite(alpha) | (alpha < 0), "alpha must be a finite number of seconds, at least 0")
+    refuse(
+        ~np.isfinite(bandwidth) | (bandwidth <= 0),
+        "bandwidth must be a finite number of bytes per second, above 0",
+    )
+
+
+def canonical_order(src, dst, alpha, bandwidth, exact=None) -> np.ndarray:
+    """The order of links by src, dst, alpha, bandwidth, equal links in the order given."""
+    speed = bandwidth
+    if exact is not None:
+        rank_of = {value: i for i, value in enumerate(sorted(set(exact)))}
+        speed = np.asarray([rank_of[value] for value in exact])
+    return np.lexsort((speed, alpha, dst, src))
+
+
+def maps_onto_itself(image, src, dst, alpha, bandwidth, exact) -> bool:
+    """Whether a vertex permutation takes the links, given in canonical order, to themselves."""
+    order = canonical_order(image[src], image[dst], alpha, bandwidth, exact)
+    same = all(
+        np.array_equal(moved[order], kept)
+        for moved, kept in (
+            (image[src], src),
+            (image[dst], dst),
+            (alpha, alpha),
+            (bandwidth, bandwidth),
+        )
+    )
+    return same and (exact is None or tuple(exact[i] for i in order) == exact)
+
+
+def group_by(vertex: np.ndarray, num_vertices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Links by vertex as (ptr, link), each group in canonical order."""
+    order = np.argsort(vertex, kind="stable").astype(np.int32)
+    ptr = np.searchsorted(vertex[order], np.arange(num_vertices + 1)).astype(np.int64)
+    for column in (ptr, order):
+        column.setflags(write=False)
+    return ptr, order

@@ -1,0 +1,264 @@
+"""Edges: rank-to-rank connections with the links they run over; distances and shortest routes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numba as nb
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.errors import ScheduleError
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Edges:
+    """Connections that sends use, each from a rank to a rank over a path of links.
+
+    On a direct network an edge usually is one link. Through switches, or for an algorithm that
+    ignores the wires, it is a path, which is stored and forwarded at every vertex on the way.
+
+    Attributes:
+        src, dst: ranks at the two ends, int32 of shape (edges,).
+        path_ptr: the links of edge e are ``path_link[path_ptr[e]:path_ptr[e + 1]]``, int64.
+        path_link: links in the order they are crossed, int32.
+    """
+
+    src: np.ndarray
+    dst: np.ndarray
+    path_ptr: np.ndarray
+    path_link: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name, dtype in (
+            ("src", np.int32),
+            ("dst", np.int32),
+            ("path_ptr", np.int64),
+            ("path_link", np.int32),
+        ):
+            column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+
+    @classmethod
+    def from_links(cls, topology: Topology) -> Edges:
+        """Edge i is link i; only for networks without switches."""
+        if not topology.is_direct:
+            raise ScheduleError(f"{topology} has switches: give its edges paths through them")
+        links = np.arange(topology.num_links)
+        return cls(topology.src, topology.dst, np.arange(topology.num_links + 1), links)
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    @functools.cached_property
+    def hops(self) -> np.ndarray:
+        """Links on each edge's path, int64 of shape (edges,)."""
+        return np.diff(self.path_ptr)
+
+    @property
+    def first_link(self) -> np.ndarray:
+        """The link by which each edge leaves its source, int32 of shape (edges,)."""
+        return self.path_link[self.path_ptr[:-1]]
+
+    def path(self, edge: int) -> tuple[int, ...]:
+        """The links of one edge."""
+        return tuple(int(x) for x in self.path_link[self.path_ptr[edge] : self.path_ptr[edge + 1]])
+
+    def check(self, topology: Topology) -> None:
+        """Refuse edges that do not run over links of the topology from their source to their destination.
+
+        Raises:
+            ScheduleError: naming the first bad edge.
+        """
+        count = len(self.src)
+        if not (len(self.dst) == count and len(self.path_ptr) == count + 1):
+            raise ScheduleError("edges need one src, dst and path each")
+        if self.path_ptr[0] != 0 or self.path_ptr[-1] != len(self.path_link):
+            raise ScheduleError("path_ptr must run from 0 to the number of path links")
+        if count == 0:
+            return
+        self._refuse(self.hops < 1, "has no links")
+        ends = np.stack([self.src, self.dst])
+        self._refuse(((ends < 0) | (ends >= topology.num_ranks)).any(axis=0), "does not join ranks")
+        bad_link = (self.path_link < 0) | (self.path_link >= topology.num_links)
+        edge_of = np.repeat(np.arange(count), self.hops)
+        if bad_link.any():
+            edge = int(edge_of[np.flatnonzero(bad_link)[0]])
+            raise ScheduleError(f"edge {edge} uses a link that {topology} does not have")
+        start, end = topology.src[self.path_link], topology.dst[self.path_link]
+        first, last = self.path_ptr[:-1], self.path_ptr[1:] - 1
+        joined = np.ones(len(self.path_link), bool)
+        joined[1:] = start[1:] == end[:-1]
+        joined[first] = start[first] == self.src
+        joined[last] &= end[last] == self.dst
+        if not joined.all():
+            edge = int(edge_of[np.flatnonzero(~joined)[0]])
+            self._refuse(
+                np.arange(count) == edge, f"has a broken path {[topology.link_name(x) for x in self.path(edge)]}"
+            )
+
+    def _refuse(self, bad: np.ndarray, text: str) -> None:
+        if bad.any():
+            edge = int(np.flatnonzero(bad)[0])
+            raise ScheduleError(f"edge {edge} ({self.src[edge]}->{self.dst[edge]}) {text}")
+
+    def reverse(self, link_image: np.ndarray) -> Edges:
+        """Every edge turned round, link i having become ``link_image[i]``."""
+        edge_of = np.repeat(np.arange(len(self)), self.hops)
+        order = np.lexsort((-np.arange(len(self.path_link)), edge_of))
+        return Edges(self.dst, self.src, self.path_ptr, link_image[self.path_link][order])
+
+    def relabel(self, permutation: np.ndarray, link_image: np.ndarray) -> Edges:
+        """Rank r called ``permutation[r]``, link i called ``link_image[i]``."""
+        src, dst = permutation[self.src], permutation[self.dst]
+        return Edges(src, dst, self.path_ptr, link_image[self.path_link])
+
+    def same_as(self, other: Edges) -> bool:
+        """Whether both list the same edges in the same order."""
+        return all(
+            np.array_equal(getattr(self, name), getattr(other, name))
+            for name in ("src", "dst", "path_ptr", "path_link")
+        )
+
+
+# ---------------------------------------------------------------------- distances
+
+
+def hop_distances(topology: Topology) -> np.ndarray:
+    """Fewest links from rank to rank, int32 of shape (ranks, ranks)."""
+    n = topology.num_ranks
+    out = np.empty((n, n), np.int32)
+    ptr, link = topology.out_links
+    _all_hops(ptr, topology.dst[link].astype(np.int32), out)
+    return out
+
+
+def latency_distances(topology: Topology) -> np.ndarray:
+    """Least sum of alpha from rank to rank in seconds, float64 of shape (ranks, ranks)."""
+    n = topology.num_ranks
+    alpha = topology.alpha
+    if topology.num_links and (alpha == alpha[0]).all():
+        return hop_distances(topology) * float(alpha[0])
+    # Of parallel links the quickest counts; a sparse matrix would add them up.
+    order = np.lexsort((alpha, topology.dst, topology.src))
+    pair = topology.src[order].astype(np.int64) * topology.num_vertices + topology.dst[order]
+    keep = order[np.concatenate([[True], pair[1:] != pair[:-1]])] if len(order) else order
+    graph = sp.csr_matrix(
+        (alpha[keep], (topology.src[keep], topology.dst[keep])), shape=(topology.num_vertices,) * 2
+    )
+    return sp.csgraph.dijkstra(graph, indices=np.arange(n))[:, :n]
+
+
+@nb.njit(cache=True)
+def _all_hops(ptr, neighbour, out):
+    vertices = len(ptr) - 1
+    distance = np.empty(vertices, np.int32)
+    queue = np.empty(vertices, np.int32)
+    for source in range(out.shape[0]):
+        distance[:] = -1
+        distance[source] = 0
+        queue[0] = source
+        head, tail = 0, 1
+        while head < tail:
+            v = queue[head]
+            head += 1
+            for i in range(ptr[v], ptr[v + 1]):
+                w = neighbour[i]
+                if distance[w] < 0:
+                    distance[w] = distance[v] + 1
+                    queue[tail] = w
+                    tail += 1
+        out[source] = distance[: out.shape[1]]
+
+
+# ---------------------------------------------------------------------- shortest routes
+
+
+def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edges:
+    """Edges that join given pairs of ranks over shortest paths.
+
+    A path has the fewest links; among those the least sum of 1/bandwidth; among those, read
+    backwards from the destination, the lowest-numbered link at every vertex.
+
+    Args:
+        src, dst: ranks, integers of shape (pairs,), src[i] != dst[i].
+    """
+    src, dst = np.asarray(src, np.int32), np.asarray(dst, np.int32)
+    ptr, link = topology.in_links
+    order = np.argsort(src, kind="stable")
+    lengths, links = _routes(
+        ptr,
+        link,
+        topology.src,
+        topology.dst,
+        1.0 / topology.bandwidth,
+        src[order],
+        dst[order],
+    )
+    # Back to the order of the pairs as given.
+    start = np.concatenate([[0], np.cumsum(lengths)])
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    path_ptr = np.concatenate([[0], np.cumsum(lengths[position])])
+    offset = np.arange(path_ptr[-1]) - np.repeat(path_ptr[:-1], lengths[position])
+    path_link = links[np.repeat(start[:-1][position], lengths[position]) + offset]
+    return Edges(src, dst, path_ptr, path_link)
+
+
+@nb.njit(cache=True)
+def _tree(ptr, link, link_src, cost, source, hops, total, parent):
+    """Predecessor link of every vertex on its best path from ``source``, layer by layer."""
+    vertices = len(ptr) - 1
+    hops[:] = -1
+    hops[source] = 0
+    total[source] = 0.0
+    layer, found = 0, 1
+    while found:
+        found = 0
+        for v in range(vertices):
+            if hops[v] >= 0:
+                continue
+            best = np.inf
+            for i in range(ptr[v], ptr[v + 1]):
+                u = link_src[link[i]]
+                if hops[u] == layer and total[u] + cost[link[i]] < best:
+                    best = total[u] + cost[link[i]]
+                    parent[v] = link[i]
+            if best < np.inf:
+                hops[v] = -2 - layer  # not yet visible to this layer's other vertices
+                total[v] = best
+                found += 1
+        for v in range(vertices):
+            if hops[v] <= -2:
+                hops[v] = layer + 1
+        layer += 1
+
+
+@nb.njit(cache=True)
+def _routes(ptr, link, link_src, link_dst, cost, src, dst):
+    vertices = len(ptr) - 1
+    hops = np.empty(vertices, np.int32)
+    total = np.empty(vertices, np.float64)
+    parent = np.empty(vertices, np.int32)
+    lengths = np.empty(len(src), np.int64)
+    links = np.empty(4 * len(src) + 16, np.int32)
+    used, source = 0, -1
+    for i in range(len(src)):
+        if src[i] != source:
+            source = src[i]
+            _tree(ptr, link, link_src, cost, source, hops, total, parent)
+        length = hops[dst[i]]
+        lengths[i] = length
+        if used + length > len(links):
+            longer = np.empty(2 * (used + length), np.int32)
+            longer[:used] = links[:used]
+            links = longer
+        v = dst[i]
+        for j in range(length - 1, -1, -1):
+            links[used + j] = parent[v]
+            v = link_src[parent[v]]
+        used += length
+    return lengths, links[:used]

@@ -1,0 +1,345 @@
+"""Schedule: which chunk crosses which edge in which step, as integer columns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import ScheduleError
+from jaxcoll.paths import Edges
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """Where a schedule comes from. Not part of its content: equal schedules may differ here.
+
+    Attributes:
+        synthesizer: name of the algorithm.
+        parameters: its hyperparameters, by name.
+        seed: the seed it was given.
+        seconds: wall time it took.
+        certificate: what it claims of its result, by name (a bound it meets, a path it took).
+    """
+
+    synthesizer: str = ""
+    parameters: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    seed: int | None = None
+    seconds: float = 0.0
+    certificate: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Schedule:
+    """A schedule of one collective on one topology.
+
+    Sends stand in order: step by step, and within a step message by message, a message being the
+    sends of one step on one edge, which travel together. A send may carry a chunk that arrived in
+    an earlier step, never in the same one. On every link messages leave in the order of the
+    schedule.
+
+    A send with ``reduce`` gives the sender's partial sum away: the receiver adds it to its own,
+    and the sender's copy no longer counts. A send without copies a complete chunk.
+
+    Equality and hash are by content (topology, collective, edges and sends), not provenance.
+
+    Attributes:
+        topology: the network.
+        collective: what is carried.
+        edges: the edges that sends may use, kept sorted by path.
+        step_ptr: sends of step t are ``step_ptr[t]..step_ptr[t + 1] - 1``; int64 of shape (steps + 1,).
+        edge: edge of each send, int32 of shape (sends,).
+        chunk: chunk of each send, an integer column of shape (sends,).
+        reduce: whether each send adds to what the receiver has, bool of shape (sends,).
+        provenance: where it comes from.
+
+    Raises:
+        ScheduleError: columns of unequal length, numbers out of range, edges that are not paths of
+            the topology, a topology and a collective with different numbers of ranks, sends of one
+            message that do not stand together.
+    """
+
+    topology: Topology
+    collective: Collective
+    edges: Edges
+    step_ptr: np.ndarray
+    edge: np.ndarray
+    chunk: np.ndarray
+    reduce: np.ndarray
+    provenance: Provenance = Provenance()
+
+    def __post_init__(self) -> None:
+        if self.topology.num_ranks != self.collective.num_ranks:
+            raise ScheduleError(
+                f"the topology has {self.topology.num_ranks} ranks, "
+                f"the collective {self.collective.num_ranks}"
+            )
+        self.edges.check(self.topology)
+        columns = {
+            "step_ptr": np.ascontiguousarray(self.step_ptr, np.int64),
+            "edge": np.ascontiguousarray(self.edge, np.int32),
+            "chunk": np.asarray(self.chunk),
+            "reduce": np.asarray(self.reduce, bool),
+        }
+        _check_columns(columns, len(self.edges), self.collective.num_chunks)
+        edges, image = _canonical_edges(self.edges)
+        if image is not None:
+            columns["edge"] = image[columns["edge"]]
+        for name, column in columns.items():
+            if column.flags.writeable:
+                column.setflags(write=False)
+            object.__setattr__(self, name, column)
+        object.__setattr__(self, "edges", edges)
+        if (np.diff(np.sort(self._message_key())) == 0).any():
+            raise ScheduleError("the sends of one step on one edge must stand together")
+
+    @classmethod
+    def from_sends(
+        cls,
+        topology: Topology,
+        collective: Collective,
+        step,
+        edge,
+        chunk,
+        reduce=False,
+        *,
+        edges: Edges | None = None,
+        provenance: Provenance = Provenance(),  # noqa: B008 - frozen
+    ) -> Schedule:
+        """The schedule of sends given in any order.
+
+        Sends are put in order of step; within a step, edges come in order of their first send and
+        an edge's sends in the order given. Steps without sends are dropped.
+
+        Args:
+            step, edge, chunk: integers of shape (sends,).
+            reduce: bool of shape (sends,), or one for all.
+            edges: the edges; the links of the topology when omitted.
+        """
+        edges = Edges.from_links(topology) if edges is None else edges
+        step, edge, chunk = (np.asarray(column, np.int64) for column in (step, edge, chunk))
+        if not len(step) == len(edge) == len(chunk):
+            raise ScheduleError(
+                f"step, edge and chunk need one value a send, got {len(step)}, {len(edge)}, "
+                f"{len(chunk)}"
+            )
+        key = step * max(len(edges), 1) + edge
+        _, first, which = np.unique(key, return_index=True, return_inverse=True)
+        order = np.lexsort((first[which], step)) if len(step) else np.zeros(0, np.int64)
+        counts = np.unique(step, return_counts=True)[1]
+        return cls(
+            topology,
+            collective,
+            edges,
+            np.concatenate([[0], np.cumsum(counts)]),
+            edge[order],
+            chunk[order].astype(np.int32),
+            np.broadcast_to(np.asarray(reduce, bool), step.shape)[order],
+            provenance,
+        )
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return len(self.step_ptr) - 1
+
+    @property
+    def num_sends(self) -> int:
+        """Number of sends: chunks crossing an edge."""
+        return len(self.edge)
+
+    @property
+    def num_messages(self) -> int:
+        """Number of messages: groups of sends that cross an edge together."""
+        return len(self.message_ptr) - 1
+
+    @functools.cached_property
+    def step(self) -> np.ndarray:
+        """Step of each send, int32 of shape (sends,)."""
+        return np.repeat(np.arange(self.num_steps, dtype=np.int32), np.diff(self.step_ptr))
+
+    @functools.cached_property
+    def message_ptr(self) -> np.ndarray:
+        """Sends of message m are ``message_ptr[m]..message_ptr[m + 1] - 1``; int64."""
+        starts = np.ones(self.num_sends, bool)
+        starts[1:] = self.edge[1:] != self.edge[:-1]
+        starts[self.step_ptr[:-1][np.diff(self.step_ptr) > 0]] = True
+        return np.append(np.flatnonzero(starts), self.num_sends)
+
+    @property
+    def src(self) -> np.ndarray:
+        """Sending rank of each send, int32 of shape (sends,)."""
+        return self.edges.src[self.edge]
+
+    @property
+    def dst(self) -> np.ndarray:
+        """Receiving rank of each send, int32 of shape (sends,)."""
+        return self.edges.dst[self.edge]
+
+    def _message_key(self) -> np.ndarray:
+        """A number for each message's (step, edge): equal numbers mean one message in two places."""
+        first = self.message_ptr[:-1]
+        return self.step[first].astype(np.int64) * max(len(self.edges), 1) + self.edge[first]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content, as 64 hexadecimal digits; the same on every machine."""
+        state = hashlib.sha256(f"schedule {self.topology.digest} {self.collective!r}".encode())
+        state.update(repr(self.collective.groups).encode())
+        for column in (
+            self.edges.src,
+            self.edges.dst,
+            self.edges.path_ptr,
+            self.edges.path_link,
+            self.step_ptr,
+            self.edge,
+            np.ascontiguousarray(self.chunk, np.int32),
+            np.packbits(self.reduce),
+        ):
+            state.update(column.astype(column.dtype.newbyteorder("<")).tobytes())
+        return state.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Schedule) else NotImplemented
+
+    def __hash__(self) -> int:
+        return int(self.digest[:15], 16)
+
+    def __repr__(self) -> str:
+        by = f" by {self.provenance.synthesizer}" if self.provenance.synthesizer else ""
+        return (
+            f"Schedule({self.collective.kind}{by} on {self.topology.name or self.topology}: "
+            f"{self.num_steps} steps, {self.num_messages} messages, {self.num_sends} sends)"
+        )
+
+    # ------------------------------------------------------------------ other schedules from this one
+
+    def reverse(self) -> Schedule:
+        """The schedule run backwards: of the dual collective, on the transposed topology.
+
+        A complete chunk that was copied becomes a partial sum given away, and the reverse
+        (TACOS, Sec. IV-E, Fig. 11).
+        """
+        dual = self.collective.dual()
+        sums = dual.is_reducing or self.collective.is_reducing
+        backward = slice(None, None, -1)
+        return Schedule(
+            self.topology.transpose(),
+            dual,
+            self.edges.reverse(self.topology.transpose_links()),
+            self.num_sends - self.step_ptr[backward],
+            self.edge[backward],
+            self.collective.dual_chunks()[self.chunk[backward]],
+            ~self.reduce[backward] if sums else self.reduce[backward],
+            self.provenance,
+        )
+
+    def relabel(self, permutation: Sequence[int] | np.ndarray) -> Schedule:
+        """The same schedule in which rank r is called ``permutation[r]``."""
+        image = np.asarray(permutation, np.int64)
+        topology = self.topology.relabel(image)
+        edges = self.edges.relabel(image, self.topology.relabel_links(image))
+        collective = self.collective.relabel(image)
+        return dataclasses.replace(self, topology=topology, edges=edges, collective=collective)
+
+    def with_provenance(self, provenance: Provenance) -> Schedule:
+        """The same schedule, said to come from elsewhere."""
+        return dataclasses.replace(self, provenance=provenance)
+
+
+def concatenate(first: Schedule, second: Schedule) -> Schedule:
+    """The all_reduce that runs a reduce_scatter and then an all_gather.
+
+    The second starts, rank by rank, as its chunks become complete; nothing waits for all ranks.
+
+    Raises:
+        ScheduleError: other kinds, or two schedules of different topologies, groups or chunks.
+    """
+    kinds = (first.collective.kind, second.collective.kind)
+    if kinds != ("reduce_scatter", "all_gather"):
+        raise ScheduleError(f"concatenate joins a reduce_scatter and an all_gather, got {kinds}")
+    if first.topology != second.topology:
+        raise ScheduleError(f"the schedules run on different networks: {first} and {second}")
+    if first.collective.with_kind("all_gather") != second.collective:
+        raise ScheduleError("the schedules have different groups or chunks a shard")
+    edges, edge = _joined_edges(first, second)
+    return Schedule(
+        first.topology,
+        first.collective.with_kind("all_reduce"),
+        edges,
+        np.concatenate([first.step_ptr, first.num_sends + second.step_ptr[1:]]),
+        edge,
+        np.concatenate([first.chunk, second.chunk]),
+        np.concatenate([first.reduce, second.reduce]),
+        second.provenance,
+    )
+
+
+def _joined_edges(first: Schedule, second: Schedule) -> tuple[Edges, np.ndarray]:
+    a, b = first.edges, second.edges
+    if a.same_as(b):
+        return a, np.concatenate([first.edge, second.edge])
+    both = Edges(
+        np.concatenate([a.src, b.src]),
+        np.concatenate([a.dst, b.dst]),
+        np.concatenate([a.path_ptr, a.path_ptr[-1] + b.path_ptr[1:]]),
+        np.concatenate([a.path_link, b.path_link]),
+    )
+    return both, np.concatenate([first.edge, second.edge + len(a)])
+
+
+def _canonical_edges(edges: Edges) -> tuple[Edges, np.ndarray | None]:
+    """The edges sorted by path and without repetition, and the new number of each (None: as before)."""
+    count = len(edges)
+    if count == 0:
+        return edges, None
+    width = int(edges.hops.max())
+    paths = np.full((count, width), -1, np.int32)
+    column = np.arange(len(edges.path_link)) - np.repeat(edges.path_ptr[:-1], edges.hops)
+    paths[np.repeat(np.arange(count), edges.hops), column] = edges.path_link
+    order = np.lexsort(paths.T[::-1])
+    in_order = paths[order]
+    fresh = np.ones(count, bool)
+    fresh[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
+    if fresh.all() and np.array_equal(order, np.arange(count)):
+        return edges, None
+    image = np.empty(count, np.int32)
+    image[order] = np.cumsum(fresh) - 1
+    keep = order[fresh]
+    hops = edges.hops[keep]
+    kept = paths[keep]
+    canonical = Edges(
+        edges.src[keep],
+        edges.dst[keep],
+        np.concatenate([[0], np.cumsum(hops)]),
+        kept[np.arange(width) < hops[:, None]],
+    )
+    return canonical, image
+
+
+def _check_columns(columns: Mapping[str, np.ndarray], num_edges: int, num_chunks: int) -> None:
+    ptr, edge, chunk = columns["step_ptr"], columns["edge"], columns["chunk"]
+    sends = len(edge)
+    if len(chunk) != sends or len(columns["reduce"]) != sends:
+        raise ScheduleError("edge, chunk and reduce need one value a send")
+    if len(ptr) < 1 or ptr[0] != 0 or ptr[-1] != sends or (np.diff(ptr) < 0).any():
+        raise ScheduleError(f"step_ptr must rise from 0 to the number of sends, {sends}")
+    if chunk.dtype.kind not in "iu":
+        raise ScheduleError(f"chunk must hold integers, got {chunk.dtype}")
+    if sends == 0:
+        return
+    for name, column, count in (("edge", edge, num_edges), ("chunk", chunk, num_chunks)):
+        if column.min() < 0 or column.max() >= count:
+            bad = int(np.flatnonzero((column < 0) | (column >= count))[0])
+            step = int(np.searchsorted(ptr, bad, side="right")) - 1
+            raise ScheduleError(
+                f"send {bad} in step {step} names {name} {column[bad]}; there are {count}",
+                step=step,
+            )

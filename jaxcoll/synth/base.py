@@ -1,0 +1,96 @@
+"""What every synthesizer shares: one method to write, and the collectives derived from it."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import time
+from typing import ClassVar, final
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance, Schedule, concatenate
+from jaxcoll.topology import Topology
+
+
+class Synthesizer(abc.ABC):
+    """An algorithm that turns a topology and a collective into a schedule.
+
+    Subclasses are frozen dataclasses whose fields are hyperparameters, checked when made. They
+    write ``solve`` for the kinds in ``kinds``, none of which sums; the reducing kinds follow:
+    reduce_scatter and reduce are the all_gather and broadcast of the transposed network run
+    backwards, all_reduce is a reduce_scatter and an all_gather (TACOS, Sec. IV-E).
+    """
+
+    name: ClassVar[str]
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    @abc.abstractmethod
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule of a collective of one of ``kinds``.
+
+        ``topology`` has at least two ranks. Provenance is filled in by ``synthesize``, except for
+        its certificate.
+        """
+
+    @final
+    def synthesize(self, topology: Topology, collective: Collective, seed: int = 0) -> Schedule:
+        """A schedule of the collective on the topology; the same seed gives the same schedule.
+
+        Raises:
+            CollectiveError: the algorithm is not defined for the collective.
+            TopologyError: the algorithm is not defined for the network, or it has another number
+                of ranks than the collective.
+        """
+        started = time.perf_counter()
+        if topology.num_ranks != collective.num_ranks:
+            raise TopologyError(
+                f"the collective is for {collective.num_ranks} ranks, {topology} has "
+                f"{topology.num_ranks}"
+            )
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+            raise CollectiveError(f"seed must be an integer of at least 0, got {seed!r}")
+        schedule = self._derive(topology, collective, int(seed))
+        return schedule.with_provenance(
+            Provenance(
+                self.name,
+                {f.name: getattr(self, f.name) for f in dataclasses.fields(self)},  # type: ignore[arg-type]
+                int(seed),
+                time.perf_counter() - started,
+                schedule.provenance.certificate,
+            )
+        )
+
+    def _derive(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        if all(len(group) == 1 for group in collective.groups or ()):
+            return empty_schedule(topology, collective)
+        if collective.kind in self.kinds:
+            return self.solve(topology, collective, seed)
+        if collective.kind == "all_reduce":
+            gather = self._derive(topology, collective.with_kind("all_gather"), seed)
+            if topology == topology.transpose():
+                return concatenate(gather.reverse(), gather)
+            scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed)
+            return concatenate(scatter, gather)
+        if collective.dual().kind in self.kinds:
+            return self.solve(topology.transpose(), collective.dual(), seed).reverse()
+        offered = sorted(self.kinds | {d for d in _derived(self.kinds)})
+        raise CollectiveError(
+            f"{self.name} is not defined for {collective.kind}; it offers {', '.join(offered)}"
+        )
+
+
+def _derived(kinds: frozenset[str]) -> set[str]:
+    pairs = {"all_gather": "reduce_scatter", "broadcast": "reduce"}
+    found = {dual for kind, dual in pairs.items() if kind in kinds}
+    return found | ({"all_reduce"} if "all_gather" in kinds else set())
+
+
+def empty_schedule(topology: Topology, collective: Collective) -> Schedule:
+    """The schedule without sends: all there is to do when every group is one rank."""
+    nothing = np.zeros(0, np.int64)
+    edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
+    return Schedule.from_sends(topology, collective, nothing, nothing, nothing, edges=edges)

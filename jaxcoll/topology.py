@@ -1,0 +1,410 @@
+"""Topology: a network as immutable columns of directed links between ranks and switches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Sequence
+from fractions import Fraction
+
+import networkx as nx
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.devices import describe_devices
+from jaxcoll.errors import TopologyError
+from jaxcoll.grid import Grid
+from jaxcoll.links import (
+    canonical_order,
+    check_links,
+    exact_column,
+    float_column,
+    fractions_of,
+    group_by,
+    maps_onto_itself,
+    vertex_column,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Topology:
+    """A network of directed links.
+
+    Vertices 0..num_ranks-1 are the ranks, num_ranks..num_vertices-1 are switches, which forward
+    and never compute. Several links may join the same two vertices. Links are kept in canonical
+    order (by src, dst, alpha, bandwidth), whatever order they are given in. Every rank must reach
+    every other.
+
+    Two topologies are equal, and hash alike, when their vertices and links are the same exact
+    numbers; names, grid and generators are descriptions and do not count.
+
+    Attributes:
+        num_ranks: number of ranks n, at least 1.
+        src: source vertex of each link, int32 of shape (links,).
+        dst: destination vertex of each link, int32 of shape (links,).
+        alpha: latency of each link in seconds, float64 of shape (links,), at least 0.
+        bandwidth: bandwidth of each link in bytes per second, float64 of shape (links,), above 0.
+            May be given as integers or ``Fraction``; ``exact_bandwidth`` keeps what a float cannot.
+        num_vertices: ranks and switches together; num_ranks when omitted.
+        name: a label for tables.
+        vertex_names: one label a vertex, or empty.
+        grid: the box of coordinates of the ranks, where there is one.
+        generators: automorphisms as vertex permutations (``generators[g][v]`` is v's image);
+            together they generate the known symmetry of the network.
+
+    Raises:
+        TopologyError: no ranks, unequal columns, a vertex out of range, a self-loop, alpha < 0,
+            bandwidth <= 0, NaN or infinity, ranks that cannot reach each other, a generator that
+            is no automorphism.
+    """
+
+    num_ranks: int
+    src: np.ndarray
+    dst: np.ndarray
+    alpha: np.ndarray
+    bandwidth: np.ndarray
+    num_vertices: int = 0
+    name: str = ""
+    vertex_names: tuple[str, ...] = ()
+    grid: Grid | None = None
+    generators: tuple[tuple[int, ...], ...] = ()
+    _exact_bandwidth: tuple[Fraction, ...] | None = dataclasses.field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        put = functools.partial(object.__setattr__, self)
+        put("num_ranks", int(self.num_ranks))
+        if self.num_ranks < 1:
+            raise TopologyError(f"a network needs at least one rank, got {self.num_ranks}")
+        put("num_vertices", int(self.num_vertices) or self.num_ranks)
+        if self.num_vertices < self.num_ranks:
+            raise TopologyError(
+                f"num_vertices counts ranks and switches: {self.num_vertices} is less than "
+                f"{self.num_ranks} ranks"
+            )
+        exact = exact_column(self.bandwidth, "bandwidth")
+        columns = {
+            "src": vertex_column(self.src, "src"),
+            "dst": vertex_column(self.dst, "dst"),
+            "alpha": float_column(self.alpha, "alpha"),
+            "bandwidth": float_column(self.bandwidth, "bandwidth"),
+        }
+        check_links(self.num_vertices, **columns)
+        order = canonical_order(**columns, exact=exact)
+        for name, column in columns.items():
+            column = np.ascontiguousarray(column[order])
+            column.setflags(write=False)
+            put(name, column)
+        put("_exact_bandwidth", None if exact is None else tuple(exact[i] for i in order))
+        put("vertex_names", tuple(str(name) for name in self.vertex_names))
+        self._check_descriptions()
+        self._check_connected()
+
+    # ------------------------------------------------------------------ checks
+
+    def _check_descriptions(self) -> None:
+        if self.vertex_names and len(self.vertex_names) != self.num_vertices:
+            raise TopologyError(
+                f"vertex_names needs one name for each of {self.num_vertices} vertices, "
+                f"got {len(self.vertex_names)}"
+            )
+        if self.grid is not None and self.grid.size != self.num_ranks:
+            raise TopologyError(
+                f"a grid of shape {self.grid.shape} has {self.grid.size} ranks, "
+                f"the network has {self.num_ranks}"
+            )
+        for generator in self.generators:
+            image = np.asarray(generator)
+            if not np.array_equal(np.sort(image), np.arange(self.num_vertices)):
+                raise TopologyError("a generator must be a permutation of the vertices")
+            links = (self.src, self.dst, self.alpha, self.bandwidth, self._exact_bandwidth)
+            if not maps_onto_itself(image, *links):
+                raise TopologyError("a generator must map the links of the network onto themselves")
+
+    def _check_connected(self) -> None:
+        n = self.num_ranks
+        if n == 1:
+            return
+        ones = np.ones(self.num_links, np.int8)
+        shape = (self.num_vertices, self.num_vertices)
+        adjacency = sp.csr_matrix((ones, (self.src, self.dst)), shape=shape)
+        _, label = sp.csgraph.connected_components(adjacency, directed=True, connection="strong")
+        if (label[:n] == label[0]).all():
+            return
+        reached = sp.csgraph.breadth_first_order(adjacency, 0, return_predecessors=False)
+        missing = np.setdiff1d(np.arange(n), reached)
+        if missing.size:
+            u, v = 0, int(missing[0])
+        else:
+            u, v = int(np.flatnonzero(label[:n] != label[0])[0]), 0
+        raise TopologyError(
+            f"every rank must reach every other: there is no path from rank {u} to rank {v}; "
+            f"add links or drop the ranks that are cut off"
+        )
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def num_links(self) -> int:
+        """Number of directed links."""
+        return len(self.src)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether there is no switch: every link joins two ranks."""
+        return self.num_vertices == self.num_ranks
+
+    @functools.cached_property
+    def is_homogeneous(self) -> bool:
+        """Whether all links have the same alpha and the same bandwidth."""
+        return len(np.unique(self.alpha)) <= 1 and len(set(self.exact_bandwidth)) <= 1
+
+    @functools.cached_property
+    def has_parallel_links(self) -> bool:
+        """Whether some two vertices are joined by more than one link in one direction."""
+        pairs = self.src.astype(np.int64) * self.num_vertices + self.dst
+        return len(np.unique(pairs)) < self.num_links
+
+    @functools.cached_property
+    def exact_alpha(self) -> tuple[Fraction, ...]:
+        """Latency of each link in seconds, as the rational its decimal denotes."""
+        return fractions_of(self.alpha)
+
+    @functools.cached_property
+    def exact_bandwidth(self) -> tuple[Fraction, ...]:
+        """Bandwidth of each link in bytes per second, exactly as given."""
+        return fractions_of(self.bandwidth) if self._exact_bandwidth is None else self._exact_bandwidth
+
+    @functools.cached_property
+    def out_links(self) -> tuple[np.ndarray, np.ndarray]:
+        """Outgoing links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
+        return group_by(self.src, self.num_vertices)
+
+    @functools.cached_property
+    def in_links(self) -> tuple[np.ndarray, np.ndarray]:
+        """Incoming links by vertex as (ptr, link): those of v are ``link[ptr[v]:ptr[v + 1]]``."""
+        return group_by(self.dst, self.num_vertices)
+
+    def out_bandwidth(self) -> np.ndarray:
+        """Bytes per second that can leave each vertex, float64 of shape (vertices,)."""
+        return np.bincount(self.src, weights=self.bandwidth, minlength=self.num_vertices)
+
+    def in_bandwidth(self) -> np.ndarray:
+        """Bytes per second that can enter each vertex, float64 of shape (vertices,)."""
+        return np.bincount(self.dst, weights=self.bandwidth, minlength=self.num_vertices)
+
+    def link_name(self, link: int) -> str:
+        """A link as users read it: ``3->5``, or with names of its vertices."""
+        ends = (int(self.src[link]), int(self.dst[link]))
+        if self.vertex_names:
+            return "->".join(self.vertex_names[v] for v in ends)
+        return "->".join(str(v) for v in ends)
+
+    # ------------------------------------------------------------------ other networks from this one
+
+    def transpose(self) -> Topology:
+        """The network with every link turned round."""
+        return self._moved(self.dst, self.src, np.arange(self.num_vertices))
+
+    def transpose_links(self) -> np.ndarray:
+        """The link of ``transpose()`` that each link becomes, int64 of shape (links,)."""
+        return self._positions(self.dst, self.src)
+
+    def relabel(self, permutation: Sequence[int] | np.ndarray) -> Topology:
+        """The network in which rank r is called ``permutation[r]``; switches keep their numbers.
+
+        Raises:
+            TopologyError: not a permutation of the ranks.
+        """
+        image = self._vertex_image(permutation)
+        return self._moved(image[self.src], image[self.dst], image)
+
+    def relabel_links(self, permutation: Sequence[int] | np.ndarray) -> np.ndarray:
+        """The link of ``relabel(permutation)`` that each link becomes, int64 of shape (links,)."""
+        image = self._vertex_image(permutation)
+        return self._positions(image[self.src], image[self.dst])
+
+    def _vertex_image(self, permutation: Sequence[int] | np.ndarray) -> np.ndarray:
+        image = np.asarray(permutation, dtype=np.int64)
+        if not np.array_equal(np.sort(image), np.arange(self.num_ranks)):
+            raise TopologyError(
+                f"relabel needs a permutation of the {self.num_ranks} ranks, got {permutation!r}"
+            )
+        return np.concatenate([image, np.arange(self.num_ranks, self.num_vertices)])
+
+    def _moved(self, src: np.ndarray, dst: np.ndarray, image: np.ndarray) -> Topology:
+        still = np.array_equal(image, np.arange(self.num_vertices))
+        back = np.argsort(image)
+        return Topology(
+            self.num_ranks,
+            src,
+            dst,
+            self.alpha,
+            self.bandwidth if self._exact_bandwidth is None else self._exact_bandwidth,  # type: ignore[arg-type]
+            num_vertices=self.num_vertices,
+            name=self.name,
+            vertex_names=tuple(self.vertex_names[v] for v in back) if self.vertex_names else (),
+            grid=self.grid if still else None,
+            generators=tuple(
+                tuple(int(image[g[v]]) for v in back) for g in self.generators
+            ),
+        )
+
+    def _positions(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+        order = canonical_order(src, dst, self.alpha, self.bandwidth, self._exact_bandwidth)
+        position = np.empty(self.num_links, np.int64)
+        position[order] = np.arange(self.num_links)
+        return position
+
+    # ------------------------------------------------------------------ equality
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the content (ranks, vertices, links), as 64 hexadecimal digits."""
+        state = hashlib.sha256(f"topology {self.num_ranks} {self.num_vertices}".encode())
+        for column in (self.src, self.dst, self.alpha, self.bandwidth):
+            state.update(column.tobytes())
+        if self._exact_bandwidth is not None:
+            state.update(" ".join(map(str, self._exact_bandwidth)).encode())
+        return state.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Topology) else NotImplemented
+
+    def __hash__(self) -> int:
+        return int(self.digest[:15], 16)
+
+    def __repr__(self) -> str:
+        switches = self.num_vertices - self.num_ranks
+        parts = [f"{self.num_ranks} ranks"]
+        if switches:
+            parts.append(f"{switches} switches")
+        parts.append(f"{self.num_links} links")
+        label = f"{self.name}: " if self.name else ""
+        return f"Topology({label}{', '.join(parts)})"
+
+    # ------------------------------------------------------------------ networkx
+
+    def to_networkx(self) -> nx.DiGraph:
+        """A ``DiGraph`` (``MultiDiGraph`` where links are parallel) with the same vertices and links.
+
+        Vertices carry ``kind`` ("rank" or "switch") and, if named, ``name``; links carry ``alpha``
+        in seconds and ``bandwidth`` in bytes per second (a ``Fraction`` where a float is inexact).
+        """
+        graph = nx.MultiDiGraph() if self.has_parallel_links else nx.DiGraph()
+        for vertex in range(self.num_vertices):
+            graph.add_node(vertex, kind="rank" if vertex < self.num_ranks else "switch")
+            if self.vertex_names:
+                graph.nodes[vertex]["name"] = self.vertex_names[vertex]
+        for link in range(self.num_links):
+            bandwidth = (
+                float(self.bandwidth[link])
+                if self._exact_bandwidth is None
+                else self._exact_bandwidth[link]
+            )
+            graph.add_edge(
+                int(self.src[link]),
+                int(self.dst[link]),
+                alpha=float(self.alpha[link]),
+                bandwidth=bandwidth,
+            )
+        graph.graph["name"] = self.name
+        return graph
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graph: nx.Graph,
+        *,
+        alpha: float | None = None,
+        bandwidth: float | Fraction | None = None,
+    ) -> Topology:
+        """The network of a networkx graph; an undirected edge is a link each way.
+
+        Nodes with ``kind="switch"`` become switches, the others ranks, each in the order of the
+        graph (sorted when all labels are integers). Labels other than 0..V-1 become vertex names.
+
+        Args:
+            graph: any networkx graph.
+            alpha: seconds, for edges without an ``alpha`` attribute.
+            bandwidth: bytes per second, for edges without a ``bandwidth`` attribute.
+
+        Raises:
+            TopologyError: an edge lacks an attribute and no default is given, or the links are
+                refused by ``Topology``.
+        """
+        nodes = list(graph.nodes)
+        if all(isinstance(node, (int, np.integer)) for node in nodes):
+            nodes.sort()
+        is_switch = [graph.nodes[node].get("kind", "rank") == "switch" for node in nodes]
+        nodes = [v for v, s in zip(nodes, is_switch, strict=True) if not s] + [
+            v for v, s in zip(nodes, is_switch, strict=True) if s
+        ]
+        index = {node: i for i, node in enumerate(nodes)}
+        rows: list[tuple] = []
+        for u, v, data in graph.edges(data=True):
+            values = (data.get("alpha", alpha), data.get("bandwidth", bandwidth))
+            if None in values:
+                missing = "alpha" if values[0] is None else "bandwidth"
+                raise TopologyError(f"edge {u!r}->{v!r} has no {missing}; set it or pass {missing}=")
+            rows.append((index[u], index[v], *values))
+            if not graph.is_directed():
+                rows.append((index[v], index[u], *values))
+        src, dst, alphas, bandwidths = zip(*rows, strict=True) if rows else ((), (), (), ())
+        plain = nodes == list(range(len(nodes)))
+        names = [graph.nodes[v].get("name", "" if plain else v) for v in nodes]
+        return cls(
+            len(nodes) - sum(is_switch),
+            np.asarray(src),
+            np.asarray(dst),
+            np.asarray(alphas),
+            bandwidths,  # type: ignore[arg-type]
+            num_vertices=len(nodes),
+            name=str(graph.graph.get("name", "")),
+            vertex_names=tuple(str(name) for name in names) if any(names) else (),
+        )
+
+    # ------------------------------------------------------------------ devices
+
+    @classmethod
+    def from_devices(
+        cls,
+        devices: Sequence,
+        *,
+        alpha: float | None = None,
+        bandwidth: float | None = None,
+        wrap: Sequence[bool] | None = None,
+    ) -> Topology:
+        """The network of JAX devices, rank i being ``devices[i]``.
+
+        Devices with ``coords`` (TPU) form a mesh or torus of their coordinates; the rank order is
+        the order given, so a permuted list gives the same wires under other rank numbers. Others
+        hang on one switch a host, and the hosts on one network switch. See
+        ``jaxcoll.devices.describe_devices`` for the speeds that are assumed by device kind.
+
+        Args:
+            devices: ``jax.Device`` objects, or anything with ``coords`` / ``process_index``.
+            alpha: seconds a link, instead of the device kind's.
+            bandwidth: bytes per second a link, instead of the device kind's.
+            wrap: for TPU slices, which dimensions close into rings, instead of the kind's rule.
+
+        Raises:
+            TopologyError: no devices, devices of several kinds, coordinates that do not fill a box.
+        """
+        return cls(**describe_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap))
+
+    @classmethod
+    def from_mesh(
+        cls,
+        mesh,
+        *,
+        alpha: float | None = None,
+        bandwidth: float | None = None,
+        wrap: Sequence[bool] | None = None,
+    ) -> Topology:
+        """The network of a ``jax.sharding.Mesh``, ranks in the order of ``mesh.devices.flat``.
+
+        Arguments and errors are those of ``from_devices``.
+        """
+        devices = list(np.asarray(mesh.devices).flat)
+        return cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap)
