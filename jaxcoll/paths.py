@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from fractions import Fraction
 
 import numba as nb
 import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import ScheduleError
+from jaxcoll.exact import as_fraction
 from jaxcoll.topology import Topology
 
 
@@ -142,14 +144,28 @@ def latency_distances(topology: Topology) -> np.ndarray:
     alpha = topology.alpha
     if topology.num_links and (alpha == alpha[0]).all():
         return hop_distances(topology) * float(alpha[0])
-    # Of parallel links the quickest counts; a sparse matrix would add them up.
+    return sp.csgraph.dijkstra(_latency_graph(topology), indices=np.arange(n))[:, :n]
+
+
+def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
+    """The sum of alpha along a path of least latency from rank u to rank v, in seconds, exact."""
+    graph = _latency_graph(topology)
+    _, parent = sp.csgraph.dijkstra(graph, indices=u, return_predecessors=True)
+    total = Fraction(0)
+    while v != u:
+        total += as_fraction(float(graph[parent[v], v]))
+        v = int(parent[v])
+    return total
+
+
+def _latency_graph(topology: Topology) -> sp.csr_matrix:
+    """Alpha between vertices; of parallel links the quickest (a sparse matrix would add them up)."""
+    alpha = topology.alpha
     order = np.lexsort((alpha, topology.dst, topology.src))
     pair = topology.src[order].astype(np.int64) * topology.num_vertices + topology.dst[order]
-    keep = order[np.concatenate([[True], pair[1:] != pair[:-1]])] if len(order) else order
-    graph = sp.csr_matrix(
-        (alpha[keep], (topology.src[keep], topology.dst[keep])), shape=(topology.num_vertices,) * 2
-    )
-    return sp.csgraph.dijkstra(graph, indices=np.arange(n))[:, :n]
+    keep = order[np.append(True, pair[1:] != pair[:-1])] if len(order) else order
+    ends = (topology.src[keep], topology.dst[keep])
+    return sp.csr_matrix((alpha[keep], ends), shape=(topology.num_vertices,) * 2)
 
 
 @nb.njit(cache=True)

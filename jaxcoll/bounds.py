@@ -1,0 +1,226 @@
+"""What no schedule can beat, and which rank or pair of ranks it comes from.
+
+Every bound holds for both link models and for any number of chunks. ``ideal`` is not one: it is
+the TACOS paper's yardstick, kept under its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.exact import Number, as_fraction
+from jaxcoll.paths import exact_latency, hop_distances, latency_distances
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A time that no schedule can beat.
+
+    Attributes:
+        time: seconds.
+        name: "distance", "ingress", "egress" or "traffic".
+        reason: which rank or pair of ranks it comes from, in words.
+    """
+
+    time: float
+    name: str
+    reason: str
+
+
+def bound(topology: Topology, collective: str | Collective, nbytes: Number) -> Bound:
+    """The largest of the bounds of this module.
+
+    Args:
+        collective: a kind, or a collective.
+        nbytes: bytes of a rank's buffer, above 0.
+    """
+    return max(bounds(topology, collective, nbytes), key=lambda b: b.time)
+
+
+def bounds(topology: Topology, collective: str | Collective, nbytes: Number) -> tuple[Bound, ...]:
+    """Every bound of this module: distance, ingress, egress and, for all_reduce, traffic."""
+    what = _collective(topology, collective)
+    size = _size(nbytes)
+    forward = latency_distances(topology)
+    return (
+        distance_bound(topology, what, forward),
+        _flow_bound(topology, what, size, forward, "ingress"),
+        _flow_bound(topology.transpose(), what.dual(), size, forward.T, "egress"),
+        *([_traffic_bound(topology, what, size)] if what.kind == "all_reduce" else []),
+    )
+
+
+def distance_bound(
+    topology: Topology, collective: str | Collective, distances: np.ndarray | None = None
+) -> Bound:
+    """The largest latency between a rank that has data and one that needs it."""
+    what = _collective(topology, collective)
+    distances = latency_distances(topology) if distances is None else distances
+    far = np.where(_needs(what) > 0, distances, -1.0)
+    u, v = np.unravel_index(int(far.argmax()), far.shape)
+    if far[u, v] < 0:
+        return Bound(0.0, "distance", "no rank needs anything from another")
+    return Bound(float(far[u, v]), "distance", f"from rank {u} to rank {v}")
+
+
+def _flow_bound(
+    topology: Topology, what: Collective, size: Fraction, distances: np.ndarray, name: str
+) -> Bound:
+    """What a rank needs from beyond a distance, through all its links, after that distance.
+
+    Data of ranks at least d away arrives after d, and then no faster than the links into the rank
+    together. With d the least latency of a link in, this is the plain ingress bound.
+    """
+    amount = _needs(what) * float(size)
+    entering = topology.in_bandwidth()[: topology.num_ranks]
+    best, where = 0.0, (0, 0.0)
+    for v in range(topology.num_ranks):
+        needed = np.flatnonzero(amount[:, v] > 0)
+        if not needed.size:
+            continue
+        order = needed[np.argsort(-distances[needed, v], kind="stable")]
+        if what.is_reducing:
+            # Contributions are summed on the way: one shard's worth suffices, from the farthest.
+            times = distances[order[:1], v] + amount[order[0], v] / entering[v]
+        else:
+            times = distances[order, v] + np.cumsum(amount[order, v]) / entering[v]
+        i = int(times.argmax())
+        if times[i] > best:
+            best, where = float(times[i]), (v, float(distances[order[i], v]))
+    verb, way = ("receive", "into") if name == "ingress" else ("send", "out of")
+    reason = f"what rank {where[0]} must {verb}, over all links {way} it"
+    return Bound(best, name, f"{reason}, at least {where[1] * 1e6:g} us away" if best else reason)
+
+
+def _traffic_bound(topology: Topology, what: Collective, size: Fraction) -> Bound:
+    """Every byte of an all_reduce is sent at least 2(n-1) times in all (Patarasuk and Yuan, 2009)."""
+    hops = 2 * sum(len(group) - 1 for group in what.groups or ())
+    leaving = topology.out_bandwidth()[: topology.num_ranks].sum()
+    time = float(hops * size) / float(leaving) if hops else 0.0
+    return Bound(time, "traffic", "each byte crosses 2(n-1) links out of ranks, all ranks together")
+
+
+def _needs(what: Collective) -> np.ndarray:
+    """Share of a buffer that goes from rank u to rank v, float64 of shape (ranks, ranks).
+
+    For reducing kinds: the share of v's result that u contributes to.
+    """
+    n = what.num_ranks
+    share = np.zeros((n, n))
+    for group in what.groups or ():
+        members = np.asarray(group)
+        if what.kind == "all_reduce":
+            share[np.ix_(members, members)] = 1.0
+        elif what.kind in ("all_gather", "all_to_all", "reduce_scatter"):
+            share[np.ix_(members, members)] = 1.0 / len(members)
+        elif what.kind in ("gather", "scatter", "broadcast", "reduce"):
+            root = members[what.root or 0]
+            part = 1.0 if what.kind in ("broadcast", "reduce") else 1.0 / len(members)
+            if what.kind in ("gather", "reduce"):
+                share[members, root] = part
+            else:
+                share[root, members] = part
+    np.fill_diagonal(share, 0.0)
+    return share
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def step_bound(topology: Topology, collective: str | Collective) -> int:
+    """Steps that no schedule with one chunk a link and step can beat, on a direct network.
+
+    For every rank v and distance t: the chunks v wants from ranks at least t links away arrive in
+    step t at the earliest and then at most one a link into v and step.
+
+    Raises:
+        TopologyError: the network has switches.
+        CollectiveError: the collective sums; its dual needs as many steps on the transposed network
+            (twice an all_gather's for all_reduce run as two phases).
+    """
+    what = _collective(topology, collective)
+    if not topology.is_direct:
+        raise TopologyError(f"steps are counted on direct networks; {topology} has switches")
+    if what.is_reducing:
+        raise CollectiveError(f"count the steps of {what.dual().kind} on the transposed network")
+    distances = hop_distances(topology)
+    chunks = np.rint(_chunks_between(what)).astype(np.int64)
+    ports = np.bincount(topology.dst, minlength=topology.num_ranks)
+    best = 0
+    for v in range(topology.num_ranks):
+        at = np.bincount(distances[:, v], weights=chunks[:, v]).astype(np.int64)
+        at[0] = 0
+        beyond = np.cumsum(at[::-1])[::-1]
+        for t in np.flatnonzero(beyond[1:]) + 1:
+            best = max(best, int(t - 1 + -(-beyond[t] // max(ports[v], 1))))
+    return best
+
+
+def _chunks_between(what: Collective) -> np.ndarray:
+    """Chunks that start at rank u and are wanted by rank v, of shape (ranks, ranks)."""
+    n = what.num_ranks
+    count = np.zeros((n, n))
+    holder = what.target if what.kind == "scatter" else what.owner
+    for chunk, u in enumerate(holder):
+        count[u] += what.wants(np.arange(n), chunk)
+    return count
+
+
+# ---------------------------------------------------------------------- the paper's yardstick
+
+
+def ideal(topology: Topology, collective: str | Collective, nbytes: Number) -> Fraction:
+    """The TACOS paper's Ideal (Sec. V-A), a heuristic and not a bound, in seconds, exact.
+
+    Bytes that enter and leave a rank over the bandwidth of the slowest rank, plus the latency
+    between the farthest two ranks: size x (n-1)/n / min BW + diameter, with 2(n-1)/n for
+    all_reduce. A schedule can be slower than it (all_reduce pays the diameter twice) and, where
+    the farthest ranks are not the slowest, faster.
+    """
+    what = _collective(topology, collective)
+    size = _size(nbytes)
+    if what.kind not in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+        raise CollectiveError(f"Ideal is defined for collectives without a root, not {what.kind}")
+    n = max(len(group) for group in what.groups or ())
+    if n == 1:
+        return Fraction(0)
+    apart = np.where(_needs(what) > 0, latency_distances(topology), -1.0)
+    u, v = np.unravel_index(int(apart.argmax()), apart.shape)
+    diameter = exact_latency(topology, int(u), int(v))
+    return size * what.busbw_factor() / _slowest_rank(topology) + diameter
+
+
+def _slowest_rank(topology: Topology) -> Fraction:
+    into = [Fraction(0)] * topology.num_vertices
+    out = [Fraction(0)] * topology.num_vertices
+    for u, v, bandwidth in zip(topology.src, topology.dst, topology.exact_bandwidth, strict=True):
+        out[u] += bandwidth
+        into[v] += bandwidth
+    return min(min(into[: topology.num_ranks]), min(out[: topology.num_ranks]))
+
+
+def _collective(topology: Topology, collective: str | Collective) -> Collective:
+    if isinstance(collective, str):
+        return Collective(collective, topology.num_ranks)
+    if collective.num_ranks != topology.num_ranks:
+        raise CollectiveError(
+            f"the collective is for {collective.num_ranks} ranks, {topology} has "
+            f"{topology.num_ranks}"
+        )
+    return collective
+
+
+def _size(nbytes: Number) -> Fraction:
+    try:
+        size = as_fraction(nbytes)
+    except ValueError as error:
+        raise CollectiveError(f"nbytes: {error}") from None
+    if size <= 0:
+        raise CollectiveError(f"nbytes must be above 0, got {nbytes}")
+    return size

@@ -1,0 +1,18 @@
+"""The simulator: times schedules and any other traffic, link by link, exactly.
+
+Two link models, after the simulators they come from; every time says which one it is.
+
+- ``"astra"``: a message that starts at t frees its link at t + bytes/bandwidth and arrives alpha
+  later (the congestion-aware analytical backend of ASTRA-sim).
+- ``"tacos"``: alpha occupies the link too: it is free again when the message arrives (TACOS,
+  Sec. IV-F: one cost alpha + beta n a link).
+
+Messages are stored and forwarded at every vertex of their path, and every link serves first come,
+first served. It knows the core types only, no synthesizer.
+"""
+
+from jaxcoll.simulate.messages import Message, MessageTimes, simulate_messages
+from jaxcoll.simulate.schedules import simulate
+from jaxcoll.simulate.timeline import MODELS, Timeline
+
+__all__ = ["MODELS", "Message", "MessageTimes", "Timeline", "simulate", "simulate_messages"]

@@ -1,0 +1,151 @@
+"""Timing any traffic: messages with routes, sizes, release times and what they wait for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.errors import ScheduleError
+from jaxcoll.exact import Number, as_fraction
+from jaxcoll.simulate import kernels
+from jaxcoll.simulate.clock import Clock
+from jaxcoll.simulate.schedules import check_request, durations
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """Bytes to be carried along a route.
+
+    Attributes:
+        route: vertices in order, at least two; between two vertices the fastest of parallel links
+            is taken.
+        nbytes: bytes, above 0.
+        release: earliest start in seconds, at least 0.
+        after: indices of the messages whose arrival it waits for.
+    """
+
+    route: tuple[int, ...]
+    nbytes: Number
+    release: Number = 0
+    after: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MessageTimes:
+    """When each message starts and arrives.
+
+    Attributes:
+        model: the link model, "astra" or "tacos".
+        clock: the unit of time, and whether it is exact.
+        start: when each message starts on its first link, ticks, int64 of shape (messages,).
+        end: when each arrives at the end of its route, ticks, int64 of shape (messages,).
+    """
+
+    model: str
+    clock: Clock
+    start: np.ndarray
+    end: np.ndarray
+
+    @property
+    def exact_time(self) -> Fraction:
+        """When the last message arrives, in seconds, as a rational."""
+        return int(self.end.max(initial=0)) * self.clock.tick
+
+    @property
+    def time(self) -> float:
+        """When the last message arrives, in seconds."""
+        return float(self.exact_time)
+
+
+def simulate_messages(
+    topology: Topology, messages: Sequence[Message], *, model: str = "astra"
+) -> MessageTimes:
+    """Time any traffic on a topology; links serve first come, first served.
+
+    Messages that reach a link at the same moment are served in the order they are listed in.
+
+    Args:
+        messages: the traffic.
+        model: "astra" or "tacos".
+
+    Raises:
+        ScheduleError: a route without a link, sizes or releases out of range, messages that wait
+            for themselves or for one that does not exist.
+    """
+    sizes, releases = [], []
+    for i, message in enumerate(messages):
+        sizes.append(check_request(message.nbytes, model))
+        releases.append(as_fraction(message.release))
+        if releases[-1] < 0:
+            raise ScheduleError(f"message {i}: release must be at least 0, got {message.release}")
+    hop_ptr, hop_link = _route_links(topology, messages)
+    distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
+    which = np.repeat(
+        np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr)
+    )
+    clock, busy, delay = durations(topology, list(distinct), which, hop_link, model)
+    if any(releases):
+        clock, busy, delay = _with_releases(clock, busy, delay, releases)
+    release = clock.ticks(releases)
+    pending, after_ptr, after = _waits(messages)
+    start = np.zeros(len(hop_link), np.int64)
+    end = np.zeros(len(messages), np.int64)
+    done = kernels.run_messages(
+        release, pending, after_ptr, after, hop_ptr, hop_link, busy, delay, topology.num_links,
+        start, end,
+    )  # fmt: skip
+    if done < len(messages):
+        stuck = int(np.flatnonzero(pending)[0])
+        raise ScheduleError(f"{len(messages) - done} messages wait for each other, one is {stuck}")
+    return MessageTimes(model, clock, start[hop_ptr[:-1]], end)
+
+
+def _route_links(topology: Topology, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+    fastest: dict[tuple[int, int], int] = {}
+    # Links between two vertices stand by rising alpha, then bandwidth.
+    for link in np.lexsort((topology.alpha, -topology.bandwidth)):
+        fastest.setdefault((int(topology.src[link]), int(topology.dst[link])), int(link))
+    lengths, links = [], []
+    for i, message in enumerate(messages):
+        if len(message.route) < 2:
+            raise ScheduleError(f"message {i}: a route needs two vertices, got {message.route}")
+        for pair in zip(message.route[:-1], message.route[1:], strict=True):
+            if pair not in fastest:
+                raise ScheduleError(f"message {i}: there is no link {pair[0]}->{pair[1]}")
+            links.append(fastest[pair])
+        lengths.append(len(message.route) - 1)
+    ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return ptr, np.asarray(links, np.int32)
+
+
+def _waits(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    pending = np.zeros(len(messages), np.int64)
+    pairs = []
+    for i, message in enumerate(messages):
+        for other in set(message.after):
+            if not 0 <= other < len(messages):
+                raise ScheduleError(f"message {i} waits for message {other}, which does not exist")
+            pairs.append((other, i))
+        pending[i] = len(set(message.after))
+    pairs.sort()
+    column = np.asarray(pairs, np.int64).reshape(-1, 2)
+    ptr = np.searchsorted(column[:, 0], np.arange(len(messages) + 1))
+    return pending, ptr, column[:, 1]
+
+
+def _with_releases(
+    clock: Clock, busy: np.ndarray, delay: np.ndarray, releases: list[Fraction]
+) -> tuple[Clock, np.ndarray, np.ndarray]:
+    """The same durations on a clock on which the release times are whole ticks too."""
+    spans = [*{Fraction(int(t)) * clock.tick for t in {*busy.tolist(), *delay.tolist()}}, *releases]
+    finer = Clock.for_durations(spans, 2 * len(delay) + 1)
+    factor = clock.tick / finer.tick
+
+    def rescale(ticks: np.ndarray) -> np.ndarray:
+        return np.asarray([-(-(int(t) * factor) // 1) for t in ticks], np.int64)
+
+    return Clock(finer.tick, finer.is_exact and clock.is_exact), rescale(busy), rescale(delay)

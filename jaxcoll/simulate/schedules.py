@@ -1,0 +1,139 @@
+"""Timing a schedule."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.collective import common_parts
+from jaxcoll.errors import ScheduleError
+from jaxcoll.exact import Number, as_fraction
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulate import kernels
+from jaxcoll.simulate.clock import Clock
+from jaxcoll.simulate.timeline import MODELS, Timeline
+from jaxcoll.topology import Topology
+
+
+def simulate(schedule: Schedule, nbytes: Number, model: str = "astra") -> Timeline:
+    """Run a schedule on its topology, every message as early as its links and chunks allow.
+
+    A message waits for the chunks it carries (all arrivals of earlier steps), and leaves after the
+    messages that stand before it in the schedule on the same first link. There is no barrier
+    between steps.
+
+    Args:
+        schedule: a sound schedule (see ``verify``).
+        nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
+        model: "astra" or "tacos".
+
+    Raises:
+        ScheduleError: nbytes is not a number above 0, the model is unknown, or the schedule waits
+            for itself.
+    """
+    size = check_request(nbytes, model)
+    message_ptr, chunk = schedule.message_ptr, schedule.chunk
+    edge = schedule.edge[message_ptr[:-1]]
+    src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
+    hop_ptr, hop_link = _hops(schedule, edge)
+    clock, busy, delay = _durations(schedule, size, model, hop_ptr, hop_link)
+    start = np.zeros(len(hop_link), np.int64)
+    shape = (schedule.topology.num_ranks, schedule.collective.num_chunks)
+    links = schedule.topology.num_links
+    if len(hop_link) == len(edge):
+        available = np.zeros(shape, np.int64)
+        kernels.run_direct(
+            message_ptr, chunk, src, dst, hop_link, busy, delay, links, available, start
+        )
+    else:
+        needed = np.zeros(schedule.num_sends, np.int32)
+        arrived = np.zeros(shape, np.int32)
+        kernels.arrivals_needed(
+            schedule.step_ptr, chunk, schedule.src, schedule.dst, arrived, needed
+        )
+        first = hop_link[hop_ptr[:-1]]
+        queue = np.argsort(first, kind="stable")
+        queue_ptr = np.searchsorted(first[queue], np.arange(links + 1))
+        arrived[:] = 0
+        done = kernels.run_routed(
+            message_ptr, chunk, src, dst, needed, queue_ptr, queue, hop_ptr, hop_link, busy, delay,
+            links, arrived, np.full(shape, -1, np.int64), start,
+        )  # fmt: skip
+        if done < len(edge):
+            raise ScheduleError(
+                f"{len(edge) - done} messages of {schedule} wait for each other; verify() says why"
+            )
+    return Timeline(schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay)
+
+
+def check_request(nbytes: Number, model: str) -> Fraction:
+    """The bytes as a rational; refuses what cannot be simulated."""
+    if model not in MODELS:
+        raise ScheduleError(f"unknown link model {model!r}; known: {', '.join(MODELS)}")
+    try:
+        size = as_fraction(nbytes)
+    except ValueError as error:
+        raise ScheduleError(f"nbytes: {error}") from None
+    if size <= 0:
+        raise ScheduleError(f"nbytes must be above 0, got {nbytes}")
+    return size
+
+
+def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    edges = schedule.edges
+    if len(edges) == 0 or (edges.hops == 1).all():
+        return np.arange(len(edge) + 1), edges.path_link[edge]
+    hops = edges.hops[edge]
+    ptr = np.concatenate([[0], np.cumsum(hops)])
+    offset = np.arange(ptr[-1]) - np.repeat(ptr[:-1], hops)
+    return ptr, edges.path_link[np.repeat(edges.path_ptr[edge], hops) + offset]
+
+
+def _durations(
+    schedule: Schedule, size: Fraction, model: str, hop_ptr: np.ndarray, hop_link: np.ndarray
+) -> tuple[Clock, np.ndarray, np.ndarray]:
+    """The clock, and for every hop how long it occupies its link and how long it takes."""
+    weight, total = common_parts(schedule.collective)
+    if len(schedule.edge) == 0:
+        weights = np.zeros(0, np.int64)
+    elif (weight == weight[0]).all():
+        weights = np.diff(schedule.message_ptr) * weight[0]
+    else:
+        weights = np.add.reduceat(weight[schedule.chunk], schedule.message_ptr[:-1])
+    sizes, which = np.unique(weights, return_inverse=True)
+    nbytes = [size * int(w) / total for w in sizes]
+    if len(hop_link) > len(weights):
+        which = np.repeat(which, np.diff(hop_ptr))
+    return durations(schedule.topology, nbytes, which, hop_link, model)
+
+
+def durations(
+    topology: Topology, nbytes: list[Fraction], which: np.ndarray, hop_link: np.ndarray, model: str
+) -> tuple[Clock, np.ndarray, np.ndarray]:
+    """The clock, and for every hop how long it occupies its link and how long it takes, in ticks.
+
+    Args:
+        nbytes: the distinct sizes in bytes.
+        which: index of each hop's size.
+        hop_link: link of each hop.
+    """
+    speeds: dict[tuple[Fraction, Fraction], int] = {}
+    speed_of_link = np.asarray(
+        [
+            speeds.setdefault(pair, len(speeds))
+            for pair in zip(topology.exact_alpha, topology.exact_bandwidth, strict=True)
+        ],
+        np.int64,
+    )
+    alphas = [alpha for alpha, _ in speeds]
+    serial = [[b / bandwidth for _, bandwidth in speeds] for b in nbytes]
+    everything = sorted({*alphas, *(s for row in serial for s in row)})
+    # The longest chain of hops passes through each at most once, with its latency.
+    clock = Clock.for_durations(everything, 2 * len(hop_link))
+    latency = clock.ticks(alphas)
+    occupied = np.asarray([clock.ticks(row) for row in serial], np.int64).reshape(-1, len(speeds))
+    speed = speed_of_link[hop_link]
+    busy = occupied[which, speed]
+    delay = busy + latency[speed]
+    return clock, (delay if model == "tacos" else busy), delay
