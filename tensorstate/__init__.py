@@ -1,0 +1,1 @@
+"""The tensor-state search, to be built on jaxcoll."""
