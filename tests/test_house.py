@@ -1,0 +1,30 @@
+"""The house itself: what is promised to work as the first command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = ["scripts/run", "scripts/test", "scripts/bench", ".ci/run"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_can_be_started(command):
+    path = ROOT / command
+    assert path.is_file()
+    assert os.access(path, os.X_OK)
+    assert path.read_text().startswith("#!/usr/bin/env bash\n")
+
+
+@pytest.mark.parametrize("script", [*COMMANDS, "scripts/_env"])
+def test_scripts_are_valid_bash(script):
+    subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+def test_every_script_is_tested_here():
+    scripts = {f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir()}
+    assert scripts == {*COMMANDS, "scripts/_env"} - {".ci/run"}
