@@ -1,0 +1,222 @@
+"""What experiments are told: frozen dataclasses, made and checked from plain mappings."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+
+from experiments.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class TopologyConfig:
+    """A network of one of the families of ``jaxcoll.topologies``.
+
+    Attributes:
+        family: one of ``FAMILIES``.
+        sides: ranks along each dimension; a single one for ring and fully_connected.
+    """
+
+    FAMILIES: typing.ClassVar = ("torus", "mesh", "ring", "fully_connected")
+
+    family: str
+    sides: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _one_of("topology.family", self.family, self.FAMILIES)
+        if not self.sides or min(self.sides) < 1:
+            raise ConfigError(f"topology.sides must be integers of at least 1, got {self.sides}")
+        if self.family in ("ring", "fully_connected") and len(self.sides) != 1:
+            raise ConfigError(f"topology.sides of a {self.family} is one number, got {self.sides}")
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.sides)
+
+
+@dataclasses.dataclass(frozen=True)
+class HardwareConfig:
+    """Devices to run on, and the links to plan for.
+
+    Attributes:
+        platform: of the devices: "cpu" for virtual ones, as many as there are ranks.
+        alpha_us: latency of a link in microseconds.
+        bandwidth_gbps: bandwidth of a link in GB/s.
+    """
+
+    platform: str
+    alpha_us: float
+    bandwidth_gbps: float
+
+    def __post_init__(self) -> None:
+        _one_of("hardware.platform", self.platform, ("cpu", "gpu", "tpu"))
+        _at_least("hardware.alpha_us", self.alpha_us, 0)
+        _above("hardware.bandwidth_gbps", self.bandwidth_gbps, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SynthConfig:
+    """How many chunks a shard each synthesizer is run with.
+
+    Attributes:
+        chunks: for those without an entry of their own.
+        chunks_of: by name of the synthesizer.
+    """
+
+    chunks: tuple[int, ...]
+    chunks_of: Mapping[str, tuple[int, ...]]
+
+    def __post_init__(self) -> None:
+        for name, counts in {"": self.chunks, **self.chunks_of}.items():
+            if not counts or min(counts) < 1:
+                where = f"synth.chunks_of.{name}" if name else "synth.chunks"
+                raise ConfigError(f"{where} must be integers of at least 1, got {counts}")
+
+    def of(self, name: str) -> tuple[int, ...]:
+        """Chunks a shard to run a synthesizer with."""
+        return self.chunks_of.get(name, self.chunks)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """A data-parallel training run, and what passes.
+
+    Attributes:
+        steps: training steps.
+        batch: digits a step, of all ranks together.
+        hidden: width of each hidden layer.
+        learning_rate: of Adam.
+        bucket_bytes: gradients are reduced in pieces of at most this many bytes.
+        loss_tolerance: largest difference in the loss of any step between the two runs.
+        accuracy_tolerance: largest difference in held-out accuracy after any step.
+        accuracy_wanted: held-out accuracy to beat.
+    """
+
+    steps: int
+    batch: int
+    hidden: tuple[int, ...]
+    learning_rate: float
+    bucket_bytes: int
+    loss_tolerance: float
+    accuracy_tolerance: float
+    accuracy_wanted: float
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "bucket_bytes"):
+            _at_least(f"train.{name}", getattr(self, name), 1)
+        if any(width < 1 for width in self.hidden):
+            raise ConfigError(f"train.hidden must be integers of at least 1, got {self.hidden}")
+        _above("train.learning_rate", self.learning_rate, 0)
+        for name in ("loss_tolerance", "accuracy_tolerance", "accuracy_wanted"):
+            _at_least(f"train.{name}", getattr(self, name), 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuickstartConfig:
+    """The quickstart.
+
+    Attributes:
+        sizes: bytes of a rank's buffer to simulate.
+        link_model: "astra" or "tacos" (see ``jaxcoll.simulate``).
+        elements: size of the arrays that are summed on devices.
+        seed: of everything random.
+        results: folder to write to.
+    """
+
+    topology: TopologyConfig
+    hardware: HardwareConfig
+    synth: SynthConfig
+    train: TrainConfig
+    sizes: tuple[int, ...]
+    link_model: str
+    elements: int
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        _one_of("link_model", self.link_model, ("astra", "tacos"))
+        if not self.sizes or min(self.sizes) < 1:
+            raise ConfigError(f"sizes must be bytes of at least 1, got {self.sizes}")
+        if sorted(set(self.sizes)) != list(self.sizes):
+            raise ConfigError(f"sizes must rise, got {self.sizes}")
+        _at_least("elements", self.elements, 1)
+        _at_least("seed", self.seed, 0)
+        if self.train.batch % self.topology.num_ranks:
+            raise ConfigError(
+                f"train.batch is shared out evenly: {self.train.batch} is no multiple of "
+                f"{self.topology.num_ranks} ranks"
+            )
+
+
+# ---------------------------------------------------------------------- from mappings
+
+
+def build(kind: type, values: object, where: str = "") -> typing.Any:
+    """A dataclass from nested mappings and lists, as YAML has them.
+
+    Raises:
+        ConfigError: a key too many or missing, or a value of another type, named with its place;
+            or what the dataclass itself refuses.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where or 'the configuration'} must be a mapping, got {values!r}")
+    hints = typing.get_type_hints(kind)
+    fields = [field.name for field in dataclasses.fields(kind)]
+    unknown = [key for key in values if key not in fields]
+    if unknown:
+        raise ConfigError(f"unknown {_place(where, unknown[0])}; known: {', '.join(fields)}")
+    missing = [name for name in fields if name not in values]
+    if missing:
+        raise ConfigError(f"{_place(where, missing[0])} is missing")
+    return kind(
+        **{name: _convert(hints[name], values[name], _place(where, name)) for name in fields}
+    )
+
+
+def _convert(kind: typing.Any, value: object, where: str) -> object:
+    if dataclasses.is_dataclass(kind):
+        return build(typing.cast(type, kind), value, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} must be a list, got {value!r}")
+        return tuple(_convert(arguments[0], item, where) for item in value)
+    if origin is Mapping:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} must be a mapping, got {value!r}")
+        converted = {
+            str(key): _convert(arguments[1], item, _place(where, key))
+            for key, item in value.items()
+        }
+        return types.MappingProxyType(converted)
+    accepted = {float: (int, float), Path: (str, Path)}.get(kind, (kind,))
+    if not isinstance(value, accepted) or isinstance(value, bool):
+        raise ConfigError(f"{where} must be {_NAMES[kind]}, got {value!r}")
+    return kind(value)
+
+
+_NAMES = {int: "an integer", float: "a number", str: "text", Path: "a path"}
+
+
+def _place(where: str, name: object) -> str:
+    return f"{where}.{name}" if where else str(name)
+
+
+def _one_of(where: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"unknown {where} {value!r}; known: {', '.join(known)}")
+
+
+def _at_least(where: str, value: float, least: float) -> None:
+    if not (math.isfinite(value) and value >= least):
+        raise ConfigError(f"{where} must be at least {least}, got {value}")
+
+
+def _above(where: str, value: float, least: float) -> None:
+    if not (math.isfinite(value) and value > least):
+        raise ConfigError(f"{where} must be above {least}, got {value}")

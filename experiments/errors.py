@@ -1,0 +1,9 @@
+"""The errors of experiments: one clear sentence each, which the command prints without a traceback."""
+
+
+class ConfigError(ValueError):
+    """A configuration that names what does not exist, or a value that cannot be."""
+
+
+class CheckError(ValueError):
+    """What an experiment checks of its own results does not hold."""
