@@ -1,0 +1,402 @@
+"""The matching of TACOS, compiled: Algorithms 1 and 2 of the paper on bitsets.
+
+Every chunk has a *slot*, a bit position, in random order: 64 slots are a word and 8 words a block,
+which is one cache line of a rank. Of all the chunks a link could carry, those of one block are
+looked at together, and in one step all links start at the same block, so that the step works on a
+few columns of the bitsets that stay in cache. ``Holdings.offer`` remembers which blocks are worth
+looking at, which keeps a search that finds nothing from reading every block.
+
+Time is O(sends) in practice, memory 2 bits a (rank, chunk).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+WORD = 64  # slots in a word
+WORDS = 8  # words in a block
+BLOCK = WORD * WORDS
+
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+
+
+class Network(NamedTuple):
+    """A direct network as the kernel reads it; links are sorted by source.
+
+    ``src`` of each link; incoming links of rank v are ``in_link[in_ptr[v]:in_ptr[v + 1]]``, its
+    outgoing ones ``out_ptr[v]..out_ptr[v + 1] - 1``, and the ranks these lead to, each once,
+    ``near[near_ptr[v]:near_ptr[v + 1]]``.
+    """
+
+    src: np.ndarray
+    in_ptr: np.ndarray
+    in_link: np.ndarray
+    out_ptr: np.ndarray
+    near_ptr: np.ndarray
+    near: np.ndarray
+
+
+class Holdings(NamedTuple):
+    """Who holds and who lacks what; one search's own copy, changed as it goes.
+
+    Attributes:
+        have: chunks each rank holds, uint64 of shape (blocks, ranks, WORDS).
+        lack: chunks each rank may still take: those it wants, and those it may relay; alike.
+        relay: of what a rank lacked at first, the chunks it does not want; alike, or without
+            blocks where every rank wants all it may take.
+        left: bits set in each rank's ``lack``, int64 of shape (ranks,).
+        offer: bitmap of the blocks in which a link's source may have something for its
+            destination, uint64 of shape (links, words).
+    """
+
+    have: np.ndarray
+    lack: np.ndarray
+    relay: np.ndarray
+    left: np.ndarray
+    offer: np.ndarray
+
+
+@intrinsic
+def _lowest_bit(_typing, word):
+    """Position of the lowest bit that is set in a uint64, int64; undefined for 0."""
+
+    def generate(_context, builder, _signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return nb.int64(nb.uint64), generate
+
+
+@nb.njit(inline="always")
+def _next_random(x):
+    """One step of xorshift64 (Marsaglia 2003, "Xorshift RNGs", p. 4)."""
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    return x
+
+
+@nb.njit(inline="always")
+def _below(x, count):
+    """A number 0..count-1 from the upper bits of a random word; count < 2**32."""
+    return nb.int64(((x >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
+
+
+@nb.njit(inline="always")
+def _bit(slot):
+    return _ONE << np.uint64(slot & (WORD - 1))
+
+
+# ---------------------------------------------------------------------- before the first step
+
+
+@nb.njit(cache=True)
+def prepare(net, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: Holdings):
+    """Fills empty ``Holdings`` with the pre- and postconditions of an all_gather.
+
+    Where ``now.relay`` has blocks, ranks also lack the chunks that they do not want but that pass
+    them on a shortest path from the chunk's owner to a rank of its group.
+
+    Args:
+        slot: slot of each chunk; the chunks of a group have the slots of a group, in any order.
+        shard_owner, shard_group: of each shard, in order of its chunks.
+        chunk_ptr: chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``.
+        group_of_rank: group of each rank, -1 for none.
+
+    Returns:
+        (wanted, most): sends without which the postcondition does not hold, and the most there
+        can be.
+    """
+    ranks = len(group_of_rank)
+    for v in range(ranks):
+        g = group_of_rank[v]
+        if g >= 0:
+            for c in range(chunk_ptr[g], chunk_ptr[g + 1]):
+                now.lack[c // BLOCK, v, c // WORD % WORDS] |= _bit(c)
+            now.left[v] = chunk_ptr[g + 1] - chunk_ptr[g]
+    shards = len(shard_owner)
+    k = len(slot) // shards
+    for c in range(len(slot)):
+        s, v = slot[c], shard_owner[c // k]
+        now.have[s // BLOCK, v, s // WORD % WORDS] |= _bit(s)
+        now.lack[s // BLOCK, v, s // WORD % WORDS] &= ~_bit(s)
+        now.left[v] -= 1
+        for link in range(net.out_ptr[v], net.out_ptr[v + 1]):
+            now.offer[link, s // BLOCK // WORD] |= _bit(s // BLOCK)
+    wanted = now.left.sum()
+    if len(now.relay):
+        on_way = np.empty(ranks, np.bool_)
+        for shard in range(shards):
+            _mark_shortest_paths(net, shard_owner[shard], shard_group[shard], group_of_rank, on_way)
+            for v in range(ranks):
+                if not on_way[v] or group_of_rank[v] == shard_group[shard]:
+                    continue
+                for s in slot[shard * k : (shard + 1) * k]:
+                    now.lack[s // BLOCK, v, s // WORD % WORDS] |= _bit(s)
+                    now.relay[s // BLOCK, v, s // WORD % WORDS] |= _bit(s)
+                now.left[v] += k
+    return wanted, now.left.sum()
+
+
+@nb.njit(cache=True)
+def _mark_shortest_paths(net, owner, group, group_of_rank, on_way):
+    """Marks the ranks on some shortest path from ``owner`` to a rank of ``group``."""
+    ranks = len(on_way)
+    hops = np.full(ranks, -1, np.int32)
+    queue = np.empty(ranks, np.int32)
+    hops[owner], queue[0], found = 0, owner, 1
+    for head in range(ranks):
+        v = queue[head]
+        for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
+            w = net.near[i]
+            if hops[w] < 0:
+                hops[w], queue[found], found = hops[v] + 1, w, found + 1
+    for head in range(ranks - 1, -1, -1):
+        v = queue[head]
+        on_way[v] = group_of_rank[v] == group
+        for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
+            w = net.near[i]
+            on_way[v] |= hops[w] == hops[v] + 1 and on_way[w]
+
+
+# ---------------------------------------------------------------------- Algorithm 2
+
+
+@nb.njit(cache=True, nogil=True)
+def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edge, chunk):
+    """Expands the network in time, step by step, until every postcondition holds (Algorithm 2).
+
+    It ends: a chunk that some rank wants and lacks is lacked by all ranks of a shortest path to it
+    from some point on, and the link into that part can carry it; so every step carries something.
+
+    Args:
+        wanted: sends without which the postcondition does not hold.
+        planes: bits of the largest number of ranks that one rank has links to, for the rule
+            downstream-need; 0 for the rule random.
+        random: a generator's state for each rank, and a last one for the steps, uint64 above 0.
+        limit: give up when this many steps are not enough.
+        chunk_of_slot: chunk of each slot.
+        edge, chunk: receive the link and the chunk of each send, with room for every one.
+
+    Returns:
+        (step_ptr, done): as in ``Schedule``, and whether the limit was enough.
+    """
+    ranks, links, blocks = now.have.shape[1], len(net.src), now.have.shape[0]
+    carried = np.empty(links, np.int32)
+    step_ptr = np.zeros(min(limit, 1024) + 1, np.int64)
+    step = sends = 0
+    while wanted > 0 and step < limit:
+        random[ranks] = _next_random(random[ranks])
+        start = _below(random[ranks], blocks)
+        match(net, now, planes, random, start, 0, ranks, carried)
+        wanted -= deliver(net, now, carried, 0, ranks)
+        for link in range(links):
+            if carried[link] >= 0:
+                edge[sends], chunk[sends] = link, chunk_of_slot[carried[link]]
+                sends += 1
+        step += 1
+        if step == len(step_ptr):
+            longer = np.zeros(2 * step, np.int64)
+            longer[:step] = step_ptr
+            step_ptr = longer
+        step_ptr[step] = sends
+    return step_ptr[: step + 1], wanted == 0
+
+
+# ---------------------------------------------------------------------- Algorithm 1
+
+
+@nb.njit(cache=True, nogil=True)
+def match(net, now: Holdings, planes, random, start, first, last, carried):
+    """Chooses what every link into the ranks first..last-1 carries in one step (Algorithm 1).
+
+    Ranks match their incoming links in random order, and each takes a chunk that its source has,
+    the rank lacks and none of the links before it brings. Where the paper draws among all such
+    chunks, this draws among those of the first block, from ``start`` on, that has any; the rule
+    downstream-need among those of them that most ranks next to the rank lack.
+
+    Ranks only look at what was held before the step and have generators of their own, so the
+    result does not depend on how the ranks are divided among calls.
+
+    Args:
+        start: the block at which all links start.
+        carried: receives the slot that each link carries, or -1; int32 of shape (links,).
+    """
+    blocks = now.have.shape[0]
+    degree = 0
+    for v in range(first, last):
+        degree = max(degree, net.in_ptr[v + 1] - net.in_ptr[v])
+    order = np.empty(degree, np.int32)
+    # For the rank in hand and each block that it has come to: what it can take, and how many ranks
+    # next to it lack that, as binary numbers written down the planes.
+    seen_by = np.full(blocks, -1, np.int32)
+    free = np.empty((blocks, WORDS), np.uint64)
+    need = np.empty((blocks, planes, WORDS), np.uint64)
+    candidates = np.empty(WORDS, np.uint64)
+    for v in range(first, last):
+        degree = net.in_ptr[v + 1] - net.in_ptr[v]
+        x = random[v]
+        for i in range(degree):
+            link = net.in_link[net.in_ptr[v] + i]
+            carried[link] = -1
+            x = _next_random(x)
+            j = _below(x, i + 1)
+            order[i] = order[j]
+            order[j] = link
+        random[v] = x
+        if now.left[v] == 0:
+            continue
+        for link in order[:degree]:
+            block = _next_block(now.offer[link], start, start, blocks)
+            while block >= 0:
+                if seen_by[block] != v:
+                    seen_by[block] = v
+                    _look_at(net, now, v, block, free[block], need[block])
+                if _common(now.have[block, net.src[link]], free[block], candidates):
+                    _keep_most_needed(candidates, need[block])
+                    x = _next_random(x)
+                    slot = _draw(candidates, x)
+                    free[block, slot // WORD] &= ~_bit(slot)
+                    carried[link] = block * BLOCK + slot
+                    break
+                # Nothing more until the source receives something in this block.
+                now.offer[link, block // WORD] &= ~_bit(block)
+                block = _next_block(now.offer[link], block + 1, start, blocks)
+        random[v] = x
+
+
+@nb.njit(cache=True, nogil=True)
+def deliver(net, now: Holdings, carried, first, last):
+    """Hands what links carry to the ranks first..last-1; the number of chunks they wanted."""
+    wanted = 0
+    for v in range(first, last):
+        for i in range(net.in_ptr[v], net.in_ptr[v + 1]):
+            slot = carried[net.in_link[i]]
+            if slot < 0:
+                continue
+            block, word, bit = slot // BLOCK, slot // WORD % WORDS, _bit(slot)
+            now.have[block, v, word] |= bit
+            now.lack[block, v, word] &= ~bit
+            now.left[v] -= 1
+            if len(now.relay) == 0 or now.relay[block, v, word] & bit == _ZERO:
+                wanted += 1
+            for link in range(net.out_ptr[v], net.out_ptr[v + 1]):
+                now.offer[link, block // WORD] |= _bit(block)
+    return wanted
+
+
+@nb.njit(inline="always")
+def _next_block(offer, block, start, blocks):
+    """The first block on offer from ``block`` on, going round to ``start``; -1 for none."""
+    wrapped = block < start
+    if not wrapped:
+        while block < blocks:
+            word = offer[block // WORD] >> np.uint64(block % WORD)
+            if word != _ZERO:
+                return block + _lowest_bit(word)
+            block = (block // WORD + 1) * WORD
+        block = 0
+    while block < start:
+        word = offer[block // WORD] >> np.uint64(block % WORD)
+        if word != _ZERO:
+            block += _lowest_bit(word)
+            return block if block < start else -1
+        block = (block // WORD + 1) * WORD
+    return -1
+
+
+@nb.njit(inline="always")
+def _look_at(net, now, v, block, free, need):
+    """What rank v can take of a block, and, where there are planes, how much it is needed."""
+    lack = now.lack[block]
+    free[:] = lack[v]
+    need[:] = _ZERO
+    if len(need):
+        for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
+            carry = lack[net.near[i]].copy()
+            for plane in need:
+                for q in range(WORDS):
+                    plane[q], carry[q] = plane[q] ^ carry[q], plane[q] & carry[q]
+    if len(now.relay):
+        # A chunk to relay is worth taking only while somebody next to v lacks it.
+        for q in range(WORDS):
+            lacked = _ZERO
+            for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
+                lacked |= lack[net.near[i], q]
+            free[q] &= lacked | ~now.relay[block, v, q]
+
+
+@nb.njit(inline="always")
+def _common(have, free, candidates):
+    """Sets ``candidates`` to what is in both; whether there is anything."""
+    found = _ZERO
+    for q in range(WORDS):
+        candidates[q] = have[q] & free[q]
+        found |= candidates[q]
+    return found != _ZERO
+
+
+@nb.njit(inline="always")
+def _keep_most_needed(candidates, need):
+    """Narrows candidates to those with the largest number in the planes (none: all stay)."""
+    for p in range(len(need) - 1, -1, -1):
+        found = _ZERO
+        for q in range(WORDS):
+            found |= candidates[q] & need[p, q]
+        if found != _ZERO:
+            for q in range(WORDS):
+                candidates[q] &= need[p, q]
+
+
+@nb.njit(inline="always")
+def _draw(candidates, x):
+    """A random slot of those set in a block, of which there is at least one."""
+    # The low bits of x say where in a word to begin, other bits in which word.
+    turn = x & np.uint64(WORD - 1)
+    q = nb.int64((x >> np.uint64(8)) & np.uint64(WORDS - 1))
+    while candidates[q] == _ZERO:
+        q = (q + 1) % WORDS
+    word = candidates[q]
+    turned = (word >> turn) | (word << ((np.uint64(WORD) - turn) & np.uint64(WORD - 1)))
+    return q * WORD + (_lowest_bit(turned) + nb.int64(turn)) % WORD
+
+
+# ---------------------------------------------------------------------- after the last step
+
+
+@nb.njit(cache=True)
+def prune(net, dst, relay, slot, step_ptr, edge, chunk):
+    """Drops the sends to ranks that neither want the chunk nor pass it on, and steps left empty.
+
+    Args:
+        dst: destination of each link.
+        relay: as in ``Holdings``; on return, what was relayed in vain.
+        slot: slot of each chunk.
+        step_ptr, edge, chunk: the schedule; edge and chunk are rewritten in place.
+
+    Returns:
+        (step_ptr, sends): of the new schedule, whose sends are the first ones of the columns.
+    """
+    keep = np.zeros(step_ptr[-1], np.bool_)
+    for i in range(step_ptr[-1] - 1, -1, -1):
+        s = slot[chunk[i]]
+        block, word, bit = s // BLOCK, s // WORD % WORDS, _bit(s)
+        keep[i] = relay[block, dst[edge[i]], word] & bit == _ZERO
+        if keep[i]:
+            relay[block, net.src[edge[i]], word] &= ~bit
+    kept_ptr = np.zeros(len(step_ptr), np.int64)
+    sends = steps = 0
+    for t in range(len(step_ptr) - 1):
+        for i in range(step_ptr[t], step_ptr[t + 1]):
+            if keep[i]:
+                edge[sends], chunk[sends] = edge[i], chunk[i]
+                sends += 1
+        if sends > kept_ptr[steps]:
+            steps += 1
+            kept_ptr[steps] = sends
+    return kept_ptr[: steps + 1], sends
