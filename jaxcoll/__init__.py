@@ -1,1 +1,72 @@
-"""jaxcoll: topology-aware collectives for JAX, from a network to a schedule to ``ppermute``."""
+"""jaxcoll: topology-aware collectives for JAX, from a network to a schedule to ``ppermute``.
+
+Importing this package does not import jax; the functions that run schedules on devices do, when
+they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from jaxcoll import synth, topologies
+from jaxcoll.bounds import Bound, bound, bounds, ideal, step_bound
+from jaxcoll.collective import Collective
+from jaxcoll.errors import (
+    CollectiveError,
+    FormatError,
+    JaxcollError,
+    ScheduleError,
+    TopologyError,
+)
+from jaxcoll.grid import Grid
+from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.schedule import Provenance, Schedule, concatenate
+from jaxcoll.simulate import Message, Timeline, simulate, simulate_messages
+from jaxcoll.synth import SYNTHESIZERS, synthesize
+from jaxcoll.topology import Topology
+from jaxcoll.verify import verify
+
+if TYPE_CHECKING:
+    from jaxcoll.execute import all_gather, pmean, psum, psum_scatter
+
+# Names that need jax, and the module each comes from.
+_NEED_JAX = dict.fromkeys(("all_gather", "pmean", "psum", "psum_scatter"), "jaxcoll.execute")
+
+__all__ = [
+    "SYNTHESIZERS",
+    "Bound",
+    "Collective",
+    "CollectiveError",
+    "Edges",
+    "FormatError",
+    "Grid",
+    "JaxcollError",
+    "Message",
+    "Provenance",
+    "Schedule",
+    "ScheduleError",
+    "Timeline",
+    "Topology",
+    "TopologyError",
+    "all_gather",
+    "bound",
+    "bounds",
+    "concatenate",
+    "ideal",
+    "pmean",
+    "psum",
+    "psum_scatter",
+    "shortest_routes",
+    "simulate",
+    "simulate_messages",
+    "step_bound",
+    "synth",
+    "synthesize",
+    "topologies",
+    "verify",
+]
+
+
+def __getattr__(name: str):
+    if name in _NEED_JAX:
+        return getattr(importlib.import_module(_NEED_JAX[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -99,8 +99,8 @@ def _flow_bound(
 
 
 def _traffic_bound(topology: Topology, what: Collective, size: Fraction) -> Bound:
-    """Every byte of an all_reduce is sent at least 2(n-1) times in all (Patarasuk and Yuan, 2009)."""
-    hops = 2 * sum(len(group) - 1 for group in what.groups or ())
+    """An all_reduce sends every byte at least 2(n-1) times (Patarasuk and Yuan, 2009)."""
+    hops = 2 * sum(len(group) - 1 for group in what.groups)
     leaving = topology.out_bandwidth()[: topology.num_ranks].sum()
     time = float(hops * size) / float(leaving) if hops else 0.0
     return Bound(time, "traffic", "each byte crosses 2(n-1) links out of ranks, all ranks together")
@@ -113,7 +113,7 @@ def _needs(what: Collective) -> np.ndarray:
     """
     n = what.num_ranks
     share = np.zeros((n, n))
-    for group in what.groups or ():
+    for group in what.groups:
         members = np.asarray(group)
         if what.kind == "all_reduce":
             share[np.ix_(members, members)] = 1.0
@@ -187,7 +187,7 @@ def ideal(topology: Topology, collective: str | Collective, nbytes: Number) -> F
     size = _size(nbytes)
     if what.kind not in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
         raise CollectiveError(f"Ideal is defined for collectives without a root, not {what.kind}")
-    n = max(len(group) for group in what.groups or ())
+    n = max(len(group) for group in what.groups)
     if n == 1:
         return Fraction(0)
     apart = np.where(_needs(what) > 0, latency_distances(topology), -1.0)

@@ -56,7 +56,7 @@ class Collective:
     kind: str
     num_ranks: int
     chunks_per_shard: int = 1
-    groups: tuple[tuple[int, ...], ...] | None = None  # type: ignore[assignment]
+    groups: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
     root: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Collective:
                 raise CollectiveError(f"{self.kind} has no root, got root={self.root}")
             return
         root = 0 if self.root is None else int(self.root)
-        smallest = min(len(group) for group in self._groups)
+        smallest = min(len(group) for group in self.groups)
         if not 0 <= root < smallest:
             raise CollectiveError(
                 f"root must be a place in every group, 0..{smallest - 1}, got {root}"
@@ -91,10 +91,6 @@ class Collective:
     # ------------------------------------------------------------------ facts
 
     @property
-    def _groups(self) -> tuple[tuple[int, ...], ...]:
-        return self.groups or ()
-
-    @property
     def is_reducing(self) -> bool:
         """Whether chunks are summed on their way."""
         return self.kind in REDUCING
@@ -102,7 +98,7 @@ class Collective:
     @property
     def is_grouped(self) -> bool:
         """Whether the groups are other than all ranks in order."""
-        return self._groups != (tuple(range(self.num_ranks)),)
+        return self.groups != (tuple(range(self.num_ranks)),)
 
     @functools.cached_property
     def num_chunks(self) -> int:
@@ -112,7 +108,7 @@ class Collective:
     @functools.cached_property
     def chunk_ptr(self) -> np.ndarray:
         """Chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``; int64."""
-        sizes = [self._shards(len(group)) * self.chunks_per_shard for group in self._groups]
+        sizes = [self._shards(len(group)) * self.chunks_per_shard for group in self.groups]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     def _shards(self, size: int) -> int:
@@ -124,14 +120,14 @@ class Collective:
     def group_of_rank(self) -> np.ndarray:
         """Group of each rank, -1 for none; int32 of shape (ranks,)."""
         group_of = np.full(self.num_ranks, -1, np.int32)
-        for g, group in enumerate(self._groups):
+        for g, group in enumerate(self.groups):
             group_of[list(group)] = g
         return group_of
 
     @functools.cached_property
     def group_of_chunk(self) -> np.ndarray:
         """Group of each chunk; int32 of shape (chunks,)."""
-        return np.repeat(np.arange(len(self._groups), dtype=np.int32), np.diff(self.chunk_ptr))
+        return np.repeat(np.arange(len(self.groups), dtype=np.int32), np.diff(self.chunk_ptr))
 
     @functools.cached_property
     def owner(self) -> np.ndarray:
@@ -145,12 +141,12 @@ class Collective:
 
     @functools.cached_property
     def target(self) -> np.ndarray:
-        """For all_to_all, gather and scatter the other end of each chunk; int32 of shape (chunks,)."""
+        """The other end of each chunk (all_to_all, gather, scatter); int32 of shape (chunks,)."""
         return self._shard_places()[1]
 
     def _shard_places(self) -> tuple[np.ndarray, np.ndarray]:
         owners, targets = [], []
-        for group in self._groups:
+        for group in self.groups:
             ranks = np.asarray(group, np.int32)
             root = ranks[self.root] if self.root is not None else ranks[0]
             if self.kind in ("broadcast", "reduce"):
@@ -198,19 +194,19 @@ class Collective:
 
     @functools.cached_property
     def contributions(self) -> np.ndarray:
-        """Contributions that make a chunk complete, int32 of shape (chunks,): 1, or the group's size."""
+        """Contributions that complete a chunk: 1, or the group's size; int32 of shape (chunks,)."""
         if not self.is_reducing:
             return np.ones(self.num_chunks, np.int32)
-        sizes = np.asarray([len(group) for group in self._groups], np.int32)
+        sizes = np.asarray([len(group) for group in self.groups], np.int32)
         return sizes[self.group_of_chunk]
 
     # ------------------------------------------------------------------ bytes
 
     @functools.cached_property
     def chunks_per_buffer(self) -> np.ndarray:
-        """Chunks that make up one rank's buffer, int64 of shape (chunks,); a chunk is 1 / this of it."""
+        """Each chunk is 1 / this of a rank's buffer; int64 of shape (chunks,)."""
         sizes = np.asarray(
-            [1 if self.kind in ("broadcast", "reduce") else len(group) for group in self._groups]
+            [1 if self.kind in ("broadcast", "reduce") else len(group) for group in self.groups]
         )
         return (sizes * self.chunks_per_shard)[self.group_of_chunk].astype(np.int64)
 
@@ -225,12 +221,12 @@ class Collective:
 
     def busbw_factor(self) -> Fraction:
         """busbw = algbw x this, as nccl-tests define it (for the largest group)."""
-        n = max(len(group) for group in self._groups)
+        n = max(len(group) for group in self.groups)
         if self.kind in ("broadcast", "reduce"):
             return Fraction(1)
         return Fraction((2 if self.kind == "all_reduce" else 1) * (n - 1), n)
 
-    # ------------------------------------------------------------------ other collectives from this one
+    # ------------------------------------------------------------------ others from this one
 
     def dual(self) -> Collective:
         """The collective whose schedules, run backwards, are this one's."""
@@ -244,7 +240,7 @@ class Collective:
         if self.kind != "all_to_all":
             return np.arange(self.num_chunks)
         parts = []
-        for start, group in zip(self.chunk_ptr[:-1], self._groups, strict=True):
+        for start, group in zip(self.chunk_ptr[:-1], self.groups, strict=True):
             n, k = len(group), self.chunks_per_shard
             block = np.arange(n * n * k).reshape(n, n, k)
             parts.append(start + block.transpose(1, 0, 2).ravel())
@@ -262,14 +258,14 @@ class Collective:
         becomes the group ``permutation``.
         """
         image = [int(rank) for rank in permutation]
-        groups = tuple(tuple(image[rank] for rank in group) for group in self._groups)
+        groups = tuple(tuple(image[rank] for rank in group) for group in self.groups)
         return dataclasses.replace(self, groups=groups)
 
     def __repr__(self) -> str:
-        sizes = sorted({len(group) for group in self._groups})
+        sizes = sorted({len(group) for group in self.groups})
         over = f"{self.num_ranks} ranks"
         if self.is_grouped:
-            over += f" in {len(self._groups)} groups of {'/'.join(map(str, sizes))}"
+            over += f" in {len(self.groups)} groups of {'/'.join(map(str, sizes))}"
         root = f", root {self.root}" if self.root is not None else ""
         return f"Collective({self.kind}, {over}, {self.chunks_per_shard} chunks a shard{root})"
 

@@ -124,7 +124,7 @@ def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None) -> 
 
 
 def _hosts(devices: list, kind: DeviceKind) -> dict:
-    """Every host one switch, and one more switch between hosts that each device reaches directly."""
+    """A switch a host, and one more between hosts, which each device reaches directly."""
     n = len(devices)
     hosts = [int(getattr(device, "process_index", 0)) for device in devices]
     number = {host: i for i, host in enumerate(sorted(set(hosts)))}

@@ -1,4 +1,4 @@
-"""The errors of the library: every one is a ``ValueError`` that says what was given, what was expected and what to do."""
+"""The errors of the library: ``ValueError``s that say what was given, expected, and what to do."""
 
 
 class JaxcollError(ValueError):

@@ -13,7 +13,7 @@ from jaxcoll.errors import TopologyError
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Coordinates of ranks: rank = ``ravel_multi_index(coordinates, shape)``, last dimension fastest.
+    """Coordinates of ranks: rank = ``ravel_multi_index(coordinates, shape)``, the last fastest.
 
     Attributes:
         shape: side of each dimension; sides of 1 are allowed and carry no links.
@@ -67,12 +67,12 @@ class Grid:
         return np.concatenate([forward, forward[:, ::-1]])
 
     def translation(self, dimension: int, by: int = 1) -> np.ndarray:
-        """The rank each rank lands on when all move ``by`` along a dimension, int64 of shape (size,)."""
+        """The rank each lands on when all move ``by`` along a dimension, int64 of shape (size,)."""
         ranks = np.arange(self.size).reshape(self.shape)
         return np.roll(ranks, -by, axis=dimension).ravel()
 
     def generators(self) -> tuple[tuple[int, ...], ...]:
-        """Translations that map the grid's neighbour pairs onto themselves, one a closed dimension."""
+        """Translations that keep the grid's neighbour pairs, one a closed dimension."""
         return tuple(
             tuple(int(rank) for rank in self.translation(dimension))
             for dimension, side in enumerate(self.shape)

@@ -18,7 +18,9 @@ def vertex_column(values, what: str) -> np.ndarray:
     if column.ndim != 1 or column.dtype.kind not in "iu":
         raise TopologyError(f"{what} must be one column of vertex numbers, got {values!r}")
     if column.min() < 0 or column.max() > np.iinfo(np.int32).max:
-        raise TopologyError(f"{what} holds a vertex number out of range: {column.min()}..{column.max()}")
+        raise TopologyError(
+            f"{what} holds a vertex number out of range: {column.min()}..{column.max()}"
+        )
     return column.astype(np.int32)
 
 
@@ -70,7 +72,9 @@ def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
 
     refuse((src >= num_vertices) | (dst >= num_vertices), f"vertices are 0..{num_vertices - 1}")
     refuse(src == dst, "a link must join two different vertices")
-    refuse(~np.isfinite(alpha) | (alpha < 0), "alpha must be a finite number of seconds, at least 0")
+    refuse(
+        ~np.isfinite(alpha) | (alpha < 0), "alpha must be a finite number of seconds, at least 0"
+    )
     refuse(
         ~np.isfinite(bandwidth) | (bandwidth <= 0),
         "bandwidth must be a finite number of bytes per second, above 0",

@@ -70,7 +70,7 @@ class Edges:
         return tuple(int(x) for x in self.path_link[self.path_ptr[edge] : self.path_ptr[edge + 1]])
 
     def check(self, topology: Topology) -> None:
-        """Refuse edges that do not run over links of the topology from their source to their destination.
+        """Refuse edges that do not run over the topology's links from source to destination.
 
         Raises:
             ScheduleError: naming the first bad edge.
@@ -99,10 +99,11 @@ class Edges:
         if not joined.all():
             edge = int(edge_of[np.flatnonzero(~joined)[0]])
             self._refuse(
-                np.arange(count) == edge, f"has a broken path {[topology.link_name(x) for x in self.path(edge)]}"
+                np.arange(count) == edge,
+                f"has a broken path {[topology.link_name(x) for x in self.path(edge)]}",
             )
 
-    def _refuse(self, bad: np.ndarray, text: str) -> None:
+    def _refuse(self, bad, text: str) -> None:
         if bad.any():
             edge = int(np.flatnonzero(bad)[0])
             raise ScheduleError(f"edge {edge} ({self.src[edge]}->{self.dst[edge]}) {text}")
@@ -159,7 +160,7 @@ def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
 
 
 def _latency_graph(topology: Topology) -> sp.csr_matrix:
-    """Alpha between vertices; of parallel links the quickest (a sparse matrix would add them up)."""
+    """Alpha between vertices, of parallel links the least (a sparse matrix would add them up)."""
     alpha = topology.alpha
     order = np.lexsort((alpha, topology.dst, topology.src))
     pair = topology.src[order].astype(np.int64) * topology.num_vertices + topology.dst[order]

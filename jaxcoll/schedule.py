@@ -52,7 +52,7 @@ class Schedule:
         topology: the network.
         collective: what is carried.
         edges: the edges that sends may use, kept sorted by path.
-        step_ptr: sends of step t are ``step_ptr[t]..step_ptr[t + 1] - 1``; int64 of shape (steps + 1,).
+        step_ptr: sends of step t are ``step_ptr[t]..step_ptr[t + 1] - 1``; int64, (steps + 1,).
         edge: edge of each send, int32 of shape (sends,).
         chunk: chunk of each send, an integer column of shape (sends,).
         reduce: whether each send adds to what the receiver has, bool of shape (sends,).
@@ -109,7 +109,7 @@ class Schedule:
         reduce=False,
         *,
         edges: Edges | None = None,
-        provenance: Provenance = Provenance(),  # noqa: B008 - frozen
+        provenance: Provenance = Provenance(),
     ) -> Schedule:
         """The schedule of sends given in any order.
 
@@ -184,7 +184,7 @@ class Schedule:
         return self.edges.dst[self.edge]
 
     def _message_key(self) -> np.ndarray:
-        """A number for each message's (step, edge): equal numbers mean one message in two places."""
+        """A number for each message's (step, edge); equal ones are one message in two places."""
         first = self.message_ptr[:-1]
         return self.step[first].astype(np.int64) * max(len(self.edges), 1) + self.edge[first]
 
@@ -219,7 +219,7 @@ class Schedule:
             f"{self.num_steps} steps, {self.num_messages} messages, {self.num_sends} sends)"
         )
 
-    # ------------------------------------------------------------------ other schedules from this one
+    # ------------------------------------------------------------------ others from this one
 
     def reverse(self) -> Schedule:
         """The schedule run backwards: of the dual collective, on the transposed topology.
@@ -296,7 +296,7 @@ def _joined_edges(first: Schedule, second: Schedule) -> tuple[Edges, np.ndarray]
 
 
 def _canonical_edges(edges: Edges) -> tuple[Edges, np.ndarray | None]:
-    """The edges sorted by path and without repetition, and the new number of each (None: as before)."""
+    """The edges sorted by path, each once, and the new number of each (None: as before)."""
     count = len(edges)
     if count == 0:
         return edges, None

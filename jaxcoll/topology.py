@@ -173,7 +173,9 @@ class Topology:
     @functools.cached_property
     def exact_bandwidth(self) -> tuple[Fraction, ...]:
         """Bandwidth of each link in bytes per second, exactly as given."""
-        return fractions_of(self.bandwidth) if self._exact_bandwidth is None else self._exact_bandwidth
+        return (
+            fractions_of(self.bandwidth) if self._exact_bandwidth is None else self._exact_bandwidth
+        )
 
     @functools.cached_property
     def out_links(self) -> tuple[np.ndarray, np.ndarray]:
@@ -200,7 +202,7 @@ class Topology:
             return "->".join(self.vertex_names[v] for v in ends)
         return "->".join(str(v) for v in ends)
 
-    # ------------------------------------------------------------------ other networks from this one
+    # ------------------------------------------------------------------ others from this one
 
     def transpose(self) -> Topology:
         """The network with every link turned round."""
@@ -245,9 +247,7 @@ class Topology:
             name=self.name,
             vertex_names=tuple(self.vertex_names[v] for v in back) if self.vertex_names else (),
             grid=self.grid if still else None,
-            generators=tuple(
-                tuple(int(image[g[v]]) for v in back) for g in self.generators
-            ),
+            generators=tuple(tuple(int(image[g[v]]) for v in back) for g in self.generators),
         )
 
     def _positions(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
@@ -286,7 +286,7 @@ class Topology:
     # ------------------------------------------------------------------ networkx
 
     def to_networkx(self) -> nx.DiGraph:
-        """A ``DiGraph`` (``MultiDiGraph`` where links are parallel) with the same vertices and links.
+        """The same network as a ``DiGraph`` (``MultiDiGraph`` where links are parallel).
 
         Vertices carry ``kind`` ("rank" or "switch") and, if named, ``name``; links carry ``alpha``
         in seconds and ``bandwidth`` in bytes per second (a ``Fraction`` where a float is inexact).
@@ -346,7 +346,9 @@ class Topology:
             values = (data.get("alpha", alpha), data.get("bandwidth", bandwidth))
             if None in values:
                 missing = "alpha" if values[0] is None else "bandwidth"
-                raise TopologyError(f"edge {u!r}->{v!r} has no {missing}; set it or pass {missing}=")
+                raise TopologyError(
+                    f"edge {u!r}->{v!r} has no {missing}; set it or pass {missing}="
+                )
             rows.append((index[u], index[v], *values))
             if not graph.is_directed():
                 rows.append((index[v], index[u], *values))

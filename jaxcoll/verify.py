@@ -44,7 +44,8 @@ def verify(schedule: Schedule) -> None:
     schedule.edges.check(schedule.topology)
     if not collective.is_reducing and schedule.reduce.any():
         send = int(np.flatnonzero(schedule.reduce)[0])
-        _refuse(schedule, send, int(schedule.src[send]), f"adds, but {collective.kind} does not sum")
+        text = f"adds chunk {schedule.chunk[send]}, but {collective.kind} does not sum"
+        _refuse(schedule, send, int(schedule.src[send]), text)
     held = collective.precondition().astype(np.int32 if collective.is_reducing else np.int8)
     code, send = _replay(
         schedule.step_ptr,
@@ -137,8 +138,7 @@ def _check_end(schedule: Schedule, held: np.ndarray) -> None:
     got = f"has {have} of {full} contributions to" if collective.is_reducing else "never receives"
     steps = schedule.num_steps
     raise ScheduleError(
-        f"after {steps} steps: rank {rank} {got} chunk {chunk} "
-        f"({int(missing.sum())} such in all)",
+        f"after {steps} steps: rank {rank} {got} chunk {chunk} ({int(missing.sum())} such in all)",
         rank=rank,
         chunk=chunk,
         step=steps,

@@ -158,7 +158,7 @@ def _join(
     q, now, message_ptr, chunk, src, needed, queue_ptr, queue, head, arrived, waiting,
     next_waiting, times, events, size,
 ):  # fmt: skip
-    """Let messages of link q join its queue in order, until one lacks a chunk; that one waits there."""
+    """Let messages of link q join its queue in order, until one lacks a chunk and waits for it."""
     while head[q] < queue_ptr[q + 1]:
         m = queue[head[q]]
         for i in range(message_ptr[m], message_ptr[m + 1]):
@@ -172,7 +172,9 @@ def _join(
 
 
 @nb.njit(cache=True)
-def run_messages(release, pending, after_ptr, after, hop_ptr, link, busy, delay, num_links, start, end):
+def run_messages(
+    release, pending, after_ptr, after, hop_ptr, link, busy, delay, num_links, start, end
+):
     """Any traffic: messages with release times that wait for other messages.
 
     Args:

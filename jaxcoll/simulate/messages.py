@@ -84,9 +84,7 @@ def simulate_messages(
             raise ScheduleError(f"message {i}: release must be at least 0, got {message.release}")
     hop_ptr, hop_link = _route_links(topology, messages)
     distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
-    which = np.repeat(
-        np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr)
-    )
+    which = np.repeat(np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr))
     clock, busy, delay = durations(topology, list(distinct), which, hop_link, model)
     if any(releases):
         clock, busy, delay = _with_releases(clock, busy, delay, releases)

@@ -53,7 +53,7 @@ class Timeline:
 
     @property
     def exact_time(self) -> Fraction:
-        """When the last message arrives, in seconds, as a rational (exact if ``clock.is_exact``)."""
+        """When the last message arrives, in seconds, as a rational, exact if the clock is."""
         return self.finish * self.clock.tick
 
     @property

@@ -65,7 +65,7 @@ class Synthesizer(abc.ABC):
         )
 
     def _derive(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        if all(len(group) == 1 for group in collective.groups or ()):
+        if all(len(group) == 1 for group in collective.groups):
             return empty_schedule(topology, collective)
         if collective.kind in self.kinds:
             return self.solve(topology, collective, seed)
@@ -77,7 +77,7 @@ class Synthesizer(abc.ABC):
             return concatenate(scatter, gather)
         if collective.dual().kind in self.kinds:
             return self.solve(topology.transpose(), collective.dual(), seed).reverse()
-        offered = sorted(self.kinds | {d for d in _derived(self.kinds)})
+        offered = sorted(self.kinds | _derived(self.kinds))
         raise CollectiveError(
             f"{self.name} is not defined for {collective.kind}; it offers {', '.join(offered)}"
         )

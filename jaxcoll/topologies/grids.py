@@ -38,7 +38,6 @@ def ring(
         np.full(len(src), alpha),
         [bandwidth] * len(src),  # type: ignore[arg-type]
         name=f"one-way ring {n}",
-        grid=Grid((n,), (True,)),
         generators=(turn,) if n > 1 else (),
     )
 

@@ -15,9 +15,9 @@ def switch(
 ) -> Topology:
     """n ranks around one switch.
 
-    Kept as a switch, each rank has one link to vertex n and one back, each with the given alpha and
-    bandwidth. Unwound with a degree d (TACOS, Sec. IV-G, Fig. 13), the switch is gone and rank i has
-    links to i+1, ..., i+d (mod n), each with the given alpha and 1/d of the bandwidth.
+    Kept as a switch, each rank has one link to vertex n and one back, each with the given alpha
+    and bandwidth. Unwound with a degree d (TACOS, Sec. IV-G, Fig. 13), the switch is gone and rank
+    i has links to i+1, ..., i+d (mod n), each with the given alpha and 1/d of the bandwidth.
 
     Args:
         degree: None to keep the switch, or 1..n-1.
