@@ -73,7 +73,7 @@ def prepare_devices(platform: str, count: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the experiment that the arguments name; 2 for a bad configuration, 1 for a failed check."""
+    """Runs the experiment named; returns 2 for a bad configuration, 1 for a failed check."""
     try:
         name, config = configure(arguments)
     except ConfigError as error:

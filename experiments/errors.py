@@ -1,4 +1,4 @@
-"""The errors of experiments: one clear sentence each, which the command prints without a traceback."""
+"""The errors of experiments: the command prints them as one sentence, without a traceback."""
 
 
 class ConfigError(ValueError):

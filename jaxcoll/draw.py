@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch
 from matplotlib.ticker import FuncFormatter
 
 from jaxcoll.collective import common_parts
@@ -71,15 +71,18 @@ def draw_topology(
     span = np.ptp(place, axis=0)
     figure = Figure(figsize=_size(span, schedule is not None), layout="constrained")
     axes = figure.add_subplot()
+    title = topology.name or repr(topology)
+    owner = -1
+    if schedule is not None and chunk is not None:
+        owner = int(schedule.collective.owner[chunk])
+        title = f"{_label(schedule)} on {title}: chunk {chunk}, step by step"
+    drawn = _draw_vertices(axes, topology, place, owner)
     for link in range(topology.num_links):
-        arrow = _arrow(topology, place, bow, link, color=FAINT, linewidth=1.1, zorder=1)
+        arrow = _arrow(topology, place, bow, drawn, link, color=FAINT, linewidth=1.1, zorder=1)
         arrow.set_gid(f"link {link}")
         axes.add_patch(arrow)
-    title = topology.name or repr(topology)
     if schedule is not None and chunk is not None:
-        _draw_chunk(axes, place, bow, schedule, chunk)
-        title = f"{_label(schedule)} on {title}: chunk {chunk}, step by step"
-    _draw_vertices(axes, topology, place, schedule, chunk)
+        _draw_chunk(axes, place, bow, drawn, schedule, chunk)
     axes.set_title(title, color=INK)
     reach = RADIUS + np.abs(bow).max(initial=0.0)
     low, high = place.min(axis=0) - reach - 0.1, place.max(axis=0) + reach + 0.1
@@ -91,8 +94,14 @@ def draw_topology(
 
 
 def _draw_chunk(
-    axes: Axes, place: np.ndarray, bow: np.ndarray, schedule: Schedule, chunk: int
+    axes: Axes,
+    place: np.ndarray,
+    bow: np.ndarray,
+    drawn: Sequence[Patch],
+    schedule: Schedule,
+    chunk: int,
 ) -> None:
+    topology = schedule.topology
     sends = np.flatnonzero(schedule.chunk == chunk)
     steps = schedule.step[sends]
     used = np.unique(steps)
@@ -101,13 +110,13 @@ def _draw_chunk(
         style = "--" if schedule.reduce[send] else "-"
         for link in schedule.edges.path(int(schedule.edge[send])):
             arrow = _arrow(
-                schedule.topology, place, bow, link, color=color[step], linewidth=3.0, zorder=3
+                topology, place, bow, drawn, link, color=color[step], linewidth=3.0, zorder=3
             )
             arrow.set_linestyle(style)
             arrow.set_gid(f"send {send} link {link}")
             axes.add_patch(arrow)
             axes.text(
-                *_middle(schedule.topology, place, bow, link),
+                *_middle(topology, place, bow, link),
                 str(step),
                 ha="center",
                 va="center",
@@ -131,14 +140,8 @@ def _draw_chunk(
     )
 
 
-def _draw_vertices(
-    axes: Axes,
-    topology: Topology,
-    place: np.ndarray,
-    schedule: Schedule | None,
-    chunk: int | None,
-) -> None:
-    owner = int(schedule.collective.owner[chunk]) if schedule is not None else -1
+def _draw_vertices(axes: Axes, topology: Topology, place: np.ndarray, owner: int) -> list[Patch]:
+    drawn: list[Patch] = []
     for vertex, (x, y) in enumerate(place):
         if vertex < topology.num_ranks:
             patch = Circle((x, y), RADIUS)
@@ -154,7 +157,7 @@ def _draw_vertices(
             zorder=4,
             gid=f"vertex {vertex}",
         )
-        axes.add_patch(patch)
+        drawn.append(axes.add_patch(patch))
         axes.text(
             x,
             y,
@@ -165,6 +168,7 @@ def _draw_vertices(
             color="white" if vertex == owner else INK,
             zorder=6,
         )
+    return drawn
 
 
 def _step_colors(count: int) -> list:
@@ -248,22 +252,27 @@ def _middle(topology: Topology, place: np.ndarray, bow: np.ndarray, link: int) -
 
 
 def _arrow(
-    topology: Topology, place: np.ndarray, bow: np.ndarray, link: int, **style: object
+    topology: Topology,
+    place: np.ndarray,
+    bow: np.ndarray,
+    drawn: Sequence[Patch],
+    link: int,
+    **style: object,
 ) -> FancyArrowPatch:
-    a, b = place[topology.src[link]], place[topology.dst[link]]
-    length = float(np.linalg.norm(b - a))
+    u, v = int(topology.src[link]), int(topology.dst[link])
     wide = float(style.get("linewidth", 1.0))  # type: ignore[arg-type]
+    head = f"head_length={0.25 + 0.09 * wide:.2f},head_width={0.1 + 0.05 * wide:.2f}"
     return FancyArrowPatch(
-        tuple(a),
-        tuple(b),
+        tuple(place[u]),
+        tuple(place[v]),
         # The curve's middle lies half as far out as its control point.
-        connectionstyle=f"arc3,rad={2 * bow[link] / length:.6f}",
-        arrowstyle=f"-|>,head_length={0.28 + 0.07 * wide:.2f},head_width={0.12 + 0.045 * wide:.3f}",
-        mutation_scale=12,
+        connectionstyle=f"arc3,rad={2 * bow[link] / np.linalg.norm(place[u] - place[v]):.6f}",
+        arrowstyle=f"-|>,{head}",
+        mutation_scale=14,
         shrinkA=0,
-        shrinkB=0,
-        patchA=Circle(tuple(a), RADIUS),
-        patchB=Circle(tuple(b), RADIUS + 0.02),
+        shrinkB=1,
+        patchA=drawn[u],
+        patchB=drawn[v],
         joinstyle="miter",
         **style,  # type: ignore[arg-type]
     )
@@ -319,7 +328,7 @@ def draw_heatmap(*schedules: Schedule, labels: Sequence[str] = ()) -> Figure:
         )
         busy = 100.0 * np.count_nonzero(load) / max(load.size, 1)
         axes.set_title(
-            f"{label}\n{schedule.num_steps} steps, links busy in {busy:.0f} % of them",
+            f"{label}\n{schedule.num_steps} steps, {busy:.0f} % of links busy in a step",
             fontsize=10,
             color=INK,
         )

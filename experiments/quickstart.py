@@ -1,0 +1,210 @@
+"""From a network to a training step: schedules of an all-reduce made, proved, timed, run and used."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress, track
+
+import jaxcoll as jc
+from experiments import tables
+from experiments.agreement import AXIS, Agreement, compare_with_psum, rank_mesh
+from experiments.benchmarks.report import describe_machine, format_seconds
+from experiments.candidates import Candidate, best_at, best_for, build_topology, candidates
+from experiments.config import QuickstartConfig, TrainConfig
+from experiments.digits import Curves, Digits, gradient_buckets, train
+from experiments.errors import CheckError
+from experiments.files import write_figure, write_json
+from jaxcoll import draw
+from jaxcoll.bounds import Bound
+from jaxcoll.topology import Topology
+
+
+def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[str, object]]:
+    """Prints tables and writes them and three pictures to the results folder.
+
+    Returns:
+        A row for each synthesizer and number of chunks, as in ``table.json``.
+
+    Raises:
+        CheckError: a schedule does not sum what ``lax.psum`` sums, the two training runs differ,
+            or the held-out accuracy is too low. The tables and pictures are written all the same.
+    """
+    console = console or Console()
+    hardware = config.hardware
+    topology = build_topology(
+        config.topology, hardware.alpha_us * 1e-6, hardware.bandwidth_gbps * 1e9
+    )
+    mesh = rank_mesh(topology.num_ranks)
+    console.print(
+        f"[bold]{topology}[/bold], links of {hardware.bandwidth_gbps:g} GB/s and ", end=""
+    )
+    console.print(f"{hardware.alpha_us:g} us, link model {config.link_model!r}\n")
+
+    found = _synthesize(config, topology, console)
+    bounds = [jc.bound(topology, "all_reduce", nbytes) for nbytes in config.sizes]
+    title = (
+        "Simulated time; below it the percent of the bound, which nothing can beat, that it reaches"
+    )
+    console.print(tables.times_table(found, config.sizes, bounds, title), "")
+    for line in tables.undefined(found):
+        console.print(line)
+
+    agreements = {}
+    for candidate in track(found, "running beside lax.psum", console=console, transient=True):
+        if candidate.schedule is not None:
+            agreements[candidate.label] = compare_with_psum(
+                candidate.schedule, mesh, config.elements, config.seed
+            )
+    console.print(tables.agreement_table(agreements, config.elements))
+
+    rows = _rows(found, config.sizes, bounds, agreements)
+    content: dict[str, object] = {
+        "topology": topology.name,
+        "link_model": config.link_model,
+        "sizes": list(config.sizes),
+        "bounds": [{"time": b.time, "name": b.name, "reason": b.reason} for b in bounds],
+        "rows": rows,
+        "machine": describe_machine(),
+    }
+    write_json(config.results / "table.json", content)
+    _draw(config, topology, found, bounds)
+    for label, agreement in agreements.items():
+        agreement.check(label)
+
+    content["training"] = _train(config, found, mesh, console)
+    write_json(config.results / "table.json", content)
+    console.print(f"Written to {config.results}: table.json, topology.png, heatmap.png, algbw.png")
+    return rows
+
+
+def _synthesize(config: QuickstartConfig, topology: Topology, console: Console) -> list[Candidate]:
+    work = candidates(topology, config.synth, config.sizes, config.link_model, config.seed)
+    found = []
+    with console.status("synthesizing, verifying, simulating"):
+        for candidate in work:
+            found.append(candidate)
+    names = ", ".join(candidate.label for candidate in found)
+    console.print(f"synthesized, verified and simulated: {names}\n")
+    return found
+
+
+def _rows(
+    found: list[Candidate],
+    sizes: tuple[int, ...],
+    bounds: list[Bound],
+    agreements: dict[str, Agreement],
+) -> list[dict[str, object]]:
+    best = [best_at(found, i) for i in range(len(sizes))]
+    rows: list[dict[str, object]] = []
+    for candidate in found:
+        row: dict[str, object] = {"synthesizer": candidate.synthesizer, "chunks": candidate.chunks}
+        if candidate.schedule is None:
+            rows.append({**row, "defined": False, "reason": candidate.reason})
+            continue
+        times = candidate.times
+        agreement = agreements[candidate.label]
+        row |= {
+            "defined": True,
+            "digest": candidate.schedule.digest,
+            "synthesis_seconds": candidate.schedule.provenance.seconds,
+            "steps": candidate.schedule.num_steps,
+            "messages": candidate.schedule.num_messages,
+            "times": list(times),
+            "algbw": [size / time for size, time in zip(sizes, times, strict=True)],
+            "percent_of_bound": [100 * b.time / t for b, t in zip(bounds, times, strict=True)],
+            "best_at": [s for s, winner in zip(sizes, best, strict=True) if winner is candidate],
+            "ints_equal": agreement.ints_equal,
+            "float_error": agreement.float_error,
+        }
+        rows.append(row)
+    return rows
+
+
+def _draw(
+    config: QuickstartConfig, topology: Topology, found: list[Candidate], bounds: list[Bound]
+) -> None:
+    sizes, results = config.sizes, config.results
+    defined = [candidate for candidate in found if candidate.schedule is not None]
+    best = best_at(found, len(sizes) - 1)
+    gather = jc.synthesize(
+        topology, "all_gather", best.synthesizer, chunks=best.chunks, seed=config.seed
+    )
+    write_figure(results / "topology.png", draw.draw_topology(topology, gather, chunk=0))
+    # Beside the best, the first of the others: the ring, which knows nothing of the network.
+    shown = list(dict.fromkeys([best, defined[0]]))
+    schedules = [candidate.schedule for candidate in shown if candidate.schedule is not None]
+    labels = [candidate.label for candidate in shown]
+    write_figure(results / "heatmap.png", draw.draw_heatmap(*schedules, labels=labels))
+    algbw = {c.label: [s / t for s, t in zip(sizes, c.times, strict=True)] for c in defined}
+    limit = [size / bound.time for size, bound in zip(sizes, bounds, strict=True)]
+    write_figure(results / "algbw.png", draw.draw_algbw(sizes, algbw, limit))
+
+
+def _train(
+    config: QuickstartConfig, found: list[Candidate], mesh: jax.sharding.Mesh, console: Console
+) -> dict[str, object]:
+    """Trains twice, prints how the runs compare, and returns their curves.
+
+    Raises:
+        CheckError: they differ, or held-out accuracy is too low.
+    """
+    wanted = config.train
+    count, nbytes = gradient_buckets(wanted, config.seed)
+    best = best_for(found, nbytes, config.link_model)
+    console.print(
+        f"\nTraining on {mesh.size} devices: {count} gradient buckets of "
+        f"{draw.format_bytes(nbytes)} each; best at that size: [bold]{best.label}[/bold]"
+    )
+    digits = Digits.load(config.seed)
+    ways = {
+        best.label: lambda x: jc.psum(x, AXIS, schedule=best.schedule),
+        "lax.psum": lambda x: jax.lax.psum(x, AXIS),
+    }
+    runs = {}
+    for label, psum in ways.items():
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task(f"training with {label}", total=wanted.steps)
+            runs[label] = train(
+                wanted, digits, mesh, psum, config.seed, lambda: progress.advance(task)
+            )
+        console.print(
+            f"  {label:>10}: loss {runs[label].loss[0]:.4f} -> {runs[label].loss[-1]:.4f}, "
+            f"held-out accuracy {100 * runs[label].accuracy[-1]:.2f} %"
+        )
+    ours, theirs = runs.values()
+    _check(wanted, ours, theirs, console)
+    return {
+        "schedule": best.label,
+        "buckets": count,
+        "bucket_bytes": nbytes,
+        "loss": {label: curves.loss.tolist() for label, curves in runs.items()},
+        "accuracy": {label: curves.accuracy.tolist() for label, curves in runs.items()},
+    }
+
+
+def _check(wanted: TrainConfig, ours: Curves, theirs: Curves, console: Console) -> None:
+    losses = float(np.abs(ours.loss - theirs.loss).max())
+    accuracies = float(np.abs(ours.accuracy - theirs.accuracy).max())
+    console.print(
+        f"Step by step over {wanted.steps} steps the runs differ by at most {losses:.2g} in loss "
+        f"(passes: {wanted.loss_tolerance:g}) and {100 * accuracies:.2g} % in held-out accuracy "
+        f"(passes: {100 * wanted.accuracy_tolerance:g} %)"
+    )
+    if not losses <= wanted.loss_tolerance:
+        raise CheckError(
+            f"training losses differ by {losses:.3g} at some step, more than the "
+            f"{wanted.loss_tolerance:g} that train.loss_tolerance lets pass"
+        )
+    if not accuracies <= wanted.accuracy_tolerance:
+        raise CheckError(
+            f"held-out accuracies differ by {accuracies:.3g} at some step, more than the "
+            f"{wanted.accuracy_tolerance:g} that train.accuracy_tolerance lets pass"
+        )
+    for curves in (ours, theirs):
+        if not curves.accuracy[-1] > wanted.accuracy_wanted:
+            raise CheckError(
+                f"held-out accuracy is {curves.accuracy[-1]:.4f}, not above the "
+                f"{wanted.accuracy_wanted:g} that train.accuracy_wanted asks for"
+            )
