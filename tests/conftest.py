@@ -2,19 +2,37 @@
 
 Sixteen devices, so that meshes of 8 and of 16 can be built in one process. JAX reads both variables
 once, when it starts, which is after this file is imported.
+
+Property tests draw the same examples in every run, and many fresh ones with
+HYPOTHESIS_PROFILE=thorough.
 """
 
 from __future__ import annotations
 
 import os
 
-import hypothesis
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAG = "--xla_force_host_platform_device_count"
 if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=16".strip()
 
-# The first example of a test may compile for seconds; a deadline would only measure that.
-hypothesis.settings.register_profile("jaxcoll", deadline=None)
-hypothesis.settings.load_profile("jaxcoll")
+# The first example of a test may compile for seconds; a deadline would only measure that, and a
+# slow machine is no fault of a test.
+settings.register_profile(
+    "ci",
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "thorough",
+    max_examples=2000,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
