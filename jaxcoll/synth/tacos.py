@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Tacos(Synthesizer):
     """
 
     rule: str = "downstream-need"
-    attempts: int = 1
+    attempts: int = 8
     name: ClassVar[str] = "tacos"
 
     def __post_init__(self) -> None:
@@ -65,28 +65,44 @@ class Tacos(Synthesizer):
         _check(topology)
         network = _network(topology)
         planes = 0 if self.rule == "random" else int(np.diff(network.near_ptr).max()).bit_length()
+
+        def attempt(number: int, limit: int) -> _Found:
+            random = np.random.default_rng([seed, number])
+            return _attempt(network, topology.dst, collective, planes, random, limit)
+
+        best = attempt(0, np.iinfo(np.int64).max)
         bound = _ingress_steps(topology, collective)
-        best, fewest = None, np.iinfo(np.int64).max
-        for attempt in range(self.attempts):
-            random = np.random.default_rng([seed, attempt])
-            found = _attempt(network, topology.dst, collective, planes, random, fewest - 1)
-            if found is not None:
-                best, fewest = found, len(found[0]) - 1
-            if attempt == 0 and fewest > bound and self.attempts > 1:
-                bound = step_bound(topology, collective)
-            if fewest <= bound:
+        if best.steps > bound and self.attempts > 1:
+            bound = step_bound(topology, collective)
+        for number in range(1, self.attempts):
+            if best.steps <= bound:
                 break
-        step_ptr, edge, chunk = best
+            found = attempt(number, best.steps - 1)
+            if found.done:
+                best = found
         return Schedule(
             topology,
             collective,
             Edges.from_links(topology),
-            step_ptr,
-            edge,
-            chunk,
-            np.zeros(len(edge), bool),
-            Provenance(certificate={"step_bound": bound} if fewest <= bound else {}),
+            best.step_ptr,
+            best.edge,
+            best.chunk,
+            np.zeros(len(best.edge), bool),
+            Provenance(certificate={"step_bound": bound} if best.steps <= bound else {}),
         )
+
+
+class _Found(NamedTuple):
+    """Columns of a schedule, and whether they are all of it."""
+
+    step_ptr: np.ndarray
+    edge: np.ndarray
+    chunk: np.ndarray
+    done: bool
+
+    @property
+    def steps(self) -> int:
+        return len(self.step_ptr) - 1
 
 
 def _attempt(
@@ -96,8 +112,8 @@ def _attempt(
     planes: int,
     random: np.random.Generator,
     limit: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """step_ptr, edge and chunk of one schedule; None if it takes more than ``limit`` steps."""
+) -> _Found:
+    """One search, given up after ``limit`` steps."""
     ranks, chunks = collective.num_ranks, collective.num_chunks
     shard = slice(None, None, collective.chunks_per_shard)
     # Random slots spread the chunks of every region of the network over all blocks. Those of a
@@ -134,12 +150,9 @@ def _attempt(
     step_ptr, done = kernel.expand(
         network, now, wanted, planes, states, min(limit, most), chunk_of_slot, edge, chunk
     )
-    if not done:
-        return None
-    sends = step_ptr[-1]
-    if not everyone:
-        step_ptr, sends = kernel.prune(network, dst, now.relay, slot, step_ptr, edge, chunk)
-    return step_ptr, edge[:sends], chunk[:sends]
+    if done and not everyone:
+        step_ptr = kernel.prune(network, dst, now.relay, slot, step_ptr, edge, chunk)
+    return _Found(step_ptr, edge[: step_ptr[-1]], chunk[: step_ptr[-1]], done)
 
 
 def _network(topology: Topology) -> kernel.Network:

@@ -15,12 +15,13 @@ from typing import NamedTuple
 
 import numba as nb
 import numpy as np
-from llvmlite import ir
-from numba.extending import intrinsic
+
+from jaxcoll.synth.bits import bit_of, count_bits, lowest_bit, next_random, random_below
 
 WORD = 64  # slots in a word
 WORDS = 8  # words in a block
 BLOCK = WORD * WORDS
+# Below, shifts stand for divisions by these: Numba's // also minds negative numbers, and it shows.
 
 _ZERO = np.uint64(0)
 _ONE = np.uint64(1)
@@ -62,34 +63,10 @@ class Holdings(NamedTuple):
     offer: np.ndarray
 
 
-@intrinsic
-def _lowest_bit(_typing, word):
-    """Position of the lowest bit that is set in a uint64, int64; undefined for 0."""
-
-    def generate(_context, builder, _signature, arguments):
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
-
-    return nb.int64(nb.uint64), generate
-
-
 @nb.njit(inline="always")
-def _next_random(x):
-    """One step of xorshift64 (Marsaglia 2003, "Xorshift RNGs", p. 4)."""
-    x ^= x << np.uint64(13)
-    x ^= x >> np.uint64(7)
-    x ^= x << np.uint64(17)
-    return x
-
-
-@nb.njit(inline="always")
-def _below(x, count):
-    """A number 0..count-1 from the upper bits of a random word; count < 2**32."""
-    return nb.int64(((x >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
-
-
-@nb.njit(inline="always")
-def _bit(slot):
-    return _ONE << np.uint64(slot & (WORD - 1))
+def _place(slot):
+    """Block, word in the block, and bit of a slot."""
+    return slot >> 9, (slot >> 6) & 7, bit_of(slot)
 
 
 # ---------------------------------------------------------------------- before the first step
@@ -117,17 +94,19 @@ def prepare(net, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: 
         g = group_of_rank[v]
         if g >= 0:
             for c in range(chunk_ptr[g], chunk_ptr[g + 1]):
-                now.lack[c // BLOCK, v, c // WORD % WORDS] |= _bit(c)
+                block, word, bit = _place(c)
+                now.lack[block, v, word] |= bit
             now.left[v] = chunk_ptr[g + 1] - chunk_ptr[g]
     shards = len(shard_owner)
     k = len(slot) // shards
     for c in range(len(slot)):
-        s, v = slot[c], shard_owner[c // k]
-        now.have[s // BLOCK, v, s // WORD % WORDS] |= _bit(s)
-        now.lack[s // BLOCK, v, s // WORD % WORDS] &= ~_bit(s)
+        v = shard_owner[c // k]
+        block, word, bit = _place(slot[c])
+        now.have[block, v, word] |= bit
+        now.lack[block, v, word] &= ~bit
         now.left[v] -= 1
         for link in range(net.out_ptr[v], net.out_ptr[v + 1]):
-            now.offer[link, s // BLOCK // WORD] |= _bit(s // BLOCK)
+            now.offer[link, block >> 6] |= bit_of(block)
     wanted = now.left.sum()
     if len(now.relay):
         on_way = np.empty(ranks, np.bool_)
@@ -136,9 +115,10 @@ def prepare(net, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: 
             for v in range(ranks):
                 if not on_way[v] or group_of_rank[v] == shard_group[shard]:
                     continue
-                for s in slot[shard * k : (shard + 1) * k]:
-                    now.lack[s // BLOCK, v, s // WORD % WORDS] |= _bit(s)
-                    now.relay[s // BLOCK, v, s // WORD % WORDS] |= _bit(s)
+                for c in range(shard * k, (shard + 1) * k):
+                    block, word, bit = _place(slot[c])
+                    now.lack[block, v, word] |= bit
+                    now.relay[block, v, word] |= bit
                 now.left[v] += k
     return wanted, now.left.sum()
 
@@ -171,8 +151,8 @@ def _mark_shortest_paths(net, owner, group, group_of_rank, on_way):
 def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edge, chunk):
     """Expands the network in time, step by step, until every postcondition holds (Algorithm 2).
 
-    It ends: a chunk that some rank wants and lacks is lacked by all ranks of a shortest path to it
-    from some point on, and the link into that part can carry it; so every step carries something.
+    It ends, for every step carries something: along a shortest path to a rank that still lacks a
+    chunk it wants, some rank is the last to have the chunk, and its link to the next can carry it.
 
     Args:
         wanted: sends without which the postcondition does not hold.
@@ -191,8 +171,8 @@ def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edg
     step_ptr = np.zeros(min(limit, 1024) + 1, np.int64)
     step = sends = 0
     while wanted > 0 and step < limit:
-        random[ranks] = _next_random(random[ranks])
-        start = _below(random[ranks], blocks)
+        random[ranks] = next_random(random[ranks])
+        start = random_below(random[ranks], blocks)
         match(net, now, planes, random, start, 0, ranks, carried)
         wanted -= deliver(net, now, carried, 0, ranks)
         for link in range(links):
@@ -237,36 +217,43 @@ def match(net, now: Holdings, planes, random, start, first, last, carried):
     seen_by = np.full(blocks, -1, np.int32)
     free = np.empty((blocks, WORDS), np.uint64)
     need = np.empty((blocks, planes, WORDS), np.uint64)
-    candidates = np.empty(WORDS, np.uint64)
+    scratch = np.empty(WORDS, np.uint64)
     for v in range(first, last):
         degree = net.in_ptr[v + 1] - net.in_ptr[v]
+        if now.left[v] == 0:
+            for i in range(net.in_ptr[v], net.in_ptr[v + 1]):
+                carried[net.in_link[i]] = -1
+            continue
         x = random[v]
         for i in range(degree):
-            link = net.in_link[net.in_ptr[v] + i]
-            carried[link] = -1
-            x = _next_random(x)
-            j = _below(x, i + 1)
+            x = next_random(x)
+            j = random_below(x, i + 1)
             order[i] = order[j]
-            order[j] = link
-        random[v] = x
-        if now.left[v] == 0:
-            continue
-        for link in order[:degree]:
-            block = _next_block(now.offer[link], start, start, blocks)
+            order[j] = net.in_link[net.in_ptr[v] + i]
+        for i in range(degree):
+            link = order[i]
+            u = net.src[link]
+            slot = nb.int64(-1)
+            block = _next_block(now.offer, link, start, start, blocks)
             while block >= 0:
                 if seen_by[block] != v:
                     seen_by[block] = v
-                    _look_at(net, now, v, block, free[block], need[block])
-                if _common(now.have[block, net.src[link]], free[block], candidates):
-                    _keep_most_needed(candidates, need[block])
-                    x = _next_random(x)
-                    slot = _draw(candidates, x)
-                    free[block, slot // WORD] &= ~_bit(slot)
-                    carried[link] = block * BLOCK + slot
+                    _look_at(net, now, v, block, free, need, planes, scratch)
+                found = _ZERO
+                for q in range(WORDS):
+                    scratch[q] = now.have[block, u, q] & free[block, q]
+                    found |= scratch[q]
+                if found != _ZERO:
+                    _keep_most_needed(scratch, need, block, planes)
+                    x = next_random(x)
+                    slot = _draw(scratch, x)
+                    free[block, slot >> 6] &= ~bit_of(slot)
+                    slot += block << 9
                     break
                 # Nothing more until the source receives something in this block.
-                now.offer[link, block // WORD] &= ~_bit(block)
-                block = _next_block(now.offer[link], block + 1, start, blocks)
+                now.offer[link, block >> 6] &= ~bit_of(block)
+                block = _next_block(now.offer, link, block + 1, start, blocks)
+            carried[link] = slot
         random[v] = x
 
 
@@ -279,91 +266,94 @@ def deliver(net, now: Holdings, carried, first, last):
             slot = carried[net.in_link[i]]
             if slot < 0:
                 continue
-            block, word, bit = slot // BLOCK, slot // WORD % WORDS, _bit(slot)
+            block, word, bit = _place(slot)
             now.have[block, v, word] |= bit
             now.lack[block, v, word] &= ~bit
             now.left[v] -= 1
             if len(now.relay) == 0 or now.relay[block, v, word] & bit == _ZERO:
                 wanted += 1
             for link in range(net.out_ptr[v], net.out_ptr[v + 1]):
-                now.offer[link, block // WORD] |= _bit(block)
+                now.offer[link, block >> 6] |= bit_of(block)
     return wanted
 
 
 @nb.njit(inline="always")
-def _next_block(offer, block, start, blocks):
+def _next_block(offer, link, block, start, blocks):
     """The first block on offer from ``block`` on, going round to ``start``; -1 for none."""
-    wrapped = block < start
-    if not wrapped:
+    if block >= start:
         while block < blocks:
-            word = offer[block // WORD] >> np.uint64(block % WORD)
+            word = offer[link, block >> 6] >> np.uint64(block & 63)
             if word != _ZERO:
-                return block + _lowest_bit(word)
-            block = (block // WORD + 1) * WORD
-        block = 0
+                return block + lowest_bit(word)
+            block = ((block >> 6) + 1) << 6
+        block = nb.int64(0)
     while block < start:
-        word = offer[block // WORD] >> np.uint64(block % WORD)
+        word = offer[link, block >> 6] >> np.uint64(block & 63)
         if word != _ZERO:
-            block += _lowest_bit(word)
-            return block if block < start else -1
-        block = (block // WORD + 1) * WORD
-    return -1
+            block += lowest_bit(word)
+            return block if block < start else nb.int64(-1)
+        block = ((block >> 6) + 1) << 6
+    return nb.int64(-1)
 
 
 @nb.njit(inline="always")
-def _look_at(net, now, v, block, free, need):
+def _look_at(net, now, v, block, free, need, planes, carry):
     """What rank v can take of a block, and, where there are planes, how much it is needed."""
-    lack = now.lack[block]
-    free[:] = lack[v]
-    need[:] = _ZERO
-    if len(need):
+    lack = now.lack
+    for q in range(WORDS):
+        free[block, q] = lack[block, v, q]
+    for p in range(planes):
+        for q in range(WORDS):
+            need[block, p, q] = _ZERO
+    if planes:
         for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
-            carry = lack[net.near[i]].copy()
-            for plane in need:
+            w = net.near[i]
+            for q in range(WORDS):
+                carry[q] = lack[block, w, q]
+            for p in range(planes):
                 for q in range(WORDS):
-                    plane[q], carry[q] = plane[q] ^ carry[q], plane[q] & carry[q]
+                    digit = need[block, p, q]
+                    need[block, p, q] = digit ^ carry[q]
+                    carry[q] &= digit
     if len(now.relay):
         # A chunk to relay is worth taking only while somebody next to v lacks it.
         for q in range(WORDS):
             lacked = _ZERO
             for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
-                lacked |= lack[net.near[i], q]
-            free[q] &= lacked | ~now.relay[block, v, q]
+                lacked |= lack[block, net.near[i], q]
+            free[block, q] &= lacked | ~now.relay[block, v, q]
 
 
 @nb.njit(inline="always")
-def _common(have, free, candidates):
-    """Sets ``candidates`` to what is in both; whether there is anything."""
-    found = _ZERO
-    for q in range(WORDS):
-        candidates[q] = have[q] & free[q]
-        found |= candidates[q]
-    return found != _ZERO
-
-
-@nb.njit(inline="always")
-def _keep_most_needed(candidates, need):
-    """Narrows candidates to those with the largest number in the planes (none: all stay)."""
-    for p in range(len(need) - 1, -1, -1):
+def _keep_most_needed(candidates, need, block, planes):
+    """Narrows candidates to those with the largest number in the planes (no planes: all stay)."""
+    for p in range(planes - 1, -1, -1):
         found = _ZERO
         for q in range(WORDS):
-            found |= candidates[q] & need[p, q]
+            found |= candidates[q] & need[block, p, q]
         if found != _ZERO:
             for q in range(WORDS):
-                candidates[q] &= need[p, q]
+                candidates[q] &= need[block, p, q]
 
 
 @nb.njit(inline="always")
 def _draw(candidates, x):
-    """A random slot of those set in a block, of which there is at least one."""
-    # The low bits of x say where in a word to begin, other bits in which word.
-    turn = x & np.uint64(WORD - 1)
-    q = nb.int64((x >> np.uint64(8)) & np.uint64(WORDS - 1))
-    while candidates[q] == _ZERO:
-        q = (q + 1) % WORDS
+    """A random slot of those set in a block, of which there is at least one; all equally likely."""
+    count = nb.int64(0)
+    for q in range(WORDS):
+        count += count_bits(candidates[q])
+    draw = random_below(x, count)
+    # Which word the draw falls into is as good as random: without a branch nobody need guess it.
+    count = before = q = nb.int64(0)
+    for i in range(WORDS - 1):
+        count += count_bits(candidates[i])
+        if count <= draw:
+            before = count
+            q = i + 1
     word = candidates[q]
-    turned = (word >> turn) | (word << ((np.uint64(WORD) - turn) & np.uint64(WORD - 1)))
-    return q * WORD + (_lowest_bit(turned) + nb.int64(turn)) % WORD
+    for _ in range(draw - before):
+        word &= word - _ONE
+    return (q << 6) + lowest_bit(word)
 
 
 # ---------------------------------------------------------------------- after the last step
@@ -380,12 +370,11 @@ def prune(net, dst, relay, slot, step_ptr, edge, chunk):
         step_ptr, edge, chunk: the schedule; edge and chunk are rewritten in place.
 
     Returns:
-        (step_ptr, sends): of the new schedule, whose sends are the first ones of the columns.
+        step_ptr of the new schedule, whose sends are the first ones of the columns.
     """
     keep = np.zeros(step_ptr[-1], np.bool_)
     for i in range(step_ptr[-1] - 1, -1, -1):
-        s = slot[chunk[i]]
-        block, word, bit = s // BLOCK, s // WORD % WORDS, _bit(s)
+        block, word, bit = _place(slot[chunk[i]])
         keep[i] = relay[block, dst[edge[i]], word] & bit == _ZERO
         if keep[i]:
             relay[block, net.src[edge[i]], word] &= ~bit
@@ -399,4 +388,4 @@ def prune(net, dst, relay, slot, step_ptr, edge, chunk):
         if sends > kept_ptr[steps]:
             steps += 1
             kept_ptr[steps] = sends
-    return kept_ptr[: steps + 1], sends
+    return kept_ptr[: steps + 1]

@@ -1,0 +1,51 @@
+"""Words of 64 bits and random numbers, for compiled kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba as nb
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic
+
+
+def _lowest_bit(_typing, word):
+    def generate(_context, builder, _signature, arguments):
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return nb.int64(nb.uint64), generate
+
+
+def _count_bits(_typing, word):
+    def generate(_context, builder, _signature, arguments):
+        return builder.ctpop(arguments[0])
+
+    return nb.int64(nb.uint64), generate
+
+
+# Position of the lowest bit set in a uint64, int64; undefined for 0.
+lowest_bit: Any = intrinsic(_lowest_bit)
+# Number of bits set in a uint64, int64.
+count_bits: Any = intrinsic(_count_bits)
+
+
+@nb.njit(inline="always")
+def bit_of(i):
+    """The word in which only bit i mod 64 is set, uint64."""
+    return np.uint64(1) << np.uint64(i & 63)
+
+
+@nb.njit(inline="always")
+def next_random(x):
+    """The uint64 that follows one above 0 (xorshift64: Marsaglia 2003, "Xorshift RNGs", p. 4)."""
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    return x
+
+
+@nb.njit(inline="always")
+def random_below(x, count):
+    """A number 0..count-1, int64, from the upper half of a random uint64; count < 2**32."""
+    return nb.int64(((x >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
