@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -50,7 +51,8 @@ class Collective:
 
     Raises:
         CollectiveError: an unknown kind, a chunk count below 1, groups that overlap, are empty or
-            name ranks that do not exist, a root outside a group or given to a kind without one.
+            name ranks that do not exist, a root outside a group or given to a kind without one,
+            more than 2**31 - 1 chunks.
     """
 
     kind: str
@@ -60,7 +62,7 @@ class Collective:
     root: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in DUALS:
+        if self.kind not in KINDS:
             raise CollectiveError(f"unknown collective {self.kind!r}; known: {', '.join(KINDS)}")
         for name, value in (
             ("num_ranks", self.num_ranks),
@@ -70,23 +72,37 @@ class Collective:
                 raise CollectiveError(f"{name} must be an integer of at least 1, got {value!r}")
             object.__setattr__(self, name, int(value))
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
-        groups = tuple(tuple(int(rank) for rank in group) for group in groups)
+        try:
+            groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
+        except TypeError:
+            raise CollectiveError(
+                f"groups must be tuples of ranks, one a group, got {groups!r}"
+            ) from None
         _check_groups(groups, self.num_ranks)
         object.__setattr__(self, "groups", groups)
         self._check_root()
+        self._check_count()
 
     def _check_root(self) -> None:
         if self.kind not in ROOTED:
             if self.root is not None:
                 raise CollectiveError(f"{self.kind} has no root, got root={self.root}")
             return
-        root = 0 if self.root is None else int(self.root)
+        root = 0 if self.root is None else self.root
         smallest = min(len(group) for group in self.groups)
-        if not 0 <= root < smallest:
+        if not isinstance(root, (int, np.integer)) or not 0 <= root < smallest:
             raise CollectiveError(
-                f"root must be a place in every group, 0..{smallest - 1}, got {root}"
+                f"root must be a place in every group, 0..{smallest - 1}, got {root!r}"
             )
-        object.__setattr__(self, "root", root)
+        object.__setattr__(self, "root", int(root))
+
+    def _check_count(self) -> None:
+        count = self.chunks_per_shard * sum(self._shards(len(group)) for group in self.groups)
+        if count > np.iinfo(np.int32).max:
+            raise CollectiveError(
+                f"{self} has {count} chunks, more than the 2**31 - 1 that can be numbered; "
+                f"take fewer chunks a shard"
+            )
 
     # ------------------------------------------------------------------ facts
 
@@ -256,8 +272,15 @@ class Collective:
 
         A group keeps its order, so chunk numbers stay; a single group of all ranks in order
         becomes the group ``permutation``.
+
+        Raises:
+            CollectiveError: not a permutation of the ranks.
         """
         image = [int(rank) for rank in permutation]
+        if sorted(image) != list(range(self.num_ranks)):
+            raise CollectiveError(
+                f"relabel needs a permutation of the {self.num_ranks} ranks, got {permutation!r}"
+            )
         groups = tuple(tuple(image[rank] for rank in group) for group in self.groups)
         return dataclasses.replace(self, groups=groups)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from fractions import Fraction
 
 import numpy as np
@@ -10,9 +11,22 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.exact import as_fraction, fits_float
 
 
+def whole_number(value, what: str) -> int:
+    """A count as an int."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TopologyError(f"{what} must be an integer, got {value!r}") from None
+
+
 def vertex_column(values, what: str) -> np.ndarray:
     """Vertex numbers as int32."""
-    column = np.asarray(values)
+    try:
+        column = np.asarray(values)
+    except ValueError:
+        raise TopologyError(
+            f"{what} must be one column of vertex numbers, got {values!r}"
+        ) from None
     if column.size == 0:
         return np.zeros(0, np.int32)
     if column.ndim != 1 or column.dtype.kind not in "iu":
@@ -37,7 +51,7 @@ def float_column(values, what: str) -> np.ndarray:
 
 def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
     """The values as fractions if some float cannot hold one of them, else None."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "fiu":
+    if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         return None
     try:
         exact = tuple(as_fraction(value) for value in values)

@@ -24,6 +24,7 @@ from jaxcoll.links import (
     group_by,
     maps_onto_itself,
     vertex_column,
+    whole_number,
 )
 
 
@@ -73,10 +74,10 @@ class Topology:
 
     def __post_init__(self) -> None:
         put = functools.partial(object.__setattr__, self)
-        put("num_ranks", int(self.num_ranks))
+        put("num_ranks", whole_number(self.num_ranks, "num_ranks"))
         if self.num_ranks < 1:
             raise TopologyError(f"a network needs at least one rank, got {self.num_ranks}")
-        put("num_vertices", int(self.num_vertices) or self.num_ranks)
+        put("num_vertices", whole_number(self.num_vertices, "num_vertices") or self.num_ranks)
         if self.num_vertices < self.num_ranks:
             raise TopologyError(
                 f"num_vertices counts ranks and switches: {self.num_vertices} is less than "
@@ -117,6 +118,8 @@ class Topology:
             image = np.asarray(generator)
             if not np.array_equal(np.sort(image), np.arange(self.num_vertices)):
                 raise TopologyError("a generator must be a permutation of the vertices")
+            if (image[: self.num_ranks] >= self.num_ranks).any():
+                raise TopologyError("a generator must take ranks to ranks and switches to switches")
             links = (self.src, self.dst, self.alpha, self.bandwidth, self._exact_bandwidth)
             if not maps_onto_itself(image, *links):
                 raise TopologyError("a generator must map the links of the network onto themselves")
