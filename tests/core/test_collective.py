@@ -1,0 +1,183 @@
+"""Collective: who holds and wants what, against definitions written out by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxcoll.collective import DUALS, KINDS, REDUCING, ROOTED, Collective, common_parts
+from jaxcoll.errors import CollectiveError
+from tests import oracle, strategies
+
+COLLECTIVES = st.integers(1, 9).flatmap(lambda n: strategies.collectives(n))
+
+
+@given(COLLECTIVES)
+def test_before_and_after_are_as_defined(collective):
+    specs = oracle.describe(collective)
+    assert collective.num_chunks == len(specs)
+    before, after = collective.precondition(), collective.postcondition()
+    assert before.shape == after.shape == (collective.num_ranks, collective.num_chunks)
+    assert before.dtype == after.dtype == bool
+    for chunk, spec in enumerate(specs):
+        assert set(np.flatnonzero(before[:, chunk])) == set(spec.start)
+        assert set(np.flatnonzero(after[:, chunk])) == spec.wanted_by
+        assert collective.contributions[chunk] == len(spec.complete)
+
+
+@given(COLLECTIVES)
+def test_holds_and_wants_broadcast(collective):
+    ranks = np.arange(collective.num_ranks)
+    chunks = np.arange(collective.num_chunks)
+    np.testing.assert_array_equal(
+        collective.holds(ranks[:, None], chunks), collective.precondition()
+    )
+    last = (collective.num_ranks - 1, collective.num_chunks - 1)
+    assert bool(collective.wants(*last)) == collective.postcondition()[last]
+
+
+@given(COLLECTIVES)
+def test_numbering_of_chunks(collective):
+    """Group by group, shard by shard, then within the shard."""
+    k = collective.chunks_per_shard
+    chunk = 0
+    for g, group in enumerate(collective.groups):
+        assert collective.chunk_ptr[g] == chunk
+        pairs = [(rank, rank) for rank in group]
+        root = group[collective.root or 0]
+        if collective.kind == "all_to_all":
+            pairs = [(u, v) for u in group for v in group]
+        elif collective.kind in ("broadcast", "reduce"):
+            pairs = [(root, root)]
+        for owner, target in pairs:
+            for _ in range(k):
+                assert collective.group_of_chunk[chunk] == g
+                assert collective.owner[chunk] == owner
+                if collective.kind == "all_to_all":
+                    assert collective.target[chunk] == target
+                elif collective.kind in ("gather", "scatter"):
+                    assert collective.target[chunk] == root
+                chunk += 1
+    assert collective.chunk_ptr[-1] == collective.num_chunks == chunk
+    for rank in range(collective.num_ranks):
+        groups = [g for g, group in enumerate(collective.groups) if rank in group]
+        assert collective.group_of_rank[rank] == (groups[0] if groups else -1)
+
+
+@given(COLLECTIVES)
+def test_dual_of_dual_is_itself(collective):
+    dual = collective.dual()
+    assert dual.dual() == collective
+    assert dual.kind == DUALS[collective.kind]
+    image = collective.dual_chunks()
+    assert sorted(image) == list(range(collective.num_chunks))
+    np.testing.assert_array_equal(dual.dual_chunks()[image], np.arange(len(image)))
+    if collective.kind == "all_to_all":
+        np.testing.assert_array_equal(dual.owner[image], collective.target)
+        np.testing.assert_array_equal(dual.target[image], collective.owner)
+    # What must be there after is what is there before, backwards.
+    if not collective.is_reducing and not dual.is_reducing:
+        np.testing.assert_array_equal(dual.precondition()[:, image], collective.postcondition())
+
+
+@given(COLLECTIVES, st.data())
+def test_relabelled_there_and_back_is_the_same(collective, data):
+    p = data.draw(st.permutations(range(collective.num_ranks)))
+    moved = collective.relabel(p)
+    assert moved.relabel(np.argsort(p)) == collective
+    np.testing.assert_array_equal(moved.precondition()[p], collective.precondition())
+    np.testing.assert_array_equal(moved.postcondition()[p], collective.postcondition())
+
+
+@pytest.mark.parametrize("permutation", [[0, 1], [0, 1, 1], [0, 1, 2, 3], [1, 2, 3]])
+def test_relabelling_by_no_permutation_is_refused(permutation):
+    with pytest.raises(CollectiveError, match="permutation of the 3 ranks"):
+        Collective("all_gather", 3).relabel(permutation)
+
+
+@given(COLLECTIVES, st.fractions(0, 10**9))
+def test_chunks_fill_the_buffer(collective, nbytes):
+    sizes = collective.chunk_bytes(nbytes)
+    assert len(sizes) == collective.num_chunks
+    weights, total = common_parts(collective)
+    for g, group in enumerate(collective.groups):
+        first, last = collective.chunk_ptr[g], collective.chunk_ptr[g + 1]
+        buffers = len(group) if collective.kind == "all_to_all" else 1
+        assert sum(sizes[first:last]) == nbytes * buffers
+        assert sum(weights[first:last]) == total * buffers
+    assert [Fraction(int(w), total) * nbytes for w in weights] == list(sizes)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_busbw_is_as_in_nccl_tests(kind):
+    expected = {"all_reduce": Fraction(14, 8), "broadcast": 1, "reduce": 1}
+    assert Collective(kind, 8).busbw_factor() == expected.get(kind, Fraction(7, 8))
+    assert Collective(kind, 8, groups=((0, 1), (2, 3, 4, 5))).busbw_factor() == {
+        "all_reduce": Fraction(6, 4),
+        "broadcast": 1,
+        "reduce": 1,
+    }.get(kind, Fraction(3, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_facts_of_kinds(kind):
+    collective = Collective(kind, 4)
+    assert collective.is_reducing == (kind in REDUCING)
+    assert collective.groups == ((0, 1, 2, 3),)
+    assert not collective.is_grouped
+    assert Collective(kind, 4, groups=((0, 1, 2, 3),)) == collective
+    assert Collective(kind, 4, groups=((1, 0, 2, 3),)).is_grouped
+    assert collective.root == (0 if kind in ROOTED else None)
+    for other in KINDS:
+        assert collective.with_kind(other) == Collective(other, 4)
+    assert hash(collective) == hash(Collective(kind, 4))
+
+
+def test_given_as_lists_or_numpy_integers_it_is_the_same():
+    one = Collective("gather", 4, 2, ((3, 1), (0, 2)), 1)
+    other = Collective(
+        "gather", np.int64(4), np.int32(2), [[3, 1], np.asarray([0, 2])], np.int64(1)
+    )  # type: ignore[arg-type]
+    assert one == other
+    assert hash(one) == hash(other)
+    assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks a shard, root 1)"
+
+
+BAD = [
+    ({"kind": "all_gathr"}, "unknown collective 'all_gathr'; known: all_gather, "),
+    ({"kind": None}, "unknown collective None"),
+    ({"kind": ["all_gather"]}, "unknown collective"),
+    ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),
+    ({"num_ranks": 2.0}, "num_ranks must be an integer of at least 1, got 2.0"),
+    ({"chunks_per_shard": 0}, "chunks_per_shard must be an integer of at least 1, got 0"),
+    ({"chunks_per_shard": -1}, "chunks_per_shard must be an integer of at least 1, got -1"),
+    ({"chunks_per_shard": 1.5}, "chunks_per_shard must be an integer of at least 1, got 1.5"),
+    ({"chunks_per_shard": 2**40}, "chunks"),
+    ({"groups": ()}, "one or more non-empty"),
+    ({"groups": ((0, 1), ())}, "one or more non-empty"),
+    ({"groups": ((0, 1), (1, 2))}, "rank 1 is in more than one place"),
+    ({"groups": ((0, 0),)}, "rank 0 is in more than one place"),
+    ({"groups": ((0, 4),)}, "groups name rank 4; ranks are 0..3"),
+    ({"groups": ((-1, 0),)}, "groups name rank -1; ranks are 0..3"),
+    ({"groups": (0, 1)}, "groups must be"),
+    ({"groups": 2}, "groups must be"),
+    ({"groups": ((0, 1.5),)}, "groups must be"),
+    ({"groups": ((0, "x"),)}, "groups must be"),
+    ({"root": 0}, "all_gather has no root, got root=0"),
+    ({"kind": "broadcast", "root": 4}, "place in every group, 0..3, got 4"),
+    ({"kind": "broadcast", "root": -1}, "place in every group, 0..3, got -1"),
+    ({"kind": "reduce", "root": 2, "groups": ((0, 1, 2), (3,))}, "0..0, got 2"),
+    ({"kind": "gather", "root": 0.5}, "got 0.5"),
+    ({"kind": "gather", "root": "x"}, "got 'x'"),
+]
+
+
+@pytest.mark.parametrize(("change", "match"), BAD)
+def test_bad_collectives_are_refused(change, match):
+    good = {"kind": "all_gather", "num_ranks": 4}
+    with pytest.raises(CollectiveError, match=match):
+        Collective(**(good | change))
