@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -27,20 +27,18 @@ class Clock:
     is_exact: bool
 
     @classmethod
-    def for_durations(cls, durations: Sequence[Fraction], additions: int) -> Clock:
-        """The clock for sums of up to ``additions`` of the durations (in seconds) in int64.
+    def for_durations(cls, durations: Iterable[Fraction], total: Fraction) -> Clock:
+        """The clock for times made of the given durations, none above ``total`` seconds.
 
-        Exact if the common denominator leaves room for the sum below 2**62, otherwise the finest
-        power of two that does.
+        Exact if the common denominator leaves room for the total below 2**62 ticks, otherwise the
+        finest power of two that does, with a bit to spare for rounding up.
         """
-        longest = max(durations, default=Fraction(0)) * max(additions, 1)
         denominator = common_denominator(durations)
-        if longest * denominator < _HORIZON:
+        if total * denominator < _HORIZON:
             return cls(Fraction(1, denominator), True)
-        bits = 0
-        while longest * 2 ** (bits + 1) + additions < _HORIZON:
-            bits += 1
-        return cls(Fraction(1, 2**bits), False)
+        ticks = _HORIZON // 2 / total
+        bits = ticks.numerator.bit_length() - ticks.denominator.bit_length() - 1
+        return cls(Fraction(2) ** -bits, False)
 
     def ticks(self, durations: Sequence[Fraction]) -> np.ndarray:
         """Durations in ticks, int64, rounded up where not exact."""

@@ -112,8 +112,8 @@ def run_routed(
         waiting: -1s, (ranks, chunks): first message that waits for a further arrival.
         start: filled with the start of each hop, ticks.
 
-    Returns:
-        Number of messages that arrived; fewer than there are if the schedule waits for itself.
+    Messages wait only for messages of earlier steps and for those before them on their link, so
+    every one is served.
     """
     count = len(message_ptr) - 1
     free = np.zeros(num_links, np.int64)
@@ -121,7 +121,7 @@ def run_routed(
     hop = hop_ptr[:-1].copy()
     next_waiting = np.full(count, _NONE, np.int64)
     head = queue_ptr[:-1].copy()
-    size = done = 0
+    size = 0
     for q in range(num_links):
         size = _join(
             q, 0, message_ptr, chunk, src, needed, queue_ptr, queue, head, arrived, waiting,
@@ -132,7 +132,6 @@ def run_routed(
         size = _pop(times, events, size)
         h = hop[m]
         if h == hop_ptr[m + 1]:  # at its destination: its chunks are there now
-            done += 1
             for i in range(message_ptr[m], message_ptr[m + 1]):
                 arrived[dst[m], chunk[i]] += 1
                 waiter = waiting[dst[m], chunk[i]]
@@ -150,7 +149,6 @@ def run_routed(
         free[link[h]] = begin + busy[h]
         hop[m] = h + 1
         size = _push(times, events, size, begin + delay[h], m)
-    return done
 
 
 @nb.njit(cache=True)

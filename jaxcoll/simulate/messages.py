@@ -79,7 +79,10 @@ def simulate_messages(
     sizes, releases = [], []
     for i, message in enumerate(messages):
         sizes.append(check_request(message.nbytes, model))
-        releases.append(as_fraction(message.release))
+        try:
+            releases.append(as_fraction(message.release))
+        except ValueError as error:
+            raise ScheduleError(f"message {i}: release: {error}") from None
         if releases[-1] < 0:
             raise ScheduleError(f"message {i}: release must be at least 0, got {message.release}")
     hop_ptr, hop_link = _route_links(topology, messages)
@@ -140,7 +143,7 @@ def _with_releases(
 ) -> tuple[Clock, np.ndarray, np.ndarray]:
     """The same durations on a clock on which the release times are whole ticks too."""
     spans = [*{Fraction(int(t)) * clock.tick for t in {*busy.tolist(), *delay.tolist()}}, *releases]
-    finer = Clock.for_durations(spans, 2 * len(delay) + 1)
+    finer = Clock.for_durations(spans, int(delay.sum()) * clock.tick + max(releases))
     factor = clock.tick / finer.tick
 
     def rescale(ticks: np.ndarray) -> np.ndarray:

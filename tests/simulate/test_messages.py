@@ -1,0 +1,89 @@
+"""Any traffic: closed forms, and schedules written out as messages."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxcoll import topologies
+from jaxcoll.errors import ScheduleError
+from jaxcoll.simulate import MODELS, Message, simulate, simulate_messages
+from tests.strategies import grids, schedules
+
+RING = topologies.ring(4)  # 0.5 us and 50 GB/s a link
+
+
+def test_messages_share_a_link_first_come_first_served():
+    times = simulate_messages(
+        RING,
+        [
+            Message((0, 1), 50_000),  # 1 us
+            Message((0, 1), 50_000, release=0.25e-6),
+            Message((0, 1), 50_000, release=0.125e-6),
+        ],
+    )
+    assert times.clock.is_exact
+    start = [int(t) * times.clock.tick for t in times.start]
+    assert start == [0, Fraction(2, 10**6), Fraction(1, 10**6)]
+
+
+def test_messages_wait_for_others_and_are_forwarded():
+    messages = [Message((0, 1, 2), 50_000), Message((2, 3), 100_000, after=(0,))]
+    for model in MODELS:
+        assert simulate_messages(RING, messages, model=model).time == pytest.approx(5.5e-6)
+
+
+def test_ties_are_served_in_the_order_listed():
+    times = simulate_messages(RING, [Message((0, 1), 1000), Message((0, 1), 1000)])
+    assert times.start[0] < times.start[1]
+
+
+def test_the_fastest_of_parallel_links_is_taken():
+    topology = type(RING)(2, [0, 0, 1], [1, 1, 0], [0.0] * 3, [1e9, 4e9, 1e9])  # type: ignore[arg-type]
+    assert simulate_messages(topology, [Message((0, 1), 4e9)]).time == pytest.approx(1)
+
+
+@given(schedules(kinds=("broadcast", "scatter"), networks=grids(9), grouped=False), st.data())
+def test_schedules_written_out_as_messages_take_no_longer(schedule, data):
+    """Without the order on links a run may differ, but a lone message per link and step cannot."""
+    model = data.draw(st.sampled_from(MODELS))
+    sizes = schedule.collective.chunk_bytes(10**6)
+    messages, index = [], {}
+    for m, (first, last) in enumerate(
+        zip(schedule.message_ptr[:-1], schedule.message_ptr[1:], strict=True)
+    ):
+        src, dst = int(schedule.src[first]), int(schedule.dst[first])
+        chunks = [int(c) for c in schedule.chunk[first:last]]
+        after = tuple(sorted({index[src, c] for c in chunks if (src, c) in index}))
+        messages.append(Message((src, dst), sum(sizes[c] for c in chunks), after=after))
+        index.update({(dst, c): m for c in chunks})
+    times = simulate_messages(schedule.topology, messages, model=model)
+    timeline = simulate(schedule, 10**6, model)
+    if len({m.route for m in messages}) == len(messages):
+        assert times.exact_time == timeline.exact_time
+    assert times.time > 0 or not messages
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([Message((0,), 1)], "two vertices"),
+        ([Message((0, 2), 1)], "no link 0->2"),
+        ([Message((0, 1), 0)], "nbytes"),
+        ([Message((0, 1), 1, release=-1)], "release"),
+        ([Message((0, 1), 1, release=float("nan"))], "release"),
+        ([Message((0, 1), 1, after=(3,))], "message 3"),
+        ([Message((0, 1), 1, after=(0,))], "wait for each other"),
+        ([Message((0, 1), 1, after=(1,)), Message((1, 2), 1, after=(0,))], "wait for each other"),
+    ],
+)
+def test_bad_traffic_is_refused(messages, text):
+    with pytest.raises(ScheduleError, match=text):
+        simulate_messages(RING, messages)
+
+
+def test_no_traffic_takes_no_time():
+    assert simulate_messages(RING, []).time == 0
