@@ -1,0 +1,27 @@
+"""Execution: schedules run on the devices of a mesh, behind the functions of ``jax.lax``."""
+
+from jaxcoll.execute.functions import (
+    all_gather,
+    all_to_all,
+    broadcast,
+    gather,
+    pbroadcast,
+    pmean,
+    psum,
+    psum_scatter,
+    reduce,
+    scatter,
+)
+
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "broadcast",
+    "gather",
+    "pbroadcast",
+    "pmean",
+    "psum",
+    "psum_scatter",
+    "reduce",
+    "scatter",
+]

@@ -1,0 +1,59 @@
+"""Axes: the mesh axes a collective runs over, and how its ranks are numbered on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax import lax
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """Named mesh axes in the order the user gave them.
+
+    Rank r is the device whose ``lax.axis_index(names)`` is r. ``lax.ppermute`` numbers devices in
+    the order of the mesh's axes instead, whatever order it is given, hence ``permute``.
+
+    Attributes:
+        names: axis names, the last one fastest.
+        sizes: ranks along each of them.
+        canonical: the names in the order of the mesh.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    canonical: tuple[str, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.sizes)
+
+    def rank(self) -> jax.Array:
+        """This device's rank, an int32 scalar."""
+        return lax.axis_index(self.names[0] if len(self.names) == 1 else self.names)
+
+    def permute(self, x: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
+        """What arrives when each sender of ``pairs`` sends ``x`` to its receiver; zeros elsewhere."""
+        number = self._number
+        return lax.ppermute(x, self.canonical, [(number[src], number[dst]) for src, dst in pairs])
+
+    @functools.cached_property
+    def _number(self) -> list[int]:
+        """The number ``ppermute`` gives to each rank."""
+        order = [self.names.index(name) for name in self.canonical]
+        numbers = np.empty(self.num_ranks, np.int64)
+        ranks = np.arange(self.num_ranks).reshape(self.sizes).transpose(order)
+        numbers[ranks.ravel()] = np.arange(self.num_ranks)
+        return [int(number) for number in numbers]
+
+    def __str__(self) -> str:
+        if len(self.names) == 1:
+            return f"axis {self.names[0]!r} of {self.sizes[0]}"
+        sized = ", ".join(f"{n!r} of {s}" for n, s in zip(self.names, self.sizes, strict=True))
+        return f"axes ({sized})"

@@ -1,0 +1,442 @@
+"""The functions: those of ``jax.lax`` under the same names and signatures, run by schedules.
+
+All are called inside ``jax.shard_map``. They take what ``jax.lax`` takes, give what it gives, and add
+three keywords:
+
+- ``schedule``: a ``Schedule`` for as many ranks as the axis has, rank r being the device whose
+  ``lax.axis_index(axis_name)`` is r; or a synthesizer, its name, or a function of (topology,
+  collective), run once on a default topology; or ``None`` for the default.
+- ``lowering``: "auto" or the name of a lowering.
+- ``accum_dtype`` (sums only): the dtype in which values travel and are added, instead of their own.
+
+Sums are taken in the order of the schedule: bitwise the same on all ranks and from run to run, but
+for floats not bitwise those of ``jax.lax``.
+
+All errors are raised while tracing, before any communication: ``CollectiveError`` for an axis that is
+not bound, groups that do not cover it, dimensions that do not divide, or a dtype that cannot be
+summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute import internals, primitives
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.schedules import Choice, choose
+
+AxisName = str | Sequence[str]
+Groups = Sequence[Sequence[int]] | None
+
+
+class UnboundAxisError(CollectiveError, NameError):
+    """An axis name that is not bound where a collective is called."""
+
+
+# ---------------------------------------------------------------------- sums
+
+
+def psum(
+    x,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    schedule: Choice = None,
+    lowering: str = "auto",
+    accum_dtype=None,
+):
+    """The sum over the ranks of an axis, on all of them. See ``jax.lax.psum``.
+
+    Args:
+        x: a pytree of arrays of any shape; booleans are summed as int32.
+        schedule: of all_reduce, or an all_gather or reduce_scatter to derive one from.
+
+    Returns:
+        Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.
+    """
+    names = _names(axis_name)
+    if not names:
+        return x
+    if _is_vmapped(names):
+        return lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
+    axes = _axes(names)
+    chosen = choose(schedule, "all_reduce", axes, axis_index_groups)
+    invarying = internals.checks_vma() and axis_index_groups is None
+
+    def one(leaf):
+        leaf = _summable(leaf, "psum", bools=True)
+        if not isinstance(leaf, jax.core.Tracer):
+            return leaf * _group_size(axes, axis_index_groups)
+        return _in_dtype(
+            lambda v: primitives.bind(v, axes, chosen, lowering=lowering, invarying=invarying),
+            _vary(leaf, axes),
+            accum_dtype,
+        )
+
+    return jax.tree.map(one, x)
+
+
+def pmean(
+    x,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    schedule: Choice = None,
+    lowering: str = "auto",
+    accum_dtype=None,
+):
+    """The mean over the ranks of an axis, on all of them. See ``psum`` and ``jax.lax.pmean``."""
+    total = psum(
+        x,
+        axis_name,
+        axis_index_groups=axis_index_groups,
+        schedule=schedule,
+        lowering=lowering,
+        accum_dtype=accum_dtype,
+    )
+    names = _names(axis_name)
+    size = len(axis_index_groups[0]) if axis_index_groups else _size(names)
+    return jax.tree.map(lambda v: v / size, total)
+
+
+def psum_scatter(
+    x,
+    axis_name: AxisName,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+    schedule: Choice = None,
+    lowering: str = "auto",
+    accum_dtype=None,
+):
+    """The sum over the ranks of an axis, each keeping its part. See ``jax.lax.psum_scatter``.
+
+    Args:
+        x: a pytree of arrays whose ``scatter_dimension`` is the size of a group, or if ``tiled`` a
+            multiple of it.
+        schedule: of reduce_scatter, or an all_gather to run backwards.
+
+    Returns:
+        Arrays without that dimension, or if ``tiled`` with one shorter by the size of a group.
+    """
+    names = _names(axis_name)
+    if not names:
+        return x
+    if _is_vmapped(names):
+        return lax.psum_scatter(
+            x,
+            axis_name,
+            scatter_dimension=scatter_dimension,
+            axis_index_groups=axis_index_groups,
+            tiled=tiled,
+        )
+    axes = _axes(names)
+    chosen = choose(schedule, "reduce_scatter", axes, axis_index_groups)
+    size = _group_size(axes, axis_index_groups)
+
+    def one(leaf):
+        leaf = _vary(_summable(leaf, "psum_scatter"), axes)
+        dimension = _dimension(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
+        _check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
+        moved = jnp.moveaxis(leaf, dimension, 0)
+        part = _in_dtype(
+            lambda v: primitives.bind(v, axes, chosen, lowering=lowering), moved, accum_dtype
+        )
+        return jnp.moveaxis(part, 0, dimension) if tiled else part.reshape(part.shape[1:])
+
+    return jax.tree.map(one, x)
+
+
+# ---------------------------------------------------------------------- moves
+
+
+def all_gather(
+    x,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+    schedule: Choice = None,
+    lowering: str = "auto",
+):
+    """The arrays of all ranks of an axis, side by side, on all of them. See ``jax.lax.all_gather``.
+
+    Args:
+        x: a pytree of arrays.
+        axis: where the new dimension of the size of a group goes, or if ``tiled`` which dimension
+            grows by that factor.
+        to: "varying", or "invarying" for a result typed as the same on all ranks.
+        schedule: of all_gather, or a reduce_scatter to run backwards.
+    """
+    if to not in ("varying", "invarying"):
+        raise CollectiveError(f"all_gather gives to='varying' or 'invarying', got {to!r}")
+    names = _names(axis_name)
+    if not names:
+        return x
+    if _is_vmapped(names):
+        return lax.all_gather(
+            x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
+        )
+    axes = _axes(names)
+    if to == "invarying" and axis_index_groups is not None:
+        raise CollectiveError(
+            "groups of an axis gather different results, which to='invarying' would call the same"
+        )
+    chosen = choose(schedule, "all_gather", axes, axis_index_groups)
+    invarying = to == "invarying" and internals.checks_vma()
+
+    def one(leaf):
+        leaf = _vary(_array(leaf, "all_gather"), axes)
+        dimension = _dimension(axis, leaf.ndim + (not tiled), "axis", leaf)
+        moved = jnp.moveaxis(leaf, dimension, 0) if tiled else leaf[None]
+        whole = primitives.bind(moved, axes, chosen, lowering=lowering, invarying=invarying)
+        return jnp.moveaxis(whole, 0, dimension)
+
+    return jax.tree.map(one, x)
+
+
+def all_to_all(
+    x,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: Groups = None,
+    tiled: bool = False,
+    schedule: Choice = None,
+    lowering: str = "auto",
+):
+    """Every rank's i-th part to rank i. See ``jax.lax.all_to_all``.
+
+    Args:
+        x: a pytree of arrays whose ``split_axis`` is the size of a group, or if ``tiled`` a multiple
+            of it.
+        schedule: of all_to_all.
+    """
+    names = _names(axis_name)
+    if not names:
+        return x
+    if _is_vmapped(names):
+        return lax.all_to_all(
+            x,
+            axis_name,
+            split_axis,
+            concat_axis,
+            axis_index_groups=axis_index_groups,
+            tiled=tiled,
+        )
+    axes = _axes(names)
+    chosen = choose(schedule, "all_to_all", axes, axis_index_groups)
+    size = _group_size(axes, axis_index_groups)
+
+    def one(leaf):
+        leaf = _vary(_array(leaf, "all_to_all"), axes)
+        split = _dimension(split_axis, leaf.ndim, "split_axis", leaf)
+        concat = _dimension(concat_axis, leaf.ndim, "concat_axis", leaf)
+        _check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
+        moved = jnp.moveaxis(leaf, split, 0)
+        out = primitives.bind(moved, axes, chosen, lowering=lowering)
+        if not tiled:
+            return jnp.moveaxis(out, 0, concat)
+        parts = jnp.moveaxis(out.reshape(size, -1, *out.shape[1:]), 1, split + 1)
+        joined = jnp.moveaxis(parts, 0, concat)
+        shape = list(leaf.shape)
+        shape[split] //= size
+        shape[concat] *= size
+        return joined.reshape(shape)
+
+    return jax.tree.map(one, x)
+
+
+def pbroadcast(
+    x, axis_name: AxisName, source: int, *, schedule: Choice = None, lowering: str = "auto"
+):
+    """The array of rank ``source`` on all ranks of an axis. See ``jax.lax.pbroadcast``.
+
+    Args:
+        x: a pytree of arrays.
+        schedule: of broadcast with root ``source``.
+    """
+    return _rooted("broadcast", x, axis_name, source, schedule, lowering)
+
+
+broadcast = pbroadcast
+
+
+def reduce(
+    x,
+    axis_name: AxisName,
+    root: int,
+    *,
+    schedule: Choice = None,
+    lowering: str = "auto",
+    accum_dtype=None,
+):
+    """The sum over the ranks of an axis at rank ``root``, zeros elsewhere.
+
+    Args:
+        x: a pytree of arrays of any shape.
+        schedule: of reduce with that root.
+    """
+    return _rooted("reduce", x, axis_name, root, schedule, lowering, accum_dtype)
+
+
+def gather(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lowering: str = "auto"):
+    """The arrays of all ranks of an axis, stacked, at rank ``root``; zeros elsewhere.
+
+    Args:
+        x: a pytree of arrays of shape (...).
+        schedule: of gather with that root.
+
+    Returns:
+        Arrays of shape (ranks, ...).
+    """
+    stacked = jax.tree.map(lambda leaf: _array(leaf, "gather")[None], x)
+    return _rooted("gather", stacked, axis_name, root, schedule, lowering)
+
+
+def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lowering: str = "auto"):
+    """The i-th part of the array of rank ``root``, at rank i.
+
+    Args:
+        x: a pytree of arrays of shape (ranks, ...); only that of the root counts.
+        schedule: of scatter with that root.
+
+    Returns:
+        Arrays of shape (...).
+    """
+    parts = _rooted("scatter", x, axis_name, root, schedule, lowering)
+    return jax.tree.map(lambda part: part.reshape(part.shape[1:]), parts)
+
+
+def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
+    names = _names(axis_name)
+    if _is_vmapped(names) or not names:
+        raise CollectiveError(f"{kind} runs over axes of a mesh, got {axis_name!r}")
+    axes = _axes(names)
+    if not 0 <= int(root) < axes.num_ranks:
+        raise CollectiveError(f"the root of {kind} must be an index of {axes}, got {root}")
+    chosen = choose(schedule, kind, axes, root=int(root))
+
+    def one(leaf):
+        leaf = _summable(leaf, kind) if kind == "reduce" else _array(leaf, kind)
+        if kind == "scatter":
+            _dimension(0, leaf.ndim, "the leading dimension", leaf)
+            _check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
+        return _in_dtype(
+            lambda v: primitives.bind(v, axes, chosen, lowering=lowering),
+            _vary(leaf, axes),
+            accum_dtype,
+        )
+
+    return jax.tree.map(one, x)
+
+
+# ---------------------------------------------------------------------- axes
+
+
+def _names(axis_name: AxisName) -> tuple[str, ...]:
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    sizes = internals.axis_sizes()
+    for name in names:
+        if isinstance(name, int):
+            raise CollectiveError(
+                f"axis_name={axis_name!r} names the positional dimension {name}; sum over it with "
+                "jnp.sum first"
+            )
+        if name not in sizes:
+            bound = ", ".join(map(repr, sizes)) or "none"
+            raise UnboundAxisError(
+                f"axis {name!r} is not bound here (bound: {bound}); call this inside jax.shard_map "
+                "over a mesh that has it as a manual axis"
+            )
+    if len(set(names)) < len(names):
+        raise CollectiveError(f"axis_name={axis_name!r} names an axis twice")
+    return names
+
+
+def _is_vmapped(names: tuple[str, ...]) -> bool:
+    """Whether some axis is one of ``vmap``: its ranks share a device, and nothing has to travel."""
+    return any(name not in internals.mesh_axes() for name in names)
+
+
+def _axes(names: tuple[str, ...]) -> Axes:
+    sizes = internals.axis_sizes()
+    canonical = tuple(name for name in internals.mesh_axes() if name in names)
+    return Axes(names, tuple(sizes[name] for name in names), canonical)
+
+
+def _size(names: tuple[str, ...]) -> int:
+    sizes = internals.axis_sizes()
+    return math.prod(sizes[name] for name in names)
+
+
+def _group_size(axes: Axes, groups: Groups) -> int:
+    return axes.num_ranks if groups is None else len(groups[0])
+
+
+# ---------------------------------------------------------------------- operands
+
+
+def _array(leaf, function: str):
+    # Python scalars and NumPy arrays stay concrete, as in jax.lax, where they have a constant sum.
+    leaf = leaf if isinstance(leaf, (jax.Array, jax.core.Tracer)) else np.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
+    return leaf
+
+
+def _summable(leaf, function: str, bools: bool = False):
+    leaf = _array(leaf, function)
+    if leaf.dtype == bool:
+        if not bools:
+            raise CollectiveError(f"{function} cannot add booleans; cast them to an integer type")
+        return leaf.astype(np.int32)
+    return leaf
+
+
+def _vary(leaf, axes: Axes):
+    leaf = jnp.asarray(leaf)
+    pending = internals.unreduced(leaf) & set(axes.names)
+    if pending:
+        raise CollectiveError(
+            f"the operand is an unreduced sum over {sorted(pending)}; use jax.lax for those"
+        )
+    missing = tuple(name for name in axes.names if name not in internals.varying(leaf))
+    return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+
+def _in_dtype(run, leaf, dtype):
+    if dtype is None or np.dtype(dtype) == leaf.dtype:
+        return run(leaf)
+    return run(leaf.astype(dtype)).astype(leaf.dtype)
+
+
+def _dimension(dimension: int, ndim: int, name: str, leaf) -> int:
+    if not -ndim <= dimension < ndim:
+        raise CollectiveError(f"{name}={dimension} is not a dimension for shape {leaf.shape}")
+    return dimension % ndim
+
+
+def _check_divides(leaf, dimension: int, size: int, tiled: bool, what: str) -> None:
+    length = leaf.shape[dimension]
+    if tiled and length % size:
+        raise CollectiveError(
+            f"{what} cuts dimension {dimension} of shape {leaf.shape} into {size} parts, and "
+            f"{length} is not a multiple of {size}"
+        )
+    if not tiled and length != size:
+        raise CollectiveError(
+            f"{what} needs dimension {dimension} of shape {leaf.shape} to be {size}, got {length}; "
+            "tiled=True takes any multiple"
+        )

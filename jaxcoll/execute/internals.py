@@ -1,0 +1,101 @@
+"""Everything that touches JAX's internals: types, the axes in scope, and how a primitive is declared.
+
+Proved on the JAX versions in ``PROVED``; ``tests/execute/test_internals.py`` fails, naming the
+version, when one of the things used here has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+from jax._src import config, core
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+PROVED = ("0.10.2",)
+
+
+# ---------------------------------------------------------------------- types
+
+
+def varying(x) -> frozenset[str]:
+    """The manual mesh axes over which a value may differ from device to device."""
+    return frozenset(jax.typeof(x).mat.varying)
+
+
+def unreduced(x) -> frozenset[str]:
+    """The manual mesh axes over which a value stands for a sum that is yet to be taken."""
+    return frozenset(jax.typeof(x).mat.unreduced)
+
+
+def checks_vma() -> bool:
+    """Whether the ``shard_map`` being traced tracks over which axes values vary (``check_vma``)."""
+    return bool(config._check_vma.value)
+
+
+def axis_sizes() -> Mapping[str, int]:
+    """Every axis name in scope, of a mesh or of a ``vmap``, with its size."""
+    return dict(core.get_axis_env().axis_sizes)
+
+
+def mesh_axes() -> tuple[str, ...]:
+    """Manual axes of the mesh in scope, in its order: those that collectives may name."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(name for name in mesh.axis_names if name in mesh.manual_axes)
+
+
+# ---------------------------------------------------------------------- primitives
+
+# Told of the axis names, the effect lets JAX refuse or keep an equation where they are not bound.
+Shape = tuple[int, ...]
+
+
+def define(
+    name: str,
+    *,
+    shape: Callable[..., Shape],
+    out_varying: Callable[..., frozenset[str]],
+    transpose: Callable,
+    batch: Callable,
+    run: Callable,
+    platforms: Mapping[str, Callable],
+) -> Primitive:
+    """Declare a linear primitive of one operand and one result.
+
+    Args:
+        shape: (operand's shape, **params) -> result's shape.
+        out_varying: (operand's varying axes, **params) -> result's.
+        transpose: (cotangent, **params) -> the operand's cotangent.
+        batch: (operand, batch dimension, **params) -> (result, its batch dimension); never called
+            for a ``vmap`` over one of the primitive's own axes.
+        run: (operand, **params) -> result in terms of other primitives, traced when lowering.
+        platforms: the same for some platforms instead.
+    """
+    primitive = Primitive(name)
+
+    def abstract(x, *, axes, **params):
+        types = x.mat.update(varying=out_varying(x.mat.varying, axes=axes, **params))
+        out = x.update(
+            shape=shape(x.shape, axes=axes, **params), weak_type=False, manual_axis_type=types
+        )
+        return out, {core.NamedAxisEffect(axis) for axis in axes.names}
+
+    def transposed(cotangent, x, **params):
+        return [transpose(cotangent, **params)]
+
+    def batched(axis, operands, dimensions, *, axes, **params):
+        (x,), (dimension,) = operands, dimensions
+        if dimension is None:
+            return primitive.bind(x, axes=axes, **params), None
+        return batch(x, dimension, axes=axes, **params)
+
+    primitive.def_effectful_abstract_eval(abstract)
+    primitive.def_impl(lambda x, **params: run(x, **params))
+    ad.deflinear2(primitive, transposed)
+    batching.fancy_primitive_batchers[primitive] = batched
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=False))
+    for platform, on_platform in platforms.items():
+        lowering = mlir.lower_fun(on_platform, multiple_results=False)
+        mlir.register_lowering(primitive, lowering, platform=platform)
+    return primitive

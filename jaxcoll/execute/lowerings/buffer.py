@@ -1,0 +1,136 @@
+"""The buffer that a program's rows live in: filled, read, written and emptied.
+
+A row is ``width`` elements of a flat array. Which rows are meant may differ from rank to rank; they
+are then looked up by the rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxcoll.execute.internals import varying
+from jaxcoll.execute.program import Program
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """Columns of a table that are consecutive rows on every rank that has them.
+
+    Attributes:
+        column: the first column.
+        length: how many.
+        start: the first row on each rank, with that of some active rank where ``active`` is False.
+        active: whether the rank has these columns, bool of shape (ranks,).
+        add: whether each rank adds them, bool of shape (ranks,).
+    """
+
+    column: int
+    length: int
+    start: np.ndarray
+    active: np.ndarray
+    add: np.ndarray
+
+
+def runs(table: np.ndarray, add: np.ndarray | None = None) -> Iterator[Run]:
+    """The fewest runs that make up a table of shape (ranks, columns) with -1 for absent entries."""
+    active = table >= 0
+    add = np.zeros_like(active) if add is None else add
+    goes_on = np.where(active[:, 1:], table[:, 1:] == table[:, :-1] + 1, True)
+    goes_on &= (active[:, 1:] == active[:, :-1]) & (add[:, 1:] == add[:, :-1])
+    first = np.flatnonzero(np.concatenate([[True], ~goes_on.all(axis=0)]))
+    for column, end in zip(first, np.append(first[1:], table.shape[1]), strict=True):
+        has = active[:, column]
+        if has.any():
+            start = np.where(has, table[:, column], table[np.argmax(has), column])
+            yield Run(int(column), int(end - column), start, has, add[:, column])
+
+
+def lookup(table: np.ndarray, rank: jax.Array):
+    """This rank's entry: a Python number if it is the same for all, ``rank + c`` if it is that."""
+    values = [int(value) for value in table]
+    if len(set(values)) == 1:
+        return values[0]
+    if all(value == values[0] + r for r, value in enumerate(values)):
+        return rank + values[0] if values[0] else rank
+    column = np.asarray(table, bool if table.dtype == bool else np.int32)
+    return lax.dynamic_index_in_dim(column, rank, keepdims=False, allow_negative_indices=False)
+
+
+def read(buffer: jax.Array, row, count: int, width: int) -> jax.Array:
+    """``count`` rows from ``row`` on, of a flat buffer."""
+    if isinstance(row, int):
+        return lax.slice(buffer, (row * width,), ((row + count) * width,))
+    return lax.dynamic_slice(buffer, (row * width,), (count * width,), allow_negative_indices=False)
+
+
+def write(buffer: jax.Array, rows: jax.Array, row, width: int) -> jax.Array:
+    """The buffer with ``rows`` from ``row`` on."""
+    return lax.dynamic_update_slice(buffer, rows, (row * width,), allow_negative_indices=False)
+
+
+def blank(like: jax.Array, size: int) -> jax.Array:
+    """A flat array of ``size`` unspecified elements that varies over the axes that ``like`` does."""
+    return cast_like(lax.empty((size,), like.dtype), like)
+
+
+def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
+    """``x`` said to vary over the axes that ``like`` does."""
+    missing = tuple(sorted(varying(like) - varying(x)))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+# ---------------------------------------------------------------------- in and out
+
+
+def fill(program: Program, x: jax.Array, rank: jax.Array, width: int) -> jax.Array:
+    """The buffer before the first step."""
+    collective, k = program.collective, program.collective.chunks_per_shard
+    size = program.num_rows * width
+    if collective.kind in ("all_gather", "gather"):
+        start = lookup(program.place * k, rank)
+        return write(blank(x, size), x, start, width)
+    if collective.kind == "all_to_all":
+        # A rank's block for itself is in its place from the start.
+        buffer = write(blank(x, size), x, program.group_size * k, width)
+        start = lookup(program.place * k, rank)
+        return write(buffer, read(x, start, k, width), start, width)
+    return x if x.size == size else write(blank(x, size), x, 0, width)
+
+
+def empty(program: Program, buffer: jax.Array, rank: jax.Array, width: int) -> jax.Array:
+    """The rows of the result, after the last step; zeros at ranks that have none."""
+    collective, k = program.collective, program.collective.chunks_per_shard
+    if collective.kind in ("reduce_scatter", "scatter"):
+        return read(buffer, lookup(program.place * k, rank), k, width)
+    shards = 1 if collective.kind in ("broadcast", "reduce") else program.group_size
+    result = read(buffer, 0, shards * k, width)
+    if collective.kind in ("reduce", "gather"):
+        is_root = lookup(program.place == collective.root, rank)
+        return lax.select(_fill(is_root, result), result, lax.full_like(result, 0))
+    return result
+
+
+def _fill(flag, like: jax.Array) -> jax.Array:
+    return lax.broadcast(jax.numpy.asarray(flag, bool), like.shape)
+
+
+def put(buffer: jax.Array, arrived: jax.Array, run: Run, rank: jax.Array, width: int) -> jax.Array:
+    """The buffer with one run of what arrived copied or added to it, untouched on idle ranks."""
+    start = lookup(run.start, rank)
+    rows = read(arrived, run.column, run.length, width)
+    if run.active.all() and not run.add.any():
+        return write(buffer, rows, start, width)
+    old = read(buffer, start, run.length, width)
+    new = rows
+    if run.add.any():
+        new = rows + old
+        if not run.add[run.active].all():
+            new = lax.select(_fill(lookup(run.add, rank), rows), new, rows)
+    if not run.active.all():
+        new = lax.select(_fill(lookup(run.active, rank), rows), new, old)
+    return write(buffer, new, start, width)

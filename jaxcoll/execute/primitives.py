@@ -1,0 +1,122 @@
+"""One JAX primitive a collective, with its transpose, batching and typing rules.
+
+All work on the leading dimension, which is cut into one block a rank of a group; what the others are
+does not matter. Their parameters:
+
+- ``axes``: the mesh axes (``Axes``).
+- ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``.
+- ``lowering``: the name of a lowering, or "auto".
+- ``invarying``: whether the result is typed as the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcoll.collective import DUALS
+from jaxcoll.execute import internals
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.lowerings import ssa
+from jaxcoll.execute.lowerings.buffer import lookup
+from jaxcoll.execute.program import program_of
+from jaxcoll.schedule import Schedule
+
+LOWERINGS = {"ssa": ssa.run}
+
+
+def bind(
+    x: jax.Array, axes: Axes, schedule: Schedule, *, lowering: str = "auto", invarying: bool = False
+) -> jax.Array:
+    """Run a collective; ``x`` varies over all of ``axes``.
+
+    Args:
+        x: shape (s, ...) for all_gather and gather; (g * s, ...) for reduce_scatter, scatter and
+            all_to_all, g being the size of a group; any shape for the others.
+
+    Returns:
+        Shape (g * s, ...), (s, ...), (g * s, ...) and that of ``x``, respectively. For reduce and
+        gather zeros on ranks other than the root.
+    """
+    primitive = PRIMITIVES[schedule.collective.kind]
+    return primitive.bind(x, axes=axes, schedule=schedule, lowering=lowering, invarying=invarying)
+
+
+# ---------------------------------------------------------------------- rules
+
+
+def _shape(shape, *, schedule, **_):
+    program = program_of(schedule)
+    into, out = program.blocks
+    return shape if program.is_whole else (shape[0] // into * out, *shape[1:])
+
+
+def _out_varying(varying, *, axes, invarying, **_):
+    return varying - set(axes.names) if invarying else varying
+
+
+def _transpose(cotangent, *, axes, schedule, lowering, invarying):
+    kind = schedule.collective.kind
+    if invarying:
+        # The cotangent is the same on all ranks, and each rank's operand counts once.
+        varied = lax.pcast(cotangent, axes.names, to="varying")
+        return _own_block(varied, axes, schedule) if kind == "all_gather" else varied
+    dual = schedule if kind == "all_reduce" else reversed_schedule(schedule)
+    return bind(cotangent, axes, dual, lowering=lowering)
+
+
+def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
+    program = program_of(schedule)
+    size = x.shape[0] // program.group_size
+    place = lookup(program.place, axes.rank())
+    return lax.dynamic_slice_in_dim(x, place * size, size, allow_negative_indices=False)
+
+
+def _batch(x, dimension, *, schedule, **params):
+    # Only the leading dimension counts: batch elements travel together, as one longer chunk.
+    if dimension == 0 and not program_of(schedule).is_whole:
+        x, dimension = jnp.moveaxis(x, 0, 1), 1
+    return bind(x, schedule=schedule, **params), dimension
+
+
+@functools.lru_cache(maxsize=256)
+def reversed_schedule(schedule: Schedule) -> Schedule:
+    """``schedule.reverse()``, made once."""
+    return schedule.reverse()
+
+
+# ---------------------------------------------------------------------- running
+
+
+def _run(x, *, axes, schedule, lowering, invarying, strict=False):
+    program = program_of(schedule)
+    shape = _shape(x.shape, schedule=schedule)
+    if x.size == 0:
+        return x.reshape(shape)
+    into, out = program.blocks
+    size = x.size // into
+    width = -(-size // program.block_rows)
+    padding = program.block_rows * width - size
+    flat = x.reshape(into, size)
+    if padding:
+        flat = lax.pad(flat, jnp.zeros((), x.dtype), [(0, 0, 0), (0, padding, 0)])
+    result = LOWERINGS["ssa"](program, flat.reshape(-1), axes, width, strict)
+    return result.reshape(out, size + padding)[:, :size].reshape(shape)
+
+
+def _declare(kind: str):
+    return internals.define(
+        f"jaxcoll_{kind}",
+        shape=_shape,
+        out_varying=_out_varying,
+        transpose=_transpose,
+        batch=_batch,
+        run=_run,
+        platforms={"tpu": functools.partial(_run, strict=True)},
+    )
+
+
+PRIMITIVES = {kind: _declare(kind) for kind in DUALS}

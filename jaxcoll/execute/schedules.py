@@ -1,0 +1,158 @@
+"""Which schedule a function runs: the user's, one that a synthesizer makes, or the default."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from jaxcoll import topologies
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.execute.axes import Axes
+from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll.synth import Bucket, Synthesizer, synthesizer_named
+from jaxcoll.topology import Topology
+from jaxcoll.verify import verify
+
+Choice = Schedule | str | Synthesizer | Callable[[Topology, Collective], Schedule] | None
+
+
+def choose(choice: Choice, kind: str, axes: Axes, groups=None, root: int | None = None) -> Schedule:
+    """The verified schedule of a collective over the ranks of ``axes``.
+
+    Args:
+        choice: a schedule of this collective, or an all_gather or reduce_scatter to derive it from;
+            a synthesizer, its name, or a function of (topology, collective), to be run on the
+            default topology of that many ranks; or nothing for the default.
+        groups: groups of ranks, as in ``Collective``.
+
+    Raises:
+        CollectiveError: the groups do not cover the ranks of the axes once each, in equal numbers.
+        ScheduleError: a schedule of another number of ranks, of other groups or another root, of a
+            collective from which this one cannot be derived, or one that does not verify.
+    """
+    collective = Collective(kind, axes.num_ranks, 1, _checked(groups, axes), root)
+    if choice is None:
+        return _default(collective)
+    if isinstance(choice, Schedule):
+        schedule = choice
+    elif isinstance(choice, (str, Synthesizer)):
+        return _synthesized(synthesizer_named(choice), collective)
+    elif callable(choice):
+        schedule = choice(default_topology(axes.num_ranks), collective)
+        if not isinstance(schedule, Schedule):
+            raise ScheduleError(
+                f"schedule= was a function that returned {type(schedule).__name__}, not a Schedule"
+            )
+    else:
+        raise ScheduleError(
+            "schedule= takes a Schedule, a synthesizer or its name, a function of (topology, "
+            f"collective), or None; got {type(choice).__name__}"
+        )
+    _check_fits(schedule, collective, axes)
+    return derived(schedule, kind)
+
+
+# ---------------------------------------------------------------------- fit
+
+
+def _checked(groups, axes: Axes):
+    if groups is None:
+        return None
+    groups = tuple(tuple(int(rank) for rank in group) for group in groups)
+    ranks = sorted(rank for group in groups for rank in group)
+    if ranks != list(range(axes.num_ranks)):
+        raise CollectiveError(
+            f"axis_index_groups must name every index of {axes} exactly once, got {groups}"
+        )
+    if len({len(group) for group in groups}) > 1:
+        raise CollectiveError(f"axis_index_groups must be of equal size, got {groups}")
+    return groups
+
+
+def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
+    given = schedule.collective
+    if given.num_ranks != axes.num_ranks:
+        raise ScheduleError(
+            f"{schedule} is for {given.num_ranks} ranks, but {axes} has {axes.num_ranks}; "
+            f"synthesize one for {axes.num_ranks}, or run it over another axis"
+        )
+    if given.groups != wanted.groups:
+        raise ScheduleError(
+            f"{schedule} is for groups {_named(given.groups)}, but the call asks for "
+            f"{_named(wanted.groups)}; axis_index_groups= and the groups of the schedule must "
+            "be the same, in the same order"
+        )
+    if given.root != wanted.root and wanted.root is not None and given.root is not None:
+        raise ScheduleError(
+            f"{schedule} has root {given.root}, but the call asks for {wanted.root}"
+        )
+
+
+def _named(groups) -> str:
+    return "one group of all ranks in order" if len(groups) == 1 else str(groups)
+
+
+@functools.lru_cache(maxsize=256)
+def derived(schedule: Schedule, kind: str) -> Schedule:
+    """The schedule of another kind that follows from a schedule, verified once.
+
+    An all_gather run backwards is a reduce_scatter, and the other way round; one after the other
+    they are an all_reduce. Backwards means over the links the other way, so the network must equal
+    its transpose.
+
+    Raises:
+        ScheduleError: it does not follow, or does not verify.
+    """
+    given = schedule.collective.kind
+    verify(schedule)
+    if given == kind:
+        return schedule
+    gathers = ("all_gather", "reduce_scatter")
+    if given not in gathers or kind not in (*gathers, "all_reduce"):
+        raise ScheduleError(
+            f"{kind} cannot run {schedule}: it takes a schedule of {kind}"
+            + (", all_gather or reduce_scatter" if kind in (*gathers, "all_reduce") else "")
+        )
+    if schedule.topology != schedule.topology.transpose():
+        raise ScheduleError(
+            f"{kind} cannot be derived from {schedule}: the links of its network do not all have "
+            f"one the other way; synthesize {kind} itself"
+        )
+    back = schedule.reverse()
+    if kind == "all_reduce":
+        back = concatenate(*((schedule, back) if given == "reduce_scatter" else (back, schedule)))
+    verify(back)
+    return back
+
+
+# ---------------------------------------------------------------------- defaults
+
+
+@functools.lru_cache(maxsize=256)
+def _synthesized(synthesizer: Synthesizer, collective: Collective) -> Schedule:
+    schedule = synthesizer.synthesize(default_topology(collective.num_ranks), collective)
+    verify(schedule)
+    return schedule
+
+
+@functools.lru_cache(maxsize=64)
+def default_topology(num_ranks: int) -> Topology:
+    """The network assumed where none is given: a torus whose sides are the prime factors of n.
+
+    Dimension-wise algorithms then take the fewest rounds: log2(n) where n is a power of two.
+    """
+    sides, rest = [], num_ranks
+    for side in range(2, math.isqrt(num_ranks) + 1):
+        while rest % side == 0:
+            sides.append(side)
+            rest //= side
+    sides += [rest] if rest > 1 or not sides else []
+    return topologies.torus(*sides)
+
+
+def _default(collective: Collective) -> Schedule:
+    if collective.kind == "all_to_all":
+        return _synthesized(synthesizer_named("direct"), collective)
+    return _synthesized(Bucket(), collective)

@@ -1,0 +1,113 @@
+"""The functions against ``jax.lax``: values, shapes, types, gradients, refusals."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll import execute as jc
+from jaxcoll.errors import CollectiveError, ScheduleError
+from tests.execute.harness import integers, mesh_of, schedule_of, sharded
+
+SCHEDULES = [
+    None,
+    "ring",
+    ("torus", "bucket", 1),
+    ("torus", "bucket", 4),
+    ("mesh", "tacos", 2),
+    ("complete", "direct", 1),
+]
+
+
+def schedule(case, n=8, kind="all_gather"):
+    if isinstance(case, tuple):
+        network, synthesizer, chunks = case
+        return schedule_of(network, n, kind, synthesizer, chunks)
+    return case
+
+
+def same(ours, theirs, x, in_specs, out_specs, mesh=None):
+    mesh = mesh_of(8) if mesh is None else mesh
+    got = sharded(ours, mesh, in_specs, out_specs)(x)
+    want = sharded(theirs, mesh, in_specs, out_specs)(x)
+    assert jax.tree.map(lambda v: (v.shape, v.dtype), got) == jax.tree.map(
+        lambda v: (v.shape, v.dtype), want
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
+@pytest.mark.parametrize("shape", [(), (1,), (5, 3), (16, 7), (0, 3)])
+def test_psum(case, dtype, shape):
+    x = integers((8, *shape), dtype)
+    s = schedule(case)
+    same(lambda v: jc.psum(v[0], "x", schedule=s), lambda v: lax.psum(v[0], "x"), x, P("x"), P())
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.parametrize(("axis", "tiled"), [(0, False), (1, True), (-1, False)])
+def test_all_gather(case, axis, tiled):
+    x = integers((8 * 3, 5), jnp.float32)
+    s = schedule(case)
+    same(
+        lambda v: jc.all_gather(v, "x", axis=axis, tiled=tiled, schedule=s),
+        lambda v: lax.all_gather(v, "x", axis=axis, tiled=tiled),
+        x,
+        P("x"),
+        P("x"),
+    )
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.parametrize(("dimension", "tiled"), [(0, False), (1, False), (1, True)])
+def test_psum_scatter(case, dimension, tiled):
+    x = integers((8 * 8, 8, 3), jnp.float32)
+    s = schedule(case)
+    same(
+        lambda v: jc.psum_scatter(v, "x", scatter_dimension=dimension, tiled=tiled, schedule=s),
+        lambda v: lax.psum_scatter(v, "x", scatter_dimension=dimension, tiled=tiled),
+        x,
+        P("x"),
+        P("x"),
+    )
+
+
+def test_pmean_and_pytrees():
+    x = {"a": integers((8, 3), jnp.float32), "b": integers((8, 2, 2), jnp.float32)}
+    same(lambda v: jc.pmean(v, "x"), lambda v: lax.pmean(v, "x"), x, P("x"), P())
+
+
+@pytest.mark.parametrize("schedule_", ["bucket", "ring"])
+def test_gradient_of_psum(schedule_):
+    x = integers((16, 3), jnp.float32)
+
+    def loss(reduce):
+        inner = sharded(lambda v: reduce(jnp.sin(v)) ** 2, mesh_of(8), P("x"), P())
+        return jax.grad(lambda v: inner(v).sum())(x)
+
+    ours = loss(lambda v: jc.psum(v, "x", schedule=schedule_))
+    np.testing.assert_allclose(ours, loss(lambda v: lax.psum(v, "x")), rtol=1e-5)
+
+
+def test_refusals():
+    x = integers((8, 4), jnp.float32)
+
+    def call(function, **options):
+        return sharded(function, mesh_of(8), P("x"), P("x"), **options)(x)
+
+    with pytest.raises(ScheduleError, match="is for 4 ranks, but axis 'x' of 8 has 8"):
+        call(lambda v: jc.psum(v, "x", schedule=schedule_of("ring", 4, "all_gather", "ring")))
+    with pytest.raises(CollectiveError, match="axis 'q' is not bound here"):
+        call(lambda v: jc.psum(v, "q"))
+    with pytest.raises(NameError, match="axis 'q' is not bound here"):
+        jc.psum(x, "q")
+    with pytest.raises(ScheduleError, match="all_to_all cannot run"):
+        s = schedule_of("ring", 8, "all_gather", "ring")
+        call(lambda v: jc.all_to_all(v, "x", 1, 1, tiled=True, schedule=s))
+    with pytest.raises(CollectiveError, match="unknown synthesizer 'rign'"):
+        call(lambda v: jc.psum(v, "x", schedule="rign"))
