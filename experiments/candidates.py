@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import jaxcoll as jc
-from experiments.config import SynthConfig, TopologyConfig
+from experiments.config import HardwareConfig, SynthConfig, TopologyConfig
 from jaxcoll import topologies
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
@@ -44,14 +44,11 @@ class Candidate:
         return self.synthesizer if self.chunks == 1 else f"{self.synthesizer} x{self.chunks}"
 
 
-def build_topology(config: TopologyConfig, alpha: float, bandwidth: float) -> Topology:
-    """The network of a configuration.
-
-    Args:
-        alpha: seconds a link.
-        bandwidth: bytes per second a link.
-    """
-    return FAMILIES[config.family](*config.sides, alpha=alpha, bandwidth=bandwidth)
+def build_topology(config: TopologyConfig, hardware: HardwareConfig) -> Topology:
+    """The network of a configuration, with the links of the hardware."""
+    return FAMILIES[config.family](
+        *config.sides, alpha=hardware.alpha_us * 1e-6, bandwidth=hardware.bandwidth_gbps * 1e9
+    )
 
 
 def candidates(

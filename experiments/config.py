@@ -146,6 +146,8 @@ class QuickstartConfig:
             raise ConfigError(f"sizes must rise, got {self.sizes}")
         _at_least("elements", self.elements, 1)
         _at_least("seed", self.seed, 0)
+        if self.topology.num_ranks < 2:
+            raise ConfigError("topology.sides must make two ranks at least, got one")
         if self.train.batch % self.topology.num_ranks:
             raise ConfigError(
                 f"train.batch is shared out evenly: {self.train.batch} is no multiple of "

@@ -1,6 +1,8 @@
-"""From a network to a training step: schedules of an all-reduce made, proved, timed, run and used."""
+"""From a network to a training step: an all-reduce synthesized, timed, run and trained with."""
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import numpy as np
@@ -10,14 +12,15 @@ from rich.progress import Progress, track
 import jaxcoll as jc
 from experiments import tables
 from experiments.agreement import AXIS, Agreement, compare_with_psum, rank_mesh
-from experiments.benchmarks.report import describe_machine, format_seconds
+from experiments.benchmarks.report import describe_machine
 from experiments.candidates import Candidate, best_at, best_for, build_topology, candidates
 from experiments.config import QuickstartConfig, TrainConfig
 from experiments.digits import Curves, Digits, gradient_buckets, train
 from experiments.errors import CheckError
 from experiments.files import write_figure, write_json
-from jaxcoll import draw
+from experiments.pictures import pictures
 from jaxcoll.bounds import Bound
+from jaxcoll.draw import format_bytes
 from jaxcoll.topology import Topology
 
 
@@ -33,26 +36,22 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
     """
     console = console or Console()
     hardware = config.hardware
-    topology = build_topology(
-        config.topology, hardware.alpha_us * 1e-6, hardware.bandwidth_gbps * 1e9
-    )
+    topology = build_topology(config.topology, hardware)
     mesh = rank_mesh(topology.num_ranks)
+    console.print(f"[bold]{topology}[/bold]")
     console.print(
-        f"[bold]{topology}[/bold], links of {hardware.bandwidth_gbps:g} GB/s and ", end=""
+        f"links of {hardware.bandwidth_gbps:g} GB/s and {hardware.alpha_us:g} us, "
+        f"simulated by link model {config.link_model!r}"
     )
-    console.print(f"{hardware.alpha_us:g} us, link model {config.link_model!r}\n")
-
     found = _synthesize(config, topology, console)
     bounds = [jc.bound(topology, "all_reduce", nbytes) for nbytes in config.sizes]
-    title = (
-        "Simulated time; below it the percent of the bound, which nothing can beat, that it reaches"
-    )
-    console.print(tables.times_table(found, config.sizes, bounds, title), "")
+    console.print(tables.times_table(found, config.sizes, bounds), "")
     for line in tables.undefined(found):
         console.print(line)
 
     agreements = {}
-    for candidate in track(found, "running beside lax.psum", console=console, transient=True):
+    quiet = not console.is_terminal
+    for candidate in track(found, "running on devices", console=console, disable=quiet):
         if candidate.schedule is not None:
             agreements[candidate.label] = compare_with_psum(
                 candidate.schedule, mesh, config.elements, config.seed
@@ -69,7 +68,8 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
         "machine": describe_machine(),
     }
     write_json(config.results / "table.json", content)
-    _draw(config, topology, found, bounds)
+    for name, figure in pictures(topology, found, config.sizes, bounds, config.seed).items():
+        write_figure(config.results / f"{name}.png", figure)
     for label, agreement in agreements.items():
         agreement.check(label)
 
@@ -85,8 +85,8 @@ def _synthesize(config: QuickstartConfig, topology: Topology, console: Console) 
     with console.status("synthesizing, verifying, simulating"):
         for candidate in work:
             found.append(candidate)
-    names = ", ".join(candidate.label for candidate in found)
-    console.print(f"synthesized, verified and simulated: {names}\n")
+    made = sum(candidate.schedule is not None for candidate in found)
+    console.print(f"{made} schedules synthesized, verified and simulated\n")
     return found
 
 
@@ -122,26 +122,6 @@ def _rows(
     return rows
 
 
-def _draw(
-    config: QuickstartConfig, topology: Topology, found: list[Candidate], bounds: list[Bound]
-) -> None:
-    sizes, results = config.sizes, config.results
-    defined = [candidate for candidate in found if candidate.schedule is not None]
-    best = best_at(found, len(sizes) - 1)
-    gather = jc.synthesize(
-        topology, "all_gather", best.synthesizer, chunks=best.chunks, seed=config.seed
-    )
-    write_figure(results / "topology.png", draw.draw_topology(topology, gather, chunk=0))
-    # Beside the best, the first of the others: the ring, which knows nothing of the network.
-    shown = list(dict.fromkeys([best, defined[0]]))
-    schedules = [candidate.schedule for candidate in shown if candidate.schedule is not None]
-    labels = [candidate.label for candidate in shown]
-    write_figure(results / "heatmap.png", draw.draw_heatmap(*schedules, labels=labels))
-    algbw = {c.label: [s / t for s, t in zip(sizes, c.times, strict=True)] for c in defined}
-    limit = [size / bound.time for size, bound in zip(sizes, bounds, strict=True)]
-    write_figure(results / "algbw.png", draw.draw_algbw(sizes, algbw, limit))
-
-
 def _train(
     config: QuickstartConfig, found: list[Candidate], mesh: jax.sharding.Mesh, console: Console
 ) -> dict[str, object]:
@@ -154,8 +134,8 @@ def _train(
     count, nbytes = gradient_buckets(wanted, config.seed)
     best = best_for(found, nbytes, config.link_model)
     console.print(
-        f"\nTraining on {mesh.size} devices: {count} gradient buckets of "
-        f"{draw.format_bytes(nbytes)} each; best at that size: [bold]{best.label}[/bold]"
+        f"\nTraining on {mesh.size} devices, {count} gradient buckets of {format_bytes(nbytes)}; "
+        f"best at that size: [bold]{best.label}[/bold]"
     )
     digits = Digits.load(config.seed)
     ways = {
@@ -164,11 +144,10 @@ def _train(
     }
     runs = {}
     for label, psum in ways.items():
-        with Progress(console=console, transient=True) as progress:
+        with Progress(console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task(f"training with {label}", total=wanted.steps)
-            runs[label] = train(
-                wanted, digits, mesh, psum, config.seed, lambda: progress.advance(task)
-            )
+            advance = functools.partial(progress.advance, task)
+            runs[label] = train(wanted, digits, mesh, psum, config.seed, advance)
         console.print(
             f"  {label:>10}: loss {runs[label].loss[0]:.4f} -> {runs[label].loss[-1]:.4f}, "
             f"held-out accuracy {100 * runs[label].accuracy[-1]:.2f} %"
@@ -188,9 +167,10 @@ def _check(wanted: TrainConfig, ours: Curves, theirs: Curves, console: Console) 
     losses = float(np.abs(ours.loss - theirs.loss).max())
     accuracies = float(np.abs(ours.accuracy - theirs.accuracy).max())
     console.print(
-        f"Step by step over {wanted.steps} steps the runs differ by at most {losses:.2g} in loss "
-        f"(passes: {wanted.loss_tolerance:g}) and {100 * accuracies:.2g} % in held-out accuracy "
-        f"(passes: {100 * wanted.accuracy_tolerance:g} %)"
+        f"After each of {wanted.steps} steps the runs differ by at most\n"
+        f"  {losses:.2g} in loss ({wanted.loss_tolerance:g} passes) and "
+        f"{100 * accuracies:.2g} % in held-out accuracy "
+        f"({100 * wanted.accuracy_tolerance:g} % passes)"
     )
     if not losses <= wanted.loss_tolerance:
         raise CheckError(

@@ -1,0 +1,26 @@
+"""What all drawings share: colours, and words for sizes and schedules."""
+
+from __future__ import annotations
+
+from jaxcoll.schedule import Schedule
+
+# Okabe and Ito's palette without its yellow, which is too pale for lines: distinct to all eyes.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+INK = "#22272e"
+FAINT = "#c3c9d1"
+PAPER = "#f3f5f7"
+
+
+def label_of(schedule: Schedule) -> str:
+    """Who made the schedule, or what it carries."""
+    return schedule.provenance.synthesizer or schedule.collective.kind
+
+
+def format_bytes(nbytes: float) -> str:
+    """``1024`` as ``1 KiB``: three digits and the largest unit that fits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            return f"{nbytes:.3g} {unit}"
+        nbytes /= 1024
+    return ""

@@ -1,0 +1,157 @@
+"""Drawings show every link, send and cell once."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.collections import QuadMesh
+
+import jaxcoll as jc
+from jaxcoll import draw, topologies
+from jaxcoll.draw import layout
+
+TOPOLOGIES = [
+    topologies.torus(2, 4),
+    topologies.torus(4, 4),
+    topologies.torus(3, 3, 3),
+    topologies.mesh(5),
+    topologies.ring(6),
+    topologies.ring(2),
+    topologies.mesh(1),
+    topologies.hypercube(4),
+    topologies.fully_connected(5),
+    topologies.star(6),
+    topologies.switch(5),
+    jc.Topology(2, [0, 0, 1], [1, 1, 0], [1e-6] * 3, [1e9] * 3),  # parallel links
+]
+
+
+def named(figure, word):
+    """The artists of a figure whose gid is ``word`` and a number."""
+    return [a for a in figure.axes[0].patches if (a.get_gid() or "").split()[0] == word]
+
+
+def saved(figure):
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=40)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
+def test_every_vertex_and_link_is_drawn(topology):
+    figure = draw.draw_topology(topology)
+    assert len(named(figure, "vertex")) == topology.num_vertices
+    assert len(named(figure, "link")) == topology.num_links
+    assert not named(figure, "send")
+    assert saved(figure).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=repr)
+def test_vertices_and_the_curves_of_links_stand_apart(topology):
+    place = layout.layout(topology)
+    apart = np.linalg.norm(place[:, None] - place, axis=-1)[~np.eye(len(place), dtype=bool)]
+    assert (apart > 2 * layout.RADIUS).all()
+    bow = layout.bows(topology, place)
+    middles = [layout.middle_of(topology, place, bow, link) for link in range(topology.num_links)]
+    assert len({tuple(np.round(middle, 3)) for middle in middles}) == topology.num_links
+
+
+def test_a_chunk_is_followed_over_every_link_of_its_paths():
+    topology = topologies.torus(2, 4)
+    schedule = jc.synthesize(topology, "all_gather", "ring")
+    sends = np.flatnonzero(schedule.chunk == 3)
+    figure = draw.draw_topology(topology, schedule, chunk=3)
+    assert len(named(figure, "send")) == schedule.edges.hops[schedule.edge[sends]].sum()
+    steps = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert steps == [f"step {step}" for step in np.unique(schedule.step[sends])]
+    assert "chunk 3" in figure.axes[0].get_title()
+
+
+def test_sends_that_add_are_dashed():
+    topology = topologies.ring(4)
+    schedule = jc.synthesize(topology, "all_reduce", "ring")
+    styles = {a.get_linestyle() for a in named(draw.draw_topology(topology, schedule), "send")}
+    assert styles == {"-", "--"}
+
+
+def test_loads_are_what_the_sends_carry():
+    topology = topologies.torus(2, 4)
+    schedule = jc.synthesize(topology, "all_reduce", "tacos", chunks=3)
+    loads = draw.link_loads(schedule)
+    assert loads.shape == (topology.num_links, schedule.num_steps)
+    assert loads.sum() == pytest.approx(100.0 * schedule.num_sends / 24)  # 8 shards of 3 chunks
+    send = 17
+    assert loads[schedule.edges.path(int(schedule.edge[send]))[0], schedule.step[send]] > 0
+
+
+def test_loads_count_every_link_of_a_path():
+    schedule = jc.synthesize(topologies.switch(4), "all_gather", "direct")
+    assert draw.link_loads(schedule).sum() == pytest.approx(2 * 12 * 25.0)
+
+
+def test_heat_maps_share_a_scale_and_have_a_cell_for_each_link_and_step():
+    topology = topologies.torus(2, 4)
+    schedules = [jc.synthesize(topology, "all_reduce", name) for name in ("ring", "tacos")]
+    figure = draw.draw_heatmap(*schedules, labels=["one", "two"])
+    meshes = [a for axes in figure.axes for a in axes.collections if isinstance(a, QuadMesh)]
+    panels = meshes[: len(schedules)]
+    for panel, schedule in zip(panels, schedules, strict=True):
+        assert panel.get_array().shape == (topology.num_links, schedule.num_steps)
+        assert (panel.get_array().filled(0) > 0).sum() == (draw.link_loads(schedule) > 0).sum()
+    assert panels[0].norm is panels[1].norm
+    assert [axes.get_title().split("\n")[0] for axes in figure.axes[:2]] == ["one", "two"]
+    assert len(figure.axes[0].get_yticklabels()) == topology.num_links
+    assert saved(figure).startswith(b"\x89PNG")
+
+
+def test_heat_map_of_a_schedule_without_sends():
+    schedule = jc.synthesize(topologies.mesh(1), "all_gather", "direct")
+    assert saved(draw.draw_heatmap(schedule)).startswith(b"\x89PNG")
+
+
+def test_bandwidths_are_lines_with_the_bound():
+    sizes = [2**10, 2**20, 2**30]
+    algbw = {f"name {i}": [1e9, 2e9, 3e9 + i] for i in range(9)}
+    figure = draw.draw_algbw(sizes, algbw, bound=[4e9] * 3)
+    upper, lower = figure.axes
+    assert len(upper.lines) == len(lower.lines) == 10
+    assert [text.get_text() for text in upper.get_legend().get_texts()] == [*algbw, "bound"]
+    assert lower.lines[0].get_ydata() == pytest.approx([25.0, 50.0, 75.0])
+    looks = {(a.get_color(), a.get_marker(), a.get_linestyle()) for a in upper.lines}
+    assert len(looks) == 10
+    assert [text.get_text() for text in lower.get_xticklabels()] == ["1 KiB", "1 MiB", "1 GiB"]
+    assert len(draw.draw_algbw(sizes, algbw).axes) == 1
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(1, "1 B"), (1000, "1e+03 B"), (1536, "1.5 KiB"), (2**30, "1 GiB"), (2**42, "4.1e+03 GiB")],
+)
+def test_bytes_come_with_a_unit_that_fits(nbytes, text):
+    assert draw.format_bytes(nbytes) == text
+
+
+def test_what_does_not_fit_is_refused():
+    small, large = topologies.ring(3), topologies.ring(4)
+    schedule = jc.synthesize(small, "all_gather", "ring")
+    other = jc.synthesize(large, "all_gather", "ring")
+    for call, expected in [
+        (lambda: draw.draw_topology(large, schedule), "another network"),
+        (lambda: draw.draw_topology(small, schedule, chunk=3), "chunk must be 0..2, got 3"),
+        (lambda: draw.draw_topology(small, chunk=0), "needs the schedule"),
+        (lambda: draw.draw_heatmap(), "at least one schedule"),
+        (lambda: draw.draw_heatmap(schedule, other), "the same network"),
+        (lambda: draw.draw_heatmap(schedule, labels=["a", "b"]), "1 schedules need as many labels"),
+        (lambda: draw.draw_algbw([1, 2], {"ring": [1.0]}), "ring has 1 values for 2 sizes"),
+    ]:
+        with pytest.raises(jc.ScheduleError, match=expected):
+            call()
+
+
+def test_the_library_does_without_matplotlib():
+    code = "import sys, jaxcoll; sys.exit('matplotlib' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
