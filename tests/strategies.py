@@ -80,8 +80,14 @@ def topologies(
 
 
 @st.composite
-def grids(draw: st.DrawFn, max_ranks: int = 36, max_dimensions: int = 3) -> Topology:
-    """A mesh, torus or mixture with sides that may be unequal, 1 or 2."""
+def grids(
+    draw: st.DrawFn, max_ranks: int = 36, max_dimensions: int = 3, homogeneous: bool = False
+) -> Topology:
+    """A mesh, torus or mixture with sides that may be unequal, 1 or 2.
+
+    Args:
+        homogeneous: one alpha and bandwidth for all dimensions, or one for each.
+    """
     sides: list[int] = []
     left = max_ranks
     for _ in range(draw(st.integers(1, max_dimensions))):
@@ -90,6 +96,8 @@ def grids(draw: st.DrawFn, max_ranks: int = 36, max_dimensions: int = 3) -> Topo
     wrap = tuple(draw(st.booleans()) for _ in sides)
     alphas = [draw(st.sampled_from(ALPHAS)) for _ in sides]
     bandwidths = [draw(st.sampled_from(BANDWIDTHS)) for _ in sides]
+    if homogeneous:
+        alphas, bandwidths = alphas[:1] * len(sides), bandwidths[:1] * len(sides)
     return grid(sides, wrap, alpha=alphas, bandwidth=bandwidths, name="grid")
 
 

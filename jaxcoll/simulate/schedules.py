@@ -15,7 +15,6 @@ from jaxcoll.simulate.clock import Clock
 from jaxcoll.simulate.timeline import MODELS, Timeline
 from jaxcoll.topology import Topology
 
-
 _ZERO = Fraction(0)
 
 

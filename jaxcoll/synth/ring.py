@@ -23,7 +23,8 @@ class Ring(Synthesizer):
 
     Blind to the topology: neighbours on the circle that no link joins are routed over shortest
     paths (``jaxcoll.paths.shortest_routes`` states the tie-break). Both ways round, shards travel
-    to the rank opposite in n/2 steps; one way, all the way round in n-1.
+    to the rank opposite in n/2 steps; one way, all the way round in n-1 steps, upwards unless the
+    routes downwards have fewer links (as on a one-way ring turned round for reduce_scatter).
 
     Attributes:
         bidirectional: whether shards travel both ways round.
@@ -42,6 +43,8 @@ class Ring(Synthesizer):
             if len(group) == 1:
                 continue
             ranks = np.asarray(group)
+            if not self.bidirectional and _links(topology, ranks[::-1]) < _links(topology, ranks):
+                ranks = ranks[::-1]
             circle = Grid((len(group),), (True,))
             sends = gather_by_dimension(
                 circle, (0,), collective.chunks_per_shard, both_ways=self.bidirectional
@@ -51,6 +54,11 @@ class Ring(Synthesizer):
             dst.append(ranks[sends.dst])
             chunk.append(first[ranks[sends.owner]] + sends.index)
         return routed(topology, collective, *map(np.concatenate, (step, src, dst, chunk)))
+
+
+def _links(topology: Topology, circle: np.ndarray) -> int:
+    """Links on the routes from each rank of a circle to the next."""
+    return len(shortest_routes(topology, circle, np.roll(circle, -1)).path_link)
 
 
 def routed(

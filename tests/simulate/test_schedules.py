@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_equals_the_slow_replay(schedule, nbytes, model):
 def test_links_serve_one_message_at_a_time_and_sends_wait_for_their_chunks(schedule, model):
     timeline = simulate(schedule, 10**6, model)
     busy = sorted(zip(timeline.hop_link, timeline.hop_start, timeline.hop_busy, strict=True))
-    for (link, start, length), (next_link, next_start, _) in zip(busy, busy[1:], strict=False):
+    for (link, start, length), (next_link, next_start, _) in itertools.pairwise(busy):
         assert link != next_link or start + length <= next_start
     src, dst, step = schedule.src, schedule.dst, schedule.step
     for i in range(schedule.num_sends):
@@ -74,7 +75,8 @@ def test_utilization_over_time_adds_up_to_the_whole(schedule, model, bins):
     parts = timeline.utilization(bins)
     assert parts.shape == (schedule.topology.num_links, bins)
     np.testing.assert_allclose(parts.mean(axis=1), timeline.utilization(), atol=1e-9)
-    assert (parts <= 1 + 1e-9).all() and (parts >= 0).all()
+    assert (parts <= 1 + 1e-9).all()
+    assert (parts >= 0).all()
 
 
 @given(schedules(networks=grids(9)), models)
@@ -193,7 +195,7 @@ def test_bytes_are_refused(nbytes):
 
 
 def test_unknown_model_is_refused():
-    with pytest.raises(ScheduleError, match="'fluid'.*astra, tacos"):
+    with pytest.raises(ScheduleError, match=r"'fluid'.*astra, tacos"):
         simulate(ring_all_gather(3), 1, "fluid")
 
 
@@ -201,4 +203,6 @@ def test_nothing_to_do_takes_no_time():
     topology = topologies.ring(1)
     nothing = Schedule.from_sends(topology, Collective("all_reduce", 1), [], [], [])
     timeline = simulate(nothing, 1e6)
-    assert timeline.time == 0 and timeline.algbw == 0 and timeline.mean_utilization() == 0
+    assert timeline.time == 0
+    assert timeline.algbw == 0
+    assert timeline.mean_utilization() == 0
