@@ -41,7 +41,7 @@ class Tacos(Synthesizer):
     """
 
     rule: str = "downstream-need"
-    attempts: int = 8
+    attempts: int = 16
     name: ClassVar[str] = "tacos"
 
     def __post_init__(self) -> None:
