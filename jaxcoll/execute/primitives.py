@@ -20,12 +20,15 @@ from jax import lax
 from jaxcoll.collective import DUALS
 from jaxcoll.execute import internals
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings import ssa
+from jaxcoll.execute.lowerings import scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup
-from jaxcoll.execute.program import program_of
+from jaxcoll.execute.program import Program, program_of
 from jaxcoll.schedule import Schedule
 
-LOWERINGS = {"ssa": ssa.run}
+# XLA takes about 20 ms a permute in straight-line code, and longer the longer the code is.
+MOST_STRAIGHT_PERMUTES = 128
+
+LOWERINGS = {"ssa": ssa.run, "scan": scan.run}
 
 
 def bind(
@@ -103,8 +106,14 @@ def _run(x, *, axes, schedule, lowering, invarying, strict=False):
     flat = x.reshape(into, size)
     if padding:
         flat = lax.pad(flat, jnp.zeros((), x.dtype), [(0, 0, 0), (0, padding, 0)])
-    result = LOWERINGS["ssa"](program, flat.reshape(-1), axes, width, strict)
+    chosen = LOWERINGS[_auto(program) if lowering == "auto" else lowering]
+    result = chosen(program, flat.reshape(-1), axes, width, strict)
     return result.reshape(out, size + padding)[:, :size].reshape(shape)
+
+
+def _auto(program: Program) -> str:
+    """The lowering for a program: straight-line code while it compiles in a few seconds."""
+    return "ssa" if program.num_permutes <= MOST_STRAIGHT_PERMUTES else "scan"
 
 
 def _declare(kind: str):

@@ -1,18 +1,19 @@
 """Program: a schedule as rounds of row tables, ready to be lowered. NumPy only.
 
-Every rank keeps chunks in rows of a buffer. A step is a list of rounds; a round is one ``ppermute``:
-a partial permutation of ranks and, for every rank, the rows it sends and the rows where it puts what
-arrives. All rounds of a step read before any of them writes.
+Every rank keeps chunks in rows of a buffer. A step is a list of rounds; a round is one
+``ppermute``: a partial permutation of ranks and, for every rank, the rows it sends and the rows
+where it puts what arrives. All rounds of a step read before any of them writes.
 
 Rows of a rank that is in a group: a chunk's row is its number within the group. For all_to_all the
-first rows hold the result (by source) and the next as many the input (by destination). Chunks that a
-rank only passes on take rows after these.
+first rows hold the result (by source) and the next as many the input (by destination). Chunks that
+a rank only passes on take rows after these.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from jaxcoll.schedule import Schedule
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Round:
-    """One ``ppermute``. Entries of the tables are -1 where a rank is idle or its message is shorter.
+    """One ``ppermute``. Entries are -1 where a rank is idle or its message is shorter.
 
     Attributes:
         pairs: (sender, receiver) of each message, sorted.
@@ -51,11 +52,13 @@ class Program:
     Attributes:
         collective: what is carried.
         num_rows: rows of a rank's buffer.
+        sides: the box whose translations are the symmetry to look for; (n,) where there is no grid.
         steps: the rounds of each step.
     """
 
     collective: Collective
     num_rows: int
+    sides: tuple[int, ...]
     steps: tuple[tuple[Round, ...], ...]
 
     @property
@@ -106,8 +109,9 @@ class Program:
 
 @functools.lru_cache(maxsize=256)
 def program_of(schedule: Schedule) -> Program:
-    """The program of a schedule, with as many permutes as the largest degrees of its steps add up to."""
-    n = schedule.topology.num_ranks
+    """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
+    n, grid = schedule.topology.num_ranks, schedule.topology.grid
+    sides = (n,) if grid is None else grid.shape
     src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
     chunk = np.asarray(schedule.chunk, np.int64)
     num_rows, (sent, received) = _rows(schedule.collective, (src, dst), chunk)
@@ -116,12 +120,12 @@ def program_of(schedule: Schedule) -> Program:
     order = np.lexsort((sent, dst, src, step))
     columns = [column[order] for column in (src, dst, sent, received, schedule.reduce)]
     ptr = np.searchsorted(step[order], np.arange(schedule.num_steps + 1))
-    classes = _displacement(schedule)
-    steps = []
-    for first, last in zip(ptr[:-1], ptr[1:], strict=True):
-        if first < last:
-            steps.append(_rounds(n, classes, *(column[first:last] for column in columns)))
-    return Program(schedule.collective, num_rows, tuple(steps))
+    steps = tuple(
+        _rounds(n, sides, *(column[first:last] for column in columns))
+        for first, last in itertools.pairwise(ptr)
+        if first < last
+    )
+    return Program(schedule.collective, num_rows, sides, steps)
 
 
 # ---------------------------------------------------------------------- rows
@@ -168,32 +172,38 @@ def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np
 # ---------------------------------------------------------------------- rounds
 
 
-def _displacement(schedule: Schedule):
-    """The function that says by which translation a rank is reached from another, as an integer.
+def colour_pairs(
+    src: np.ndarray, dst: np.ndarray, size: np.ndarray, sides: tuple[int, ...]
+) -> np.ndarray:
+    """Rounds for messages between distinct pairs of ranks: as many as the largest degree.
 
-    Two messages with the same translation never meet at a rank, so a translation is a ready round,
-    and on a symmetric network one in which all ranks do the same.
+    Messages that go the same way on the box never meet at a rank, so a translation of the box is a
+    ready round, and on a symmetric network one in which all ranks do the same. Where translations
+    are more than need be, the messages are coloured anew.
+
+    Args:
+        src, dst, size: ranks and chunks of each message, integers of shape (messages,).
+        sides: the box, its last dimension fastest.
+
+    Returns:
+        The round of each message, integers of shape (messages,), from 0.
     """
-    grid, n = schedule.topology.grid, schedule.topology.num_ranks
-    if grid is None:
-        return lambda src, dst: (dst - src) % n
-    place, shape = grid.coordinates(), np.asarray(grid.shape)
-
-    def translation(src, dst):
-        return np.ravel_multi_index(((place[dst] - place[src]) % shape).T, grid.shape)
-
-    return translation
+    here, there = (np.stack(np.unravel_index(ranks, sides)) for ranks in (src, dst))
+    moved = (there - here) % np.asarray(sides)[:, None]
+    way = np.ravel_multi_index(tuple(moved), sides)
+    colour = np.unique(way, return_inverse=True)[1].ravel()
+    if len(colour) and colour.max() + 1 > max_degree(src, dst):
+        return colour_messages(src, dst, size)
+    return colour
 
 
-def _rounds(n, displacement, src, dst, sent, received, reduce) -> tuple[Round, ...]:
+def _rounds(n, sides, src, dst, sent, received, reduce) -> tuple[Round, ...]:
     """The rounds of one step, its sends sorted by (src, dst, row sent)."""
     pair = src * n + dst
     starts = np.flatnonzero(np.concatenate([[True], pair[1:] != pair[:-1]]))
     size = np.diff(np.append(starts, len(pair)))
     u, v = src[starts], dst[starts]
-    colour = np.unique(displacement(u, v), return_inverse=True)[1].ravel()
-    if colour.max() + 1 > max_degree(u, v):
-        colour = colour_messages(u, v, size)
+    colour = colour_pairs(u, v, size, sides)
     message = np.repeat(np.arange(len(starts)), size)
     column = np.arange(len(pair)) - starts[message]
     rounds = []

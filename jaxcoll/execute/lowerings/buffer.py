@@ -7,9 +7,10 @@ are then looked up by the rank.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -74,7 +75,7 @@ def write(buffer: jax.Array, rows: jax.Array, row, width: int) -> jax.Array:
 
 
 def blank(like: jax.Array, size: int) -> jax.Array:
-    """A flat array of ``size`` unspecified elements that varies over the axes that ``like`` does."""
+    """A flat array of ``size`` unspecified elements, varying over the axes that ``like`` does."""
     return cast_like(lax.empty((size,), like.dtype), like)
 
 
@@ -111,26 +112,35 @@ def empty(program: Program, buffer: jax.Array, rank: jax.Array, width: int) -> j
     result = read(buffer, 0, shards * k, width)
     if collective.kind in ("reduce", "gather"):
         is_root = lookup(program.place == collective.root, rank)
-        return lax.select(_fill(is_root, result), result, lax.full_like(result, 0))
+        return lax.select(_everywhere(is_root, result), result, lax.full_like(result, 0))
     return result
 
 
-def _fill(flag, like: jax.Array) -> jax.Array:
-    return lax.broadcast(jax.numpy.asarray(flag, bool), like.shape)
+def _everywhere(flag, like: jax.Array) -> jax.Array:
+    return lax.broadcast(jnp.asarray(flag, bool), like.shape)
 
 
-def put(buffer: jax.Array, arrived: jax.Array, run: Run, rank: jax.Array, width: int) -> jax.Array:
+def resolve(run: Run, look: Callable[[np.ndarray], object]) -> tuple:
+    """Where a run goes on this rank, for ``put``: (row, active or None, add or None).
+
+    Args:
+        look: this rank's entry of a table of shape (ranks,).
+    """
+    active = None if run.active.all() else look(run.active)
+    mixed = run.add.any() and not run.add[run.active].all()
+    return look(run.start), active, look(run.add) if mixed else None
+
+
+def put(buffer: jax.Array, arrived: jax.Array, run: Run, where: tuple, width: int) -> jax.Array:
     """The buffer with one run of what arrived copied or added to it, untouched on idle ranks."""
-    start = lookup(run.start, rank)
-    rows = read(arrived, run.column, run.length, width)
-    if run.active.all() and not run.add.any():
-        return write(buffer, rows, start, width)
-    old = read(buffer, start, run.length, width)
-    new = rows
+    row, active, add = where
+    new = read(arrived, run.column, run.length, width)
+    if active is None and not run.add.any():
+        return write(buffer, new, row, width)
+    old = read(buffer, row, run.length, width)
     if run.add.any():
-        new = rows + old
-        if not run.add[run.active].all():
-            new = lax.select(_fill(lookup(run.add, rank), rows), new, rows)
-    if not run.active.all():
-        new = lax.select(_fill(lookup(run.active, rank), rows), new, old)
-    return write(buffer, new, start, width)
+        total = old + new
+        new = total if add is None else lax.select(_everywhere(add, new), total, new)
+    if active is not None:
+        new = lax.select(_everywhere(active, new), new, old)
+    return write(buffer, new, row, width)

@@ -1,4 +1,4 @@
-"""ssa: straight-line code, step after step; every round one ``ppermute`` of exactly its messages."""
+"""ssa: straight-line code, step after step; a round is one ``ppermute`` of its messages alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 from jax import lax
 
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings.buffer import empty, fill, lookup, put, read, runs
+from jaxcoll.execute.lowerings.buffer import empty, fill, lookup, put, read, resolve, runs
 from jaxcoll.execute.program import Program, Round
 
 
@@ -35,7 +35,8 @@ def run(program: Program, x: jax.Array, axes: Axes, width: int, strict: bool) ->
             buffer, *arrived = lax.optimization_barrier((buffer, *arrived))
         for rows, round_ in zip(arrived, rounds, strict=True):
             for part in runs(round_.recv, round_.add):
-                buffer = put(buffer, rows, part, rank, width)
+                where = resolve(part, lambda table: lookup(table, rank))
+                buffer = put(buffer, rows, part, where, width)
     return empty(program, buffer, rank, width)
 
 

@@ -1,0 +1,155 @@
+"""scan: a program of constant size, however many steps there are.
+
+Steps in a row whose messages are of about the same size make a stage, and a stage is one
+``lax.scan``. Its rounds are coloured once, over all pairs of ranks that send in it, so that the body
+is the same for all steps. What the next step sends is read at the end of a body and rides in the
+carry: a body that read before it wrote would make XLA copy the whole buffer.
+
+A pair that is idle in a step sends all the same. In an all_gather it sends the sender's own chunk
+again, which is right wherever it goes; elsewhere the receiver keeps what it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.lowerings.buffer import (
+    Run,
+    empty,
+    fill,
+    put,
+    read,
+    resolve,
+    runs,
+)
+from jaxcoll.execute.program import Program, Round, colour_pairs
+
+
+def run(program: Program, x: jax.Array, axes: Axes, width: int, strict: bool) -> jax.Array:
+    """Run a program on a flat input; arguments and result are those of ``ssa.run``.
+
+    ``strict`` changes nothing: a body's permutes are in flight together as it is.
+    """
+    del strict
+    rank = axes.rank()
+    buffer = fill(program, x, rank, width)
+    for stage in stages(program):
+        buffer = _run_stage(stage, buffer, axes, rank, width)
+    return empty(program, buffer, rank, width)
+
+
+# ---------------------------------------------------------------------- stages
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slot:
+    """One permute of a stage's body.
+
+    Attributes:
+        pairs: (sender, receiver) of each message.
+        send, recv, add: as in ``Round``, of shape (steps, ranks, size).
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    send: np.ndarray
+    recv: np.ndarray
+    add: np.ndarray
+
+
+@functools.lru_cache(maxsize=256)
+def stages(program: Program) -> tuple[tuple[Slot, ...], ...]:
+    """The stages of a program, each as the slots of its body."""
+    found, steps, scale = [], [], 0
+    for rounds in program.steps:
+        # To the next power of two: at most half of a message is padding.
+        here = (max(r.size for r in rounds) - 1).bit_length()
+        if steps and here != scale:
+            found.append(_stage(program, steps))
+            steps = []
+        scale = here
+        steps.append(rounds)
+    return (*found, _stage(program, steps)) if steps else ()
+
+
+def _stage(program: Program, steps: list[tuple[Round, ...]]) -> tuple[Slot, ...]:
+    n = program.num_ranks
+    listed = [(t, r, u, v) for t, rounds in enumerate(steps) for r in rounds for u, v in r.pairs]
+    pair = np.unique([u * n + v for _, _, u, v in listed])
+    colour = colour_pairs(pair // n, pair % n, np.ones_like(pair), program.sides)
+    size = max(r.size for rounds in steps for r in rounds)
+    shape = (int(colour.max()) + 1, len(steps), n, size)
+    send, recv = np.full((2, *shape), -1, np.int32)
+    add = np.zeros(shape, bool)
+    which = dict(zip(pair.tolist(), colour.tolist(), strict=True))
+    for t, r, u, v in listed:
+        c = which[u * n + v]
+        send[c, t, u, : r.size] = r.send[u]
+        recv[c, t, v, : r.size] = r.recv[v]
+        add[c, t, v, : r.size] = r.add[v]
+    slots = []
+    for c in range(shape[0]):
+        pairs = tuple((int(p // n), int(p % n)) for p in pair[colour == c])
+        if program.collective.kind == "all_gather":
+            _resend_own(program, pairs, send[c], recv[c])
+        slots.append(Slot(pairs, send[c], recv[c], add[c]))
+    return tuple(slots)
+
+
+def _resend_own(program: Program, pairs, send: np.ndarray, recv: np.ndarray) -> None:
+    """Fill idle entries with the sender's own first chunk, which may go anywhere in its group."""
+    group, k = program.collective.group_of_rank, program.collective.chunks_per_shard
+    for u, v in pairs:
+        if group[u] == group[v]:
+            idle = recv[:, v] < 0
+            recv[:, v][idle] = send[:, u][idle] = program.place[u] * k
+
+
+# ---------------------------------------------------------------------- running
+
+
+def _run_stage(stage, buffer: jax.Array, axes: Axes, rank: jax.Array, width: int) -> jax.Array:
+    steps = stage[0].send.shape[0]
+    reads = [_runs(slot.send) for slot in stage]
+    writes = [_runs(slot.recv, slot.add) for slot in stage]
+
+    def mine(table: np.ndarray) -> jax.Array:
+        by_step = jnp.asarray(table.reshape(steps, -1))
+        return lax.dynamic_index_in_dim(
+            by_step, rank, axis=1, keepdims=False, allow_negative_indices=False
+        )
+
+    def sources(buffer, rows):
+        parts = [
+            [read(buffer, row, r.length, width) for row, r in zip(at, part, strict=True)]
+            for at, part in zip(rows, reads, strict=True)
+        ]
+        return [part[0] if len(part) == 1 else lax.concatenate(part, 0) for part in parts]
+
+    def body(carry, now):
+        buffer, ready = carry
+        ahead, places = now
+        arrived = [axes.permute(v, slot.pairs) for v, slot in zip(ready, stage, strict=True)]
+        for rows, part, at in zip(arrived, writes, places, strict=True):
+            for r, where in zip(part, at, strict=True):
+                buffer = put(buffer, rows, r, where, width)
+        return (buffer, sources(buffer, ahead)), None
+
+    sent = [[mine(r.start) for r in part] for part in reads]
+    placed = [[resolve(r, mine) for r in part] for part in writes]
+    first = jax.tree.map(lambda rows: rows[0], sent)
+    # The last body reads once more what it has sent; nobody waits for it.
+    ahead = jax.tree.map(lambda rows: jnp.concatenate([rows[1:], rows[-1:]]), sent)
+    (buffer, _), _ = lax.scan(body, (buffer, sources(buffer, first)), (ahead, placed))
+    return buffer
+
+
+def _runs(table: np.ndarray, add: np.ndarray | None = None) -> list[Run]:
+    size = table.shape[-1]
+    return list(runs(table.reshape(-1, size), None if add is None else add.reshape(-1, size)))
