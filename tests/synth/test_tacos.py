@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ from tests import strategies
 RULE = st.sampled_from(RULES)
 
 
-def gather(topology: Topology, synthesizer: Tacos, *, seed=0, chunks=1, groups=None) -> Schedule:
+def gather(
+    topology: Topology, synthesizer: Tacos, *, seed=0, chunks=1, groups: Any = None
+) -> Schedule:
     collective = Collective("all_gather", topology.num_ranks, chunks, groups)
     return synthesizer.synthesize(topology, collective, seed)
 
@@ -58,7 +61,8 @@ def test_sums_are_derived(case, seed):
 
 @given(cases(), RULE, strategies.SEEDS)
 def test_the_same_seed_gives_the_same_bytes(case, rule, seed):
-    first, second = (Tacos(rule, 2).synthesize(*case, seed) for _ in range(2))
+    topology, collective = case
+    first, second = (Tacos(rule, 2).synthesize(topology, collective, seed) for _ in range(2))
     assert first == second
     for column in ("step_ptr", "edge", "chunk"):
         assert getattr(first, column).tobytes() == getattr(second, column).tobytes()
@@ -70,14 +74,16 @@ def test_other_seeds_give_other_schedules():
 
 @given(cases(), RULE, strategies.SEEDS)
 def test_another_attempt_never_makes_it_worse(case, rule, seed):
-    once, again = (Tacos(rule, attempts).synthesize(*case, seed) for attempts in (1, 4))
+    topology, collective = case
+    once, again = (Tacos(rule, a).synthesize(topology, collective, seed) for a in (1, 4))
     assert again.num_steps <= once.num_steps
 
 
 @given(cases(), strategies.SEEDS)
 def test_a_certificate_is_the_bound(case, seed):
-    schedule = Tacos().synthesize(*case, seed)
-    bound = step_bound(*case)
+    topology, collective = case
+    schedule = Tacos().synthesize(topology, collective, seed)
+    bound = step_bound(topology, collective)
     met = {"step_bound": bound} if schedule.num_steps == bound and schedule.num_sends else {}
     assert schedule.provenance.certificate == met
 
