@@ -72,9 +72,7 @@ def compare_with_psum(schedule: Schedule, mesh: Mesh, elements: int, seed: int) 
 
     # By rank, so that all ranks' results are looked at.
     by_rank = PartitionSpec(AXIS)
-    run = jax.jit(
-        jax.shard_map(both, mesh=mesh, in_specs=by_rank, out_specs=by_rank, check_vma=False)
-    )
+    run = jax.jit(jax.shard_map(both, mesh=mesh, in_specs=by_rank, out_specs=by_rank))
     ours, theirs = (np.asarray(result) for result in run(jnp.asarray(ints)))
     ints_equal = bool(np.array_equal(ours, theirs))
     ours, theirs = (np.asarray(result, np.float64) for result in run(jnp.asarray(floats)))

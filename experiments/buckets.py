@@ -26,6 +26,8 @@ def reduce_in_buckets(tree: Any, reduce: Callable[[jax.Array], jax.Array], nbyte
     for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
         members = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
         vector = jnp.concatenate([leaves[i].ravel() for i in members])
+        if not vector.size:
+            continue
         count, size = bucket_shape(vector.size, dtype.itemsize, nbytes)
         padded = jnp.pad(vector, (0, count * size - vector.size)).reshape(count, size)
         whole = jnp.concatenate([reduce(bucket) for bucket in padded])[: vector.size]
@@ -36,7 +38,6 @@ def reduce_in_buckets(tree: Any, reduce: Callable[[jax.Array], jax.Array], nbyte
 
 
 def bucket_shape(elements: int, itemsize: int, nbytes: int) -> tuple[int, int]:
-    """Number of buckets, and elements of each, for a vector."""
-    largest = max(nbytes // itemsize, 1)
-    count = -(-elements // largest)
-    return count, -(-elements // max(count, 1))
+    """Number of buckets, and elements of each, for a vector of one element at least."""
+    count = -(-elements // max(nbytes // itemsize, 1))
+    return count, -(-elements // count)

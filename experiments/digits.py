@@ -112,7 +112,9 @@ def train(
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def step(params, state, pixels, labels, held_out_pixels, held_out_labels):
-        loss, gradients = jax.value_and_grad(loss_of)(params, pixels, labels)
+        # Every rank differentiates its own copy; otherwise jax.grad would sum the gradients itself.
+        own = jax.lax.pcast(params, AXIS, to="varying")
+        loss, gradients = jax.value_and_grad(loss_of)(own, pixels, labels)
         summed = reduce_in_buckets(gradients, psum, config.bucket_bytes)
         mean = jax.tree.map(lambda g: g / n, summed)
         updates, state = optimizer.update(mean, state, params)
@@ -121,8 +123,6 @@ def train(
         correct = jax.lax.psum((guess == held_out_labels).sum(), AXIS)
         return params, state, jax.lax.pmean(loss, AXIS), correct
 
-    # Every rank keeps its own copy of the parameters, as in DDP; check_vma=False leaves summing
-    # the gradients to us.
     copied, shared = PartitionSpec(), PartitionSpec(AXIS)
     run = jax.jit(
         jax.shard_map(
@@ -130,7 +130,6 @@ def train(
             mesh=mesh,
             in_specs=(copied, copied, shared, shared, shared, shared),
             out_specs=copied,
-            check_vma=False,
         )
     )
     # No digit is labelled -1: what fills up the last rank's share is never counted as correct.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ["scripts/run", "scripts/test", "scripts/bench", ".ci/run"]
+COMMANDS = ["scripts/run", "scripts/test", "scripts/bench", "scripts/pictures", ".ci/run"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,120 @@
+"""Configurations: what is refused, with which words, and what they become."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from experiments import __main__ as command
+from experiments.config import QuickstartConfig, TopologyConfig, build
+from experiments.configure import CONFIGS, EXPERIMENTS, configure
+from experiments.errors import ConfigError
+
+QUICKSTART = "experiment=quickstart"
+
+
+def test_the_quickstart_is_frozen_and_typed():
+    name, config = configure([QUICKSTART, "train.steps=7", "results=/tmp/elsewhere"])
+    assert name == "quickstart"
+    assert isinstance(config, QuickstartConfig)
+    assert config.topology == TopologyConfig("torus", (2, 4))
+    assert config.train.steps == 7
+    assert config.results == Path("/tmp/elsewhere")
+    assert isinstance(config.hardware.bandwidth_gbps, float)
+    assert config.synth.of("tacos") == (1, 2, 3)
+    assert config.synth.of("another") == config.synth.chunks
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.seed = 1  # type: ignore[misc]
+
+
+def test_every_experiment_has_a_configuration():
+    assert {path.stem for path in (CONFIGS / "experiment").iterdir()} == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "which experiment.*known: quickstart"),
+        (["experiment=quick"], "no experiment 'quick'; known: quickstart"),
+        (["experiment="], "which experiment"),
+        ([QUICKSTART, "fast"], "key=value, got 'fast'"),
+        ([QUICKSTART, "sed=1"], "sed"),
+        ([QUICKSTART, "+extra=1"], "unknown extra; known: topology, hardware"),
+        ([QUICKSTART, "topology=moebius"], "topology/moebius.*torus_2x4"),
+        ([QUICKSTART, "sizes=[1"], "input"),
+        ([QUICKSTART, "~seed"], "key=value, got '~seed'"),
+        ([QUICKSTART, "~seed=0"], "seed is missing"),
+        ([QUICKSTART, "seed=-1"], "seed must be at least 0, got -1"),
+        ([QUICKSTART, "seed=null"], "seed must be an integer, got None"),
+        ([QUICKSTART, "seed=true"], "seed must be an integer, got True"),
+        ([QUICKSTART, "seed=${nowhere}"], "nowhere"),
+        ([QUICKSTART, "elements=0"], "elements must be at least 1, got 0"),
+        ([QUICKSTART, "link_model=exact"], "unknown link_model 'exact'; known: astra, tacos"),
+        ([QUICKSTART, "sizes=[]"], "sizes must be bytes"),
+        ([QUICKSTART, "sizes=[4,2]"], "sizes must rise"),
+        ([QUICKSTART, "sizes=4"], "sizes must be a list, got 4"),
+        ([QUICKSTART, "sizes=[1.5]"], "sizes must be an integer, got 1.5"),
+        (
+            [QUICKSTART, "topology.family=moebius"],
+            "unknown topology.family 'moebius'; known: torus",
+        ),
+        ([QUICKSTART, "topology.sides=[0,4]"], "topology.sides must be integers of at least 1"),
+        ([QUICKSTART, "topology.sides=[1,1]", "train.batch=1"], "two ranks at least"),
+        ([QUICKSTART, "topology.family=ring"], "topology.sides of a ring is one number"),
+        ([QUICKSTART, "hardware.platform=abacus"], "unknown hardware.platform 'abacus'"),
+        ([QUICKSTART, "hardware.alpha_us=-1"], "hardware.alpha_us must be at least 0"),
+        ([QUICKSTART, "hardware.bandwidth_gbps=0"], "hardware.bandwidth_gbps must be above 0"),
+        ([QUICKSTART, "hardware.bandwidth_gbps=nan"], "hardware.bandwidth_gbps must be above 0"),
+        ([QUICKSTART, "synth.chunks=[0]"], "synth.chunks must be integers of at least 1"),
+        ([QUICKSTART, "synth.chunks_of.ring=[]"], "synth.chunks_of.ring must be"),
+        ([QUICKSTART, "synth.chunks_of=3"], "synth.chunks_of must be a mapping, got 3"),
+        ([QUICKSTART, "train=3"], "train must be a mapping, got 3"),
+        ([QUICKSTART, "train.batch=12"], "12 is no multiple of 8 ranks"),
+        ([QUICKSTART, "train.steps=0"], "train.steps must be at least 1"),
+        ([QUICKSTART, "train.hidden=[0]"], "train.hidden must be integers of at least 1"),
+        ([QUICKSTART, "train.learning_rate=0"], "train.learning_rate must be above 0"),
+        ([QUICKSTART, "train.loss_tolerance=inf"], "train.loss_tolerance must be at least 0"),
+        (
+            [QUICKSTART, "train.accuracy_wanted=x"],
+            "train.accuracy_wanted must be a number, got 'x'",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, expected):
+    with pytest.raises(ConfigError, match=expected):
+        configure(arguments)
+
+
+def test_a_mapping_is_asked_for():
+    with pytest.raises(ConfigError, match="the configuration must be a mapping, got 3"):
+        build(TopologyConfig, 3)
+
+
+def test_the_command_says_what_is_wrong_in_one_line(capsys):
+    assert command.main(["experiment=quick"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "error: there is no experiment 'quick'; known: quickstart\n"
+
+
+@pytest.mark.parametrize(
+    ("platform", "before", "after"),
+    [
+        ("cpu", None, "--xla_force_host_platform_device_count=8"),
+        ("cpu", "--other", "--other --xla_force_host_platform_device_count=8"),
+        (
+            "cpu",
+            "--xla_force_host_platform_device_count=9",
+            "--xla_force_host_platform_device_count=9",
+        ),
+        ("gpu", None, None),
+    ],
+)
+def test_devices_are_prepared_in_the_environment(platform, before, after, monkeypatch):
+    environment = {} if before is None else {"XLA_FLAGS": before}
+    monkeypatch.setattr(command.os, "environ", environment)
+    command.prepare_devices(platform, 8)
+    assert environment.get("XLA_FLAGS") == after
+    assert environment["JAX_PLATFORMS"] == platform
