@@ -1,23 +1,27 @@
-"""What the tests of execution share: meshes, the comparison with ``jax.lax``, cases of schedules."""
+"""What the tests of execution share: meshes, schedules, and collectives in NumPy."""
 
 from __future__ import annotations
 
 import functools
 
 import jax
+import networkx as nx
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
+from jaxcoll.schedule import Schedule
 from jaxcoll.synth import synthesize
+from jaxcoll.topology import Topology
+from jaxcoll.verify import verify
 
 
 @functools.cache
-def mesh_of(*sides: int, names: str = "xyz") -> Mesh:
+def mesh_of(*sides: int) -> Mesh:
     """A mesh of the first devices, its axes named x, y, z."""
     devices = np.array(jax.devices()[: int(np.prod(sides))]).reshape(sides)
-    return Mesh(devices, tuple(names[: len(sides)]))
+    return Mesh(devices, ("x", "y", "z")[: len(sides)])
 
 
 def sharded(function, mesh, in_specs, out_specs, **options):
@@ -32,16 +36,78 @@ def integers(shape, dtype, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 7, shape).astype(dtype)
 
 
+# ---------------------------------------------------------------------- schedules
+
 NETWORKS = {
-    "ring": lambda n: topologies.ring(n),
+    "ring": topologies.ring,
+    "one-way": lambda n: topologies.ring(n, bidirectional=False),
     "mesh": lambda n: topologies.mesh(2, n // 2),
     "torus": lambda n: topologies.torus(2, n // 2),
-    "complete": lambda n: topologies.fully_connected(n),
+    "complete": topologies.fully_connected,
+    "star": topologies.star,
 }
 
 
 @functools.cache
-def schedule_of(network: str, n: int, kind: str, synthesizer: str, chunks: int = 1, root=None):
+def schedule_of(
+    network: str, n: int, kind: str, synthesizer: str, chunks: int = 1, groups=None, root=None
+) -> Schedule:
     """A schedule of a collective on one of ``NETWORKS``."""
-    collective = Collective(kind, n, chunks, None, root)
-    return synthesize(NETWORKS[network](n), collective, synthesizer)
+    collective = Collective(kind, n, chunks, groups, root)
+    topology = NETWORKS[network](n)
+    if synthesizer == "hops":
+        return hops(topology, collective)
+    return synthesize(topology, collective, synthesizer)
+
+
+def hops(topology: Topology, collective: Collective) -> Schedule:
+    """Every chunk from link to link along its own shortest path, whoever is on the way.
+
+    For all_gather, broadcast, scatter and all_to_all, and backwards for the others.
+    """
+    forwards = ("all_gather", "broadcast", "scatter", "all_to_all")
+    if collective.kind == "all_reduce":
+        raise NotImplementedError
+    if collective.kind not in forwards:
+        return hops(topology.transpose(), collective.dual()).reverse()
+    graph = nx.DiGraph(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    link = {(int(u), int(v)): i for i, (u, v) in enumerate(zip(topology.src, topology.dst))}  # noqa: B905
+    sends = []
+    for chunk in range(collective.num_chunks):
+        before = np.flatnonzero(collective.precondition()[:, chunk])
+        source = int(before[0])
+        # The union of shortest paths of one search is a tree, so nothing arrives twice.
+        paths = nx.single_source_shortest_path(graph, source)
+        used = set()
+        for rank in np.flatnonzero(collective.postcondition()[:, chunk]):
+            path = paths[int(rank)]
+            used |= {(t, path[t], path[t + 1]) for t in range(len(path) - 1)}
+        sends += [(t, link[u, v], chunk) for t, u, v in sorted(used)]
+    step, edge, chunk = np.asarray(sorted(sends), np.int64).reshape(-1, 3).T
+    schedule = Schedule.from_sends(topology, collective, step, edge, chunk)
+    verify(schedule)
+    return schedule
+
+
+# ---------------------------------------------------------------------- collectives in NumPy
+
+
+def expected(collective: Collective, x: np.ndarray) -> np.ndarray:
+    """The result on every rank, shape (ranks, ...), of inputs of shape (ranks, ...)."""
+    out = [None] * collective.num_ranks
+    for group in collective.groups:
+        part = x[list(group)]
+        size, root = len(group), collective.root
+        zero = np.zeros_like(part)
+        for place, rank in enumerate(group):
+            out[rank] = {
+                "all_gather": lambda: np.concatenate(part),
+                "all_reduce": lambda: part.sum(0, dtype=x.dtype),
+                "reduce_scatter": lambda: np.split(part.sum(0, dtype=x.dtype), size)[place],  # noqa: B023
+                "broadcast": lambda: part[root],
+                "reduce": lambda: part.sum(0, dtype=x.dtype) if place == root else zero[0],  # noqa: B023
+                "all_to_all": lambda: np.concatenate([np.split(v, size)[place] for v in part]),  # noqa: B023
+                "gather": lambda: np.concatenate(part if place == root else zero),  # noqa: B023
+                "scatter": lambda: np.split(part[root], size)[place],  # noqa: B023
+            }[collective.kind]()
+    return np.stack(out)

@@ -1,0 +1,285 @@
+"""Under jvp, vjp, hvp, vmap, remat, control flow, eagerly, on every kind of mesh: as ``jax.lax``."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll import execute as jc
+from tests.execute.harness import integers, mesh_of, sharded
+
+X = integers((8 * 8, 3), jnp.float32) / 8
+
+# (ours, that of jax.lax) on a (8, 3) array a rank
+PAIRS = {
+    "psum": (lambda v, **k: jc.psum(v, "x", **k), lambda v: lax.psum(v, "x")),
+    "pmean": (lambda v, **k: jc.pmean(v, "x", **k), lambda v: lax.pmean(v, "x")),
+    "all_gather": (
+        lambda v, **k: jc.all_gather(v, "x", axis=1, **k),
+        lambda v: lax.all_gather(v, "x", axis=1),
+    ),
+    "all_gather_tiled": (
+        lambda v, **k: jc.all_gather(v, "x", tiled=True, **k),
+        lambda v: lax.all_gather(v, "x", tiled=True),
+    ),
+    "psum_scatter": (
+        lambda v, **k: jc.psum_scatter(v, "x", tiled=True, **k),
+        lambda v: lax.psum_scatter(v, "x", tiled=True),
+    ),
+    "all_to_all": (
+        lambda v, **k: jc.all_to_all(v, "x", 0, 1, **k),
+        lambda v: lax.all_to_all(v, "x", 0, 1),
+    ),
+    "all_to_all_tiled": (
+        lambda v, **k: jc.all_to_all(v, "x", 0, 1, tiled=True, **k),
+        lambda v: lax.all_to_all(v, "x", 0, 1, tiled=True),
+    ),
+}
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request):
+    return PAIRS[request.param]
+
+
+def close(got, want):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+def varied(v):
+    """Weights that differ from rank to rank and from element to element."""
+    here = jnp.arange(v.size, dtype=v.dtype).reshape(v.shape)
+    return v * jnp.cos(here + lax.axis_index("x"))
+
+
+def loss(function, check_vma=True):
+    def inner(v):
+        return lax.psum(jnp.sum(varied(jnp.sin(function(jnp.sin(v))))), "x")
+
+    return sharded(inner, mesh_of(8), P("x"), P(), check_vma=check_vma)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_derivatives(pair, check_vma):
+    def derivatives(function):
+        f = loss(function, check_vma)
+        gradient = jax.grad(f)
+
+        def all_of_them(x):
+            return (
+                f(x),
+                gradient(x),
+                jax.jvp(f, (x,), (x,))[1],
+                jax.jvp(gradient, (x,), (x,))[1],
+                jax.grad(lambda y: jnp.vdot(gradient(y), x))(x),
+            )
+
+        return jax.jit(all_of_them)(X)
+
+    ours, theirs = pair
+    close(derivatives(ours), derivatives(theirs))
+
+
+def test_vmap_remat_and_control_flow(pair):
+    def programs(function):
+        def inner(v):
+            batched = jax.vmap(function, in_axes=2)(jnp.stack([v, 2 * v], axis=2))
+            first = jax.vmap(function)(jnp.stack([v, 3 * v]))
+
+            def body(carry, _):
+                return carry + jnp.sum(function(jnp.sin(v) * carry)), None
+
+            start = lax.pcast(jnp.float32(1), "x", to="varying")
+            looped = lax.scan(body, start, None, length=2)[0]
+            counted = lax.fori_loop(0, 2, lambda i, c: c + jnp.sum(varied(function(c * v))), start)
+            chosen = lax.cond(
+                jnp.sum(jnp.zeros(())) < 1, lambda: function(v), lambda: 2 * function(v)
+            )
+            remat = jax.grad(lambda u: jnp.sum(varied(jax.checkpoint(function)(jnp.sin(u)))))(v)
+            outs = (batched, first, looped, counted, chosen, remat)
+            return jax.tree.map(lambda o: varied(o)[None], outs)
+
+        return sharded(inner, mesh_of(8), P("x"), P("x"))(X)
+
+    ours, theirs = pair
+    close(programs(ours), programs(theirs))
+
+
+def test_eagerly(pair):
+    def eager(function):
+        return jax.shard_map(
+            lambda v: varied(function(v))[None], mesh=mesh_of(8), in_specs=P("x"), out_specs=P("x")
+        )(X)
+
+    ours, theirs = pair
+    close(eager(lambda v: ours(v, schedule="ring")), eager(theirs))
+
+
+@pytest.mark.parametrize("lowering", ["ssa", "scan"])
+def test_derivatives_do_not_depend_on_the_lowering(pair, lowering):
+    ours, theirs = pair
+    gradient = jax.jit(jax.grad(loss(lambda v: ours(v, lowering=lowering))))(X)
+    close(gradient, jax.jit(jax.grad(loss(theirs)))(X))
+
+
+# ---------------------------------------------------------------------- types
+
+
+def test_results_are_typed_as_those_of_lax():
+    x = integers((8, 4), jnp.float32)
+    mesh = mesh_of(8)
+    for to_p in (
+        lambda v: jc.psum(v, "x"),
+        lambda v: jc.pmean(v, "x"),
+        lambda v: jc.all_gather(v, "x", to="invarying"),
+    ):
+        assert sharded(to_p, mesh, P("x"), P())(x).sharding.is_fully_replicated
+    for not_to_p in (lambda v: jc.all_gather(v, "x"), lambda v: jc.psum_scatter(v[0, :], "x")):
+        with pytest.raises(ValueError, match="out_specs"):
+            sharded(not_to_p, mesh, P("x", None), P())(integers((64, 8), jnp.float32))
+
+
+def test_gradient_of_a_gather_typed_as_invarying():
+    x = integers((16, 3), jnp.float32) / 4
+
+    def run(gather):
+        f = sharded(
+            lambda v: jnp.sin(gather(v, "x", tiled=True, to="invarying")), mesh_of(8), P("x"), P()
+        )
+        weights = jnp.arange(48.0).reshape(16, 3)
+        return jax.grad(lambda v: jnp.vdot(f(v), weights))(x)
+
+    close(run(jc.all_gather), run(lax.all_gather))
+
+
+def test_operands_that_do_not_vary():
+    x = integers((5,), jnp.float32)
+
+    def run(m):
+        f = lambda v: (m.psum(v, "x"), m.all_gather(v, "x"), m.psum(1, "x"), m.psum(2.0, "x"))  # noqa: E731
+        return sharded(f, mesh_of(8), P(), (P(), P("x"), P(), P()))(x)
+
+    close(run(jc), run(lax))
+
+
+def test_gradients_of_replicated_parameters():
+    w, x = integers((3,), jnp.float32), integers((8, 3), jnp.float32)
+
+    def run(pmean):
+        def inner(w, v):
+            loss = lambda w: pmean(jnp.sum((v @ w) ** 2), "x")  # noqa: E731
+            return jax.grad(loss)(w)
+
+        return sharded(inner, mesh_of(8), (P(), P("x")), P())(w, x)
+
+    close(run(jc.pmean), run(lax.pmean))
+
+
+# ---------------------------------------------------------------------- meshes
+
+
+@pytest.mark.parametrize("names", [("x", "y"), ("y", "x"), ("z", "x"), ("z", "y", "x"), ["y", "z"]])
+def test_tuples_of_axes_in_any_order(names):
+    mesh = mesh_of(2, 2, 4)
+    size = int(np.prod([mesh.shape[name] for name in names]))
+    x = integers((2 * size, 2, 4 * 3), jnp.int32)
+    names_ = tuple(names)
+
+    def run(m):
+        def inner(v):
+            return (
+                m.all_gather(v, names_),
+                m.psum(v, names),
+                m.psum_scatter(v, names_, tiled=True),
+                m.all_to_all(v, names_, 0, 2, tiled=True),
+            )
+
+        spec = P(None, "y", ("x", "z"))
+        outs = (P(None, None, "y", ("x", "z")), spec, spec, spec)
+        return sharded(inner, mesh, spec, outs, check_vma=False)(x)
+
+    got, want = run(jc), run(lax)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_one_axis_of_a_mesh_others_manual(explicit):
+    mesh = (
+        jax.make_mesh((2, 4), ("x", "y"))
+        if explicit
+        else Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))
+    )
+    x = integers((4, 8, 3), jnp.float32)
+
+    def run(m):
+        f = lambda v: (m.psum(v, "y"), m.all_gather(v, "x", tiled=True))  # noqa: E731
+        return sharded(f, mesh, P("x", "y"), (P("x"), P("x", "y")))(x)
+
+    close(run(jc), run(lax))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_partly_manual_meshes(kind):
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
+    x = integers((8, 12, 3), jnp.float32)
+
+    def run(m):
+        f = lambda v: (  # noqa: E731
+            m.psum(v, "y"),
+            m.all_gather(v, "y", tiled=True, axis=1),
+            m.psum_scatter(v, "y", scatter_dimension=0, tiled=True),
+        )
+        outs = (P(None), P(None, "y"), P("y"))
+        return sharded(f, mesh, P(None, "y"), outs, axis_names={"y"})(x)
+
+    close(run(jc), run(lax))
+
+
+def test_partly_manual_meshes_with_sharded_operands():
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
+        sharding = jax.sharding.NamedSharding(mesh, P("x", "y"))
+        x = jax.device_put(integers((8, 12, 3), jnp.float32), sharding)
+        got, want = (
+            sharded(lambda v: m.psum(v, "y"), mesh, P(None, "y"), P(None), axis_names={"y"})(x)  # noqa: B023
+            for m in (jc, lax)
+        )
+        np.testing.assert_array_equal(got, want)
+
+
+def test_axes_of_vmap():
+    x = integers((4, 3), jnp.float32)
+    for f in (
+        lambda m: lambda v: m.psum(v, "i"),
+        lambda m: lambda v: m.all_gather(v, "i"),
+        lambda m: lambda v: m.pmean(v, "i"),
+    ):
+        close(jax.vmap(f(jc), axis_name="i")(x), jax.vmap(f(lax), axis_name="i")(x))
+
+
+@pytest.mark.parametrize("groups", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 7], [3, 1], [2, 4], [5, 6]]])
+def test_groups(groups):
+    x = integers((8 * 4, 4), jnp.float32)
+
+    def run(m):
+        def inner(v):
+            options = {"axis_index_groups": groups}
+            return (
+                m.psum(v, "x", **options),
+                m.pmean(v, "x", **options),
+                m.all_gather(v, "x", **options),
+                m.psum_scatter(v, "x", tiled=True, **options),
+                m.all_to_all(v, "x", 0, 1, tiled=True, **options),
+            )
+
+        return sharded(inner, mesh_of(8), P("x"), P("x"), check_vma=False)(x)
+
+    close(run(jc), run(lax))
