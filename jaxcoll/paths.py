@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from fractions import Fraction
 
 import numba as nb
@@ -11,8 +12,24 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import ScheduleError
-from jaxcoll.exact import as_fraction
+from jaxcoll.exact import as_fraction, common_denominator
 from jaxcoll.topology import Topology
+
+
+def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
+    """One contiguous column of integers; refuses what the type would round or wrap."""
+    try:
+        given = np.asarray(values)
+        with np.errstate(invalid="ignore"):
+            column = np.ascontiguousarray(given, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ScheduleError(f"{what} must be one column of integers: {error}") from None
+    if given.ndim != 1:
+        raise ScheduleError(f"{what} must be one column of integers, got shape {given.shape}")
+    if given.dtype != column.dtype and not np.array_equal(given, column):
+        bad = given[np.flatnonzero(given != column)[0]]
+        raise ScheduleError(f"{what} must hold integers of {np.dtype(dtype).name}, got {bad}")
+    return column
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,7 +57,7 @@ class Edges:
             ("path_ptr", np.int64),
             ("path_link", np.int32),
         ):
-            column = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+            column = whole_numbers(getattr(self, name), dtype, f"{name} of edges")
             column.setflags(write=False)
             object.__setattr__(self, name, column)
 
@@ -202,8 +219,12 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
 
     Args:
         src, dst: ranks, integers of shape (pairs,), src[i] != dst[i].
+
+    Raises:
+        ScheduleError: columns of unequal length, a number that is no rank, a pair of equal ranks.
     """
-    src, dst = np.asarray(src, np.int32), np.asarray(dst, np.int32)
+    src, dst = whole_numbers(src, np.int32, "src"), whole_numbers(dst, np.int32, "dst")
+    _check_pairs(topology, src, dst)
     ptr, link = topology.in_links
     order = np.argsort(src, kind="stable")
     lengths, links = _routes(
@@ -211,7 +232,7 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
         link,
         topology.src,
         topology.dst,
-        1.0 / topology.bandwidth,
+        _costs(topology),
         src[order],
         dst[order],
     )
@@ -225,26 +246,53 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
     return Edges(src, dst, path_ptr, path_link)
 
 
+def _check_pairs(topology: Topology, src: np.ndarray, dst: np.ndarray) -> None:
+    if len(src) != len(dst):
+        raise ScheduleError(f"pairs need one src and one dst each, got {len(src)} and {len(dst)}")
+    n = topology.num_ranks
+    for bad, text in (
+        ((src < 0) | (src >= n) | (dst < 0) | (dst >= n), f"ranks are 0..{n - 1}"),
+        (src == dst, "a route joins two different ranks"),
+    ):
+        if bad.any():
+            i = int(np.flatnonzero(bad)[0])
+            raise ScheduleError(f"pair {i} ({src[i]}->{dst[i]}): {text}")
+
+
+def _costs(topology: Topology) -> np.ndarray:
+    """1/bandwidth of each link in whole units, int64 of shape (links,).
+
+    Sums of integers do not depend on the order of their terms, so ways of equal cost tie. Exact
+    unless that takes more than 62 bits; then rounded to as many.
+    """
+    cost = {value: 1 / value for value in set(topology.exact_bandwidth)}
+    most = 2**62 // topology.num_vertices
+    unit = Fraction(common_denominator(cost.values()))
+    unit = min(unit, most / max(cost.values(), default=Fraction(1)))
+    whole = {value: max(1, math.floor(unit * parts)) for value, parts in cost.items()}
+    return np.asarray([whole[value] for value in topology.exact_bandwidth], np.int64)
+
+
 @nb.njit(cache=True)
 def _tree(ptr, link, link_src, cost, source, hops, total, parent):
     """Predecessor link of every vertex on its best path from ``source``, layer by layer."""
     vertices = len(ptr) - 1
     hops[:] = -1
     hops[source] = 0
-    total[source] = 0.0
+    total[source] = 0
     layer, found = 0, 1
     while found:
         found = 0
         for v in range(vertices):
             if hops[v] >= 0:
                 continue
-            best = np.inf
+            best = -1
             for i in range(ptr[v], ptr[v + 1]):
                 u = link_src[link[i]]
-                if hops[u] == layer and total[u] + cost[link[i]] < best:
+                if hops[u] == layer and (best < 0 or total[u] + cost[link[i]] < best):
                     best = total[u] + cost[link[i]]
                     parent[v] = link[i]
-            if best < np.inf:
+            if best >= 0:
                 hops[v] = -2 - layer  # not yet visible to this layer's other vertices
                 total[v] = best
                 found += 1
@@ -258,7 +306,7 @@ def _tree(ptr, link, link_src, cost, source, hops, total, parent):
 def _routes(ptr, link, link_src, link_dst, cost, src, dst):
     vertices = len(ptr) - 1
     hops = np.empty(vertices, np.int32)
-    total = np.empty(vertices, np.float64)
+    total = np.empty(vertices, np.int64)
     parent = np.empty(vertices, np.int32)
     lengths = np.empty(len(src), np.int64)
     links = np.empty(4 * len(src) + 16, np.int32)

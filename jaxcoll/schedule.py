@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
-from jaxcoll.paths import Edges
+from jaxcoll.paths import Edges, whole_numbers
 from jaxcoll.topology import Topology
 
 
@@ -81,8 +81,8 @@ class Schedule:
             )
         self.edges.check(self.topology)
         columns = {
-            "step_ptr": np.ascontiguousarray(self.step_ptr, np.int64),
-            "edge": np.ascontiguousarray(self.edge, np.int32),
+            "step_ptr": whole_numbers(self.step_ptr, np.int64, "step_ptr"),
+            "edge": whole_numbers(self.edge, np.int32, "edge"),
             "chunk": np.asarray(self.chunk),
             "reduce": np.asarray(self.reduce, bool),
         }
@@ -122,11 +122,15 @@ class Schedule:
             edges: the edges; the links of the topology when omitted.
         """
         edges = Edges.from_links(topology) if edges is None else edges
-        step, edge, chunk = (np.asarray(column, np.int64) for column in (step, edge, chunk))
-        if not len(step) == len(edge) == len(chunk):
+        step = whole_numbers(step, np.int64, "step")
+        edge = whole_numbers(edge, np.int64, "edge")
+        chunk = whole_numbers(chunk, np.int32, "chunk")
+        reduce = np.asarray(reduce, bool)
+        lengths = [len(step), len(edge), len(chunk), *reduce.shape[:1]]
+        if len(set(lengths)) > 1:
             raise ScheduleError(
-                f"step, edge and chunk need one value a send, got {len(step)}, {len(edge)}, "
-                f"{len(chunk)}"
+                f"step, edge, chunk and reduce need one value a send, got lengths "
+                f"{', '.join(map(str, lengths))}"
             )
         key = step * max(len(edges), 1) + edge
         _, first, which = np.unique(key, return_index=True, return_inverse=True)
@@ -138,8 +142,8 @@ class Schedule:
             edges,
             np.concatenate([[0], np.cumsum(counts)]),
             edge[order],
-            chunk[order].astype(np.int32),
-            np.broadcast_to(np.asarray(reduce, bool), step.shape)[order],
+            chunk[order],
+            np.broadcast_to(reduce, step.shape)[order],
             provenance,
         )
 
@@ -327,14 +331,15 @@ def _canonical_edges(edges: Edges) -> tuple[Edges, np.ndarray | None]:
 def _check_columns(columns: Mapping[str, np.ndarray], num_edges: int, num_chunks: int) -> None:
     ptr, edge, chunk = columns["step_ptr"], columns["edge"], columns["chunk"]
     sends = len(edge)
-    if len(chunk) != sends or len(columns["reduce"]) != sends:
-        raise ScheduleError("edge, chunk and reduce need one value a send")
+    shapes = [column.shape for column in (edge, chunk, columns["reduce"])]
+    if set(shapes) != {(sends,)}:
+        raise ScheduleError(f"edge, chunk and reduce need one value a send, got shapes {shapes}")
     if len(ptr) < 1 or ptr[0] != 0 or ptr[-1] != sends or (np.diff(ptr) < 0).any():
         raise ScheduleError(f"step_ptr must rise from 0 to the number of sends, {sends}")
-    if chunk.dtype.kind not in "iu":
-        raise ScheduleError(f"chunk must hold integers, got {chunk.dtype}")
     if sends == 0:
         return
+    if chunk.dtype.kind not in "iu":
+        raise ScheduleError(f"chunk must hold integers, got {chunk.dtype}")
     for name, column, count in (("edge", edge, num_edges), ("chunk", chunk, num_chunks)):
         if column.min() < 0 or column.max() >= count:
             bad = int(np.flatnonzero((column < 0) | (column >= count))[0])
