@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, cast
 
 import flax.linen as nn
 import jax
@@ -78,9 +79,9 @@ class Curves:
     accuracy: np.ndarray
 
 
-def gradient_buckets(config: TrainConfig, seed: int) -> tuple[int, int]:
+def gradient_buckets(config: TrainConfig) -> tuple[int, int]:
     """Number of buckets that the gradients of the classifier fill, and bytes of each."""
-    params = _init(config, seed)
+    params = jax.eval_shape(lambda: _init(config, seed=0))
     elements = sum(leaf.size for leaf in jax.tree.leaves(params))
     count, size = bucket_shape(elements, 4, config.bucket_bytes)
     return count, 4 * size
@@ -103,12 +104,13 @@ def train(
         after_step: called after every step, for progress.
     """
     model, optimizer = Classifier(config.hidden), optax.adam(config.learning_rate)
-    params = _init(config, seed)
+    predict = cast(Callable[[Any, Any], jax.Array], model.apply)
+    params = jax.jit(lambda: _init(config, seed))()
     state = optimizer.init(params)
     n = mesh.size
 
     def loss_of(params, pixels, labels):
-        logits = model.apply(params, pixels)
+        logits = predict(params, pixels)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     def step(params, state, pixels, labels, held_out_pixels, held_out_labels):
@@ -119,7 +121,7 @@ def train(
         mean = jax.tree.map(lambda g: g / n, summed)
         updates, state = optimizer.update(mean, state, params)
         params = optax.apply_updates(params, updates)
-        guess = model.apply(params, held_out_pixels).argmax(axis=-1)
+        guess = predict(params, held_out_pixels).argmax(axis=-1)
         correct = jax.lax.psum((guess == held_out_labels).sum(), AXIS)
         return params, state, jax.lax.pmean(loss, AXIS), correct
 

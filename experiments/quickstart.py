@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +25,7 @@ from jaxcoll.draw import format_bytes
 from jaxcoll.topology import Topology
 
 
-def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[str, object]]:
+def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[str, Any]]:
     """Prints tables and writes them and three pictures to the results folder.
 
     Returns:
@@ -95,11 +96,11 @@ def _rows(
     sizes: tuple[int, ...],
     bounds: list[Bound],
     agreements: dict[str, Agreement],
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     best = [best_at(found, i) for i in range(len(sizes))]
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for candidate in found:
-        row: dict[str, object] = {"synthesizer": candidate.synthesizer, "chunks": candidate.chunks}
+        row: dict[str, Any] = {"synthesizer": candidate.synthesizer, "chunks": candidate.chunks}
         if candidate.schedule is None:
             rows.append({**row, "defined": False, "reason": candidate.reason})
             continue
@@ -131,7 +132,7 @@ def _train(
         CheckError: they differ, or held-out accuracy is too low.
     """
     wanted = config.train
-    count, nbytes = gradient_buckets(wanted, config.seed)
+    count, nbytes = gradient_buckets(wanted)
     best = best_for(found, nbytes, config.link_model)
     console.print(
         f"\nTraining on {mesh.size} devices, {count} gradient buckets of {format_bytes(nbytes)}; "

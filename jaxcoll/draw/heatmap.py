@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.colors import Colormap, ListedColormap, LogNorm
 from matplotlib.figure import Figure
 
 from jaxcoll.collective import common_parts
@@ -53,7 +53,7 @@ def draw_heatmap(*schedules: Schedule, labels: Sequence[str] = ()) -> Figure:
         1, len(schedules), sharey=True, squeeze=False, width_ratios=[s + 2 for s in steps]
     )[0]
     for axes, load, label in zip(panels, loads, labels, strict=True):
-        _draw_loads(axes, load, label, ScalarMappable(norm, cells))
+        _draw_loads(axes, load, label, norm, cells)
     if topology.num_links <= MOST_LABELS:
         names = [topology.link_name(link).replace("->", "→") for link in range(topology.num_links)]
         panels[0].set_yticks(np.arange(topology.num_links) + 0.5, names)
@@ -62,17 +62,17 @@ def draw_heatmap(*schedules: Schedule, labels: Sequence[str] = ()) -> Figure:
     bar = figure.colorbar(ScalarMappable(norm, cells), ax=list(panels), pad=0.02, aspect=30)
     bar.set_label("share of the buffer on the link (%)", color=INK)
     ticks = np.unique(np.geomspace(low, high, 4))
-    bar.set_ticks(list(ticks), labels=[f"{tick:.3g}" for tick in ticks])
+    bar.set_ticks(list(ticks), labels=[f"{tick:.2g}" for tick in ticks])
     bar.minorticks_off()
     bar.outline.set_visible(False)
     return figure
 
 
-def _draw_loads(axes: Axes, load: np.ndarray, label: str, scale: ScalarMappable) -> None:
+def _draw_loads(axes: Axes, load: np.ndarray, label: str, norm: LogNorm, cells: Colormap) -> None:
     if load.size:
         gap = 0.6 if load.size < 4000 else 0.0
         shown = np.ma.masked_equal(load, 0.0)
-        axes.pcolormesh(shown, cmap=scale.cmap, norm=scale.norm, edgecolors="white", linewidth=gap)
+        axes.pcolormesh(shown, cmap=cells, norm=norm, edgecolors="white", linewidth=gap)
     steps = load.shape[1]
     busy = 100.0 * np.count_nonzero(load) / max(load.size, 1)
     title = f"{label}\n{steps} steps, {busy:.0f} % of links busy in a step"

@@ -96,8 +96,10 @@ def _draw_chunk(
             arrow.set_linestyle(style)
             arrow.set_gid(f"send {send} link {link}")
             axes.add_patch(arrow)
+            x, y = middle_of(topology, place, bow, link)
             axes.text(
-                *middle_of(topology, place, bow, link),
+                x,
+                y,
                 str(step),
                 ha="center",
                 va="center",
