@@ -7,6 +7,7 @@ TPUs, ``coords``.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,24 +88,30 @@ def describe_devices(
         if value is not None
     }
     kind = dataclasses.replace(kind, **given)
-    if getattr(devices[0], "coords", None) is not None:
+    if any(getattr(device, "coords", None) is not None for device in devices):
         return _tpu_slice(devices, kind, wrap)
     return _hosts(devices, kind)
 
 
 def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None) -> dict:
-    coords = np.asarray([tuple(device.coords) for device in devices], dtype=np.int64)
+    places = [getattr(device, "coords", None) for device in devices]
+    dimensions = {None if place is None else len(place) for place in places}
+    if len(dimensions) > 1:
+        raise TopologyError(
+            f"all devices or none need coordinates, of as many dimensions; got {places[:8]}"
+        )
+    coords = np.asarray(places, dtype=np.int64)
     cores = np.asarray([int(getattr(device, "core_on_chip", 0)) for device in devices])
     # Two cores of one chip share its links; they form one more dimension of the box.
     coords = np.concatenate([coords, cores[:, None]], axis=1) if cores.any() else coords
     coords = coords - coords.min(axis=0)
     shape = tuple(int(side) for side in coords.max(axis=0) + 1)
-    position = np.ravel_multi_index(tuple(coords.T), shape)
-    if len(np.unique(position)) != len(devices) or len(devices) != np.prod(shape):
+    if math.prod(shape) != len(devices) or len(np.unique(coords, axis=0)) != len(devices):
         raise TopologyError(
             f"the coordinates of {len(devices)} devices do not fill a box: they span {shape}; "
             f"pass all devices of a slice or of a box inside it"
         )
+    position = np.ravel_multi_index(tuple(coords.T), shape)
     if wrap is None:
         wrap = [kind.wraps_at > 0 and side % kind.wraps_at == 0 for side in shape]
     if len(wrap) < len(shape):

@@ -82,7 +82,7 @@ class Grid:
 
 def per_dimension(value: object, dimensions: int, what: str) -> tuple:
     """Repeat a scalar for each dimension, or check that a sequence has one value for each."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
         if len(value) != dimensions:
             raise TopologyError(
                 f"{what} needs one value or one for each of {dimensions} dimensions, "

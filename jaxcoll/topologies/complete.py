@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.links import whole_number
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
@@ -53,5 +54,5 @@ def star(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topol
 
 
 def _at_least_one(n: int) -> None:
-    if n < 1:
+    if whole_number(n, "n") < 1:
         raise TopologyError(f"a network needs at least one rank, got {n}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid, per_dimension
+from jaxcoll.links import whole_number
 from jaxcoll.topology import Topology
 
 ALPHA = 0.5e-6  # seconds; the setting of the TACOS paper (Sec. V-B, footnote)
@@ -26,7 +26,7 @@ def ring(
         alpha: seconds a link.
         bandwidth: bytes per second a link.
     """
-    n = _side(n)
+    n = whole_number(n, "n")
     if bidirectional:
         return grid((n,), True, alpha=alpha, bandwidth=bandwidth, name=f"ring {n}")
     src = np.arange(n) if n > 1 else np.zeros(0, np.int64)
@@ -78,6 +78,7 @@ def hypercube(
     bandwidth: float | Sequence[float] = BANDWIDTH,
 ) -> Topology:
     """2**dimensions ranks; ranks that differ in one bit are joined by a link each way."""
+    dimensions = whole_number(dimensions, "dimensions")
     if dimensions < 1:
         raise TopologyError(f"a hypercube needs at least one dimension, got {dimensions}")
     sides = (2,) * dimensions
@@ -100,7 +101,7 @@ def grid(
         alpha: seconds a link, one for all or one for each dimension.
         bandwidth: bytes per second a link, one for all or one for each dimension.
     """
-    shape = tuple(_side(side) for side in sides)
+    shape = tuple(whole_number(side, "a side") for side in sides)
     count = len(shape)
     box = Grid(shape, per_dimension(wrap, count, "wrap"))
     alphas = per_dimension(alpha, count, "alpha")
@@ -118,10 +119,3 @@ def grid(
         grid=box,
         generators=box.generators(),
     )
-
-
-def _side(side: int) -> int:
-    try:
-        return operator.index(side)
-    except TypeError:
-        raise TopologyError(f"a side must be an integer, got {side!r}") from None

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.exact import as_fraction
+from jaxcoll.links import whole_number
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
@@ -24,7 +25,7 @@ def switch(
         alpha: seconds from a rank into the switch and as much out of it; unwound, rank to rank.
         bandwidth: bytes per second a rank sends, and receives.
     """
-    if n < 1:
+    if whole_number(n, "n") < 1:
         raise TopologyError(f"a network needs at least one rank, got {n}")
     ranks = np.arange(n)
     turn = tuple((r + 1) % n for r in range(n))
@@ -42,14 +43,18 @@ def switch(
             name=f"switch {n}",
             generators=((*turn, n),),
         )
-    if not 1 <= degree < n:
+    if not 1 <= whole_number(degree, "degree") < n:
         raise TopologyError(f"a switch of {n} ranks unwinds with a degree 1..{n - 1}, got {degree}")
+    try:
+        share = as_fraction(bandwidth) / degree
+    except ValueError as error:
+        raise TopologyError(f"bandwidth: {error}") from None
     return Topology(
         n,
         np.repeat(ranks, degree),
         (np.repeat(ranks, degree) + np.tile(np.arange(1, degree + 1), n)) % n,
         np.full(n * degree, alpha),
-        [as_fraction(bandwidth) / degree] * (n * degree),  # type: ignore[arg-type]
+        [share] * (n * degree),  # type: ignore[arg-type]
         name=f"switch {n} unwound by {degree}",
         generators=(turn,),
     )
