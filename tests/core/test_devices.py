@@ -1,0 +1,261 @@
+"""Networks read off devices: stand-ins for TPUs and clusters, and the CPU devices that are here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from types import SimpleNamespace
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxcoll.devices import DEVICE_KINDS, UNKNOWN_KIND, kind_of
+from jaxcoll.errors import TopologyError
+from jaxcoll.topologies import torus
+from jaxcoll.topologies.grids import grid
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu:
+    coords: tuple[int, ...] | None
+    core_on_chip: int = 0
+    process_index: int = 0
+    device_kind: str = "TPU v5p"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    process_index: int
+    device_kind: str = "NVIDIA H100 80GB HBM3"
+
+
+def box(*sides: int, kind: str = "TPU v5p", at: tuple[int, ...] | None = None) -> list[Tpu]:
+    """Devices of a box of coordinates, last coordinate fastest."""
+    corner = at or (0,) * len(sides)
+    return [
+        Tpu(tuple(int(c + o) for c, o in zip(place, corner, strict=True)), device_kind=kind)
+        for place in np.ndindex(*sides)
+    ]
+
+
+def same_wires(one: Topology, other: Topology) -> bool:
+    return one.num_ranks == other.num_ranks and set(pairs(one)) == set(pairs(other))
+
+
+def pairs(topology: Topology) -> list[tuple[int, int]]:
+    return list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+
+
+# ---------------------------------------------------------------------- TPU slices
+
+
+@pytest.mark.parametrize(
+    ("kind", "sides", "wrap"),
+    [
+        ("TPU v5p", (4, 4, 8), (True, True, True)),
+        ("TPU v5", (2, 2, 4), (False, False, True)),
+        ("TPU v4", (4, 4, 2), (True, True, False)),
+        ("TPU v5 lite", (4, 4, 1), (False, False, False)),
+        ("TPU v5e", (16, 2, 1), (True, False, False)),
+        ("TPU v6 lite", (8, 4, 1), (False, False, False)),
+        ("TPU v9", (4, 4, 4), (False, False, False)),
+    ],
+)
+def test_slices_close_where_the_kind_says(kind, sides, wrap):
+    topology = Topology.from_devices(box(*sides, kind=kind))
+    speed = kind_of(Tpu((0,), device_kind=kind))
+    assert topology == grid(sides, wrap, alpha=speed.alpha, bandwidth=speed.bandwidth)
+    assert topology.grid.shape == sides
+    assert topology.grid.wrap == wrap
+    assert topology.name == f"{kind} {'x'.join(map(str, sides))}"
+
+
+def test_given_numbers_replace_the_assumed_ones():
+    topology = Topology.from_devices(
+        box(2, 3, 3), alpha=2e-6, bandwidth=5e9, wrap=(True, False, True)
+    )
+    assert topology == grid((2, 3, 3), (False, False, True), alpha=2e-6, bandwidth=5e9)
+
+
+@given(st.permutations(range(12)), st.tuples(st.integers(-3, 9), st.integers(0, 9)))
+def test_ranks_are_in_the_order_given(order, corner):
+    devices = box(3, 4, at=corner)
+    topology = Topology.from_devices([devices[i] for i in order], alpha=0.0, bandwidth=1.0)
+    # Rank r is the device at place order[r], so the device at place p is rank argsort(order)[p].
+    expected = grid((3, 4), (False, True), alpha=0.0, bandwidth=1.0).relabel(np.argsort(order))
+    assert topology == expected
+    assert (topology.grid is not None) == (list(order) == sorted(order))
+
+
+def test_cores_of_a_chip_are_one_more_dimension():
+    devices = [dataclasses.replace(d, core_on_chip=c) for d in box(2, 2, 1) for c in (0, 1)]
+    topology = Topology.from_devices(devices)
+    assert topology.grid.shape == (2, 2, 1, 2)
+    assert same_wires(topology, grid((2, 2, 1, 2), False))
+    assert Topology.from_devices(devices, wrap=(False, False, False)) == topology
+
+
+def test_one_chip():
+    alone = Topology.from_devices(box(1, 1, 1))
+    assert (alone.num_ranks, alone.num_links) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        box(2, 2)[:3],
+        [*box(2, 2), *box(2, 2)],
+        [Tpu((0, 0)), Tpu((2, 0))],
+        [Tpu((0, 0)), Tpu((0, 0))],
+        [Tpu((0, 0, 0)), Tpu((10**7, 10**7, 10**7))],
+        [Tpu((0, 0, 0)), Tpu((10**12, 10**12, 1))],
+    ],
+)
+def test_coordinates_that_do_not_fill_a_box_are_refused(devices):
+    with pytest.raises(TopologyError, match=rf"{len(devices)} devices do not fill a box"):
+        Topology.from_devices(devices)
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [Tpu((0, 0)), Tpu((0, 1, 0))],
+        [Tpu((0, 0)), Tpu(None)],
+        [Tpu(None), Tpu((0, 0))],
+    ],
+)
+def test_devices_without_like_coordinates_are_refused(devices):
+    with pytest.raises(TopologyError, match="coord"):
+        Topology.from_devices(devices)
+
+
+def test_a_wrap_for_more_dimensions_than_there_are_is_refused():
+    with pytest.raises(TopologyError, match=r"wrap needs one flag a dimension.*has 2, got 3"):
+        Topology.from_devices(box(3, 3), wrap=(True, True, True))
+
+
+# ---------------------------------------------------------------------- hosts
+
+
+def test_one_host_is_one_switch():
+    topology = Topology.from_devices([Gpu(7)] * 4)
+    assert (topology.num_ranks, topology.num_vertices, topology.num_links) == (4, 5, 8)
+    assert set(topology.bandwidth) == {450e9}
+    assert sorted(pairs(topology)) == sorted(
+        [(r, 4) for r in range(4)] + [(4, r) for r in range(4)]
+    )
+
+
+def test_hosts_meet_in_one_network_switch():
+    hosts = [3, 1, 3, 1, 1, 9]
+    topology = Topology.from_devices([Gpu(host) for host in hosts])
+    assert topology.num_ranks == 6
+    graph = topology.to_networkx()
+    network = max(graph.nodes)
+    for rank, host in enumerate(hosts):
+        near = set(graph.successors(rank))
+        assert near == set(graph.predecessors(rank))
+        assert network in near
+        assert graph[rank][network]["bandwidth"] == 50e9
+        peers = {r for r, other in enumerate(hosts) if other == host and r != rank}
+        switches = near - {network}
+        assert len(switches) == bool(peers)
+        for switch in switches:
+            assert set(graph.successors(switch)) == peers | {rank}
+            assert graph[rank][switch]["bandwidth"] == 450e9
+
+
+def test_speeds_of_hosts_may_be_given():
+    topology = Topology.from_devices([Gpu(0)] * 2, alpha=3e-6, bandwidth=7e9)
+    assert set(topology.alpha) == {3e-6}
+    assert set(topology.bandwidth) == {7e9}
+
+
+def test_devices_that_say_nothing_are_on_one_host():
+    topology = Topology.from_devices([object(), object()])
+    assert (topology.num_ranks, topology.num_vertices) == (2, 3)
+    assert set(topology.bandwidth) == {UNKNOWN_KIND.bandwidth}
+
+
+def test_one_device_is_a_network_without_links():
+    assert Topology.from_devices([Gpu(0)]).num_links == 0
+
+
+# ---------------------------------------------------------------------- kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("TPU v4", "v4"),
+        ("TPU v5", "v5"),
+        ("TPU v5p", "v5p"),
+        ("TPU v5 lite", "v5 lite"),
+        ("TPU v5e", "v5e"),
+        ("TPU v6 lite", "v6"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("cpu", "cpu"),
+        ("quantum", ""),
+    ],
+)
+def test_kinds_are_recognised(text, match):
+    assert kind_of(SimpleNamespace(device_kind=text)).match == match
+
+
+def test_every_kind_has_a_source_and_is_reached():
+    for kind in DEVICE_KINDS:
+        assert kind.source
+        assert math.isfinite(kind.alpha)
+        assert kind_of(SimpleNamespace(device_kind=kind.match)) is kind
+
+
+@pytest.mark.parametrize(
+    ("devices", "more", "match"),
+    [
+        ([], {}, "at least one device, got none"),
+        ([Gpu(0), Gpu(0, "cpu")], {}, r"of one kind, got \['NVIDIA H100 80GB HBM3', 'cpu'\]"),
+        ([Gpu(0), Tpu((0,))], {}, "of one kind"),
+        ([Gpu(0)] * 2, {"alpha": -1.0}, "alpha -1.0 s"),
+        ([Gpu(0)] * 2, {"bandwidth": 0}, "bandwidth 0.0 B/s"),
+        ([Gpu(0)] * 2, {"bandwidth": math.nan}, "bandwidth nan"),
+        (box(2, 2), {"alpha": math.inf}, "alpha inf"),
+    ],
+)
+def test_bad_devices_are_refused(devices, more, match):
+    with pytest.raises(TopologyError, match=match):
+        Topology.from_devices(devices, **more)
+
+
+# ---------------------------------------------------------------------- meshes
+
+
+def test_a_mesh_of_stand_ins():
+    devices = np.asarray([*box(2, 3, 3), None])[:-1].reshape(3, 6)
+    mesh = SimpleNamespace(devices=devices[:, ::-1])
+    expected = Topology.from_devices(list(devices[:, ::-1].flat))
+    assert Topology.from_mesh(mesh) == expected
+    slow = Topology.from_mesh(mesh, alpha=1.0, bandwidth=2.0, wrap=(False, True, True))
+    assert set(slow.alpha) == {1.0}
+    assert slow.num_links == torus(2, 3, 3).num_links
+
+
+def test_the_devices_that_are_here():
+    jax = pytest.importorskip("jax")
+    devices = jax.devices("cpu")
+    topology = Topology.from_devices(devices)
+    assert topology.num_ranks == len(devices)
+    assert nx.number_strongly_connected_components(topology.to_networkx()) == 1
+    count = len(devices) // 2 * 2 or 1
+    shape = (2, count // 2) if count > 1 else (1, 1)
+    order = random.Random(0).sample(devices, count)
+    mesh = jax.sharding.Mesh(np.asarray(order).reshape(shape), ("a", "b"))
+    by_mesh = Topology.from_mesh(mesh, bandwidth=3e9)
+    assert by_mesh == Topology.from_devices(order, bandwidth=3e9)
+    assert by_mesh.num_ranks == count
