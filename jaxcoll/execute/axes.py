@@ -39,7 +39,7 @@ class Axes:
         return lax.axis_index(self.names[0] if len(self.names) == 1 else self.names)
 
     def permute(self, x: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-        """What arrives when each sender of ``pairs`` sends ``x`` to its receiver; zeros elsewhere."""
+        """What arrives when the senders of ``pairs`` send ``x``; zeros where nothing does."""
         number = self._number
         return lax.ppermute(x, self.canonical, [(number[src], number[dst]) for src, dst in pairs])
 

@@ -22,7 +22,7 @@ def max_degree(src: np.ndarray, dst: np.ndarray) -> int:
 
 
 def colour_messages(src: np.ndarray, dst: np.ndarray, size: np.ndarray | None = None) -> np.ndarray:
-    """Colour messages with ``max_degree(src, dst)`` colours so that a colour is a partial permutation.
+    """Colour messages with ``max_degree(src, dst)`` colours, each a partial permutation.
 
     Larger messages are coloured first and take the lowest colour that is free at both ends, so that
     messages of like size tend to share a round and little is padded. Deterministic; time

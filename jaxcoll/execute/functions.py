@@ -1,7 +1,7 @@
 """The functions: those of ``jax.lax`` under the same names and signatures, run by schedules.
 
-All are called inside ``jax.shard_map``. They take what ``jax.lax`` takes, give what it gives, and add
-three keywords:
+All are called inside ``jax.shard_map``. They take what ``jax.lax`` takes, give what it gives, and
+add three keywords:
 
 - ``schedule``: a ``Schedule`` for as many ranks as the axis has, rank r being the device whose
   ``lax.axis_index(axis_name)`` is r; or a synthesizer, its name, or a function of (topology,
@@ -12,13 +12,14 @@ three keywords:
 Sums are taken in the order of the schedule: bitwise the same on all ranks and from run to run, but
 for floats not bitwise those of ``jax.lax``.
 
-All errors are raised while tracing, before any communication: ``CollectiveError`` for an axis that is
-not bound, groups that do not cover it, dimensions that do not divide, or a dtype that cannot be
+All errors are raised while tracing, before any communication: ``CollectiveError`` for an axis that
+is not bound, groups that do not cover it, dimensions that do not divide, or a dtype that cannot be
 summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -31,6 +32,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.schedules import Choice, choose
+from jaxcoll.schedule import Schedule
 
 AxisName = str | Sequence[str]
 Groups = Sequence[Sequence[int]] | None
@@ -69,16 +71,13 @@ def psum(
     axes = _axes(names)
     chosen = choose(schedule, "all_reduce", axes, axis_index_groups)
     invarying = internals.checks_vma() and axis_index_groups is None
+    bound = _Bound(axes, chosen, lowering, invarying, accum_dtype)
 
     def one(leaf):
         leaf = _summable(leaf, "psum", bools=True)
         if not isinstance(leaf, jax.core.Tracer):
             return leaf * _group_size(axes, axis_index_groups)
-        return _in_dtype(
-            lambda v: primitives.bind(v, axes, chosen, lowering=lowering, invarying=invarying),
-            _vary(leaf, axes),
-            accum_dtype,
-        )
+        return bound(_vary(leaf, axes))
 
     return jax.tree.map(one, x)
 
@@ -140,6 +139,7 @@ def psum_scatter(
         )
     axes = _axes(names)
     chosen = choose(schedule, "reduce_scatter", axes, axis_index_groups)
+    bound = _Bound(axes, chosen, lowering, accum_dtype=accum_dtype)
     size = _group_size(axes, axis_index_groups)
 
     def one(leaf):
@@ -147,9 +147,7 @@ def psum_scatter(
         dimension = _dimension(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
         _check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
         moved = jnp.moveaxis(leaf, dimension, 0)
-        part = _in_dtype(
-            lambda v: primitives.bind(v, axes, chosen, lowering=lowering), moved, accum_dtype
-        )
+        part = bound(moved)
         return jnp.moveaxis(part, 0, dimension) if tiled else part.reshape(part.shape[1:])
 
     return jax.tree.map(one, x)
@@ -194,13 +192,13 @@ def all_gather(
         )
     chosen = choose(schedule, "all_gather", axes, axis_index_groups)
     invarying = to == "invarying" and internals.checks_vma()
+    bound = _Bound(axes, chosen, lowering, invarying)
 
     def one(leaf):
         leaf = _vary(_array(leaf, "all_gather"), axes)
         dimension = _dimension(axis, leaf.ndim + (not tiled), "axis", leaf)
         moved = jnp.moveaxis(leaf, dimension, 0) if tiled else leaf[None]
-        whole = primitives.bind(moved, axes, chosen, lowering=lowering, invarying=invarying)
-        return jnp.moveaxis(whole, 0, dimension)
+        return jnp.moveaxis(bound(moved), 0, dimension)
 
     return jax.tree.map(one, x)
 
@@ -219,8 +217,8 @@ def all_to_all(
     """Every rank's i-th part to rank i. See ``jax.lax.all_to_all``.
 
     Args:
-        x: a pytree of arrays whose ``split_axis`` is the size of a group, or if ``tiled`` a multiple
-            of it.
+        x: a pytree of arrays whose ``split_axis`` is the size of a group, or if ``tiled`` a
+            multiple of it.
         schedule: of all_to_all.
     """
     names = _names(axis_name)
@@ -236,7 +234,7 @@ def all_to_all(
             tiled=tiled,
         )
     axes = _axes(names)
-    chosen = choose(schedule, "all_to_all", axes, axis_index_groups)
+    bound = _Bound(axes, choose(schedule, "all_to_all", axes, axis_index_groups), lowering)
     size = _group_size(axes, axis_index_groups)
 
     def one(leaf):
@@ -245,7 +243,7 @@ def all_to_all(
         concat = _dimension(concat_axis, leaf.ndim, "concat_axis", leaf)
         _check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
         moved = jnp.moveaxis(leaf, split, 0)
-        out = primitives.bind(moved, axes, chosen, lowering=lowering)
+        out = bound(moved)
         if not tiled:
             return jnp.moveaxis(out, 0, concat)
         parts = jnp.moveaxis(out.reshape(size, -1, *out.shape[1:]), 1, split + 1)
@@ -327,17 +325,14 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     if not 0 <= int(root) < axes.num_ranks:
         raise CollectiveError(f"the root of {kind} must be an index of {axes}, got {root}")
     chosen = choose(schedule, kind, axes, root=int(root))
+    bound = _Bound(axes, chosen, lowering, accum_dtype=accum_dtype)
 
     def one(leaf):
         leaf = _summable(leaf, kind) if kind == "reduce" else _array(leaf, kind)
         if kind == "scatter":
             _dimension(0, leaf.ndim, "the leading dimension", leaf)
             _check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
-        return _in_dtype(
-            lambda v: primitives.bind(v, axes, chosen, lowering=lowering),
-            _vary(leaf, axes),
-            accum_dtype,
-        )
+        return bound(_vary(leaf, axes))
 
     return jax.tree.map(one, x)
 
@@ -385,6 +380,44 @@ def _group_size(axes: Axes, groups: Groups) -> int:
     return axes.num_ranks if groups is None else len(groups[0])
 
 
+# ---------------------------------------------------------------------- running
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bound:
+    """A collective with all but its operand."""
+
+    axes: Axes
+    schedule: Schedule
+    lowering: str
+    invarying: bool = False
+    accum_dtype: object = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtype = x.dtype if self.accum_dtype is None else np.dtype(self.accum_dtype)
+        if dtype != x.dtype:
+            return self._local(x.astype(dtype)).astype(x.dtype)
+        return self._local(x)
+
+    def _local(self, x: jax.Array) -> jax.Array:
+        """Run on what a device holds, where Explicit axes shard ``x`` further."""
+        spec, explicit = internals.explicit_sharding(x)
+        if not explicit:
+            return self._run(x)
+        if self.schedule.collective.kind not in ("all_reduce", "broadcast", "reduce"):
+            raise CollectiveError(
+                f"{self.schedule.collective.kind} over {self.axes}: the operand is sharded over "
+                f"the Explicit axes {sorted(explicit)} as well; make these manual too (axis_names= "
+                "of shard_map), or jax.reshard it first"
+            )
+        return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=explicit)(x)
+
+    def _run(self, x: jax.Array) -> jax.Array:
+        return primitives.bind(
+            x, self.axes, self.schedule, lowering=self.lowering, invarying=self.invarying
+        )
+
+
 # ---------------------------------------------------------------------- operands
 
 
@@ -414,12 +447,6 @@ def _vary(leaf, axes: Axes):
         )
     missing = tuple(name for name in axes.names if name not in internals.varying(leaf))
     return lax.pcast(leaf, missing, to="varying") if missing else leaf
-
-
-def _in_dtype(run, leaf, dtype):
-    if dtype is None or np.dtype(dtype) == leaf.dtype:
-        return run(leaf)
-    return run(leaf.astype(dtype)).astype(leaf.dtype)
 
 
 def _dimension(dimension: int, ndim: int, name: str, leaf) -> int:

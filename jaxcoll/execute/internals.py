@@ -1,4 +1,4 @@
-"""Everything that touches JAX's internals: types, the axes in scope, and how a primitive is declared.
+"""Everything that touches JAX's internals: types, axes in scope, how a primitive is declared.
 
 Proved on the JAX versions in ``PROVED``; ``tests/execute/test_internals.py`` fails, naming the
 version, when one of the things used here has changed.
@@ -29,6 +29,13 @@ def unreduced(x) -> frozenset[str]:
     return frozenset(jax.typeof(x).mat.unreduced)
 
 
+def explicit_sharding(x):
+    """How mesh axes in Explicit mode shard a value: its spec, and the set of those axes."""
+    spec = jax.typeof(x).sharding.spec
+    named = (part if isinstance(part, tuple) else (part,) for part in spec)
+    return spec, {name for part in named for name in part if name is not None}
+
+
 def checks_vma() -> bool:
     """Whether the ``shard_map`` being traced tracks over which axes values vary (``check_vma``)."""
     return bool(config._check_vma.value)
@@ -47,7 +54,6 @@ def mesh_axes() -> tuple[str, ...]:
 
 # ---------------------------------------------------------------------- primitives
 
-# Told of the axis names, the effect lets JAX refuse or keep an equation where they are not bound.
 Shape = tuple[int, ...]
 
 
@@ -79,6 +85,7 @@ def define(
         out = x.update(
             shape=shape(x.shape, axes=axes, **params), weak_type=False, manual_axis_type=types
         )
+        # The effect tells JAX which axes an equation needs, so that it refuses it outside of them.
         return out, {core.NamedAxisEffect(axis) for axis in axes.names}
 
     def transposed(cotangent, x, **params):

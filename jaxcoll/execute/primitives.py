@@ -1,7 +1,7 @@
 """One JAX primitive a collective, with its transpose, batching and typing rules.
 
-All work on the leading dimension, which is cut into one block a rank of a group; what the others are
-does not matter. Their parameters:
+All work on the leading dimension, which is cut into one block a rank of a group; what the others
+are does not matter. Their parameters:
 
 - ``axes``: the mesh axes (``Axes``).
 - ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``.
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcoll.collective import DUALS
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import scan, ssa
@@ -44,6 +45,8 @@ def bind(
         Shape (g * s, ...), (s, ...), (g * s, ...) and that of ``x``, respectively. For reduce and
         gather zeros on ranks other than the root.
     """
+    if lowering not in ("auto", *LOWERINGS):
+        raise CollectiveError(f"unknown lowering {lowering!r}; known: auto, {', '.join(LOWERINGS)}")
     primitive = PRIMITIVES[schedule.collective.kind]
     return primitive.bind(x, axes=axes, schedule=schedule, lowering=lowering, invarying=invarying)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
-from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.defaults import default_schedule, default_topology, synthesized
 from jaxcoll.schedule import Schedule, concatenate
-from jaxcoll.synth import Bucket, Synthesizer, synthesizer_named
+from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.topology import Topology
 from jaxcoll.verify import verify
 
@@ -34,11 +33,11 @@ def choose(choice: Choice, kind: str, axes: Axes, groups=None, root: int | None 
     """
     collective = Collective(kind, axes.num_ranks, 1, _checked(groups, axes), root)
     if choice is None:
-        return _default(collective)
+        return default_schedule(collective)
     if isinstance(choice, Schedule):
         schedule = choice
     elif isinstance(choice, (str, Synthesizer)):
-        return _synthesized(synthesizer_named(choice), collective)
+        return synthesized(synthesizer_named(choice), collective)
     elif callable(choice):
         schedule = choice(default_topology(axes.num_ranks), collective)
         if not isinstance(schedule, Schedule):
@@ -125,34 +124,3 @@ def derived(schedule: Schedule, kind: str) -> Schedule:
         back = concatenate(*((schedule, back) if given == "reduce_scatter" else (back, schedule)))
     verify(back)
     return back
-
-
-# ---------------------------------------------------------------------- defaults
-
-
-@functools.lru_cache(maxsize=256)
-def _synthesized(synthesizer: Synthesizer, collective: Collective) -> Schedule:
-    schedule = synthesizer.synthesize(default_topology(collective.num_ranks), collective)
-    verify(schedule)
-    return schedule
-
-
-@functools.lru_cache(maxsize=64)
-def default_topology(num_ranks: int) -> Topology:
-    """The network assumed where none is given: a torus whose sides are the prime factors of n.
-
-    Dimension-wise algorithms then take the fewest rounds: log2(n) where n is a power of two.
-    """
-    sides, rest = [], num_ranks
-    for side in range(2, math.isqrt(num_ranks) + 1):
-        while rest % side == 0:
-            sides.append(side)
-            rest //= side
-    sides += [rest] if rest > 1 or not sides else []
-    return topologies.torus(*sides)
-
-
-def _default(collective: Collective) -> Schedule:
-    if collective.kind == "all_to_all":
-        return _synthesized(synthesizer_named("direct"), collective)
-    return _synthesized(Bucket(), collective)

@@ -94,20 +94,24 @@ def hops(topology: Topology, collective: Collective) -> Schedule:
 
 def expected(collective: Collective, x: np.ndarray) -> np.ndarray:
     """The result on every rank, shape (ranks, ...), of inputs of shape (ranks, ...)."""
-    out = [None] * collective.num_ranks
+    out = [np.zeros(0)] * collective.num_ranks
     for group in collective.groups:
-        part = x[list(group)]
-        size, root = len(group), collective.root
-        zero = np.zeros_like(part)
         for place, rank in enumerate(group):
-            out[rank] = {
-                "all_gather": lambda: np.concatenate(part),
-                "all_reduce": lambda: part.sum(0, dtype=x.dtype),
-                "reduce_scatter": lambda: np.split(part.sum(0, dtype=x.dtype), size)[place],  # noqa: B023
-                "broadcast": lambda: part[root],
-                "reduce": lambda: part.sum(0, dtype=x.dtype) if place == root else zero[0],  # noqa: B023
-                "all_to_all": lambda: np.concatenate([np.split(v, size)[place] for v in part]),  # noqa: B023
-                "gather": lambda: np.concatenate(part if place == root else zero),  # noqa: B023
-                "scatter": lambda: np.split(part[root], size)[place],  # noqa: B023
-            }[collective.kind]()
+            out[rank] = _expected(collective, x[list(group)], place)
     return np.stack(out)
+
+
+def _expected(collective: Collective, part: np.ndarray, place: int) -> np.ndarray:
+    """The result at a place of a group whose inputs are ``part``."""
+    kind, size, at_root = collective.kind, len(part), place == collective.root
+    if kind in ("all_gather", "gather"):
+        return np.concatenate(part if kind == "all_gather" or at_root else np.zeros_like(part))
+    if kind == "all_to_all":
+        return np.concatenate([np.split(v, size)[place] for v in part])
+    if kind in ("broadcast", "scatter"):
+        whole = part[collective.root]
+        return whole if kind == "broadcast" else np.split(whole, size)[place]
+    total = part.sum(0, dtype=part.dtype)
+    if kind == "reduce_scatter":
+        return np.split(total, size)[place]
+    return total if kind == "all_reduce" or at_root else np.zeros_like(total)

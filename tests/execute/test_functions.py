@@ -106,8 +106,8 @@ def test_refusals():
         call(lambda v: jc.psum(v, "q"))
     with pytest.raises(NameError, match="axis 'q' is not bound here"):
         jc.psum(x, "q")
+    s = schedule_of("ring", 8, "all_gather", "ring")
     with pytest.raises(ScheduleError, match="all_to_all cannot run"):
-        s = schedule_of("ring", 8, "all_gather", "ring")
         call(lambda v: jc.all_to_all(v, "x", 1, 1, tiled=True, schedule=s))
     with pytest.raises(CollectiveError, match="unknown synthesizer 'rign'"):
         call(lambda v: jc.psum(v, "x", schedule="rign"))

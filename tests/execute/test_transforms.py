@@ -1,4 +1,4 @@
-"""Under jvp, vjp, hvp, vmap, remat, control flow, eagerly, on every kind of mesh: as ``jax.lax``."""
+"""Under jvp, vjp, vmap, remat, control flow, eagerly, on every kind of mesh: as ``jax.lax``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ PAIRS = {
     ),
     "all_to_all": (
         lambda v, **k: jc.all_to_all(v, "x", 0, 1, **k),
-        lambda v: lax.all_to_all(v, "x", 0, 1),
+        # lax.all_to_all(v, "x", 0, 1) in a form of which lax 0.10.2 can take the gradient
+        lambda v: jnp.moveaxis(lax.all_to_all(v, "x", 0, 0, tiled=True), 0, 1),
     ),
     "all_to_all_tiled": (
         lambda v, **k: jc.all_to_all(v, "x", 0, 1, tiled=True, **k),
@@ -120,7 +121,7 @@ def test_eagerly(pair):
         )(X)
 
     ours, theirs = pair
-    close(eager(lambda v: ours(v, schedule="ring")), eager(theirs))
+    close(eager(lambda v: ours(v, schedule="direct")), eager(theirs))
 
 
 @pytest.mark.parametrize("lowering", ["ssa", "scan"])
@@ -190,7 +191,7 @@ def test_gradients_of_replicated_parameters():
 def test_tuples_of_axes_in_any_order(names):
     mesh = mesh_of(2, 2, 4)
     size = int(np.prod([mesh.shape[name] for name in names]))
-    x = integers((2 * size, 2, 4 * 3), jnp.int32)
+    x = integers((2 * size, 2, 8 * 3), jnp.int32)
     names_ = tuple(names)
 
     def run(m):
@@ -217,7 +218,8 @@ def test_one_axis_of_a_mesh_others_manual(explicit):
         if explicit
         else Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("x", "y"))
     )
-    x = integers((4, 8, 3), jnp.float32)
+    sharding = jax.sharding.NamedSharding(mesh, P("x", "y"))
+    x = jax.device_put(integers((4, 8, 3), jnp.float32), sharding)
 
     def run(m):
         f = lambda v: (m.psum(v, "y"), m.all_gather(v, "x", tiled=True))  # noqa: E731

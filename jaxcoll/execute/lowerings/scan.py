@@ -1,9 +1,9 @@
 """scan: a program of constant size, however many steps there are.
 
 Steps in a row whose messages are of about the same size make a stage, and a stage is one
-``lax.scan``. Its rounds are coloured once, over all pairs of ranks that send in it, so that the body
-is the same for all steps. What the next step sends is read at the end of a body and rides in the
-carry: a body that read before it wrote would make XLA copy the whole buffer.
+``lax.scan``. Its rounds are coloured once, over all pairs of ranks that send in it, so that the
+body is the same for all steps. What the next step sends is read at the end of a body and rides in
+the carry: a body that read before it wrote would make XLA copy the whole buffer.
 
 A pair that is idle in a step sends all the same. In an all_gather it sends the sender's own chunk
 again, which is right wherever it goes; elsewhere the receiver keeps what it has.
