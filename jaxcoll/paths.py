@@ -225,7 +225,7 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
     """
     src, dst = whole_numbers(src, np.int32, "src"), whole_numbers(dst, np.int32, "dst")
     _check_pairs(topology, src, dst)
-    ptr, link = topology.in_links
+    ptr, link = topology.out_links
     order = np.argsort(src, kind="stable")
     lengths, links = _routes(
         ptr,
@@ -274,56 +274,67 @@ def _costs(topology: Topology) -> np.ndarray:
 
 
 @nb.njit(cache=True)
-def _tree(ptr, link, link_src, cost, source, hops, total, parent):
-    """Predecessor link of every vertex on its best path from ``source``, layer by layer."""
-    vertices = len(ptr) - 1
-    hops[:] = -1
-    hops[source] = 0
+def _tree(ptr, link, link_dst, cost, source, wanted, hops, total, parent, queue):
+    """Predecessor link of every vertex on its best path from ``source``, layer by layer.
+
+    Stops after the layer in which the last of ``wanted`` vertices marked -2 in ``hops`` is found.
+    """
     total[source] = 0
-    layer, found = 0, 1
-    while found:
-        found = 0
-        for v in range(vertices):
-            if hops[v] >= 0:
-                continue
-            best = -1
-            for i in range(ptr[v], ptr[v + 1]):
-                u = link_src[link[i]]
-                if hops[u] == layer and (best < 0 or total[u] + cost[link[i]] < best):
-                    best = total[u] + cost[link[i]]
+    hops[source] = 0
+    queue[0] = source
+    first, last, layer = 0, 1, 0
+    while wanted > 0 and first < last:
+        end = last
+        for k in range(first, last):
+            u = queue[k]
+            for i in range(ptr[u], ptr[u + 1]):
+                v = link_dst[link[i]]
+                through = total[u] + cost[link[i]]
+                if hops[v] < 0:
+                    wanted -= hops[v] == -2
+                    hops[v] = layer + 1
+                    queue[end] = v
+                    end += 1
+                    better = True
+                else:
+                    tie = through == total[v] and link[i] < parent[v]
+                    better = hops[v] > layer and (through < total[v] or tie)
+                if better:
+                    total[v] = through
                     parent[v] = link[i]
-            if best >= 0:
-                hops[v] = -2 - layer  # not yet visible to this layer's other vertices
-                total[v] = best
-                found += 1
-        for v in range(vertices):
-            if hops[v] <= -2:
-                hops[v] = layer + 1
-        layer += 1
+        first, last, layer = last, end, layer + 1
 
 
 @nb.njit(cache=True)
 def _routes(ptr, link, link_src, link_dst, cost, src, dst):
+    """Links of the routes; pairs sorted by source, ``ptr`` and ``link`` list outgoing links."""
     vertices = len(ptr) - 1
     hops = np.empty(vertices, np.int32)
     total = np.empty(vertices, np.int64)
     parent = np.empty(vertices, np.int32)
+    queue = np.empty(vertices, np.int32)
     lengths = np.empty(len(src), np.int64)
     links = np.empty(4 * len(src) + 16, np.int32)
-    used, source = 0, -1
-    for i in range(len(src)):
-        if src[i] != source:
-            source = src[i]
-            _tree(ptr, link, link_src, cost, source, hops, total, parent)
-        length = hops[dst[i]]
-        lengths[i] = length
-        if used + length > len(links):
-            longer = np.empty(2 * (used + length), np.int32)
-            longer[:used] = links[:used]
-            links = longer
-        v = dst[i]
-        for j in range(length - 1, -1, -1):
-            links[used + j] = parent[v]
-            v = link_src[parent[v]]
-        used += length
+    used = done = 0
+    while done < len(src):
+        hops[:] = -1
+        wanted, until = 0, done
+        while until < len(src) and src[until] == src[done]:
+            wanted += hops[dst[until]] == -1
+            hops[dst[until]] = -2
+            until += 1
+        _tree(ptr, link, link_dst, cost, src[done], wanted, hops, total, parent, queue)
+        for i in range(done, until):
+            length = hops[dst[i]]
+            lengths[i] = length
+            if used + length > len(links):
+                longer = np.empty(2 * (used + length), np.int32)
+                longer[:used] = links[:used]
+                links = longer
+            v = dst[i]
+            for j in range(length - 1, -1, -1):
+                links[used + j] = parent[v]
+                v = link_src[parent[v]]
+            used += length
+        done = until
     return lengths, links[:used]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 
+import numba as nb
 import numpy as np
 
 from jaxcoll.collective import Collective
@@ -95,8 +97,13 @@ class Schedule:
                 column.setflags(write=False)
             object.__setattr__(self, name, column)
         object.__setattr__(self, "edges", edges)
-        if (np.diff(np.sort(self._message_key())) == 0).any():
-            raise ScheduleError("the sends of one step on one edge must stand together")
+        parted = _first_parted(self.step_ptr, self.edge, np.full(len(edges), -1))
+        if parted >= 0:
+            step = int(np.searchsorted(self.step_ptr, parted, side="right")) - 1
+            raise ScheduleError(
+                f"the sends of step {step} on edge {self.edge[parted]} must stand together",
+                step=step,
+            )
 
     @classmethod
     def from_sends(
@@ -187,11 +194,6 @@ class Schedule:
         """Receiving rank of each send, int32 of shape (sends,)."""
         return self.edges.dst[self.edge]
 
-    def _message_key(self) -> np.ndarray:
-        """A number for each message's (step, edge); equal ones are one message in two places."""
-        first = self.message_ptr[:-1]
-        return self.step[first].astype(np.int64) * max(len(self.edges), 1) + self.edge[first]
-
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the content, as 64 hexadecimal digits; the same on every machine."""
@@ -240,10 +242,15 @@ class Schedule:
             self.edges.reverse(self.topology.transpose_links()),
             self.num_sends - self.step_ptr[backward],
             self.edge[backward],
-            self.collective.dual_chunks()[self.chunk[backward]],
+            self._dual_chunk()[backward],
             ~self.reduce[backward] if sums else self.reduce[backward],
             self.provenance,
         )
+
+    def _dual_chunk(self) -> np.ndarray:
+        if self.collective.kind != "all_to_all":
+            return self.chunk
+        return self.collective.dual_chunks()[self.chunk].astype(self.chunk.dtype)
 
     def relabel(self, permutation: Sequence[int] | np.ndarray) -> Schedule:
         """The same schedule in which rank r is called ``permutation[r]``."""
@@ -255,7 +262,9 @@ class Schedule:
 
     def with_provenance(self, provenance: Provenance) -> Schedule:
         """The same schedule, said to come from elsewhere."""
-        return dataclasses.replace(self, provenance=provenance)
+        same = copy.copy(self)  # nothing to check again
+        object.__setattr__(same, "provenance", provenance)
+        return same
 
 
 def concatenate(first: Schedule, second: Schedule) -> Schedule:
@@ -326,6 +335,19 @@ def _canonical_edges(edges: Edges) -> tuple[Edges, np.ndarray | None]:
         kept[np.arange(width) < hops[:, None]],
     )
     return canonical, image
+
+
+@nb.njit(cache=True)
+def _first_parted(step_ptr, edge, last):
+    """The first send on an edge that carried another message earlier in the step, or -1."""
+    for t in range(len(step_ptr) - 1):
+        for i in range(step_ptr[t], step_ptr[t + 1]):
+            if i > step_ptr[t] and edge[i] == edge[i - 1]:
+                continue
+            if last[edge[i]] == t:
+                return i
+            last[edge[i]] = t
+    return -1
 
 
 def _check_columns(columns: Mapping[str, np.ndarray], num_edges: int, num_chunks: int) -> None:
