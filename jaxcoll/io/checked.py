@@ -1,0 +1,264 @@
+"""JSON that is not trusted: parsing with every surprise refused, and fields of checked types."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.errors import FormatError
+
+INT32 = np.iinfo(np.int32).max
+INT64 = np.iinfo(np.int64).max
+
+_MAX_DIGITS = 1000
+LARGEST = 10**_MAX_DIGITS - 1
+_MAX_DEPTH = 32
+_RATIONAL = re.compile(rf"([0-9]{{1,{_MAX_DIGITS}}})/([0-9]{{1,{_MAX_DIGITS}}})", re.ASCII)
+_FRACTION_KEY = "p/q"
+
+# ---------------------------------------------------------------------- text
+
+
+def parse(text: str) -> object:
+    """The value of JSON text.
+
+    Raises:
+        FormatError: malformed, cut short, too deep; a key twice; NaN or infinity.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"not JSON, or cut short: {error.msg} in line {error.lineno}, column {error.colno}"
+        ) from None
+    except RecursionError:
+        raise FormatError("nested deeper than any file of this format") from None
+    except FormatError:
+        raise
+    except ValueError as error:  # an integer of too many digits
+        raise FormatError(f"not JSON that is read here: {error}") from None
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict:
+    fields: dict = {}
+    for key, value in pairs:
+        if key in fields:
+            raise FormatError(f"the key {glimpse(key)} is there twice; each may be there once")
+        fields[key] = value
+    return fields
+
+
+def _refuse_constant(name: str) -> object:
+    raise FormatError(f"{name} is no number of JSON; finite numbers are expected")
+
+
+def glimpse(value: object) -> str:
+    """A value as it is shown in an error: its beginning, and its type where that says more."""
+    if isinstance(value, (dict, list)):
+        kind = "an object" if isinstance(value, dict) else "a list"
+        return f"{kind} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---------------------------------------------------------------------- checked fields
+
+
+class Fields:
+    """The fields of a JSON object, taken one by one, each of a checked type."""
+
+    def __init__(self, value: object, where: str):
+        if not isinstance(value, dict):
+            raise FormatError(f"{where} must be an object, got {glimpse(value)}")
+        self.left = dict(value)
+        self.where = where
+
+    def take(self, key: str, read: Callable, *default):
+        """What ``read(value, name)`` makes of a field; the default, if there is one, without it."""
+        name = f"{self.where}.{key}"
+        if key not in self.left:
+            if default:
+                return default[0]
+            raise FormatError(f"{name} is missing")
+        return read(self.left.pop(key), name)
+
+    def optional(self, key: str, read: Callable):
+        """A field that may be null or absent."""
+        return self.take(
+            key, lambda value, name: None if value is None else read(value, name), None
+        )
+
+    def end(self) -> None:
+        """Refuse fields that nobody has taken."""
+        if self.left:
+            key = min(self.left)
+            raise FormatError(f"{self.where} has no field {glimpse(key)}; remove it")
+
+
+def _is_whole(value: object) -> bool:
+    return type(value) is int
+
+
+def whole(low: int, high: int) -> Callable[[object, str], int]:
+    """Reads an integer low..high."""
+
+    def read(value: object, name: str) -> int:
+        if not _is_whole(value) or not low <= value <= high:  # type: ignore[operator]
+            raise FormatError(
+                f"{name} must be an integer from {low} to {high}, got {glimpse(value)}"
+            )
+        return value  # type: ignore[return-value]
+
+    return read
+
+
+def text(value: object, name: str) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise FormatError(f"{name} must be a string, got {glimpse(value)}")
+    return value
+
+
+def items(value: object, name: str) -> list:
+    """A list."""
+    if not isinstance(value, list):
+        raise FormatError(f"{name} must be a list, got {glimpse(value)}")
+    return value
+
+
+def list_of(read: Callable) -> Callable[[object, str], tuple]:
+    """Reads a list whose items ``read`` reads."""
+
+    def read_all(value: object, name: str) -> tuple:
+        return tuple(read(item, f"{name}[{i}]") for i, item in enumerate(items(value, name)))
+
+    return read_all
+
+
+def column(high: int, dtype: type = np.int32) -> Callable[[object, str], np.ndarray]:
+    """Reads a list of integers 0..high."""
+
+    def read(value: object, name: str) -> np.ndarray:
+        values = items(value, name)
+        if not set(map(type, values)) <= {int}:
+            i = next(i for i, item in enumerate(values) if not _is_whole(item))
+            raise FormatError(f"{name}[{i}] must be an integer, got {glimpse(values[i])}")
+        if values and (min(values) < 0 or max(values) > high):
+            i = next(i for i, item in enumerate(values) if not 0 <= item <= high)
+            raise FormatError(
+                f"{name}[{i}] must be an integer from 0 to {high}, got {glimpse(values[i])}"
+            )
+        return np.asarray(values, dtype)
+
+    return read
+
+
+def flag(value: object, name: str) -> bool:
+    """A boolean."""
+    if not isinstance(value, bool):
+        raise FormatError(f"{name} must be true or false, got {glimpse(value)}")
+    return value
+
+
+def number(value: object, name: str) -> float:
+    """A finite float."""
+    if type(value) not in (int, float):
+        raise FormatError(f"{name} must be a number, got {glimpse(value)}")
+    try:
+        read = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        read = math.inf
+    if not math.isfinite(read):
+        raise FormatError(f"{name} must be a finite number, got {glimpse(value)}")
+    return read
+
+
+def rational(value: object, name: str) -> float | Fraction:
+    """A finite float, or the exact rational of a string "p/q"."""
+    if not isinstance(value, str):
+        return number(value, name)
+    match = _RATIONAL.fullmatch(value)
+    if match is None or int(match[2]) == 0:
+        raise FormatError(
+            f'{name} must be a number or a string "p/q" of at most {_MAX_DIGITS} digits each, '
+            f"got {glimpse(value)}"
+        )
+    return Fraction(int(match[1]), int(match[2]))
+
+
+def said_rational(value: Fraction) -> str:
+    """A rational as the string that ``rational`` reads."""
+    if max(value.numerator, value.denominator) > LARGEST:
+        raise FormatError(f"a number of more than {_MAX_DIGITS} digits cannot be written")
+    return f"{value.numerator}/{value.denominator}"
+
+
+def exactly(name: str) -> Callable[[object, str], None]:
+    """Reads nothing but one string."""
+
+    def read(value: object, where: str) -> None:
+        if value != name:
+            raise FormatError(f"{where} must be {name!r}, got {glimpse(value)}")
+
+    return read
+
+
+# ---------------------------------------------------------------------- free-form values
+
+
+def say(value: object, where: str, depth: int = 0) -> object:
+    """A provenance value in JSON's terms; tuples and arrays as lists, rationals as an object."""
+    if depth > _MAX_DEPTH:
+        raise FormatError(f"{where} is nested deeper than {_MAX_DEPTH}")
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.tolist()
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int) and abs(value) <= LARGEST:
+        return int(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return float(value)
+    if isinstance(value, Fraction):
+        return {_FRACTION_KEY: ("-" if value < 0 else "") + said_rational(abs(value))}
+    if isinstance(value, (list, tuple)):
+        return [say(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        if set(value) == {_FRACTION_KEY}:
+            raise FormatError(
+                f"{where}: the key {_FRACTION_KEY!r} alone is how a rational is written"
+            )
+        return {key: say(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+    raise FormatError(
+        f"{where} is {glimpse(value)} of type {type(value).__name__}; only finite numbers, "
+        f"strings, booleans, None, and lists and string-keyed mappings of these can be written"
+    )
+
+
+def hear(value: object, where: str, depth: int = 0) -> object:
+    """The value that ``say`` has said; lists come back as tuples."""
+    if depth > _MAX_DEPTH:
+        raise FormatError(f"{where} is nested deeper than {_MAX_DEPTH}")
+    if isinstance(value, float):
+        return number(value, where)
+    if isinstance(value, list):
+        return tuple(hear(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
+    if isinstance(value, dict) and set(value) == {_FRACTION_KEY}:
+        said = text(value[_FRACTION_KEY], where)
+        return (-1 if said.startswith("-") else 1) * Fraction(
+            rational(said.removeprefix("-"), where)
+        )
+    if isinstance(value, dict):
+        return {key: hear(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+    return value
+
+
+def hear_object(value: object, where: str) -> dict:
+    """An object of such values."""
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} must be an object, got {glimpse(value)}")
+    return {key: hear(item, f"{where}.{key}", 1) for key, item in value.items()}

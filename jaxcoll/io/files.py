@@ -1,0 +1,51 @@
+"""Reading and writing whole text files: bounded, and all or nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from jaxcoll.errors import FormatError
+
+MAX_BYTES = 2**28
+
+
+def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
+    """The UTF-8 text of a file.
+
+    Raises:
+        FormatError: more than ``max_bytes`` bytes, or not UTF-8.
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise FormatError(
+            f"{os.fspath(path)} has more than the {max_bytes} bytes that are read at most; "
+            f"pass a larger max_bytes if you trust it"
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{os.fspath(path)} is not UTF-8 text: {error}") from None
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Make or replace a file; after an error or an interrupt the old one is still there, whole.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    target = Path(path)
+    # In the same folder, so that replacing is one step of the file system.
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(draft, "x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, target)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,298 @@
+"""The library's own format: topologies, collectives and schedules as versioned JSON.
+
+A file is one object whose ``format`` says what it is and in which version, for example
+``"jaxcoll.schedule/1"``. Columns are lists. Numbers are written so that reading gives the same
+floats; a rational that no float holds is the string ``"p/q"``. The same object always gives the
+same bytes.
+
+Files are not trusted: text that is truncated, too large or too deep, that repeats or invents keys,
+holds NaN or infinity, numbers of the wrong type, or anything that ``Topology``, ``Collective`` or
+``Schedule`` would refuse, is refused with a ``FormatError``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import FormatError, JaxcollError
+from jaxcoll.exact import fits_float
+from jaxcoll.grid import Grid
+from jaxcoll.io import checked
+from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.topology import Topology
+
+TOPOLOGY = "jaxcoll.topology/1"
+COLLECTIVE = "jaxcoll.collective/1"
+SCHEDULE = "jaxcoll.schedule/1"
+
+# What a small file could ask for that would not fit in memory.
+MAX_VERTICES = 2**22
+MAX_PATH_CELLS = 2**27
+
+
+def save(path: str | os.PathLike, obj: Topology | Collective | Schedule) -> None:
+    """Write an object to a file, all or nothing.
+
+    Raises:
+        FormatError: see ``dumps``.
+        OSError: the file cannot be written; one that was there is unchanged.
+    """
+    write_text(path, dumps(obj))
+
+
+def load(
+    path: str | os.PathLike, *, max_bytes: int = MAX_BYTES
+) -> Topology | Collective | Schedule:
+    """Read an object that ``save`` has written.
+
+    Args:
+        max_bytes: larger files are refused unread.
+
+    Raises:
+        FormatError: naming the file; see ``loads``.
+        OSError: the file cannot be read.
+    """
+    text = read_text(path, max_bytes)
+    try:
+        return loads(text)
+    except FormatError as error:
+        raise FormatError(f"{os.fspath(path)}: {error}") from error.__cause__
+
+
+def dumps(obj: Topology | Collective | Schedule) -> str:
+    """An object as JSON text, one line a field.
+
+    Raises:
+        FormatError: an object of another type, or provenance that JSON cannot say.
+    """
+    if isinstance(obj, Topology):
+        fields = _write_topology(obj)
+    elif isinstance(obj, Collective):
+        fields = _write_collective(obj)
+    elif isinstance(obj, Schedule):
+        fields = _write_schedule(obj)
+    else:
+        raise FormatError(
+            f"expected a Topology, Collective or Schedule, got {type(obj).__name__}; "
+            f"other objects have no JSON form"
+        )
+    lines = [f"{json.dumps(key)}: {_compact(value)}" for key, value in fields.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def loads(text: str) -> Topology | Collective | Schedule:
+    """The object that ``dumps`` has written.
+
+    Raises:
+        FormatError: anything but one well-formed object of a known format and version. Where a
+            constructor refused the content, its error is the cause.
+    """
+    if not isinstance(text, str):
+        raise FormatError(f"expected JSON text, got {type(text).__name__}")
+    fields = checked.parse(text)
+    if not isinstance(fields, dict) or "format" not in fields:
+        raise FormatError(
+            f'expected a JSON object with a "format", one of {", ".join(_READERS)}; '
+            f"got {checked.glimpse(fields)}"
+        )
+    name = fields["format"]
+    reader = _READERS.get(name) if isinstance(name, str) else None
+    if reader is None:
+        raise FormatError(
+            f'"format" is {checked.glimpse(name)}; this version reads {", ".join(_READERS)}: '
+            f"convert the file or use the version that wrote it"
+        )
+    try:
+        return reader(fields)
+    except FormatError:
+        raise
+    except JaxcollError as error:
+        raise FormatError(f"a {name} with content that is refused: {error}") from error
+
+
+# ---------------------------------------------------------------------- topologies
+
+
+def _write_topology(topology: Topology) -> dict:
+    grid = topology.grid
+    return {
+        "format": TOPOLOGY,
+        "name": str(topology.name),
+        "num_ranks": topology.num_ranks,
+        "num_vertices": topology.num_vertices,
+        "src": topology.src.tolist(),
+        "dst": topology.dst.tolist(),
+        "alpha": topology.alpha.tolist(),
+        "bandwidth": _write_bandwidth(topology),
+        "vertex_names": list(topology.vertex_names),
+        "grid": None if grid is None else {"shape": list(grid.shape), "wrap": list(grid.wrap)},
+        "generators": [[int(v) for v in generator] for generator in topology.generators],
+    }
+
+
+def _write_bandwidth(topology: Topology) -> list:
+    rounded = topology.bandwidth.tolist()
+    same = {value: fits_float(value) for value in set(topology.exact_bandwidth)}
+    return [
+        number if same[exact] else checked.said_rational(exact)
+        for number, exact in zip(rounded, topology.exact_bandwidth, strict=True)
+    ]
+
+
+def _read_topology(value: object, where: str = "topology") -> Topology:
+    fields = checked.Fields(value, where)
+    fields.take("format", checked.exactly(TOPOLOGY))
+    num_ranks = fields.take("num_ranks", checked.whole(1, MAX_VERTICES))
+    described = {
+        "num_vertices": fields.take(
+            "num_vertices", checked.whole(num_ranks, MAX_VERTICES), num_ranks
+        ),
+        "name": fields.take("name", checked.text, ""),
+        "vertex_names": fields.take("vertex_names", checked.list_of(checked.text), ()),
+        "grid": fields.optional("grid", _read_grid),
+        "generators": fields.take("generators", checked.list_of(_read_generator), ()),
+    }
+    columns = [
+        fields.take("src", checked.column(checked.INT32)),
+        fields.take("dst", checked.column(checked.INT32)),
+        np.asarray(fields.take("alpha", checked.list_of(checked.number)), float),
+        fields.take("bandwidth", checked.list_of(checked.rational)),
+    ]
+    fields.end()
+    return Topology(num_ranks, *columns, **described)
+
+
+def _read_generator(value: object, name: str) -> tuple[int, ...]:
+    return tuple(checked.column(checked.INT32)(value, name).tolist())
+
+
+def _read_grid(value: object, where: str) -> Grid:
+    fields = checked.Fields(value, where)
+    shape = fields.take("shape", checked.list_of(checked.whole(1, checked.INT64)))
+    wrap = fields.take("wrap", checked.list_of(checked.flag))
+    fields.end()
+    return Grid(shape, wrap)
+
+
+# ---------------------------------------------------------------------- collectives
+
+
+def _write_collective(collective: Collective) -> dict:
+    groups = [list(group) for group in collective.groups or ()]
+    return {
+        "format": COLLECTIVE,
+        "kind": collective.kind,
+        "num_ranks": collective.num_ranks,
+        "chunks_per_shard": collective.chunks_per_shard,
+        "groups": groups if collective.is_grouped else None,
+        "root": collective.root,
+    }
+
+
+def _read_collective(value: object, where: str = "collective") -> Collective:
+    fields = checked.Fields(value, where)
+    fields.take("format", checked.exactly(COLLECTIVE))
+    arguments = (
+        fields.take("kind", checked.text),
+        fields.take("num_ranks", checked.whole(1, MAX_VERTICES)),
+        fields.take("chunks_per_shard", checked.whole(1, checked.INT32), 1),
+        fields.optional("groups", checked.list_of(_read_generator)),
+        fields.optional("root", checked.whole(0, checked.INT32)),
+    )
+    fields.end()
+    return Collective(*arguments)
+
+
+# ---------------------------------------------------------------------- schedules
+
+
+def _write_schedule(schedule: Schedule) -> dict:
+    edges, provenance = schedule.edges, schedule.provenance
+    return {
+        "format": SCHEDULE,
+        "topology": _write_topology(schedule.topology),
+        "collective": _write_collective(schedule.collective),
+        "edges": {
+            "src": edges.src.tolist(),
+            "dst": edges.dst.tolist(),
+            "path_ptr": edges.path_ptr.tolist(),
+            "path_link": edges.path_link.tolist(),
+        },
+        "step_ptr": schedule.step_ptr.tolist(),
+        "edge": schedule.edge.tolist(),
+        "chunk": schedule.chunk.tolist(),
+        "reduce": schedule.reduce.astype(np.int8).tolist(),
+        "provenance": {
+            "synthesizer": str(provenance.synthesizer),
+            "parameters": checked.say(provenance.parameters, "provenance.parameters"),
+            "seed": checked.say(provenance.seed, "provenance.seed"),
+            "seconds": checked.say(provenance.seconds, "provenance.seconds"),
+            "certificate": checked.say(provenance.certificate, "provenance.certificate"),
+        },
+    }
+
+
+def _read_schedule(value: object, where: str = "schedule") -> Schedule:
+    fields = checked.Fields(value, where)
+    fields.take("format", checked.exactly(SCHEDULE))
+    topology = fields.take("topology", _read_topology)
+    collective = fields.take("collective", _read_collective)
+    edges = fields.take("edges", _read_edges)
+    columns = (
+        fields.take("step_ptr", checked.column(checked.INT64, np.int64)),
+        fields.take("edge", checked.column(checked.INT32)),
+        fields.take("chunk", checked.column(checked.INT32)),
+        fields.take("reduce", checked.column(1, np.bool_)),
+    )
+    provenance = fields.take("provenance", _read_provenance, Provenance())
+    fields.end()
+    return Schedule(topology, collective, edges, *columns, provenance)
+
+
+def _read_edges(value: object, where: str) -> Edges:
+    fields = checked.Fields(value, where)
+    columns = (
+        fields.take("src", checked.column(checked.INT32)),
+        fields.take("dst", checked.column(checked.INT32)),
+        fields.take("path_ptr", checked.column(checked.INT64, np.int64)),
+        fields.take("path_link", checked.column(checked.INT32)),
+    )
+    fields.end()
+    longest = int(np.diff(columns[2]).max(initial=0))
+    if longest * len(columns[0]) > MAX_PATH_CELLS:
+        raise FormatError(
+            f"{where} has {len(columns[0])} paths of up to {longest} links; their product may be "
+            f"at most {MAX_PATH_CELLS}: shorten the long ones"
+        )
+    return Edges(*columns)
+
+
+def _read_provenance(value: object, where: str) -> Provenance:
+    fields = checked.Fields(value, where)
+    arguments = (
+        fields.take("synthesizer", checked.text, ""),
+        fields.take("parameters", checked.hear_object, {}),
+        fields.optional("seed", checked.whole(-checked.LARGEST, checked.LARGEST)),
+        fields.take("seconds", checked.number, 0.0),
+        fields.take("certificate", checked.hear_object, {}),
+    )
+    fields.end()
+    return Provenance(*arguments)
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+_READERS: dict[str, Callable[[object], Topology | Collective | Schedule]] = {
+    TOPOLOGY: _read_topology,
+    COLLECTIVE: _read_collective,
+    SCHEDULE: _read_schedule,
+}
