@@ -107,6 +107,32 @@ class Program:
         return place
 
 
+    def input_rows(self) -> np.ndarray:
+        """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
+        kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
+        if kind in ("all_gather", "gather"):
+            return (self.place * k)[:, None] + np.arange(k, dtype=np.int32)
+        if kind == "all_to_all":
+            rows = np.tile(np.arange(self.group_size * k, dtype=np.int32), (n, 1))
+            own = rows // k == self.place[:, None]
+            # A rank's block for itself is in its place from the start.
+            return np.where(own, rows, self.group_size * k + rows)
+        rows = np.tile(np.arange(self.blocks[0] * self.block_rows, dtype=np.int32), (n, 1))
+        if kind in ("broadcast", "scatter"):
+            rows[self.place != self.collective.root] = -1
+        return rows
+
+    def output_rows(self) -> np.ndarray:
+        """The row of each row of the result, int32 of shape (ranks, rows); -1 where it is zeros."""
+        kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
+        if kind in ("reduce_scatter", "scatter"):
+            return (self.place * k)[:, None] + np.arange(k, dtype=np.int32)
+        rows = np.tile(np.arange(self.blocks[1] * self.block_rows, dtype=np.int32), (n, 1))
+        if kind in ("reduce", "gather"):
+            rows[self.place != self.collective.root] = -1
+        return rows
+
+
 @functools.lru_cache(maxsize=256)
 def program_of(schedule: Schedule) -> Program:
     """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
