@@ -113,7 +113,7 @@ class Schedule:
         step,
         edge,
         chunk,
-        reduce=False,
+        reduce: bool | Sequence[bool] | np.ndarray = False,
         *,
         edges: Edges | None = None,
         provenance: Provenance = Provenance(),
