@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -136,7 +137,7 @@ def collectives(
     """
     kind = draw(st.sampled_from(kinds))
     chunks = draw(st.integers(1, max_chunks))
-    groups = None
+    groups: Any = None
     if draw(st.booleans()) if grouped is None else grouped:
         rng = random.Random(draw(SEEDS))
         left = rng.sample(range(num_ranks), num_ranks)

@@ -139,9 +139,8 @@ def test_facts_of_kinds(kind):
 
 def test_given_as_lists_or_numpy_integers_it_is_the_same():
     one = Collective("gather", 4, 2, ((3, 1), (0, 2)), 1)
-    other = Collective(
-        "gather", np.int64(4), np.int32(2), [[3, 1], np.asarray([0, 2])], np.int64(1)
-    )  # type: ignore[arg-type]
+    alike: tuple = (np.int64(4), np.int32(2), [[3, 1], np.asarray([0, 2])], np.int64(1))
+    other = Collective("gather", *alike)
     assert one == other
     assert hash(one) == hash(other)
     assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks a shard, root 1)"

@@ -70,8 +70,8 @@ def test_slices_close_where_the_kind_says(kind, sides, wrap):
     topology = Topology.from_devices(box(*sides, kind=kind))
     speed = kind_of(Tpu((0,), device_kind=kind))
     assert topology == grid(sides, wrap, alpha=speed.alpha, bandwidth=speed.bandwidth)
-    assert topology.grid.shape == sides
-    assert topology.grid.wrap == wrap
+    assert topology.grid.shape == sides  # type: ignore[union-attr]
+    assert topology.grid.wrap == wrap  # type: ignore[union-attr]
     assert topology.name == f"{kind} {'x'.join(map(str, sides))}"
 
 
@@ -95,7 +95,7 @@ def test_ranks_are_in_the_order_given(order, corner):
 def test_cores_of_a_chip_are_one_more_dimension():
     devices = [dataclasses.replace(d, core_on_chip=c) for d in box(2, 2, 1) for c in (0, 1)]
     topology = Topology.from_devices(devices)
-    assert topology.grid.shape == (2, 2, 1, 2)
+    assert topology.grid.shape == (2, 2, 1, 2)  # type: ignore[union-attr]
     assert same_wires(topology, grid((2, 2, 1, 2), False))
     assert Topology.from_devices(devices, wrap=(False, False, False)) == topology
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from tests.reference import schedule_of, sends_of
 ROOT = Path(__file__).parents[2]
 
 
-def columns(schedule: Schedule) -> dict:
+def columns(schedule: Schedule) -> dict[str, Any]:
     names = ("topology", "collective", "edges", "step_ptr", "edge", "chunk", "reduce")
     return {name: getattr(schedule, name) for name in names}
 
@@ -99,8 +100,8 @@ def test_equality_sees_every_column(schedule, data):
         mutant = [*sends[:i], change, *sends[i + 1 :]]
         other = schedule_of(schedule.topology, schedule.collective, mutant)
         assert (other == schedule) == (sends_of(other) == sends)
-    empty_step = np.insert(schedule.step_ptr, 0, 0)
-    assert Schedule(**(columns(schedule) | {"step_ptr": empty_step})) != schedule
+    later: dict[str, Any] = {"step_ptr": np.insert(schedule.step_ptr, 0, 0)}
+    assert Schedule(**(columns(schedule) | later)) != schedule
 
 
 def test_equality_sees_the_order_of_messages_and_chunks():
@@ -159,7 +160,12 @@ def test_sends_given_in_any_order():
     topology, collective = mesh(3), Collective("all_gather", 3, 2)
     # Links of mesh(3): 0 is 0->1, 1 is 1->0, 2 is 1->2, 3 is 2->1.
     schedule = Schedule.from_sends(
-        topology, collective, [7, 2, 2, 2, 2], [0, 3, 0, 3, 1], [5, 5, 0, 4, 2], [1, 0, 0, 1, 0]
+        topology,
+        collective,
+        [7, 2, 2, 2, 2],
+        [0, 3, 0, 3, 1],
+        [5, 5, 0, 4, 2],
+        [True, False, False, True, False],
     )
     assert schedule.step_ptr.tolist() == [0, 4, 5]  # steps without sends are gone
     assert schedule.edge.tolist() == [3, 3, 0, 1, 0]  # edges by first send, an edge's together
@@ -270,7 +276,7 @@ def test_concatenation_of_what_does_not_fit_is_refused():
 
 
 RING = ring(3)  # links 0->1, 0->2, 1->0, 1->2, 2->0, 2->1
-GOOD = {
+GOOD: dict[str, Any] = {
     "topology": RING,
     "collective": Collective("all_gather", 3, 2),
     "edges": Edges.from_links(RING),
@@ -311,7 +317,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("change", "match"), BAD)
-def test_bad_schedules_are_refused(change, match):
+def test_bad_schedules_are_refused(change: dict[str, Any], match):
     Schedule(**GOOD)
     with pytest.raises(ScheduleError, match=match):
         Schedule(**(GOOD | change))
@@ -319,7 +325,7 @@ def test_bad_schedules_are_refused(change, match):
 
 def test_the_step_of_a_bad_column_is_on_the_error():
     with pytest.raises(ScheduleError) as caught:
-        Schedule(**(GOOD | {"chunk": [0, 1, 6]}))
+        Schedule(**{**GOOD, "chunk": [0, 1, 6]})
     assert (caught.value.rank, caught.value.chunk, caught.value.step) == (None, None, 1)
 
 
@@ -338,8 +344,13 @@ def test_the_step_of_a_bad_column_is_on_the_error():
         ({"step": ["x", 0, 0]}, "step must be one column of integers"),
     ],
 )
-def test_bad_sends_are_refused(change, match):
-    good = {"step": [0, 1, 2], "edge": [0, 0, 1], "chunk": [0, 1, 0], "reduce": False}
+def test_bad_sends_are_refused(change: dict[str, Any], match):
+    good: dict[str, Any] = {
+        "step": [0, 1, 2],
+        "edge": [0, 0, 1],
+        "chunk": [0, 1, 0],
+        "reduce": False,
+    }
     Schedule.from_sends(RING, GOOD["collective"], **good)
     with pytest.raises(ScheduleError, match=match):
         Schedule.from_sends(RING, GOOD["collective"], **(good | change))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -39,8 +40,8 @@ def links(topology: Topology) -> list[tuple]:
 
 
 def from_links(num_ranks: int, rows, **more) -> Topology:
-    src, dst, alpha, bandwidth = zip(*rows, strict=True) if rows else ((),) * 4
-    return Topology(num_ranks, src, dst, alpha, bandwidth, **more)
+    columns: Any = zip(*rows, strict=True) if rows else ((),) * 4
+    return Topology(num_ranks, *columns, **more)
 
 
 # ---------------------------------------------------------------------- content

@@ -84,7 +84,7 @@ def test_grids_with_speeds_by_dimension(sides, data):
         for _ in sides
     ]
     topology = grid(sides, wrap, alpha=alphas, bandwidth=bandwidths)
-    place = topology.grid.coordinates()
+    place = topology.grid.coordinates()  # type: ignore[union-attr]
     for link, (u, v) in enumerate(zip(topology.src, topology.dst, strict=True)):
         (dimension,) = np.flatnonzero(place[u] != place[v])
         assert topology.alpha[link] == alphas[dimension]
@@ -250,11 +250,11 @@ def test_the_middle_of_a_star_stays():
     [
         (lambda: ring(0), "0"),
         (lambda: ring(-2, bidirectional=False), "-2"),
-        (lambda: ring(2.0), "must be an integer, got 2.0"),
+        (lambda: ring(2.0), "must be an integer, got 2.0"),  # type: ignore[arg-type]
         (lambda: mesh(), r"got shape \(\)"),
         (lambda: mesh(3, 0), r"got shape \(3, 0\)"),
-        (lambda: mesh((4, 4)), r"must be an integer, got \(4, 4\)"),
-        (lambda: torus(2, "3"), "must be an integer, got '3'"),
+        (lambda: mesh((4, 4)), r"must be an integer, got \(4, 4\)"),  # type: ignore[arg-type]
+        (lambda: torus(2, "3"), "must be an integer, got '3'"),  # type: ignore[arg-type]
         (lambda: torus(2, 2, alpha=[1e-6]), "alpha needs one value or one for each of 2 .*, got 1"),
         (lambda: torus(2, 2, bandwidth=(1, 2, 3)), "bandwidth needs one value .*, got 3"),
         (lambda: grid((2, 2), (True,)), "wrap needs one value .*, got 1"),
@@ -262,16 +262,16 @@ def test_the_middle_of_a_star_stays():
         (lambda: mesh(2, bandwidth=0), "bandwidth 0.0 B/s"),
         (lambda: mesh(2, bandwidth=math.nan), "got nan"),
         (lambda: hypercube(0), "at least one dimension, got 0"),
-        (lambda: hypercube(1.5), "must be an integer, got 1.5"),
+        (lambda: hypercube(1.5), "must be an integer, got 1.5"),  # type: ignore[arg-type]
         (lambda: fully_connected(0), "at least one rank, got 0"),
-        (lambda: fully_connected(2.5), "must be an integer, got 2.5"),
+        (lambda: fully_connected(2.5), "must be an integer, got 2.5"),  # type: ignore[arg-type]
         (lambda: star(-1), "at least one rank, got -1"),
-        (lambda: star("4"), "must be an integer, got '4'"),
+        (lambda: star("4"), "must be an integer, got '4'"),  # type: ignore[arg-type]
         (lambda: switch(0), "at least one rank, got 0"),
-        (lambda: switch(2.5), "must be an integer, got 2.5"),
+        (lambda: switch(2.5), "must be an integer, got 2.5"),  # type: ignore[arg-type]
         (lambda: switch(4, degree=0), "degree 1..3, got 0"),
         (lambda: switch(4, degree=4), "degree 1..3, got 4"),
-        (lambda: switch(4, degree=1.5), "must be an integer, got 1.5"),
+        (lambda: switch(4, degree=1.5), "must be an integer, got 1.5"),  # type: ignore[arg-type]
         (lambda: switch(4, bandwidth=-1), "bandwidth -1.0 B/s"),
         (lambda: switch(4, degree=2, bandwidth=math.inf), "got inf"),
     ],
