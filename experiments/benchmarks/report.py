@@ -108,7 +108,9 @@ def report(
         table.add_column(column, justify="left" if text else "right")
     for row in rows:
         table.add_row(*(_text(row.get(column, "")) for column in columns))
-    (console or Console()).print(table)
+    # A file or a pipe has no width of its own to fold the table to.
+    width = None if sys.stdout.isatty() else 200
+    (console or Console(width=width)).print(table)
 
     content = {
         "benchmark": name,
