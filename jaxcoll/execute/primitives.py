@@ -97,7 +97,7 @@ def reversed_schedule(schedule: Schedule) -> Schedule:
 # ---------------------------------------------------------------------- running
 
 
-def _run(x, *, axes, schedule, lowering, invarying, strict=False):
+def _run(x, *, axes, schedule, lowering, invarying, target="cpu"):
     program = program_of(schedule)
     shape = _shape(x.shape, schedule=schedule)
     if x.size == 0:
@@ -110,7 +110,7 @@ def _run(x, *, axes, schedule, lowering, invarying, strict=False):
     if padding:
         flat = lax.pad(flat, jnp.zeros((), x.dtype), [(0, 0, 0), (0, padding, 0)])
     chosen = LOWERINGS[_auto(program) if lowering == "auto" else lowering]
-    result = chosen(program, flat.reshape(-1), axes, width, strict)
+    result = chosen(program, flat.reshape(-1), axes, width, target)
     return result.reshape(out, size + padding)[:, :size].reshape(shape)
 
 
@@ -127,7 +127,10 @@ def _declare(kind: str):
         transpose=_transpose,
         batch=_batch,
         run=_run,
-        platforms={"tpu": functools.partial(_run, strict=True)},
+        platforms={
+            platform: functools.partial(_run, target=target)
+            for platform, target in (("tpu", "tpu"), ("cuda", "gpu"), ("rocm", "gpu"))
+        },
     )
 
 

@@ -106,7 +106,6 @@ class Program:
             place[list(group)] = np.arange(len(group))
         return place
 
-
     def input_rows(self) -> np.ndarray:
         """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
         kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks

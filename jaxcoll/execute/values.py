@@ -1,10 +1,10 @@
 """Values: a program without its buffer, as a flow of values from permute to permute. NumPy only.
 
-In straight-line code what arrives need not be stored to be sent on. A *value* is something all ranks
-have under the same name: the input, what a round brought, or a sum taken on the spot. The flow says
-for each round which rows of which values a rank sends, for sums which are added up, and where the
-rows of the result are found in the end. Nothing is copied that is only passed on, a sum is one fused
-addition, and nobody needs a buffer until the result is put together.
+In straight-line code what arrives need not be stored to be sent on. A *value* is something all
+ranks have under the same name: the input, what a round brought, or a sum taken on the spot. The
+flow says for each round which rows of which values a rank sends, for sums which are added up, and
+where the rows of the result are found in the end. Nothing is copied that is only passed on, a sum
+is one fused addition, and nobody needs a buffer until the result is put together.
 
 That pays where all ranks do about the same, as they do in schedules of symmetric networks. Where
 they do not, there is no flow (``flow_of`` gives ``None``) and a buffer serves better.
@@ -57,11 +57,14 @@ class Op:
 
     Attributes:
         size: rows of the value.
+        rows: instead of pieces, the rows of the result as far as it goes that are permuted, int32
+            of shape (ranks, size), -1 for none.
     """
 
     pieces: tuple[Piece, ...]
     pairs: tuple[tuple[int, int], ...] | None
     size: int
+    rows: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,8 +73,8 @@ class Flow:
 
     Attributes:
         steps: the operations of each step; none of a step uses a permuted value of the same step.
-        found: the row of the result that each row of each value is, -1 for none; a list of tables of
-            shape (ranks, rows of the value).
+        found: the row of the result that each row of each value is, -1 for none; tables of shape
+            (ranks, rows of the value).
     """
 
     steps: tuple[tuple[Op, ...], ...]
@@ -79,10 +82,17 @@ class Flow:
 
 
 @functools.lru_cache(maxsize=256)
-def flow_of(program: Program) -> Flow | None:
-    """The flow of a program, or ``None`` where ranks differ too much for one."""
+def flow_of(program: Program, style: str = "flat") -> Flow | None:
+    """The flow of a program, or ``None`` where ranks differ too much for one.
+
+    Args:
+        style: how a message of several pieces comes about. "flat": they are put side by side.
+            "result": it is read from the result where that has its rows, mostly in one piece.
+            "split": if all pieces are values as they stand, each is permuted by itself (more
+            permutes, but one copy less of all that is sent); else as "result".
+    """
     try:
-        return _Tracer(program).trace()
+        return _Tracer(program, style).trace()
     except _Irregular:
         return None
 
@@ -98,8 +108,8 @@ class _Tracer:
     what rank r has of a row.
     """
 
-    def __init__(self, program: Program):
-        self.program = program
+    def __init__(self, program: Program, style: str):
+        self.program, self.style = program, style
         shape = (program.num_ranks, program.num_rows)
         self.count = np.zeros(shape, np.int32)
         self.value = np.full((*shape, 1), -1, np.int32)
@@ -115,9 +125,10 @@ class _Tracer:
         steps = []
         for rounds in self.program.steps:
             ops = self._settle(self._copied(rounds))
-            prepared = [self._ordered(r) for r in rounds]
-            ops += [Op(self._pieces(send), r.pairs, r.size) for r, send, _, _ in prepared]
-            for round_, _, recv, add in prepared:
+            # All of a step is looked up before any of it arrives.
+            sent = [part for r in rounds for part in self._permutes(r)]
+            for op, recv, add in sent:
+                ops.append(op)
                 self._receive(recv, add)
             steps.append(tuple(ops))
         wanted = self.program.output_rows()
@@ -126,7 +137,34 @@ class _Tracer:
 
     # ------------------------------------------------------------------ sends
 
-    def _ordered(self, round_: Round):
+    def _permutes(self, given: Round):
+        """A round as operations, each with what of its tables arrives by it."""
+        round_ = self._ordered(given)
+        pieces = self._pieces(round_.send)
+        if self.style == "flat" or len(pieces) == 1:
+            return [(Op(pieces, round_.pairs, round_.size), round_.recv, round_.add)]
+        if self.style == "split" and all(map(self._is_whole, pieces)):
+            return self._split(round_, pieces)
+        if self.program.collective.kind in ("all_gather", "all_reduce") and not given.add.any():
+            return [(Op((), given.pairs, given.size, given.send), given.recv, given.add)]
+        return [(Op(pieces, round_.pairs, round_.size), round_.recv, round_.add)]
+
+    def _is_whole(self, piece: Piece) -> bool:
+        """Whether a piece is a value as it stands."""
+        way = piece.variants[0]
+        alone = len(piece.variants) == len(way.values) == 1 and not way.start.any()
+        return alone and piece.length == self.sizes[way.values[0]]
+
+    def _split(self, round_: Round, pieces: tuple[Piece, ...]):
+        parts, at = [], 0
+        for piece in pieces:
+            here = slice(at, at := at + piece.length)
+            pairs = tuple(pair for pair in round_.pairs if round_.send[pair[0], here.start] >= 0)
+            op = Op((piece,), pairs, piece.length)
+            parts.append((op, round_.recv[:, here], round_.add[:, here]))
+        return parts
+
+    def _ordered(self, round_: Round) -> Round:
         """A round with the columns of every message in the order in which its sender has them."""
         send, recv, add = round_.send.copy(), round_.recv.copy(), round_.add.copy()
         for u, v in round_.pairs:
@@ -136,7 +174,7 @@ class _Tracer:
             send[u, : len(rows)] = rows[order]
             recv[v, : len(rows)] = recv[v][filled][order]
             add[v, : len(rows)] = add[v][filled][order]
-        return round_, send, recv, add
+        return Round(round_.pairs, send, recv, add)
 
     def _pieces(self, table: np.ndarray) -> tuple[Piece, ...]:
         """Rows given as a table of shape (ranks, columns), -1 for none, as pieces."""

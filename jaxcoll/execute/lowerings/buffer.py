@@ -52,12 +52,18 @@ def runs(table: np.ndarray, add: np.ndarray | None = None) -> Iterator[Run]:
 
 
 def lookup(table: np.ndarray, rank: jax.Array):
-    """This rank's entry: a Python number if it is the same for all, ``rank + c`` if it is that."""
-    values = [int(value) for value in table]
-    if len(set(values)) == 1:
-        return values[0]
-    if all(value == values[0] + r for r, value in enumerate(values)):
-        return rank + values[0] if values[0] else rank
+    """This rank's entry of a table of shape (ranks,).
+
+    One that is the same for all ranks is a Python number, one that rises evenly with the rank is
+    computed from it, so that symmetric schedules need no tables.
+    """
+    first, rise = int(table[0]), int(table[-1]) - int(table[0])
+    stride = rise // max(1, len(table) - 1)
+    if table.dtype != bool and np.array_equal(table, first + stride * np.arange(len(table))):
+        if stride == 0:
+            return first
+        scaled = rank if stride == 1 else rank * stride
+        return scaled + first if first else scaled
     column = np.asarray(table, bool if table.dtype == bool else np.int32)
     return lax.dynamic_index_in_dim(column, rank, keepdims=False, allow_negative_indices=False)
 

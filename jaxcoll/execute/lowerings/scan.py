@@ -32,12 +32,12 @@ from jaxcoll.execute.lowerings.buffer import (
 from jaxcoll.execute.program import Program, Round, colour_pairs
 
 
-def run(program: Program, x: jax.Array, axes: Axes, width: int, strict: bool) -> jax.Array:
+def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
     """Run a program on a flat input; arguments and result are those of ``ssa.run``.
 
-    ``strict`` changes nothing: a body's permutes are in flight together as it is.
+    It is the same for all targets: a body's permutes are in flight together as it is.
     """
-    del strict
+    del target
     rank = axes.rank()
     buffer = fill(program, x, rank, width)
     for stage in stages(program):

@@ -6,16 +6,11 @@ Where all ranks do about the same, arrivals stay values that later permutes use 
 
 from __future__ import annotations
 
-import functools
-import operator
-
 import jax
-import numpy as np
 from jax import lax
 
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings.buffer import (
-    blank,
     empty,
     fill,
     lookup,
@@ -24,11 +19,15 @@ from jaxcoll.execute.lowerings.buffer import (
     resolve,
     runs,
 )
+from jaxcoll.execute.lowerings.flow import FlowRun
 from jaxcoll.execute.program import Program, Round
-from jaxcoll.execute.values import Flow, Piece, Variant, flow_of
+from jaxcoll.execute.values import flow_of
+
+# A permute between CPU devices takes about as long as copying this many bytes.
+LONG_ROW_BYTES = 1 << 18
 
 
-def run(program: Program, x: jax.Array, axes: Axes, width: int, strict: bool) -> jax.Array:
+def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
     """Run a program on a flat input.
 
     Args:
@@ -36,96 +35,20 @@ def run(program: Program, x: jax.Array, axes: Axes, width: int, strict: bool) ->
         x: this rank's input rows, shape (input rows * width,).
         axes: where the ranks are.
         width: elements in a row.
-        strict: whether to keep the steps apart by barriers, so that all rounds of a step are in
-            flight together. XLA's TPU scheduler otherwise lets early steps run ahead and late
-            writes pile up.
+        target: "cpu", "gpu" or "tpu". For TPU the steps are kept apart by barriers, so that all
+            rounds of a step are in flight together; XLA's scheduler otherwise lets early steps run
+            ahead and late writes pile up. On CPU a permute is a copy between buffers of one memory,
+            so putting pieces side by side first would cost as much as sending them.
 
     Returns:
         This rank's output rows, shape (output rows * width,).
     """
-    flow = flow_of(program)
+    strict = target == "tpu"
+    is_long = width * x.dtype.itemsize >= LONG_ROW_BYTES
+    flow = flow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
     if flow is None:
         return _run_buffer(program, x, axes, width, strict)
-    return _run_values(program, flow, x, axes, width, strict)
-
-
-# ---------------------------------------------------------------------- with values
-
-
-def _run_values(program: Program, flow: Flow, x, axes: Axes, width: int, strict: bool):
-    rank = axes.rank()
-    values, placed = [x], 0
-    whole = _whole_value(flow)
-    rows = None if whole is not None else _start(program, x, width)
-
-    def place(rows, value):
-        if rows is not None:
-            for part in runs(flow.found[value]):
-                where = resolve(part, lambda table: lookup(table, rank))
-                rows = put(rows, values[value], part, where, width)
-        return rows
-
-    sources = _prepare(flow.steps[0], values, rank, width)
-    for t, ops in enumerate(flow.steps):
-        permuted = (op.pairs for op in ops if op.pairs is not None)
-        arrived = [axes.permute(s, pairs) for s, pairs in zip(sources, permuted, strict=True)]
-        # Beside these permutes, what was there before them goes where it belongs.
-        for value in range(placed, len(values)):
-            rows = place(rows, value)
-        placed = len(values)
-        values += arrived
-        if t + 1 < len(flow.steps):
-            sources = _prepare(flow.steps[t + 1], values, rank, width)
-            if strict and arrived:
-                held = (rows, values[placed:], sources)
-                rows, values[placed:], sources = lax.optimization_barrier(held)
-    for value in range(placed, len(values)):
-        rows = place(rows, value)
-    return values[whole] if rows is None else rows
-
-
-def _whole_value(flow: Flow) -> int | None:
-    """The value that is the result as it stands, if one is."""
-    for value, found in enumerate(flow.found):
-        if found.size and (found == np.arange(found.shape[1])).all():
-            used = sum((table >= 0).any() for table in flow.found)
-            return value if used == 1 else None
-    return None
-
-
-def _start(program: Program, x: jax.Array, width: int) -> jax.Array:
-    rows = blank(x, program.blocks[1] * program.block_rows * width)
-    has_zeros = program.collective.kind in ("reduce", "gather")
-    return lax.full_like(rows, 0) if has_zeros else rows
-
-
-def _prepare(ops, values: list[jax.Array], rank: jax.Array, width: int) -> list[jax.Array]:
-    """What a step's permutes send; sums taken on the spot become values at once."""
-    sources = []
-    for op in ops:
-        pieces = [_piece(piece, values, rank, width) for piece in op.pieces]
-        source = pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, 0)
-        (values if op.pairs is None else sources).append(source)
-    return sources
-
-
-def _piece(piece: Piece, values: list[jax.Array], rank: jax.Array, width: int) -> jax.Array:
-    ways = [_sum(way, piece.length, values, rank, width) for way in piece.variants]
-    if len(ways) == 1:
-        return ways[0]
-    which = lookup(piece.which, rank)
-    return lax.select_n(which if len(ways) > 2 else which.astype(bool), *ways)
-
-
-def _sum(way: Variant, length: int, values, rank: jax.Array, width: int) -> jax.Array:
-    terms = [
-        read(values[value], lookup(start, rank), length, width)
-        for value, start in zip(way.values, way.start, strict=True)
-    ]
-    return functools.reduce(operator.add, terms)
-
-
-# ---------------------------------------------------------------------- with a buffer
+    return FlowRun(program, flow, x, axes, width).run(strict)
 
 
 def _run_buffer(program: Program, x, axes: Axes, width: int, strict: bool) -> jax.Array:
