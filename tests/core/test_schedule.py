@@ -17,8 +17,9 @@ from jaxcoll.errors import JaxcollError, ScheduleError, TopologyError
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, concatenate
 from jaxcoll.topologies import mesh, ring, switch
+from jaxcoll.topology import Topology
 from tests import reference, strategies
-from tests.reference import schedule_of, sends_of
+from tests.reference import Send, schedule_of, sends_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -113,6 +114,22 @@ def test_equality_sees_the_order_of_messages_and_chunks():
     assert one != Schedule.from_sends(topology, grouped, [0, 0, 0], [1, 1, 0], [2, 3, 0])
     slower = mesh(3, bandwidth=1e9)
     assert one != Schedule.from_sends(slower, collective, [0, 0, 0], [1, 1, 0], [2, 3, 0])
+
+
+def test_equality_sees_which_of_parallel_links_is_taken():
+    double = Topology(2, [0, 0, 1], [1, 1, 0], [0] * 3, [1, 2, 1])  # type: ignore[arg-type]
+    one, other = (
+        schedule_of(double, Collective("broadcast", 2), [Send(0, (link,), 0, False)])
+        for link in (0, 1)
+    )
+    assert one != other
+
+
+def test_equality_sees_who_is_in_which_group():
+    nothing: list = []
+    groups = [((0, 1), (2, 3)), ((1, 0), (2, 3)), ((2, 3), (0, 1)), ((0, 2), (1, 3))]
+    distinct = {schedule_of(ring(4), Collective("gather", 4, 1, g), nothing) for g in groups}
+    assert len(distinct) == len(groups)
 
 
 def test_digests_are_the_same_in_every_process():
