@@ -31,6 +31,7 @@ from jax import lax
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals, primitives
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.processes import agree
 from jaxcoll.execute.schedules import Choice, choose
 from jaxcoll.schedule import Schedule
 
@@ -413,6 +414,7 @@ class _Bound:
         return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=explicit)(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
+        agree(self.schedule, self.axes, self.lowering)
         return primitives.bind(
             x, self.axes, self.schedule, lowering=self.lowering, invarying=self.invarying
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import jax
-from jax._src import config, core
+from jax._src import config, core, distributed
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -50,6 +50,31 @@ def mesh_axes() -> tuple[str, ...]:
     """Manual axes of the mesh in scope, in its order: those that collectives may name."""
     mesh = jax.sharding.get_abstract_mesh()
     return tuple(name for name in mesh.axis_names if name in mesh.manual_axes)
+
+
+def mesh_size() -> int:
+    """Devices of the mesh in scope."""
+    return jax.sharding.get_abstract_mesh().size
+
+
+# ---------------------------------------------------------------------- processes
+
+
+def tell(key: str, value: str) -> None:
+    """Publish a value to all processes that ``jax.distributed.initialize`` has connected."""
+    _service().key_value_set(key, value)
+
+
+def ask(key: str, seconds: int) -> str | None:
+    """A value that some process publishes under a key, or ``None`` if none does in time."""
+    try:
+        return _service().blocking_key_value_get(key, 1000 * seconds)
+    except jax.errors.JaxRuntimeError:
+        return None
+
+
+def _service():
+    return distributed.global_state.client
 
 
 # ---------------------------------------------------------------------- primitives
