@@ -1,7 +1,33 @@
 """Families of networks, one a file: free functions that return a ``Topology``."""
 
+from jaxcoll.topologies.bigraph import bigraph
 from jaxcoll.topologies.complete import fully_connected, star
+from jaxcoll.topologies.dgx import dgx1, dgx2
+from jaxcoll.topologies.dragonfly import dragonfly
+from jaxcoll.topologies.fat_tree import fat_tree
 from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
+from jaxcoll.topologies.hierarchical import multi_rail, ring_fc_switch, switch_2d
+from jaxcoll.topologies.product import product
+from jaxcoll.topologies.routers import behind_routers, flattened_butterfly
 from jaxcoll.topologies.switched import switch
 
-__all__ = ["fully_connected", "hypercube", "mesh", "ring", "star", "switch", "torus"]
+__all__ = [
+    "behind_routers",
+    "bigraph",
+    "dgx1",
+    "dgx2",
+    "dragonfly",
+    "fat_tree",
+    "flattened_butterfly",
+    "fully_connected",
+    "hypercube",
+    "mesh",
+    "multi_rail",
+    "product",
+    "ring",
+    "ring_fc_switch",
+    "star",
+    "switch",
+    "switch_2d",
+    "torus",
+]

@@ -1,0 +1,74 @@
+"""DragonFly networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.grid import per_dimension
+from jaxcoll.links import whole_number
+from jaxcoll.topologies.grids import ALPHA
+from jaxcoll.topology import Topology
+
+
+def dragonfly(
+    groups: int,
+    routers: int,
+    *,
+    alpha: float | Sequence[float] = ALPHA,
+    bandwidth: float | Sequence[float] = (400e9, 200e9),
+) -> Topology:
+    """Fully connected groups, and one link each way between every two groups.
+
+    The link of group i to group j leaves from router (j - i - 1) mod groups, counted on round the
+    routers where there are more groups than routers. With as many routers as other groups this is
+    the canonical DragonFly with one global link a router (Kim, Dally, Scott and Abts, ISCA 2008,
+    Sec. 3); with more, some routers have none. Routers are the ranks:
+    rank = group * routers + router. The TACOS paper's 4 x 5 at 400 and 200 GB/s (Sec. VI-B.1) is
+    the default speeds' ``dragonfly(4, 5)``.
+
+    Args:
+        groups, routers: groups, and routers of a group.
+        alpha: seconds a link, one for all or one for links inside groups and one between them.
+        bandwidth: bytes per second a link, likewise.
+
+    Raises:
+        TopologyError: no groups or no routers.
+    """
+    groups, routers = whole_number(groups, "groups"), whole_number(routers, "routers")
+    if groups < 1 or routers < 1:
+        raise TopologyError(
+            f"a DragonFly needs at least one group of one router, got {groups} groups of {routers}"
+        )
+    inside = [
+        (g * routers + u, g * routers + v)
+        for g in range(groups)
+        for u in range(routers)
+        for v in range(routers)
+        if u != v
+    ]
+    between = [
+        (i * routers + (j - i - 1) % groups % routers, j * routers + (i - j - 1) % groups % routers)
+        for i in range(groups)
+        for j in range(groups)
+        if i != j
+    ]
+    pairs = np.asarray(inside + between, np.int64).reshape(-1, 2)
+    counts = (len(inside), len(between))
+    ranks = groups * routers
+    turn = tuple((rank + routers) % ranks for rank in range(ranks))
+    return Topology(
+        ranks,
+        pairs[:, 0],
+        pairs[:, 1],
+        np.repeat(np.asarray(per_dimension(alpha, 2, "alpha"), float), counts),
+        [
+            speed
+            for speed, count in zip(per_dimension(bandwidth, 2, "bandwidth"), counts, strict=True)
+            for _ in range(count)
+        ],  # type: ignore[arg-type]
+        name=f"dragonfly {groups}x{routers}",
+        generators=(turn,) if groups > 1 else (),
+    )

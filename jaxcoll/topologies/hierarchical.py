@@ -1,0 +1,99 @@
+"""Clusters in levels: 2D Switch, 3D-RFS and rails, innermost level first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxcoll.grid import per_dimension
+from jaxcoll.topologies.complete import fully_connected
+from jaxcoll.topologies.grids import ALPHA, ring
+from jaxcoll.topologies.product import product
+from jaxcoll.topologies.switched import switch
+from jaxcoll.topology import Topology
+
+
+def switch_2d(
+    inner: int,
+    outer: int,
+    *,
+    alpha: float | Sequence[float] = ALPHA,
+    bandwidth: float | Sequence[float] = (300e9, 25e9),
+    degree: int | Sequence[int | None] | None = None,
+) -> Topology:
+    """Boxes of ``inner`` ranks around a switch each; equal ranks of all boxes share another one.
+
+    The TACOS paper's 2D Switch (Table IV; 8 x 4 at 300 and 25 GB/s in Sec. VI-B.1). Ranks of a box
+    are consecutive: rank = box * inner + place.
+
+    Args:
+        inner, outer: ranks of a box, and boxes.
+        alpha: seconds from a rank into a switch and as much out of it, one or one a level.
+        bandwidth: bytes per second between a rank and its switch, one or one a level.
+        degree: None to keep the switches, or the degree each is unwound with (see ``switch``), one
+            or one a level.
+    """
+    alphas = per_dimension(alpha, 2, "alpha")
+    bandwidths = per_dimension(bandwidth, 2, "bandwidth")
+    degrees = per_dimension(degree, 2, "degree")
+    inside, outside = (
+        switch(side, degree=d, alpha=a, bandwidth=b)
+        for side, d, a, b in zip((inner, outer), degrees, alphas, bandwidths, strict=True)
+    )
+    return product(outside, inside, name=_named(f"2D switch {inner}x{outer}", degrees))
+
+
+def multi_rail(
+    boxes: int,
+    ranks: int,
+    *,
+    alpha: float | Sequence[float] = (1e-6, 5e-6),
+    bandwidth: float | Sequence[float] = (300e9, 25e9),
+) -> Topology:
+    """Boxes of ranks around a switch each, and a rail for every place in a box.
+
+    Rank i of every box hangs on rail switch i, as in clusters of DGX A100 (the defaults: NVSwitch
+    and InfiniBand bytes per second a rank, as in ForestColl's evaluation). A ``switch_2d`` counted
+    in boxes: rank = box * ranks + place.
+
+    Args:
+        boxes, ranks: boxes, and ranks of a box.
+        alpha, bandwidth: of a rank's link inside its box and of that to its rail.
+    """
+    clusters = switch_2d(ranks, boxes, alpha=alpha, bandwidth=bandwidth)
+    return product(clusters, name=f"{boxes} boxes of {ranks} on rails")
+
+
+def ring_fc_switch(
+    ring_side: int,
+    fc_side: int,
+    switch_side: int,
+    *,
+    alpha: float | Sequence[float] = ALPHA,
+    bandwidth: float | Sequence[float] = (200e9, 100e9, 50e9),
+    degree: int | None = None,
+) -> Topology:
+    """3D-RFS: rings, fully connected groups of them, and switches between the groups.
+
+    The TACOS paper's 3D-RFS (Table IV; 2 x 4 x 8 at 200, 100 and 50 GB/s in Sec. VI-B.1). Ranks of
+    a ring are consecutive: rank = (box * fc_side + group) * ring_side + place.
+
+    Args:
+        ring_side, fc_side, switch_side: ranks along each dimension.
+        alpha: seconds a link, one or one a dimension.
+        bandwidth: bytes per second a link, one or one a dimension.
+        degree: None to keep the switches, or the degree they are unwound with (see ``switch``).
+    """
+    alphas = per_dimension(alpha, 3, "alpha")
+    bandwidths = per_dimension(bandwidth, 3, "bandwidth")
+    return product(
+        switch(switch_side, degree=degree, alpha=alphas[2], bandwidth=bandwidths[2]),
+        fully_connected(fc_side, alpha=alphas[1], bandwidth=bandwidths[1]),
+        ring(ring_side, alpha=alphas[0], bandwidth=bandwidths[0]),
+        name=_named(f"3D-RFS {ring_side}x{fc_side}x{switch_side}", (degree,)),
+    )
+
+
+def _named(name: str, degrees: Sequence[int | None]) -> str:
+    if all(degree is None for degree in degrees):
+        return name
+    return f"{name} unwound by {'/'.join(str(d or 0) for d in degrees)}"
