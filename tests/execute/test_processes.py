@@ -37,7 +37,8 @@ def start(processes: int, devices: int, what: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("processes", "devices"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)]
+    ("processes", "devices"),
+    [(2, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 4), (4, 2)))],
 )
 def test_every_collective(processes, devices):
     for said in start(processes, devices, "same"):
