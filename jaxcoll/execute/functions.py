@@ -247,7 +247,8 @@ def all_to_all(
         out = bound(moved)
         if not tiled:
             return jnp.moveaxis(out, 0, concat)
-        parts = jnp.moveaxis(out.reshape(size, -1, *out.shape[1:]), 1, split + 1)
+        each = (size, out.shape[0] // size, *out.shape[1:])
+        parts = jnp.moveaxis(out.reshape(each), 1, split + 1)
         joined = jnp.moveaxis(parts, 0, concat)
         shape = list(leaf.shape)
         shape[split] //= size

@@ -1,0 +1,73 @@
+"""JAX's internals are what ``jaxcoll.execute.internals`` takes them for; if not, say which JAX."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll
+from jaxcoll.execute import internals
+from tests.execute.harness import mesh_of
+
+VERSION = f"jax {jax.__version__}; internals.py was proved on {', '.join(internals.PROVED)}"
+
+
+def inside(function, **options):
+    """What ``function`` returns when it is traced in a ``shard_map`` over axes x and y."""
+    seen = []
+
+    def body(v):
+        seen.append(function(v))
+        return v
+
+    wrapped = jax.shard_map(body, mesh=mesh_of(2, 4), in_specs=P("x"), out_specs=P("x"), **options)
+    jax.eval_shape(wrapped, jax.ShapeDtypeStruct((8,), jnp.float32))
+    return seen[0]
+
+
+def test_types_of_manual_axes():
+    assert inside(internals.varying) == {"x"}, VERSION
+    assert inside(lambda v: internals.varying(lax.psum(v, "x"))) == set(), VERSION
+    both = lambda v: internals.varying(lax.pcast(v, "y", to="varying"))  # noqa: E731
+    assert inside(both) == {"x", "y"}, VERSION
+    assert inside(internals.unreduced) == set(), VERSION
+
+
+def test_whether_types_are_checked():
+    assert inside(lambda v: internals.checks_vma()) is True, VERSION
+    assert inside(lambda v: internals.checks_vma(), check_vma=False) is False, VERSION
+
+
+def test_axes_in_scope():
+    sizes = inside(lambda v: internals.axis_sizes())
+    assert sizes == {"x": 2, "y": 4}, VERSION
+    assert internals.axis_sizes() == {}, VERSION
+    assert inside(lambda v: internals.mesh_axes()) == ("x", "y"), VERSION
+    assert inside(lambda v: internals.mesh_axes(), axis_names={"x"}) == ("x",), VERSION
+    assert inside(lambda v: internals.mesh_size()) == 8, VERSION
+
+
+def test_the_service_between_processes_has_the_calls_that_are_used():
+    from jax._src import distributed
+    from jax._src.lib import _jax
+
+    client = _jax.DistributedRuntimeClient
+    assert hasattr(distributed.global_state, "client"), VERSION
+    assert hasattr(client, "key_value_set"), VERSION
+    assert hasattr(client, "blocking_key_value_get"), VERSION
+
+
+def test_no_other_file_touches_internals():
+    package = Path(jaxcoll.__file__).parent
+    touching = re.compile(r"jax\._src|jax\.interpreters|jax\.extend|\.mat\b")
+    found = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if touching.search(path.read_text())
+    }
+    assert found == {"execute/internals.py"}
