@@ -88,7 +88,9 @@ def describe_devices(
         if value is not None
     }
     kind = dataclasses.replace(kind, **given)
-    if any(getattr(device, "coords", None) is not None for device in devices):
+    # GPUs, as far as a compiler describes them, have coordinates too: their number in their host.
+    is_gpu = getattr(devices[0], "platform", "") in ("gpu", "cuda", "rocm")
+    if not is_gpu and any(getattr(device, "coords", None) is not None for device in devices):
         return _tpu_slice(devices, kind, wrap)
     return _hosts(devices, kind)
 

@@ -18,6 +18,7 @@ from jaxcoll.execute.lowerings.buffer import (
     resolve,
     runs,
 )
+from jaxcoll.execute.lowerings.together import permute_together
 from jaxcoll.execute.program import Program
 from jaxcoll.execute.values import Flow, Op, Piece, Variant
 
@@ -33,18 +34,18 @@ class FlowRun:
         self.rows = None if self.whole is not None else _start(program, x, width)
         self.placed = 0  # values that are in the result already
 
-    def run(self, strict: bool) -> jax.Array:
-        """The rows of the result; with ``strict`` steps are kept apart by barriers."""
+    def run(self, target: str) -> jax.Array:
+        """The rows of the result; but for CPU steps are kept apart by barriers."""
         sources = self._prepare(self.flow.steps[0])
         for t, ops in enumerate(self.flow.steps):
-            permuted = (op.pairs for op in ops if op.pairs is not None)
-            arrived = [self.axes.permute(s, p) for s, p in zip(sources, permuted, strict=True)]
+            pairs = [op.pairs for op in ops if op.pairs is not None]
+            arrived = permute_together(self.axes, sources, pairs, target)
             # Beside these permutes, what was there before them goes where it belongs.
             self._place()
             self.values += arrived
             if t + 1 < len(self.flow.steps):
                 sources = self._prepare(self.flow.steps[t + 1])
-                if strict and arrived:
+                if arrived and target != "cpu":
                     sources = self._barrier(sources)
         self._place()
         return self.values[self.whole] if self.rows is None else self.rows

@@ -29,19 +29,19 @@ from jaxcoll.execute.lowerings.buffer import (
     resolve,
     runs,
 )
+from jaxcoll.execute.lowerings.together import permute_together
 from jaxcoll.execute.program import Program, Round, colour_pairs
 
 
 def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
     """Run a program on a flat input; arguments and result are those of ``ssa.run``.
 
-    It is the same for all targets: a body's permutes are in flight together as it is.
+    No target needs barriers: a body's permutes are in flight together as it is.
     """
-    del target
     rank = axes.rank()
     buffer = fill(program, x, rank, width)
     for stage in stages(program):
-        buffer = _run_stage(stage, buffer, axes, rank, width)
+        buffer = _run_stage(stage, buffer, axes, rank, width, target)
     return empty(program, buffer, rank, width)
 
 
@@ -114,7 +114,7 @@ def _resend_own(program: Program, pairs, send: np.ndarray, recv: np.ndarray) -> 
 # ---------------------------------------------------------------------- running
 
 
-def _run_stage(stage, buffer: jax.Array, axes: Axes, rank: jax.Array, width: int) -> jax.Array:
+def _run_stage(stage, buffer: jax.Array, axes: Axes, rank, width: int, target: str) -> jax.Array:
     steps = stage[0].send.shape[0]
     reads = [_runs(slot.send) for slot in stage]
     writes = [_runs(slot.recv, slot.add) for slot in stage]
@@ -135,7 +135,7 @@ def _run_stage(stage, buffer: jax.Array, axes: Axes, rank: jax.Array, width: int
     def body(carry, now):
         buffer, ready = carry
         ahead, places = now
-        arrived = [axes.permute(v, slot.pairs) for v, slot in zip(ready, stage, strict=True)]
+        arrived = permute_together(axes, ready, [slot.pairs for slot in stage], target)
         for rows, part, at in zip(arrived, writes, places, strict=True):
             for r, where in zip(part, at, strict=True):
                 buffer = put(buffer, rows, r, where, width)

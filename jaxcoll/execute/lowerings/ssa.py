@@ -20,6 +20,7 @@ from jaxcoll.execute.lowerings.buffer import (
     runs,
 )
 from jaxcoll.execute.lowerings.flow import FlowRun
+from jaxcoll.execute.lowerings.together import permute_together
 from jaxcoll.execute.program import Program, Round
 from jaxcoll.execute.values import flow_of
 
@@ -35,29 +36,29 @@ def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> 
         x: this rank's input rows, shape (input rows * width,).
         axes: where the ranks are.
         width: elements in a row.
-        target: "cpu", "gpu" or "tpu". For TPU the steps are kept apart by barriers, so that all
-            rounds of a step are in flight together; XLA's scheduler otherwise lets early steps run
-            ahead and late writes pile up. On CPU a permute is a copy between buffers of one memory,
-            so putting pieces side by side first would cost as much as sending them.
+        target: "cpu", "gpu" or "tpu". But for CPU the steps are kept apart by barriers, so that all
+            rounds of a step are in flight together; XLA's scheduler for TPUs otherwise lets early
+            steps run ahead and late writes pile up. On CPU a permute is a copy between buffers of
+            one memory, so putting pieces side by side first would cost as much as sending them.
 
     Returns:
         This rank's output rows, shape (output rows * width,).
     """
-    strict = target == "tpu"
     is_long = width * x.dtype.itemsize >= LONG_ROW_BYTES
     flow = flow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
     if flow is None:
-        return _run_buffer(program, x, axes, width, strict)
-    return FlowRun(program, flow, x, axes, width).run(strict)
+        return _run_buffer(program, x, axes, width, target)
+    return FlowRun(program, flow, x, axes, width).run(target)
 
 
-def _run_buffer(program: Program, x, axes: Axes, width: int, strict: bool) -> jax.Array:
+def _run_buffer(program: Program, x, axes: Axes, width: int, target: str) -> jax.Array:
+    strict = target != "cpu"
     rank = axes.rank()
     buffer = fill(program, x, rank, width)
     for rounds in program.steps:
         # All of a step is read before any of it is written.
         sources = [_source(buffer, round_, rank, width) for round_ in rounds]
-        arrived = [axes.permute(s, r.pairs) for s, r in zip(sources, rounds, strict=True)]
+        arrived = permute_together(axes, sources, [r.pairs for r in rounds], target)
         if strict:
             buffer, *arrived = lax.optimization_barrier((buffer, *arrived))
         for rows, round_ in zip(arrived, rounds, strict=True):

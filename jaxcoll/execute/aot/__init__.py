@@ -1,0 +1,28 @@
+"""Compiling for machines that are not here, and reading what the compiler made of a program.
+
+    v5p = aot.target("v5p:4x4x4")
+    compiled = aot.compile_for(v5p, f, (shape,), in_specs=P("i"), out_specs=P("i"))
+    aot.summarize(compiled).in_flight
+
+Shows that a program compiles, what is in flight together, and memory. It times nothing.
+"""
+
+from jaxcoll.execute.aot.compiling import compile_for
+from jaxcoll.execute.aot.hlo import Instruction, Module, parse
+from jaxcoll.execute.aot.summary import Burst, Summary, summarize, summarize_module
+from jaxcoll.execute.aot.targets import ENVIRONMENT, Target, is_available, target
+
+__all__ = [
+    "ENVIRONMENT",
+    "Burst",
+    "Instruction",
+    "Module",
+    "Summary",
+    "Target",
+    "compile_for",
+    "is_available",
+    "parse",
+    "summarize",
+    "summarize_module",
+    "target",
+]
