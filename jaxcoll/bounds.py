@@ -15,6 +15,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.exact import Number, as_fraction
 from jaxcoll.paths import exact_latency, hop_distances, latency_distances
+from jaxcoll.throughput import bottleneck
 from jaxcoll.topology import Topology
 
 
@@ -24,7 +25,7 @@ class Bound:
 
     Attributes:
         time: seconds.
-        name: "distance", "ingress", "egress" or "traffic".
+        name: "distance", "ingress", "egress", "traffic" or "cut".
         reason: which rank or pair of ranks it comes from, in words.
     """
 
@@ -34,7 +35,7 @@ class Bound:
 
 
 def bound(topology: Topology, collective: str | Collective, nbytes: Number) -> Bound:
-    """The largest of the bounds of this module.
+    """The largest of ``bounds``.
 
     Args:
         collective: a kind, or a collective.
@@ -44,7 +45,7 @@ def bound(topology: Topology, collective: str | Collective, nbytes: Number) -> B
 
 
 def bounds(topology: Topology, collective: str | Collective, nbytes: Number) -> tuple[Bound, ...]:
-    """Every bound of this module: distance, ingress, egress and, for all_reduce, traffic."""
+    """Every quick bound: distance, ingress, egress and, for all_reduce, traffic."""
     what = _collective(topology, collective)
     size = _size(nbytes)
     forward = latency_distances(topology)
@@ -96,6 +97,43 @@ def _flow_bound(
     verb, way = ("receive", "into") if name == "ingress" else ("send", "out of")
     reason = f"what rank {where[0]} must {verb}, over all links {way} it"
     return Bound(best, name, f"{reason}, at least {where[1] * 1e6:g} us away" if best else reason)
+
+
+def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) -> Bound:
+    """What must leave the worst set of vertices, over all links out of it (ForestColl, Sec. 4.4).
+
+    Latency aside, the exact optimum of all_gather, reduce_scatter, broadcast and reduce on every
+    network that ForestColl is defined for. It takes a flow to each rank, often several times,
+    which is why ``bounds`` leaves it out.
+
+    Raises:
+        CollectiveError: the collective is not of all ranks together, or is one of gather, scatter
+            and all_to_all.
+    """
+    what, size = _collective(topology, collective), _size(nbytes)
+    n = topology.num_ranks
+    group, *others = what.groups
+    if others or len(group) < n:
+        raise CollectiveError("cuts are bounds for one group of all ranks")
+    if n == 1:
+        return Bound(0.0, "cut", "no rank needs anything from another")
+    if what.kind in ("all_gather", "reduce_scatter"):
+        weights, share = None, size / n
+    elif what.kind in ("broadcast", "reduce", "all_reduce"):
+        root = group[what.root or 0]
+        weights, share = [int(r == root) for r in range(n)], size
+    else:
+        raise CollectiveError(f"cuts bound no {what.kind}")
+    # What is gathered leaves a cut; what is summed enters it; an all_reduce does both.
+    found = []
+    if what.kind not in ("reduce_scatter", "reduce"):
+        found.append(("leave", "out of", bottleneck(topology, weights)))
+    if what.is_reducing:
+        found.append(("enter", "into", bottleneck(topology.transpose(), weights)))
+    verb, way, worst = max(found, key=lambda case: case[2].inverse)
+    ranks = ", ".join(map(str, worst.cut_ranks[:8])) + (", ..." if worst.cut_ranks[8:] else "")
+    reason = f"what must {verb} a cut around ranks {ranks}, over all links {way} it"
+    return Bound(float(share * worst.inverse), "cut", reason)
 
 
 def _traffic_bound(topology: Topology, what: Collective, size: Fraction) -> Bound:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll import topologies
-from jaxcoll.bounds import bound, bounds, distance_bound, ideal, step_bound
+from jaxcoll.bounds import bound, bounds, cut_bound, distance_bound, ideal, step_bound
 from jaxcoll.collective import REDUCING, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulate import MODELS, simulate
@@ -26,6 +26,56 @@ def test_no_sound_schedule_beats_a_bound(schedule, nbytes, model):
     time = simulate(schedule, nbytes, model).time
     for b in bounds(schedule.topology, schedule.collective, nbytes):
         assert time >= b.time * (1 - 1e-12), b
+
+
+@given(
+    schedules(
+        ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"),
+        networks(max_ranks=8, switches=True),
+        grouped=False,
+    ),
+    st.sampled_from(MODELS),
+)
+def test_no_sound_schedule_beats_a_cut(schedule, model):
+    time = simulate(schedule, 10**9, model).time
+    worst = cut_bound(schedule.topology, schedule.collective, 10**9)
+    assert time >= worst.time * (1 - 1e-12), worst
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        ("all_gather", 4 / 5),
+        ("reduce_scatter", 4 / 5),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("all_reduce", 1.0),
+    ],
+)
+def test_cuts_of_a_star(kind, seconds):
+    found = cut_bound(topologies.star(5, bandwidth=1e9), kind, 1e9)
+    assert (found.time, found.name) == (pytest.approx(seconds, rel=1e-15), "cut")
+
+
+def test_cuts_are_named_and_one_way_links_told_apart():
+    # Ranks 0..2 in a circle; one slow link out of rank 0.
+    topology = Topology(3, [0, 1, 2], [1, 2, 0], [0] * 3, [1e9, 5e9, 5e9])  # type: ignore[arg-type]
+    found = cut_bound(topology, "all_gather", 3e9)
+    assert found.time == 2.0
+    assert "leave a cut around ranks 0, 2, over all links out of it" in found.reason
+    found = cut_bound(topology, "reduce_scatter", 3e9)
+    assert "enter a cut around ranks 1, 2, over all links into it" in found.reason
+    assert cut_bound(topologies.ring(1), "all_gather", 1).time == 0.0
+
+
+@pytest.mark.parametrize(
+    "collective",
+    ["all_to_all", "gather", Collective("all_gather", 4, 1, ((0, 1), (2, 3)))],
+    ids=str,
+)
+def test_cuts_are_refused_for_other_collectives(collective):
+    with pytest.raises(CollectiveError, match="cuts"):
+        cut_bound(topologies.ring(4), collective, 1)
 
 
 @given(schedules(networks=networks(max_ranks=8, homogeneous=True), max_chunks=3))
