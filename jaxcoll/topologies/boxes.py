@@ -1,0 +1,167 @@
+"""Clusters of boxes: NVSwitch boxes (DGX A100, DGX H100) and AMD MI250 boxes behind InfiniBand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.links import whole_number
+from jaxcoll.topology import Topology
+
+ALPHA_INSIDE = 0.7e-6  # seconds a link; the TACOS paper's model of a DGX (Sec. VI-B.5)
+ALPHA_NETWORK = 2e-6  # seconds from a rank to the network switch; an assumption, as between hosts
+
+Speed = int | float | Fraction
+
+# Infinity Fabric between the 16 dies of an MI250 box (dissertation, Fig. 4.9): die, die, links.
+_MI250 = (
+    (0, 1, 4), (0, 4, 2), (0, 8, 1), (1, 5, 1), (1, 9, 1), (1, 10, 1), (2, 3, 4), (2, 6, 1),
+    (2, 9, 1), (2, 10, 1), (3, 7, 2), (3, 11, 1), (4, 5, 4), (4, 6, 1), (5, 6, 1), (5, 7, 1),
+    (6, 7, 4), (8, 9, 4), (8, 12, 2), (9, 13, 1), (10, 11, 4), (10, 14, 1), (11, 15, 2),
+    (12, 13, 4), (12, 14, 1), (13, 14, 1), (13, 15, 1), (14, 15, 4),
+)  # fmt: skip
+
+
+def dgx_a100(
+    boxes: int,
+    *,
+    inside: Speed = 300e9,
+    network: Speed = 25e9,
+    alpha: float = ALPHA_INSIDE,
+    network_alpha: float = ALPHA_NETWORK,
+) -> Topology:
+    """DGX A100 boxes of 8 ranks (dissertation, Sec. 4.6.2); arguments as ``nvswitch_boxes``."""
+    sizes = (8,) * whole_number(boxes, "boxes")
+    return nvswitch_boxes(
+        sizes,
+        inside=inside,
+        network=network,
+        alpha=alpha,
+        network_alpha=network_alpha,
+        name=f"A100 x{boxes}",
+    )
+
+
+def dgx_h100(
+    boxes: int,
+    *,
+    inside: Speed = 450e9,
+    network: Speed = 50e9,
+    alpha: float = ALPHA_INSIDE,
+    network_alpha: float = ALPHA_NETWORK,
+) -> Topology:
+    """DGX H100 boxes of 8 ranks (dissertation, Sec. 4.6.3); arguments as ``nvswitch_boxes``."""
+    sizes = (8,) * whole_number(boxes, "boxes")
+    return nvswitch_boxes(
+        sizes,
+        inside=inside,
+        network=network,
+        alpha=alpha,
+        network_alpha=network_alpha,
+        name=f"H100 x{boxes}",
+    )
+
+
+def nvswitch_boxes(
+    sizes: Sequence[int],
+    *,
+    inside: Speed | Sequence[Speed],
+    network: Speed | Sequence[Speed],
+    alpha: float = ALPHA_INSIDE,
+    network_alpha: float = ALPHA_NETWORK,
+    name: str = "",
+) -> Topology:
+    """Boxes of ranks around one switch each, and a network switch that all ranks are linked to.
+
+    Ranks stand box by box; then the switches of the boxes, then, if there are several boxes, the
+    network switch.
+
+    Args:
+        sizes: ranks in each box, which may differ: a job need not own whole boxes.
+        inside: bytes per second between a rank and its box's switch, each way; one for all boxes
+            or one for each.
+        network: likewise between a rank and the network switch.
+        alpha: seconds from a rank to its box's switch, and as much back.
+        network_alpha: likewise to the network switch.
+
+    Raises:
+        TopologyError: no boxes, a box without ranks, not one speed a box.
+    """
+    counts = [whole_number(size, "a box's size") for size in sizes]
+    if not counts or min(counts) < 1:
+        raise TopologyError(f"boxes need at least one rank each, got {tuple(sizes)}")
+    n, boxes = sum(counts), len(counts)
+    box = np.repeat(np.arange(boxes), counts)
+    speeds = _a_box(inside, boxes, "inside"), _a_box(network, boxes, "network")
+    pairs = [(r, n + int(box[r]), alpha, speeds[0][box[r]]) for r in range(n)]
+    if boxes > 1:
+        pairs += [(r, n + boxes, network_alpha, speeds[1][box[r]]) for r in range(n)]
+    names = [f"box {box[r]} rank {r - int(np.searchsorted(box, box[r]))}" for r in range(n)]
+    names += [f"box {b} switch" for b in range(boxes)] + ["network"] * (boxes > 1)
+    return _both_ways(n, pairs, names, name or f"boxes of {'+'.join(map(str, counts))}")
+
+
+def mi250(
+    boxes: int = 2,
+    *,
+    ranks: int = 16,
+    inside: Speed = 50e9,
+    network: Speed = 16e9,
+    alpha: float = ALPHA_INSIDE,
+    network_alpha: float = ALPHA_NETWORK,
+) -> Topology:
+    """AMD MI250 boxes: 16 ranks (dies) joined by Infinity Fabric (dissertation, Fig. 4.9).
+
+    Ranks stand box by box; if there are several boxes, each rank is linked to a network switch.
+
+    Args:
+        ranks: ranks used in each box, the first 8 or all 16.
+        inside: bytes per second of one Infinity Fabric link, each way; dies are joined by 1, 2
+            or 4 of them.
+        network: bytes per second between a rank and the network switch.
+        alpha: seconds a link inside.
+        network_alpha: seconds from a rank to the network switch, and as much back.
+
+    Raises:
+        TopologyError: no boxes, or another number of ranks.
+    """
+    if whole_number(boxes, "boxes") < 1:
+        raise TopologyError(f"a cluster needs at least one box, got {boxes}")
+    if ranks not in (8, 16):
+        raise TopologyError(f"an MI250 box is used with 8 or 16 ranks, got {ranks}")
+    n = boxes * ranks
+    pairs = [
+        (b * ranks + u, b * ranks + v, alpha, inside * count)
+        for b in range(boxes)
+        for u, v, count in _MI250
+        if max(u, v) < ranks
+    ]
+    if boxes > 1:
+        pairs += [(r, n, network_alpha, network) for r in range(n)]
+    names = [f"box {r // ranks} rank {r % ranks}" for r in range(n)] + ["network"] * (boxes > 1)
+    return _both_ways(n, pairs, names, f"MI250 {'+'.join([str(ranks)] * boxes)}")
+
+
+def _a_box(speed: Speed | Sequence[Speed], boxes: int, what: str) -> list[Speed]:
+    if not isinstance(speed, Sequence):
+        return [speed] * boxes
+    if len(speed) != boxes:
+        raise TopologyError(f"{what} needs one speed for all or for each of {boxes} boxes")
+    return list(speed)
+
+
+def _both_ways(n: int, pairs: list[tuple], names: list[str], name: str) -> Topology:
+    src, dst, alpha, bandwidth = map(list, zip(*pairs, strict=True))
+    return Topology(
+        n,
+        np.asarray(src + dst),
+        np.asarray(dst + src),
+        np.asarray(alpha * 2),
+        bandwidth * 2,  # type: ignore[arg-type]
+        num_vertices=len(names),
+        name=name,
+        vertex_names=tuple(names),
+    )
