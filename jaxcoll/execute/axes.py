@@ -23,16 +23,31 @@ class Axes:
         names: axis names, the last one fastest.
         sizes: ranks along each of them.
         canonical: the names in the order of the mesh.
+        over: the axes that are gathered or summed over; fewer than ``names`` when one schedule
+            serves all groups along an axis at once.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     canonical: tuple[str, ...]
+    over: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.over:
+            object.__setattr__(self, "over", self.names)
 
     @property
     def num_ranks(self) -> int:
         """Number of ranks."""
         return math.prod(self.sizes)
+
+    def groups(self) -> frozenset[tuple[int, ...]]:
+        """The groups that differ in ``over`` only, each in the order that ``over`` gives it."""
+        over = [self.names.index(name) for name in self.over]
+        across = [i for i in range(len(self.names)) if i not in over]
+        ranks = np.arange(self.num_ranks).reshape(self.sizes).transpose(*across, *over)
+        size = math.prod(self.sizes[i] for i in over)
+        return frozenset(tuple(int(r) for r in row) for row in ranks.reshape(-1, size))
 
     def rank(self) -> jax.Array:
         """This device's rank, an int32 scalar."""

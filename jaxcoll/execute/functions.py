@@ -4,7 +4,9 @@ All are called inside ``jax.shard_map``. They take what ``jax.lax`` takes, give 
 add three keywords:
 
 - ``schedule``: a ``Schedule`` for as many ranks as the axis has, rank r being the device whose
-  ``lax.axis_index(axis_name)`` is r; or a synthesizer, its name, or a function of (topology,
+  ``lax.axis_index(axis_name)`` is r; or one for all ranks of the mesh (in the order of
+  ``mesh.devices.flat``, as in ``Topology.from_mesh``) with the groups along the axis as its groups,
+  which then all run by it at once; or a synthesizer, its name, or a function of (topology,
   collective), run once on a default topology; or ``None`` for the default.
 - ``lowering``: "auto" or the name of a lowering.
 - ``accum_dtype`` (sums only): the dtype in which values travel and are added, instead of their own.
@@ -70,9 +72,10 @@ def psum(
     if _is_vmapped(names):
         return lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
     axes = _axes(names)
-    chosen = choose(schedule, "all_reduce", axes, axis_index_groups)
     invarying = internals.checks_vma() and axis_index_groups is None
-    bound = _Bound(axes, chosen, lowering, invarying, accum_dtype)
+    bound = _bound(
+        "all_reduce", schedule, axes, axis_index_groups, lowering, invarying, accum_dtype
+    )
 
     def one(leaf):
         leaf = _summable(leaf, "psum", bools=True)
@@ -139,8 +142,9 @@ def psum_scatter(
             tiled=tiled,
         )
     axes = _axes(names)
-    chosen = choose(schedule, "reduce_scatter", axes, axis_index_groups)
-    bound = _Bound(axes, chosen, lowering, accum_dtype=accum_dtype)
+    bound = _bound(
+        "reduce_scatter", schedule, axes, axis_index_groups, lowering, accum_dtype=accum_dtype
+    )
     size = _group_size(axes, axis_index_groups)
 
     def one(leaf):
@@ -191,9 +195,8 @@ def all_gather(
         raise CollectiveError(
             "groups of an axis gather different results, which to='invarying' would call the same"
         )
-    chosen = choose(schedule, "all_gather", axes, axis_index_groups)
     invarying = to == "invarying" and internals.checks_vma()
-    bound = _Bound(axes, chosen, lowering, invarying)
+    bound = _bound("all_gather", schedule, axes, axis_index_groups, lowering, invarying)
 
     def one(leaf):
         leaf = _vary(_array(leaf, "all_gather"), axes)
@@ -235,7 +238,7 @@ def all_to_all(
             tiled=tiled,
         )
     axes = _axes(names)
-    bound = _Bound(axes, choose(schedule, "all_to_all", axes, axis_index_groups), lowering)
+    bound = _bound("all_to_all", schedule, axes, axis_index_groups, lowering)
     size = _group_size(axes, axis_index_groups)
 
     def one(leaf):
@@ -326,8 +329,7 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     axes = _axes(names)
     if not 0 <= int(root) < axes.num_ranks:
         raise CollectiveError(f"the root of {kind} must be an index of {axes}, got {root}")
-    chosen = choose(schedule, kind, axes, root=int(root))
-    bound = _Bound(axes, chosen, lowering, accum_dtype=accum_dtype)
+    bound = _bound(kind, schedule, axes, None, lowering, accum_dtype=accum_dtype, root=int(root))
 
     def one(leaf):
         leaf = _summable(leaf, kind) if kind == "reduce" else _array(leaf, kind)
@@ -383,6 +385,25 @@ def _group_size(axes: Axes, groups: Groups) -> int:
 
 
 # ---------------------------------------------------------------------- running
+
+
+def _bound(kind, schedule, axes, groups, lowering, invarying=False, accum_dtype=None, root=None):
+    """A collective with all but its operand; refuses what does not fit."""
+    if isinstance(schedule, Schedule) and groups is None and root is None:
+        axes = _axes_of_schedule(schedule, axes)
+        groups = schedule.collective.groups if axes.names != axes.over else None
+    chosen = choose(schedule, kind, axes, groups, root)
+    return _Bound(axes, chosen, lowering, invarying, accum_dtype)
+
+
+def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
+    """The axes, or all of the mesh where the schedule serves all groups along them at once."""
+    names = internals.mesh_axes()
+    sizes = internals.axis_sizes()
+    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names)
+    if schedule.collective.num_ranks == axes.num_ranks != mesh.num_ranks:
+        return axes
+    return mesh if frozenset(schedule.collective.groups) == mesh.groups() else axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -443,13 +464,12 @@ def _summable(leaf, function: str, bools: bool = False):
 
 def _vary(leaf, axes: Axes):
     leaf = jnp.asarray(leaf)
-    pending = internals.unreduced(leaf) & set(axes.names)
+    pending = internals.unreduced(leaf) & set(axes.over)
     if pending:
         raise CollectiveError(
             f"the operand is an unreduced sum over {sorted(pending)}; use jax.lax for those"
         )
-    missing = tuple(name for name in axes.names if name not in internals.varying(leaf))
-    return lax.pcast(leaf, missing, to="varying") if missing else leaf
+    return primitives.vary(leaf, axes.over)
 
 
 def _dimension(dimension: int, ndim: int, name: str, leaf) -> int:

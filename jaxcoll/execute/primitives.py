@@ -12,6 +12,7 @@ are does not matter. Their parameters:
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ LOWERINGS = {"ssa": ssa.run, "scan": scan.run}
 def bind(
     x: jax.Array, axes: Axes, schedule: Schedule, *, lowering: str = "auto", invarying: bool = False
 ) -> jax.Array:
-    """Run a collective; ``x`` varies over all of ``axes``.
+    """Run a collective; ``x`` varies over ``axes.over``.
 
     Args:
         x: shape (s, ...) for all_gather and gather; (g * s, ...) for reduce_scatter, scatter and
@@ -51,6 +52,12 @@ def bind(
     return primitive.bind(x, axes=axes, schedule=schedule, lowering=lowering, invarying=invarying)
 
 
+def vary(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    """``x`` typed as varying over (at least) some axes."""
+    missing = tuple(name for name in names if name not in internals.varying(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
 # ---------------------------------------------------------------------- rules
 
 
@@ -61,14 +68,14 @@ def _shape(shape, *, schedule, **_):
 
 
 def _out_varying(varying, *, axes, invarying, **_):
-    return varying - set(axes.names) if invarying else varying
+    return varying - set(axes.over) if invarying else varying
 
 
 def _transpose(cotangent, *, axes, schedule, lowering, invarying):
     kind = schedule.collective.kind
     if invarying:
         # The cotangent is the same on all ranks, and each rank's operand counts once.
-        varied = lax.pcast(cotangent, axes.names, to="varying")
+        varied = lax.pcast(cotangent, axes.over, to="varying")
         return _own_block(varied, axes, schedule) if kind == "all_gather" else varied
     dual = schedule if kind == "all_reduce" else reversed_schedule(schedule)
     return bind(cotangent, axes, dual, lowering=lowering)
@@ -100,6 +107,7 @@ def reversed_schedule(schedule: Schedule) -> Schedule:
 def _run(x, *, axes, schedule, lowering, invarying, target="cpu"):
     program = program_of(schedule)
     shape = _shape(x.shape, schedule=schedule)
+    x = vary(x, axes.names)
     if x.size == 0:
         return x.reshape(shape)
     into, out = program.blocks

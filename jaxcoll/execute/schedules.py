@@ -75,7 +75,8 @@ def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
     if given.num_ranks != axes.num_ranks:
         raise ScheduleError(
             f"{schedule} is for {given.num_ranks} ranks, but {axes} has {axes.num_ranks}; "
-            f"synthesize one for {axes.num_ranks}, or run it over another axis"
+            f"synthesize one for {axes.num_ranks}, or one for all ranks of the mesh whose groups "
+            "are those along the axis"
         )
     if given.groups != wanted.groups:
         raise ScheduleError(

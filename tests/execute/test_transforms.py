@@ -11,7 +11,8 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import execute as jc
-from tests.execute.harness import integers, mesh_of, sharded
+from jaxcoll.errors import ScheduleError
+from tests.execute.harness import integers, mesh_of, schedule_of, sharded
 
 X = integers((8 * 8, 3), jnp.float32) / 8
 
@@ -285,3 +286,36 @@ def test_groups(groups):
         return sharded(inner, mesh_of(8), P("x"), P("x"), check_vma=False)(x)
 
     close(run(jc), run(lax))
+
+
+@pytest.mark.parametrize("name", ["data", "model"])
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_one_schedule_for_all_groups_along_an_axis(name, check_vma):
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
+    ranks = np.arange(8).reshape(2, 4)
+    groups = tuple(map(tuple, (ranks if name == "model" else ranks.T).tolist()))
+    gather = schedule_of("torus", 8, "all_gather", "ring", 2, groups)
+    x = integers((8, 8, 3), jnp.float32)
+
+    def run(m, **k):
+        def inner(v):
+            return (
+                m.psum(v, name, **k),
+                m.all_gather(v, name, tiled=True, **k),
+                m.psum_scatter(jnp.concatenate([v] * 4), name, tiled=True, **k),
+                jax.grad(lambda u: jnp.vdot(m.psum(jnp.sin(u), name, **k), jnp.cos(u)))(v),
+            )
+
+        both = P(("data", "model"))
+        rest = both if not check_vma else P("model" if name == "data" else "data")
+        specs = (rest, both, both, both)
+        return sharded(inner, mesh, both, specs, check_vma=check_vma)(x)
+
+    close(run(jc, schedule=gather), run(lax))
+
+
+def test_one_schedule_for_all_groups_must_have_those_of_the_axis():
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
+    other = schedule_of("torus", 8, "all_gather", "ring", 1, ((0, 1), (2, 3), (4, 5), (6, 7)))
+    with pytest.raises(ScheduleError, match="is for 8 ranks, but axis 'model' of 4 has 4"):
+        sharded(lambda v: jc.psum(v, "model", schedule=other), mesh, P("data"), P("data"))(X)
