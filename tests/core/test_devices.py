@@ -58,6 +58,7 @@ def pairs(topology: Topology) -> list[tuple[int, int]]:
     ("kind", "sides", "wrap"),
     [
         ("TPU v5p", (4, 4, 8), (True, True, True)),
+        ("TPU v5p", (6, 5, 3), (False, False, False)),
         ("TPU v5", (2, 2, 4), (False, False, True)),
         ("TPU v4", (4, 4, 2), (True, True, False)),
         ("TPU v5 lite", (4, 4, 1), (False, False, False)),
