@@ -1,0 +1,26 @@
+"""The benchmark of execution runs small; it checks its own results against ``jax.lax``."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from experiments.benchmarks import execution
+
+
+@pytest.mark.parametrize("function", execution.KINDS)
+def test_rows(function):
+    mesh = Mesh(np.array(jax.devices()[:8]), ("x",))
+    network = execution.networks(8)[-1]
+    row = execution.time_row(mesh, network, function, 1000, 1)
+    assert row["permutes"] >= 3
+    assert row["best"] in execution.CANDIDATES
+
+
+def test_scan_does_not_grow():
+    mesh = Mesh(np.array(jax.devices()[:8]), ("x",))
+    few, many = (execution.scan_row(mesh, chunks) for chunks in (2, 8))
+    assert few["permutes executed"] < many["permutes executed"]
+    assert few["lines"] == many["lines"]
