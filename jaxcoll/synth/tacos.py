@@ -1,173 +1,177 @@
-"""TACOS: schedules by matching links with chunks, step by step (Won et al., MICRO 2024)."""
+"""TACOS: schedules by matching links with chunks (Won et al., MICRO 2024)."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.exact import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth import tacos_kernel as kernel
 from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.rules import Rule, rule_named
+from jaxcoll.synth.tacos_search import (
+    NO_LIMIT,
+    Found,
+    ingress_ticks,
+    prices,
+    read_network,
+    search_by_events,
+    search_in_lockstep,
+    seconds,
+)
 from jaxcoll.topology import Topology
 
-RULES = ("random", "downstream-need")
+_Attempt = Callable[[int, int], Found]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tacos(Synthesizer):
-    """TACOS for homogeneous networks of ranks (Sec. IV, Algorithms 1 and 2).
+    """TACOS (Sec. IV, Algorithms 1 and 2): idle links take chunks that their destinations want.
 
-    All links are equally quick, so the network runs in lockstep: in every step a link carries at
-    most one chunk, which can travel on in the next. Step by step, each link in random order takes
-    a chunk that its source has, its destination wants and no other link is bringing. Parallel
-    links count as several. With groups, a chunk may also pass ranks that do not want it, if they
-    lie on a shortest path from its owner to one that does.
+    Where all links are equally quick, an all_gather or broadcast runs in lockstep: in every step a
+    link carries at most one chunk, which can travel on in the next, and steps are made few. In
+    every other case the network is expanded from one arrival to the next (Sec. IV-F): a chunk
+    costs alpha + bytes / bandwidth on a link, idle links are matched the quickest first, and the
+    time by the link model "tacos" is made short; sends that start together are a step.
+
+    Chunks may also pass ranks that do not want them, on shortest paths to ranks that do: paths of
+    least cost, in every other attempt of fewest links. Parallel links count as several.
 
     Attributes:
-        rule: which of the chunks a link could carry it takes. "random", as in the paper; or
-            "downstream-need": one that most of the ranks next to the receiver still lack.
-        attempts: how many times to try, each with its own random numbers. The schedule with the
-            fewest steps is kept; one that meets ``bounds.step_bound`` ends the search.
+        rule: which of the chunks a link could carry it takes, a name in ``rules.RULES``; see
+            ``rules.Rule``. "random" is the paper's.
+        attempts: how many times to try, each with its own random numbers. The best schedule is
+            kept; one that meets the bound ends the search.
+        nbytes: bytes of a rank's buffer that unequal links are priced for; 64 MiB when omitted,
+            a large gradient bucket. In lockstep it changes nothing.
+        aggregate: the most chunks a message may carry, which pays alpha once; None for any number.
+            Above 1, for small data, there is no lockstep.
 
     Raises:
-        CollectiveError: an unknown rule, or fewer than one attempt.
+        CollectiveError: an unknown rule, fewer than one attempt, nbytes or aggregate out of range.
     """
 
     rule: str = "downstream-need"
     attempts: int = 16
+    nbytes: float = 2**26
+    aggregate: int | None = 1
     name: ClassVar[str] = "tacos"
+    kinds: ClassVar[frozenset[str]] = frozenset(
+        {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
+    )
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise CollectiveError(f"rule must be one of {', '.join(RULES)}, got {self.rule!r}")
-        attempts = self.attempts
-        if (
-            isinstance(attempts, bool)
-            or not isinstance(attempts, (int, np.integer))
-            or attempts < 1
-        ):
-            raise CollectiveError(f"attempts must be an integer of at least 1, got {attempts!r}")
-        object.__setattr__(self, "attempts", int(attempts))
+        rule_named(self.rule)
+        object.__setattr__(self, "attempts", _count(self.attempts, "attempts"))
+        if self.aggregate is not None:
+            object.__setattr__(self, "aggregate", _count(self.aggregate, "aggregate"))
+        try:
+            positive = as_fraction(self.nbytes) > 0
+        except ValueError:
+            positive = False
+        if not positive:
+            raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule of an all_gather in few steps; see ``Synthesizer``.
+        """A schedule of a collective that does not sum; see ``Synthesizer``.
 
         Raises:
-            TopologyError: a network with switches, or with links of several speeds.
+            TopologyError: a network with switches.
         """
-        _check(topology)
-        network = _network(topology)
-        planes = 0 if self.rule == "random" else int(np.diff(network.near_ptr).max()).bit_length()
+        if not topology.is_direct:
+            raise TopologyError(
+                f"tacos matches links between ranks, {topology} has switches; replace them by "
+                f"links, for one switch with topologies.switch(n, degree=d)"
+            )
+        return self._match(topology, collective, seed)
 
-        def attempt(number: int, limit: int) -> _Found:
-            random = np.random.default_rng([seed, number])
-            return _attempt(network, topology.dst, collective, planes, random, limit)
-
-        best = attempt(0, np.iinfo(np.int64).max)
-        bound = _ingress_steps(topology, collective)
-        if best.steps > bound and self.attempts > 1:
-            bound = step_bound(topology, collective)
-        for number in range(1, self.attempts):
-            if best.steps <= bound:
-                break
-            found = attempt(number, best.steps - 1)
-            if found.done:
-                best = found
+    def _match(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        in_lockstep = (
+            topology.is_homogeneous
+            and self.aggregate == 1
+            and collective.kind in ("all_gather", "broadcast")
+            and rule_named(self.rule) in (Rule.RANDOM, Rule.DOWNSTREAM_NEED)
+        )
+        solve = self._in_lockstep if in_lockstep else self._by_events
+        found, certificate = solve(topology, collective, seed)
         return Schedule(
             topology,
             collective,
             Edges.from_links(topology),
-            best.step_ptr,
-            best.edge,
-            best.chunk,
-            np.zeros(len(best.edge), bool),
-            Provenance(certificate={"step_bound": bound} if best.steps <= bound else {}),
+            found.step_ptr,
+            found.edge,
+            found.chunk,
+            np.zeros(len(found.edge), bool),
+            Provenance(certificate=certificate),
         )
 
+    def _in_lockstep(
+        self, topology: Topology, collective: Collective, seed: int
+    ) -> tuple[Found, dict[str, object]]:
+        network, rule = read_network(topology), rule_named(self.rule)
 
-class _Found(NamedTuple):
-    """Columns of a schedule, and whether they are all of it."""
+        def attempt(number: int, limit: int) -> Found:
+            random = np.random.default_rng([seed, number])
+            return search_in_lockstep(network, collective, rule, random, limit)
 
-    step_ptr: np.ndarray
-    edge: np.ndarray
-    chunk: np.ndarray
-    done: bool
+        def exact_bound() -> int:
+            return step_bound(topology, collective)
 
-    @property
-    def steps(self) -> int:
-        return len(self.step_ptr) - 1
+        quick = _ingress_steps(topology, collective) if collective.kind == "all_gather" else 0
+        best, bound = self._best(attempt, quick, exact_bound)
+        return best, {"step_bound": bound} if best.cost <= bound else {}
 
+    def _by_events(
+        self, topology: Topology, collective: Collective, seed: int
+    ) -> tuple[Found, dict[str, object]]:
+        network, rule = read_network(topology), rule_named(self.rule)
+        price = prices(topology, collective, self.nbytes)
+        by_hops = np.ones(topology.num_links, np.int64)
+        most = collective.num_chunks if self.aggregate is None else self.aggregate
 
-def _attempt(
-    network: kernel.Network,
-    dst: np.ndarray,
-    collective: Collective,
-    planes: int,
-    random: np.random.Generator,
-    limit: int,
-) -> _Found:
-    """One search, given up after ``limit`` steps."""
-    ranks, chunks = collective.num_ranks, collective.num_chunks
-    shard = slice(None, None, collective.chunks_per_shard)
-    # Random slots spread the chunks of every region of the network over all blocks. Those of a
-    # group stay together, so that a rank has few blocks to look at.
-    chunk_of_slot = np.concatenate(
-        [
-            random.permutation(np.arange(first, last, dtype=np.int32))
-            for first, last in itertools.pairwise(collective.chunk_ptr)
-        ]
-    )
-    slot = np.empty(chunks, np.int32)
-    slot[chunk_of_slot] = np.arange(chunks)
+        def attempt(number: int, limit: int) -> Found:
+            random = np.random.default_rng([seed, number])
+            path_cost = by_hops if number % 2 else price.chunk
+            return search_by_events(
+                network, collective, price, path_cost, rule, most, random, limit
+            )
 
-    blocks = -(-chunks // kernel.BLOCK)
-    everyone = all(len(group) == ranks for group in collective.groups or ())
-    now = kernel.Holdings(
-        have=np.zeros((blocks, ranks, kernel.WORDS), np.uint64),
-        lack=np.zeros((blocks, ranks, kernel.WORDS), np.uint64),
-        relay=np.zeros((0 if everyone else blocks, ranks, kernel.WORDS), np.uint64),
-        left=np.zeros(ranks, np.int64),
-        offer=np.zeros((len(dst), -(-blocks // kernel.WORD)), np.uint64),
-    )
-    wanted, most = kernel.prepare(
-        network,
-        slot,
-        collective.owner[shard],
-        collective.group_of_chunk[shard],
-        collective.chunk_ptr,
-        collective.group_of_rank,
-        now,
-    )
-    edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
-    states = random.integers(1, 2**64, size=ranks + 1, dtype=np.uint64)
-    step_ptr, done = kernel.expand(
-        network, now, wanted, planes, states, min(limit, most), chunk_of_slot, edge, chunk
-    )
-    if done and not everyone:
-        step_ptr = kernel.prune(network, dst, now.relay, slot, step_ptr, edge, chunk)
-    return _Found(step_ptr, edge[: step_ptr[-1]], chunk[: step_ptr[-1]], done)
+        bound = ingress_ticks(topology, collective, price, most > 1)
+        best, _ = self._best(attempt, bound, lambda: bound)
+        certificate: dict[str, object] = {
+            "model": "tacos",
+            "nbytes": self.nbytes,
+            "time": float(seconds(price, best.cost)),
+        }
+        if best.cost <= bound:
+            certificate["ingress_bound"] = certificate["time"]
+        return best, certificate
 
+    def _best(self, attempt: _Attempt, quick: int, exact: Callable[[], int]) -> tuple[Found, int]:
+        """The best of all attempts, until one meets the bound; and the bound.
 
-def _network(topology: Topology) -> kernel.Network:
-    in_ptr, in_link = topology.in_links
-    ranks = np.arange(topology.num_ranks + 1)
-    joined = np.ones(topology.num_links, bool)
-    joined[1:] = (np.diff(topology.src) != 0) | (np.diff(topology.dst) != 0)
-    return kernel.Network(
-        src=topology.src,
-        in_ptr=in_ptr,
-        in_link=in_link,
-        out_ptr=np.searchsorted(topology.src, ranks),
-        near_ptr=np.searchsorted(topology.src[joined], ranks),
-        near=topology.dst[joined],
-    )
+        Args:
+            attempt: searches, given its number and the cost it must stay below.
+            quick: a bound.
+            exact: a larger one that takes longer to find.
+        """
+        best, bound = attempt(0, NO_LIMIT), quick
+        if best.cost > bound and self.attempts > 1:
+            bound = exact()
+        for number in range(1, self.attempts):
+            if best.cost <= bound:
+                break
+            found = attempt(number, best.cost)
+            if found.done and found.cost < best.cost:
+                best = found
+        return best, bound
 
 
 def _ingress_steps(topology: Topology, collective: Collective) -> int:
@@ -179,14 +183,8 @@ def _ingress_steps(topology: Topology, collective: Collective) -> int:
     return int((-(-wanted // ports)).max())
 
 
-def _check(topology: Topology) -> None:
-    if not topology.is_direct:
-        raise TopologyError(
-            f"tacos matches links between ranks, {topology} has switches; replace them by links, "
-            f"for one switch with topologies.switch(n, degree=d)"
-        )
-    if not topology.is_homogeneous:
-        raise TopologyError(
-            f"tacos runs in lockstep and needs equal links, those of {topology} differ in alpha "
-            f"or bandwidth; give them all the same, such as the slowest link's"
-        )
+def _count(value: object, what: str) -> int:
+    """A number of things, at least one."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise CollectiveError(f"{what} must be an integer of at least 1, got {value!r}")
+    return int(value)

@@ -17,6 +17,7 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.synth.bits import bit_of, count_bits, lowest_bit, next_random, random_below
+from jaxcoll.synth.rules import keep_highest
 
 WORD = 64  # slots in a word
 WORDS = 8  # words in a block
@@ -30,12 +31,13 @@ _ONE = np.uint64(1)
 class Network(NamedTuple):
     """A direct network as the kernel reads it; links are sorted by source.
 
-    ``src`` of each link; incoming links of rank v are ``in_link[in_ptr[v]:in_ptr[v + 1]]``, its
-    outgoing ones ``out_ptr[v]..out_ptr[v + 1] - 1``, and the ranks these lead to, each once,
-    ``near[near_ptr[v]:near_ptr[v + 1]]``.
+    ``src`` and ``dst`` of each link; incoming links of rank v are
+    ``in_link[in_ptr[v]:in_ptr[v + 1]]``, its outgoing ones ``out_ptr[v]..out_ptr[v + 1] - 1``, and
+    the ranks these lead to, each once, ``near[near_ptr[v]:near_ptr[v + 1]]``.
     """
 
     src: np.ndarray
+    dst: np.ndarray
     in_ptr: np.ndarray
     in_link: np.ndarray
     out_ptr: np.ndarray
@@ -64,7 +66,7 @@ class Holdings(NamedTuple):
 
 
 @nb.njit(inline="always")
-def _place(slot):
+def place(slot):
     """Block, word in the block, and bit of a slot."""
     return slot >> 9, (slot >> 6) & 7, bit_of(slot)
 
@@ -72,14 +74,15 @@ def _place(slot):
 # ---------------------------------------------------------------------- before the first step
 
 
-@nb.njit(cache=True)
-def prepare(net, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: Holdings):
-    """Fills empty ``Holdings`` with the pre- and postconditions of an all_gather.
+@nb.njit(cache=True, nogil=True)
+def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: Holdings):
+    """Fills empty ``Holdings`` with the conditions of an all_gather or broadcast.
 
     Where ``now.relay`` has blocks, ranks also lack the chunks that they do not want but that pass
     them on a shortest path from the chunk's owner to a rank of its group.
 
     Args:
+        cost: what makes a path short, int64 above 0 of shape (links,).
         slot: slot of each chunk; the chunks of a group have the slots of a group, in any order.
         shard_owner, shard_group: of each shard, in order of its chunks.
         chunk_ptr: chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``.
@@ -94,14 +97,14 @@ def prepare(net, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: 
         g = group_of_rank[v]
         if g >= 0:
             for c in range(chunk_ptr[g], chunk_ptr[g + 1]):
-                block, word, bit = _place(c)
+                block, word, bit = place(c)
                 now.lack[block, v, word] |= bit
             now.left[v] = chunk_ptr[g + 1] - chunk_ptr[g]
     shards = len(shard_owner)
     k = len(slot) // shards
     for c in range(len(slot)):
         v = shard_owner[c // k]
-        block, word, bit = _place(slot[c])
+        block, word, bit = place(slot[c])
         now.have[block, v, word] |= bit
         now.lack[block, v, word] &= ~bit
         now.left[v] -= 1
@@ -111,37 +114,54 @@ def prepare(net, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: 
     if len(now.relay):
         on_way = np.empty(ranks, np.bool_)
         for shard in range(shards):
-            _mark_shortest_paths(net, shard_owner[shard], shard_group[shard], group_of_rank, on_way)
+            _mark_shortest_paths(
+                net, cost, shard_owner[shard], shard_group[shard], group_of_rank, on_way
+            )
             for v in range(ranks):
                 if not on_way[v] or group_of_rank[v] == shard_group[shard]:
                     continue
                 for c in range(shard * k, (shard + 1) * k):
-                    block, word, bit = _place(slot[c])
+                    block, word, bit = place(slot[c])
                     now.lack[block, v, word] |= bit
                     now.relay[block, v, word] |= bit
                 now.left[v] += k
     return wanted, now.left.sum()
 
 
-@nb.njit(cache=True)
-def _mark_shortest_paths(net, owner, group, group_of_rank, on_way):
+@nb.njit(cache=True, nogil=True)
+def measure(net: Network, cost, source, distance):
+    """Least total cost of links from a rank to every rank, into ``distance``, int64."""
+    ranks = len(distance)
+    queue = np.empty(ranks + 1, np.int64)
+    waits = np.zeros(ranks, np.bool_)
+    distance[:] = np.iinfo(np.int64).max
+    distance[source] = 0
+    queue[0] = source
+    head, tail = 0, 1
+    while head != tail:
+        u = queue[head]
+        head = (head + 1) % (ranks + 1)
+        waits[u] = False
+        for link in range(net.out_ptr[u], net.out_ptr[u + 1]):
+            v = net.dst[link]
+            if distance[u] + cost[link] < distance[v]:
+                distance[v] = distance[u] + cost[link]
+                if not waits[v]:
+                    waits[v] = True
+                    queue[tail] = v
+                    tail = (tail + 1) % (ranks + 1)
+
+
+@nb.njit(cache=True, nogil=True)
+def _mark_shortest_paths(net, cost, owner, group, group_of_rank, on_way):
     """Marks the ranks on some shortest path from ``owner`` to a rank of ``group``."""
-    ranks = len(on_way)
-    hops = np.full(ranks, -1, np.int32)
-    queue = np.empty(ranks, np.int32)
-    hops[owner], queue[0], found = 0, owner, 1
-    for head in range(ranks):
-        v = queue[head]
-        for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
-            w = net.near[i]
-            if hops[w] < 0:
-                hops[w], queue[found], found = hops[v] + 1, w, found + 1
-    for head in range(ranks - 1, -1, -1):
-        v = queue[head]
+    distance = np.empty(len(on_way), np.int64)
+    measure(net, cost, owner, distance)
+    for v in np.argsort(-distance):
         on_way[v] = group_of_rank[v] == group
-        for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
-            w = net.near[i]
-            on_way[v] |= hops[w] == hops[v] + 1 and on_way[w]
+        for link in range(net.out_ptr[v], net.out_ptr[v + 1]):
+            w = net.dst[link]
+            on_way[v] |= distance[w] == distance[v] + cost[link] and on_way[w]
 
 
 # ---------------------------------------------------------------------- Algorithm 2
@@ -234,7 +254,7 @@ def match(net, now: Holdings, planes, random, start, first, last, carried):
             link = order[i]
             u = net.src[link]
             slot = nb.int64(-1)
-            block = _next_block(now.offer, link, start, start, blocks)
+            block = next_block(now.offer, link, start, start, blocks)
             while block >= 0:
                 if seen_by[block] != v:
                     seen_by[block] = v
@@ -244,15 +264,15 @@ def match(net, now: Holdings, planes, random, start, first, last, carried):
                     scratch[q] = now.have[block, u, q] & free[block, q]
                     found |= scratch[q]
                 if found != _ZERO:
-                    _keep_most_needed(scratch, need, block, planes)
+                    keep_highest(scratch, need, block, planes)
                     x = next_random(x)
-                    slot = _draw(scratch, x)
+                    slot = draw(scratch, x)
                     free[block, slot >> 6] &= ~bit_of(slot)
                     slot += block << 9
                     break
                 # Nothing more until the source receives something in this block.
                 now.offer[link, block >> 6] &= ~bit_of(block)
-                block = _next_block(now.offer, link, block + 1, start, blocks)
+                block = next_block(now.offer, link, block + 1, start, blocks)
             carried[link] = slot
         random[v] = x
 
@@ -266,7 +286,7 @@ def deliver(net, now: Holdings, carried, first, last):
             slot = carried[net.in_link[i]]
             if slot < 0:
                 continue
-            block, word, bit = _place(slot)
+            block, word, bit = place(slot)
             now.have[block, v, word] |= bit
             now.lack[block, v, word] &= ~bit
             now.left[v] -= 1
@@ -278,7 +298,7 @@ def deliver(net, now: Holdings, carried, first, last):
 
 
 @nb.njit(inline="always")
-def _next_block(offer, link, block, start, blocks):
+def next_block(offer, link, block, start, blocks):
     """The first block on offer from ``block`` on, going round to ``start``; -1 for none."""
     if block >= start:
         while block < blocks:
@@ -325,19 +345,7 @@ def _look_at(net, now, v, block, free, need, planes, carry):
 
 
 @nb.njit(inline="always")
-def _keep_most_needed(candidates, need, block, planes):
-    """Narrows candidates to those with the largest number in the planes (no planes: all stay)."""
-    for p in range(planes - 1, -1, -1):
-        found = _ZERO
-        for q in range(WORDS):
-            found |= candidates[q] & need[block, p, q]
-        if found != _ZERO:
-            for q in range(WORDS):
-                candidates[q] &= need[block, p, q]
-
-
-@nb.njit(inline="always")
-def _draw(candidates, x):
+def draw(candidates, x):
     """A random slot of those set in a block, of which there is at least one; all equally likely."""
     count = nb.int64(0)
     for q in range(WORDS):
@@ -359,12 +367,11 @@ def _draw(candidates, x):
 # ---------------------------------------------------------------------- after the last step
 
 
-@nb.njit(cache=True)
-def prune(net, dst, relay, slot, step_ptr, edge, chunk):
+@nb.njit(cache=True, nogil=True)
+def prune(net, relay, slot, step_ptr, edge, chunk):
     """Drops the sends to ranks that neither want the chunk nor pass it on, and steps left empty.
 
     Args:
-        dst: destination of each link.
         relay: as in ``Holdings``; on return, what was relayed in vain.
         slot: slot of each chunk.
         step_ptr, edge, chunk: the schedule; edge and chunk are rewritten in place.
@@ -374,8 +381,8 @@ def prune(net, dst, relay, slot, step_ptr, edge, chunk):
     """
     keep = np.zeros(step_ptr[-1], np.bool_)
     for i in range(step_ptr[-1] - 1, -1, -1):
-        block, word, bit = _place(slot[chunk[i]])
-        keep[i] = relay[block, dst[edge[i]], word] & bit == _ZERO
+        block, word, bit = place(slot[chunk[i]])
+        keep[i] = relay[block, net.dst[edge[i]], word] & bit == _ZERO
         if keep[i]:
             relay[block, net.src[edge[i]], word] &= ~bit
     kept_ptr = np.zeros(len(step_ptr), np.int64)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxcoll import topologies as families
 from jaxcoll.collective import KINDS
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos
+from jaxcoll.synth.rules import RULES
 from jaxcoll.topology import Topology
 from tests import strategies
 
@@ -42,6 +43,7 @@ class Case:
 
 
 RANDOM = strategies.topologies(max_ranks=24)
+MIXED = strategies.topologies(max_ranks=16, homogeneous=False)
 HOMOGENEOUS = strategies.topologies(max_ranks=24, homogeneous=True)
 SWITCHED = strategies.topologies(max_ranks=12, switches=True)
 SMALL = st.sampled_from([families.ring(1), families.ring(2), families.torus(1, 2)])
@@ -67,4 +69,8 @@ CASES = [
             ("one or two ranks", SMALL),
         )
     ),
+    *(Case(Tacos(rule, 2), "mixed links", MIXED, KINDS) for rule in RULES),
+    Case(Tacos(nbytes=1e3, aggregate=None), "mixed links", MIXED, KINDS),
+    Case(Tacos(nbytes=1e3, aggregate=2), "grids", EVEN_GRIDS, KINDS),
+    Case(Tacos(), "one or two ranks", SMALL, KINDS),
 ]

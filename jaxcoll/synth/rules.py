@@ -1,0 +1,176 @@
+"""Rules of TACOS: which of the chunks that a link could carry it takes.
+
+A rule is a number for compiled kernels, and narrows a set of candidates, the bits of one block, to
+those it likes best; a random one of them is taken.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.synth.bits import bit_of, lowest_bit
+
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+_FAR = np.iinfo(np.int64).max
+
+
+class Rule(enum.IntEnum):
+    """What a link takes, of chunks that many ranks want; and of chunks that one rank wants.
+
+    Attributes:
+        RANDOM: any, as in the paper (Sec. IV-D).
+        DOWNSTREAM_NEED: one that most of the ranks next to the receiver still lack, and of those
+            (not in lockstep) one that the fewest ranks hold; one that has the longest way to go.
+        RAREST_FIRST: one that the fewest ranks hold, and of those one that most ranks next to the
+            receiver lack; any.
+        SCARCE_LINK: one that the other links into the receiver could bring least quickly, and of
+            those as for DOWNSTREAM_NEED; one with the fewest links to leave by.
+    """
+
+    RANDOM = 0
+    DOWNSTREAM_NEED = 1
+    RAREST_FIRST = 2
+    SCARCE_LINK = 3
+
+
+RULES = tuple(rule.name.lower().replace("_", "-") for rule in Rule)
+
+
+def rule_named(name: str) -> Rule:
+    """The rule of a name in ``RULES``.
+
+    Raises:
+        CollectiveError: no rule has the name.
+    """
+    if name not in RULES:
+        raise CollectiveError(f"rule must be one of {', '.join(RULES)}, got {name!r}")
+    return Rule(RULES.index(name))
+
+
+@nb.njit(inline="always")
+def keep_highest(candidates, planes, block, count):
+    """Keeps the candidates whose binary number, written down a block's planes, is largest."""
+    words = len(candidates)
+    for p in range(count - 1, -1, -1):
+        found = _ZERO
+        for q in range(words):
+            found |= candidates[q] & planes[block, p, q]
+        if found != _ZERO:
+            for q in range(words):
+                candidates[q] &= planes[block, p, q]
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_most_needed(candidates, net, lack, v, block, planes):
+    """Keeps the candidates that most ranks next to rank v lack."""
+    count = planes.shape[1]
+    for q in range(len(candidates)):
+        for p in range(count):
+            planes[0, p, q] = _ZERO
+        if candidates[q] == _ZERO:
+            continue
+        for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
+            carry = lack[block, net.near[i], q] & candidates[q]
+            p = 0
+            while carry != _ZERO:
+                digit = planes[0, p, q]
+                planes[0, p, q] = digit ^ carry
+                carry &= digit
+                p += 1
+    keep_highest(candidates, planes, 0, count)
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_rarest(candidates, block, copies):
+    """Keeps the candidates of which there are the fewest copies."""
+    best = _FAR
+    for q in range(len(candidates)):
+        word, kept = candidates[q], _ZERO
+        while word != _ZERO:
+            slot = (block << 9) + (q << 6) + lowest_bit(word)
+            if copies[slot] < best:
+                best, kept = nb.int64(copies[slot]), _ZERO
+                candidates[:q] = _ZERO
+            if copies[slot] == best:
+                kept |= bit_of(slot)
+            word &= word - _ONE
+        candidates[q] = kept
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_scarcest(candidates, net, have, link, v, block, rate):
+    """Keeps the candidates that the other links into rank v could bring least quickly.
+
+    Args:
+        rate: chunks a link carries in some time, int64 of shape (links,).
+    """
+    best = _FAR
+    for q in range(len(candidates)):
+        word, kept = candidates[q], _ZERO
+        while word != _ZERO:
+            bit = word & (~word + _ONE)
+            others = nb.int64(0)
+            for i in range(net.in_ptr[v], net.in_ptr[v + 1]):
+                other = net.in_link[i]
+                if other != link and have[block, net.src[other], q] & bit != _ZERO:
+                    others += rate[other]
+            if others < best:
+                best, kept = others, _ZERO
+                candidates[:q] = _ZERO
+            if others == best:
+                kept |= bit
+            word &= word - _ONE
+        candidates[q] = kept
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_farthest(candidates, block, distance, target):
+    """Keeps the candidates that have the longest way to go.
+
+    Args:
+        distance: from the receiver to every rank, of shape (ranks,).
+        target: the rank that wants the chunk of each slot.
+    """
+    best = nb.int64(-1)
+    for q in range(len(candidates)):
+        word, kept = candidates[q], _ZERO
+        while word != _ZERO:
+            slot = (block << 9) + (q << 6) + lowest_bit(word)
+            far = distance[target[slot]]
+            if far > best:
+                best, kept = far, _ZERO
+                candidates[:q] = _ZERO
+            if far == best:
+                kept |= bit_of(slot)
+            word &= word - _ONE
+        candidates[q] = kept
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_fewest_ways(candidates, net, onward, link, block):
+    """Keeps the candidates that can leave the link's source by the fewest links.
+
+    Args:
+        onward: what each link brings nearer to where it is wanted, bits of shape
+            (blocks, links, words).
+    """
+    best, u = _FAR, net.src[link]
+    for q in range(len(candidates)):
+        word, kept = candidates[q], _ZERO
+        while word != _ZERO:
+            bit = word & (~word + _ONE)
+            ways = nb.int64(0)
+            for other in range(net.out_ptr[u], net.out_ptr[u + 1]):
+                ways += onward[block, other, q] & bit != _ZERO
+            if ways < best:
+                best, kept = ways, _ZERO
+                candidates[:q] = _ZERO
+            if ways == best:
+                kept |= bit
+            word &= word - _ONE
+        candidates[q] = kept

@@ -1,0 +1,282 @@
+"""One search of TACOS: from a network of ranks and a collective to the columns of a schedule."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcoll.collective import Collective, common_parts
+from jaxcoll.exact import Number, as_fraction
+from jaxcoll.simulate.clock import Clock
+from jaxcoll.synth import tacos_events as events
+from jaxcoll.synth import tacos_kernel as kernel
+from jaxcoll.synth.rules import Rule
+from jaxcoll.topology import Topology
+
+NO_LIMIT = int(np.iinfo(np.int64).max)
+_COPIED = ("all_gather", "broadcast")
+
+
+class Found(NamedTuple):
+    """Columns of a schedule (see ``Schedule``), what they cost, and whether they are all of it.
+
+    ``cost`` is what the search makes small: steps, or ticks.
+    """
+
+    step_ptr: np.ndarray
+    edge: np.ndarray
+    chunk: np.ndarray
+    cost: int
+    done: bool
+
+
+def read_network(topology: Topology) -> kernel.Network:
+    """A direct network as the kernels read it."""
+    in_ptr, in_link = topology.in_links
+    ranks = np.arange(topology.num_ranks + 1)
+    joined = np.ones(topology.num_links, bool)
+    joined[1:] = (np.diff(topology.src) != 0) | (np.diff(topology.dst) != 0)
+    return kernel.Network(
+        src=topology.src,
+        dst=topology.dst,
+        in_ptr=in_ptr,
+        in_link=in_link,
+        out_ptr=np.searchsorted(topology.src, ranks),
+        near_ptr=np.searchsorted(topology.src[joined], ranks),
+        near=topology.dst[joined],
+    )
+
+
+def _slots(collective: Collective, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The chunk of each slot, and the slot of each chunk.
+
+    Random slots spread the chunks of every region of the network over all blocks. Those of a group
+    stay together, so that a rank has few blocks to look at.
+    """
+    chunk_of_slot = np.concatenate(
+        [
+            random.permutation(np.arange(first, last, dtype=np.int32))
+            for first, last in itertools.pairwise(collective.chunk_ptr)
+        ]
+    )
+    slot = np.empty(collective.num_chunks, np.int32)
+    slot[chunk_of_slot] = np.arange(collective.num_chunks)
+    return chunk_of_slot, slot
+
+
+def _everyone(collective: Collective) -> bool:
+    """Whether every rank wants every chunk, so that none is merely passed on."""
+    return all(len(group) == collective.num_ranks for group in collective.groups)
+
+
+def _holdings(links: int, collective: Collective, relay: bool) -> kernel.Holdings:
+    """Nobody holds, wants or relays anything."""
+    blocks = -(-collective.num_chunks // kernel.BLOCK)
+    ranks = collective.num_ranks
+    return kernel.Holdings(
+        have=np.zeros((blocks, ranks, kernel.WORDS), np.uint64),
+        lack=np.zeros((blocks, ranks, kernel.WORDS), np.uint64),
+        relay=np.zeros((blocks if relay else 0, ranks, kernel.WORDS), np.uint64),
+        left=np.zeros(ranks, np.int64),
+        offer=np.zeros((links, -(-blocks // kernel.WORD)), np.uint64),
+    )
+
+
+def _prepare(
+    network: kernel.Network,
+    cost: np.ndarray,
+    slot: np.ndarray,
+    collective: Collective,
+    now: kernel.Holdings,
+) -> tuple[int, int]:
+    shard = slice(None, None, collective.chunks_per_shard)
+    return kernel.prepare(
+        network,
+        cost,
+        slot,
+        collective.owner[shard],
+        collective.group_of_chunk[shard],
+        collective.chunk_ptr,
+        collective.group_of_rank,
+        now,
+    )
+
+
+# ---------------------------------------------------------------------- in lockstep
+
+
+def search_in_lockstep(
+    network: kernel.Network,
+    collective: Collective,
+    rule: Rule,
+    random: np.random.Generator,
+    limit: int,
+) -> Found:
+    """Steps in which every link carries one chunk at most; given up after ``limit`` steps."""
+    ranks, links = collective.num_ranks, len(network.src)
+    planes = 0 if rule == Rule.RANDOM else int(np.diff(network.near_ptr).max()).bit_length()
+    chunk_of_slot, slot = _slots(collective, random)
+    relay = not _everyone(collective)
+    now = _holdings(links, collective, relay)
+    wanted, most = _prepare(network, np.ones(links, np.int64), slot, collective, now)
+    edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
+    states = random.integers(1, 2**64, size=ranks + 1, dtype=np.uint64)
+    step_ptr, done = kernel.expand(
+        network, now, wanted, planes, states, min(limit, most), chunk_of_slot, edge, chunk
+    )
+    if done and relay:
+        step_ptr = kernel.prune(network, now.relay, slot, step_ptr, edge, chunk)
+    sends = step_ptr[-1]
+    return Found(step_ptr, edge[:sends], chunk[:sends], len(step_ptr) - 1, done)
+
+
+# ---------------------------------------------------------------------- by events
+
+
+class Prices(NamedTuple):
+    """What chunks of a collective cost on the links of a network, in ticks of a clock.
+
+    Attributes:
+        clock: the unit of time.
+        alpha: latency of each link, int64 of shape (links,).
+        serial: what a chunk of each size adds, int64 of shape (links, sizes).
+        size: which size each chunk has, int32 of shape (chunks,).
+    """
+
+    clock: Clock
+    alpha: np.ndarray
+    serial: np.ndarray
+    size: np.ndarray
+
+    @property
+    def chunk(self) -> np.ndarray:
+        """What one chunk of the largest size costs on each link, int64 of shape (links,)."""
+        return self.alpha + self.serial[:, -1]
+
+
+def prices(topology: Topology, collective: Collective, nbytes: Number) -> Prices:
+    """What chunks cost when the buffer of a rank has ``nbytes``."""
+    weight, total = common_parts(collective)
+    sizes, size = np.unique(weight, return_inverse=True)
+    whole = as_fraction(nbytes)
+    speeds = list(zip(topology.exact_alpha, topology.exact_bandwidth, strict=True))
+    distinct = {speed: i for i, speed in enumerate(dict.fromkeys(speeds))}
+    which = np.asarray([distinct[speed] for speed in speeds], np.int64)
+    alphas = [alpha for alpha, _ in distinct]
+    serials = [whole * int(w) / total / bandwidth for _, bandwidth in distinct for w in sizes]
+    # No run is longer than every rank receiving every chunk, one after another.
+    most = collective.num_ranks * collective.num_chunks * (max(alphas) + max(serials))
+    clock = Clock.for_durations([*alphas, *serials], most)
+    # Where rounding up leaves nothing, a tick is the least that a chunk can take.
+    ticks = np.maximum(clock.ticks(serials).reshape(len(distinct), len(sizes)), 1)
+    return Prices(clock, clock.ticks(alphas)[which], ticks[which], size.astype(np.int32))
+
+
+def search_by_events(
+    network: kernel.Network,
+    collective: Collective,
+    price: Prices,
+    path_cost: np.ndarray,
+    rule: Rule,
+    most: int,
+    random: np.random.Generator,
+    limit: int,
+) -> Found:
+    """Sends that leave as links become idle; given up when none is quicker than ``limit`` ticks.
+
+    Args:
+        path_cost: what makes a path short that passes ranks, int64 of shape (links,).
+        most: chunks a message may carry.
+    """
+    links = len(network.src)
+    chunk_of_slot, slot = _slots(collective, random)
+    copied = collective.kind in _COPIED
+    relay = copied and not _everyone(collective)
+    now = _holdings(links, collective, relay)
+    cost = price.alpha + price.serial[:, 0]
+    costs = events.Costs(
+        price.alpha,
+        price.serial,
+        price.size[chunk_of_slot],
+        cost.max() // np.maximum(cost // 64, 1),
+    )
+    if copied:
+        tokens = events.Tokens(
+            np.zeros((0, 0, kernel.WORDS), np.uint64),
+            np.zeros(0, np.int32),
+            np.zeros((0, 0), np.int64),
+        )
+        wanted, _ = _prepare(network, path_cost, slot, collective, now)
+    else:
+        holder, target = collective.owner, collective.target
+        if collective.kind == "scatter":
+            holder, target = target, holder
+        tokens = events.Tokens(
+            np.zeros((len(now.have), links, kernel.WORDS), np.uint64),
+            target[chunk_of_slot],
+            np.empty((collective.num_ranks,) * 2, np.int64),
+        )
+        wanted = events.place_tokens(network, path_cost, holder, slot, tokens, now)
+    state = random.integers(1, 2**64, dtype=np.uint64)
+    most = min(most, collective.num_chunks)
+    start, edge, slots, finish, done = events.expand(
+        network, now, tokens, costs, wanted, rule, most, state, limit
+    )
+    step_ptr = _step_ptr(start)
+    chunk = np.take(chunk_of_slot, slots)
+    if done and relay:
+        step_ptr = kernel.prune(network, now.relay, slot, step_ptr, edge, chunk)
+        edge, chunk = edge[: step_ptr[-1]], chunk[: step_ptr[-1]]
+        available = np.zeros((collective.num_ranks, collective.num_chunks), np.int64)
+        start = np.empty(len(edge), np.int64)
+        finish = events.retime(network, costs, step_ptr, edge, slot[chunk], available, start)
+        order = np.argsort(start, kind="stable")
+        edge, chunk, step_ptr = edge[order], chunk[order], _step_ptr(start[order])
+    return Found(step_ptr, edge, chunk, int(finish), done)
+
+
+def _step_ptr(start: np.ndarray) -> np.ndarray:
+    """Sends that start together are a step; ``start`` rises."""
+    first = np.ones(len(start), bool)
+    first[1:] = np.diff(start) > 0
+    return np.append(np.flatnonzero(first), len(start))
+
+
+def ingress_ticks(
+    topology: Topology, collective: Collective, price: Prices, aggregated: bool
+) -> int:
+    """Ticks the links into some rank need for the chunks it wants; no search can beat it."""
+    n = collective.num_ranks
+    wanted = np.zeros(n, np.int64)
+    for g, group in enumerate(collective.groups):
+        members = np.asarray(group)
+        chunks = int(np.diff(collective.chunk_ptr)[g])
+        if collective.kind == "all_gather":
+            wanted[members] = chunks - collective.chunks_per_shard
+        elif collective.kind == "broadcast":
+            wanted[np.delete(members, collective.root or 0)] = chunks
+        elif collective.kind == "all_to_all":
+            wanted[members] = chunks // len(group) - collective.chunks_per_shard
+        elif collective.kind == "gather":
+            wanted[members[collective.root or 0]] = chunks - collective.chunks_per_shard
+        else:
+            wanted[np.delete(members, collective.root or 0)] = collective.chunks_per_shard
+    least = price.serial[:, 0]
+    once, each = (price.alpha, least) if aggregated else (np.zeros_like(least), price.alpha + least)
+    low, high = np.zeros(n, np.int64), wanted * int((once + each).max())
+    while (low < high).any():
+        middle = (low + high) // 2
+        carried = np.maximum(middle[topology.dst] - once, 0) // each
+        arrived = np.zeros(n, np.int64)
+        np.add.at(arrived, topology.dst, carried)
+        enough = arrived >= wanted
+        low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+    return int(low.max(initial=0))
+
+
+def seconds(price: Prices, ticks: int) -> Fraction:
+    """Ticks as seconds."""
+    return ticks * price.clock.tick
