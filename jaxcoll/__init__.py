@@ -26,10 +26,13 @@ from jaxcoll.topology import Topology
 from jaxcoll.verify import verify
 
 if TYPE_CHECKING:
-    from jaxcoll.execute import all_gather, pmean, psum, psum_scatter
+    from jaxcoll.execute import all_gather, compiler_options, pmean, psum, psum_scatter
+    from jaxcoll.execute import optax as optax
 
 # Names that need jax, and the module each comes from.
-_NEED_JAX = dict.fromkeys(("all_gather", "pmean", "psum", "psum_scatter"), "jaxcoll.execute")
+_NEED_JAX = dict.fromkeys(
+    ("all_gather", "compiler_options", "pmean", "psum", "psum_scatter"), "jaxcoll.execute"
+)
 
 __all__ = [
     "SYNTHESIZERS",
@@ -50,6 +53,7 @@ __all__ = [
     "all_gather",
     "bound",
     "bounds",
+    "compiler_options",
     "concatenate",
     "ideal",
     "pmean",
@@ -67,6 +71,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
+    if name == "optax":  # left out of __all__: a star import must not need the package optax
+        return importlib.import_module("jaxcoll.execute.optax")
     if name in _NEED_JAX:
         return getattr(importlib.import_module(_NEED_JAX[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

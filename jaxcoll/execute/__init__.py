@@ -12,11 +12,13 @@ from jaxcoll.execute.functions import (
     reduce,
     scatter,
 )
+from jaxcoll.execute.options import compiler_options
 
 __all__ = [
     "all_gather",
     "all_to_all",
     "broadcast",
+    "compiler_options",
     "gather",
     "pbroadcast",
     "pmean",

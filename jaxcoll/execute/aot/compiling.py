@@ -17,7 +17,7 @@ def compile_for(
     out_specs,
     *,
     dtype=jnp.float32,
-    options: Mapping[str, str | int | bool] | None = None,
+    options: Mapping[str, str | bool] | None = None,
     check_vma: bool = True,
 ) -> jax.stages.Compiled:
     """``jit`` of ``shard_map`` of a function, compiled for a mesh without any data.

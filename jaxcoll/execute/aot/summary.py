@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import jax
 
+from jaxcoll.errors import FormatError
 from jaxcoll.execute.aot.hlo import Instruction, Module, parse
 
 # Collectives that XLA has of its own; schedules run as collective-permute only.
@@ -16,25 +17,14 @@ NATIVE = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collectiv
 _PERMUTE = "collective-permute"
 # Instructions that start no kernel.
 _FREE = frozenset(
-    [
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "partition-id",
-        "replica-id",
-        "iota",
-        "opt-barrier",
-        "copy-start",
-        "copy-done",
-        "async-update",
-    ]
+    (
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota"),
+        *("partition-id", "replica-id", "opt-barrier", "copy-start", "copy-done", "async-update"),
+    )
 )
 # What a computation may hold and still only move bytes from one place to another.
 _MOVES = frozenset(
-    ["parameter", "bitcast", "copy", "transpose", "reshape", "tuple", "get-tuple-element"]
+    ("parameter", "bitcast", "copy", "transpose", "reshape", "tuple", "get-tuple-element")
 )
 
 
@@ -130,10 +120,16 @@ class Summary:
 
 
 def summarize(compiled: jax.stages.Compiled) -> Summary:
-    """The summary of a compiled program, of what ``jit(f).lower(...).compile()`` gives."""
-    memory = compiled.memory_analysis()
+    """The summary of a compiled program, of what ``jit(f).lower(...).compile()`` gives.
+
+    Raises:
+        FormatError: a compiler that does not show its HLO or state the memory it takes.
+    """
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    if memory is None or text is None:
+        raise FormatError("this compiler shows neither HLO nor memory; only XLA's can be read")
     return summarize_module(
-        parse(compiled.as_text()),
+        parse(text),
         temp_bytes=int(memory.temp_size_in_bytes),
         argument_bytes=int(memory.argument_size_in_bytes),
         output_bytes=int(memory.output_size_in_bytes),

@@ -14,6 +14,7 @@ import math
 import os
 from importlib import resources
 from types import MappingProxyType
+from typing import Any
 
 import jax
 import numpy as np
@@ -54,7 +55,7 @@ class Target:
     name: str
     platform: str
     sides: tuple[int, ...]
-    devices: tuple[jax.Device, ...]
+    devices: tuple[Any, ...]
     wrap: tuple[bool, ...] | None = None
 
     def mesh(self, *axis_names: str) -> Mesh:
