@@ -91,7 +91,7 @@ class TrainConfig:
         batch: digits a step, of all ranks together.
         hidden: width of each hidden layer.
         learning_rate: of Adam.
-        bucket_bytes: gradients are reduced in pieces of at most this many bytes.
+        bucket_bytes: gradients of several leaves are reduced together up to this many bytes.
         loss_tolerance: largest difference in the loss of any step between the two runs.
         accuracy_tolerance: largest difference in held-out accuracy after any step.
         accuracy_wanted: held-out accuracy to beat.

@@ -15,8 +15,8 @@ from jax.sharding import Mesh, PartitionSpec
 from sklearn.datasets import load_digits
 
 from experiments.agreement import AXIS
-from experiments.buckets import bucket_shape, reduce_in_buckets
 from experiments.config import TrainConfig
+from jaxcoll.execute.buckets import plan_buckets
 
 HELD_OUT = 360  # of the 1797 digits
 
@@ -80,30 +80,31 @@ class Curves:
 
 
 def gradient_buckets(config: TrainConfig) -> tuple[int, int]:
-    """Number of buckets that the gradients of the classifier fill, and bytes of each."""
-    params = jax.eval_shape(lambda: _init(config, seed=0))
-    elements = sum(leaf.size for leaf in jax.tree.leaves(params))
-    count, size = bucket_shape(elements, 4, config.bucket_bytes)
-    return count, 4 * size
+    """Number of buckets that the gradients of the classifier fill, and bytes of the largest."""
+    leaves = jax.tree.leaves_with_path(jax.eval_shape(lambda: _init(config, seed=0)))
+    buckets = plan_buckets(leaves, config.bucket_bytes)
+    largest = max(sum(leaves[i][1].size for i in members) for members in buckets)
+    return len(buckets), 4 * largest
 
 
 def train(
     config: TrainConfig,
     digits: Digits,
     mesh: Mesh,
-    psum: Callable[[jax.Array], jax.Array],
+    reduce: optax.GradientTransformation,
     seed: int,
     after_step: Callable[[], None] = lambda: None,
 ) -> Curves:
     """Train on all ranks of the mesh, each on its share of every batch.
 
-    Two runs that differ in ``psum`` alone see the same parameters, digits and order.
+    Two runs that differ in ``reduce`` alone see the same parameters, digits and order.
 
     Args:
-        psum: sums a vector over the mesh's axis; called inside ``jax.shard_map``.
+        reduce: takes the mean of gradients over the mesh's axis; called inside ``jax.shard_map``.
         after_step: called after every step, for progress.
     """
-    model, optimizer = Classifier(config.hidden), optax.adam(config.learning_rate)
+    model = Classifier(config.hidden)
+    optimizer = optax.chain(reduce, optax.adam(config.learning_rate))
     predict = cast(Callable[[Any, Any], jax.Array], model.apply)
     params = jax.jit(lambda: _init(config, seed))()
     state = optimizer.init(params)
@@ -117,9 +118,7 @@ def train(
         # Every rank differentiates its own copy; otherwise jax.grad would sum the gradients itself.
         own = jax.lax.pcast(params, AXIS, to="varying")
         loss, gradients = jax.value_and_grad(loss_of)(own, pixels, labels)
-        summed = reduce_in_buckets(gradients, psum, config.bucket_bytes)
-        mean = jax.tree.map(lambda g: g / n, summed)
-        updates, state = optimizer.update(mean, state, params)
+        updates, state = optimizer.update(gradients, state, params)
         params = optax.apply_updates(params, updates)
         guess = predict(params, held_out_pixels).argmax(axis=-1)
         correct = jax.lax.psum((guess == held_out_labels).sum(), AXIS)

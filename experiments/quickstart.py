@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from rich.console import Console
 from rich.progress import Progress, track
 
@@ -140,15 +141,17 @@ def _train(
     )
     digits = Digits.load(config.seed)
     ways = {
-        best.label: lambda x: jc.psum(x, AXIS, schedule=best.schedule),
-        "lax.psum": lambda x: jax.lax.psum(x, AXIS),
+        best.label: jc.optax.all_reduce_gradients(
+            AXIS, schedule=best.schedule, bucket_bytes=wanted.bucket_bytes
+        ),
+        "lax.pmean": optax.stateless(lambda gradients, _: jax.lax.pmean(gradients, AXIS)),
     }
     runs = {}
-    for label, psum in ways.items():
+    for label, reduce in ways.items():
         with Progress(console=console, disable=not console.is_terminal) as progress:
             task = progress.add_task(f"training with {label}", total=wanted.steps)
             advance = functools.partial(progress.advance, task)
-            runs[label] = train(wanted, digits, mesh, psum, config.seed, advance)
+            runs[label] = train(wanted, digits, mesh, reduce, config.seed, advance)
         console.print(
             f"  {label:>10}: loss {runs[label].loss[0]:.4f} -> {runs[label].loss[-1]:.4f}, "
             f"held-out accuracy {100 * runs[label].accuracy[-1]:.2f} %"

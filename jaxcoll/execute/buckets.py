@@ -1,18 +1,19 @@
 """Buckets: the leaves of a tree in few vectors, in the order in which they become available.
 
 A collective costs latency once a call, so small leaves travel together. A leaf is never divided: it
-becomes available as a whole, and JAX orders a call after everything in its vector. What the gradient
-of a later layer waits for is thus the leaves of its own bucket and no others (Li et al., "PyTorch
+becomes available as a whole. What a leaf waits for are those of its own bucket and no others, so
+the first buckets can leave while the last gradients are still being computed (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, Sec. 3.2.3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcoll.errors import CollectiveError
@@ -26,12 +27,12 @@ Order = str | Callable[[tuple], Any]
 
 
 def plan_buckets(
-    leaves: Sequence[tuple[tuple, jax.Array]], nbytes: int, order: Order = "reverse"
+    leaves: Sequence[tuple[tuple, Any]], nbytes: int, order: Order = "reverse"
 ) -> list[list[int]]:
     """Which leaves share a bucket: indices into ``leaves``, bucket by bucket.
 
     Leaves are taken in order. One that would make the open bucket of its dtype larger than
-    ``nbytes`` closes it and opens the next. Buckets come in the order in which they close.
+    ``nbytes`` closes it and opens the next. Buckets come in the order of their last leaves.
 
     Args:
         leaves: (path, array) of each leaf, as ``jax.tree.leaves_with_path`` gives them; shapes and
@@ -48,7 +49,8 @@ def plan_buckets(
         raise CollectiveError(f"bucket_bytes must be an integer of at least 0, got {nbytes!r}")
     done: list[list[int]] = []
     opened: dict[Any, tuple[list[int], int]] = {}
-    for i in _in_order([path for path, _ in leaves], order):
+    ordered = _in_order([path for path, _ in leaves], order)
+    for i in ordered:
         leaf = leaves[i][1]
         size = leaf.size * leaf.dtype.itemsize
         if not _can_share(leaf):
@@ -59,7 +61,9 @@ def plan_buckets(
             done.append(members)
             members, filled = [], 0
         opened[leaf.dtype] = ([*members, i], filled + size)
-    return done + [members for members, _ in opened.values()]
+    done += [members for members, _ in opened.values()]
+    turn = {i: nth for nth, i in enumerate(ordered)}
+    return sorted(done, key=lambda members: turn[members[-1]])
 
 
 def _in_order(paths: list[tuple], order: Order) -> Sequence[int]:
@@ -74,7 +78,7 @@ def _in_order(paths: list[tuple], order: Order) -> Sequence[int]:
 
 def _can_share(leaf) -> bool:
     """Whether a leaf may be laid beside others: joining those sharded further would move them."""
-    return not isinstance(leaf, jax.core.Tracer) or not internals.explicit_sharding(leaf)[1]
+    return not isinstance(leaf, jax.Array) or not internals.explicit_sharding(leaf)[1]
 
 
 def in_buckets(
@@ -82,45 +86,43 @@ def in_buckets(
     tree: Any,
     nbytes: int = BUCKET_BYTES,
     order: Order = "reverse",
+    rows: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Any:
-    """The tree with a function applied to every element, a bucket at a time.
+    """The tree with a function applied to every leaf, a bucket at a time.
 
     Args:
-        function: elementwise (over the ranks of an axis, say); from an array to one of its shape.
-            It sees vectors, or the only leaf of a bucket as it is.
+        function: what is done to a bucket, column by column. Without ``rows`` it keeps shapes, and
+            sees vectors, or the only leaf of a bucket as it is.
         tree: of arrays and numbers; ``float0`` leaves (gradients of integers) stay as they are.
         nbytes, order: as for ``plan_buckets``.
+        rows: brings leaves to shapes that differ in the last dimension only, in which they are laid
+            side by side. Results are cut there and not brought back.
     """
     found, structure = jax.tree.flatten_with_path(tree)
-    leaves = [leaf if _is_void(leaf) else jnp.asarray(leaf) for _, leaf in found]
-    kept = [i for i, leaf in enumerate(leaves) if not _is_void(leaf)]
+    leaves = [leaf if is_void(leaf) else jnp.asarray(leaf) for _, leaf in found]
+    kept = [i for i, leaf in enumerate(leaves) if not is_void(leaf)]
     for members in plan_buckets([(found[i][0], leaves[i]) for i in kept], nbytes, order):
-        here = [kept[i] for i in members]
-        parts = _apart(function(_joined([leaves[i] for i in here])), [leaves[i] for i in here])
-        for i, part in zip(here, parts, strict=True):
-            leaves[i] = part
+        here = [leaves[kept[i]] for i in members]
+        results = _flat(function, here) if rows is None else _side(function, map(rows, here))
+        for i, result in zip(members, results, strict=True):
+            leaves[kept[i]] = result
     return jax.tree.unflatten(structure, leaves)
 
 
-def _is_void(leaf) -> bool:
+def is_void(leaf) -> bool:
+    """Whether a leaf is the gradient of an integer, which holds nothing."""
     return getattr(leaf, "dtype", None) == jax.dtypes.float0
 
 
-def _joined(leaves: list[jax.Array]) -> jax.Array:
-    return leaves[0] if len(leaves) == 1 else lax.concatenate([x.reshape(-1) for x in leaves], 0)
+def _flat(function, leaves: list[jax.Array]) -> list[jax.Array]:
+    if len(leaves) == 1:
+        return [function(leaves[0])]
+    vectors = _side(function, (leaf.reshape(-1) for leaf in leaves))
+    return [vector.reshape(leaf.shape) for vector, leaf in zip(vectors, leaves, strict=True)]
 
 
-def _apart(vector: jax.Array, like: list[jax.Array]) -> list[jax.Array]:
-    if len(like) == 1:
-        return [vector]
-    parts = split_columns(vector, [leaf.size for leaf in like])
-    return [part.reshape(leaf.shape) for part, leaf in zip(parts, like, strict=True)]
-
-
-def split_columns(x: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    """Consecutive parts of the last dimension, of the given sizes."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(lax.slice_in_dim(x, start, start + size, axis=-1))
-        start += size
-    return parts
+def _side(function, parts: Iterable[jax.Array]) -> list[jax.Array]:
+    parts = list(parts)
+    result = function(lax.concatenate(parts, parts[0].ndim - 1))
+    ends = np.cumsum([part.shape[-1] for part in parts])
+    return jnp.split(result, ends[:-1], axis=-1)

@@ -6,21 +6,22 @@ with the axis they name, and take the gradients of the rank's own part of the ba
     optimizer = optax.chain(jc.optax.all_reduce_gradients("data"), optax.adam(1e-3))
 
 **Which gradients are a rank's own.** With ``check_vma=True``, the default of ``jax.shard_map``,
-``jax.grad`` with respect to parameters that are the same on all ranks sums over the ranks by itself:
-such parameters are cast where they meet the rank's data, and the transpose of that cast is a sum. It
-runs as XLA's own all-reduce, leaf by leaf, and nothing remains to be reduced. So differentiate copies
-that may differ::
+``jax.grad`` with respect to parameters that are the same on all ranks sums over the ranks by
+itself: such parameters are cast where they meet the rank's data, and the transpose of that cast is
+a sum. It runs as XLA's own all-reduce, leaf by leaf, and nothing remains to be reduced. So
+differentiate copies that may differ::
 
     own = jax.lax.pcast(params, "data", to="varying")
     loss, gradients = jax.value_and_grad(loss_fn)(own, batch)
 
 Gradients that do not vary over the axis are refused, since whether they are sums, means or plain
-copies cannot be told. With ``check_vma=False`` there is no such cast, gradients are a rank's own, and
-nothing can be checked.
+copies cannot be told. With ``check_vma=False`` there is no such cast, gradients are a rank's own,
+and nothing can be checked.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -35,10 +36,10 @@ from jaxcoll.execute.buckets import (
     BUCKET_BYTES,
     Order,
     in_buckets,
-    plan_buckets,
-    split_columns,
+    is_void,
 )
 from jaxcoll.execute.functions import AxisName, UnboundAxisError
+from jaxcoll.execute.primitives import vary
 from jaxcoll.execute.schedules import Choice
 
 __all__ = ["BUCKET_BYTES", "ZeroState", "all_reduce_gradients", "zero"]
@@ -119,13 +120,14 @@ def zero(
 
     Gradients are averaged by a reduce_scatter, which leaves each rank its shard of every leaf; the
     inner optimizer updates that shard alone; an all_gather brings the updates to all ranks. The
-    bytes on the wire are those of an all_reduce, the state takes a share of the memory (Rajbhandari
-    et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, Sec. 5).
+    bytes on the wire are those of an all_reduce, the state takes a rank's share of the memory
+    (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
+    2020, Sec. 5).
 
-    The inner optimizer sees the tree of the parameters, each leaf as a vector of its shard, the last
-    one padded with zeros. So it must be elementwise: what it does to an element may depend on the
-    leaf (its name, a mask, a label) but not on other elements. Adam, AdamW, SGD, Lion and RMSprop
-    are; clipping by global norm, LAMB, Adafactor and noise are not.
+    The inner optimizer sees the tree of the parameters, each leaf as the vector of its shard, the
+    last one padded with zeros. So it must be elementwise: what it does to an element may depend on
+    the leaf (its name, a mask, a label) but not on other elements. Adam, AdamW, SGD, Lion and
+    RMSprop are; clipping by global norm, LAMB, Adafactor and noise are not.
 
     Parameters are the same on all ranks, and so are the updates, in type as well. The state differs
     from rank to rank; its spec is ``P(axis_name)``, whatever is in it::
@@ -147,21 +149,20 @@ def zero(
     full = optax.with_extra_args_support(inner)
 
     def init(params) -> ZeroState:
-        n = _ranks(axis_name)
-        return _lift(full.init(jax.tree.map(lambda x: _own_shard(x, axis_name, n), params)))
+        return _lift(full.init(own_shards(params)))
 
     def update(updates, state, params=None, **extra):
-        n = _ranks(axis_name)
         _check_own(updates, axis_name)
-        shards = _bucketed(scatter, updates, lambda x: _rows(x, n), bucket_bytes, order)
-        own = None
-        if params is not None:
-            own = jax.tree.map(lambda x: _own_shard(x, axis_name, n), params)
+        n = _ranks(axis_name)
+        shards = in_buckets(scatter, updates, bucket_bytes, order, lambda x: _rows(x, n))
+        own = None if params is None else own_shards(params)
         steps, inner_state = full.update(shards, _lower(state), own, **extra)
-        rows = _bucketed(gather, steps, lambda x: x, bucket_bytes, order)
-        whole = jax.tree.map(lambda x, like: x.reshape(-1)[: like.size].reshape(like.shape),
-                             rows, jax.tree.map(jnp.asarray, updates))
-        return whole, _lift(inner_state)
+        rows = in_buckets(gather, steps, bucket_bytes, order, lambda x: x)
+        return jax.tree.map(_unrows, rows, updates), _lift(inner_state)
+
+    def own_shards(tree):
+        n, rank = _ranks(axis_name), lax.axis_index(axis_name)
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(_rows(x, n), rank, 0, False), tree)
 
     def scatter(rows: jax.Array) -> jax.Array:
         wide = rows if accum_dtype is None else rows.astype(accum_dtype)
@@ -174,10 +175,66 @@ def zero(
             row, axis_name, to="invarying", schedule=schedule, lowering=lowering
         )
 
-    def _lift(tree) -> ZeroState:
-        return ZeroState(jax.tree.map(lambda x: _vary(jnp.asarray(x), axis_name)[None], tree))
-
-    def _lower(state: ZeroState):
-        return jax.tree.map(lambda x: x[0], state.inner)
+    def _lift(state) -> ZeroState:
+        return ZeroState(
+            jax.tree.map(lambda x: vary(jnp.asarray(x), _names(axis_name))[None], state)
+        )
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _lower(state: ZeroState):
+    if not isinstance(state, ZeroState):
+        raise CollectiveError(
+            f"the state of zero is what its init gave, got {type(state).__name__}"
+        )
+    return jax.tree.map(lambda x: x[0], state.inner)
+
+
+def _rows(x, n: int) -> jax.Array:
+    """A leaf as n rows, one a rank: shape (n, elements of a shard)."""
+    flat = jnp.asarray(x).reshape(-1)
+    return jnp.pad(flat, (0, -flat.size % n)).reshape(n, -1)
+
+
+def _unrows(rows: jax.Array, like) -> jax.Array:
+    return rows.reshape(-1)[: np.size(like)].reshape(np.shape(like))
+
+
+# ---------------------------------------------------------------------- axes
+
+
+def _names(axis_name: AxisName) -> tuple[str, ...]:
+    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
+
+def _ranks(axis_name: AxisName) -> int:
+    sizes = internals.axis_sizes()
+    for name in _names(axis_name):
+        if name not in sizes:
+            raise UnboundAxisError(
+                f"axis {name!r} is not bound here; call init and update of zero inside "
+                "jax.shard_map over a mesh that has it as a manual axis"
+            )
+    return math.prod(sizes[name] for name in _names(axis_name))
+
+
+def _check_own(gradients, axis_name: AxisName) -> None:
+    """Refuse gradients that do not vary over the axes, if ``shard_map`` knows."""
+    if not internals.checks_vma():
+        return
+    # Axes of vmap are not tracked.
+    names = set(_names(axis_name)) & set(internals.mesh_axes())
+    for path, leaf in jax.tree.leaves_with_path(gradients):
+        if is_void(leaf):
+            continue
+        same = names - (internals.varying(leaf) if isinstance(leaf, jax.Array) else frozenset())
+        if same:
+            named = ", ".join(map(repr, sorted(same)))
+            raise CollectiveError(
+                f"the gradient {jax.tree_util.keystr(path) or 'given'} is the same on all ranks of "
+                f"axis {named} already, so it is not a rank's own: under check_vma, jax.grad sums "
+                "over the ranks when the parameters are the same on all of them. Differentiate "
+                f"with respect to jax.lax.pcast(params, {axis_name!r}, to='varying'), or call "
+                "jax.shard_map with check_vma=False"
+            )

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
@@ -181,12 +182,11 @@ def test_many_ranks_learn_what_one_learns():
     config = tiny().train
     digits = Digits.load(seed=0)
     steps = []
-
-    def psum(x):
-        return jax.lax.psum(x, AXIS)
-
+    reduce = optax.stateless(lambda gradients, _: jax.lax.pmean(gradients, AXIS))
     # 360 held-out digits are not shared out evenly among 16 ranks.
-    runs = [train(config, digits, rank_mesh(n), psum, 0, lambda: steps.append(0)) for n in (1, 16)]
+    runs = [
+        train(config, digits, rank_mesh(n), reduce, 0, lambda: steps.append(0)) for n in (1, 16)
+    ]
     np.testing.assert_allclose(runs[0].loss, runs[1].loss, rtol=1e-5)
     np.testing.assert_array_equal(runs[0].accuracy, runs[1].accuracy)
     assert len(steps) == 2 * config.steps
@@ -194,8 +194,12 @@ def test_many_ranks_learn_what_one_learns():
 
 def test_gradients_fill_the_buckets_that_are_counted():
     config = dataclasses.replace(tiny().train, hidden=(8,), bucket_bytes=1000)
-    elements = 64 * 8 + 8 + 8 * 10 + 10
-    assert gradient_buckets(config) == (3, 4 * -(-elements // 3))
+    # The last layer, then the first kernel, too large to share one, then the first biases.
+    assert gradient_buckets(config) == (3, 4 * 64 * 8)
+    assert gradient_buckets(dataclasses.replace(config, bucket_bytes=4000)) == (
+        1,
+        4 * (64 * 8 + 8 + 8 * 10 + 10),
+    )
 
 
 @pytest.mark.parametrize(
