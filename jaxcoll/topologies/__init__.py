@@ -1,6 +1,7 @@
 """Families of networks, one a file: free functions that return a ``Topology``."""
 
 from jaxcoll.topologies.bigraph import bigraph
+from jaxcoll.topologies.boxes import dgx_a100, dgx_h100, mi250, nvswitch_boxes
 from jaxcoll.topologies.complete import fully_connected, star
 from jaxcoll.topologies.dgx import dgx1, dgx2
 from jaxcoll.topologies.dragonfly import dragonfly
@@ -16,13 +17,17 @@ __all__ = [
     "bigraph",
     "dgx1",
     "dgx2",
+    "dgx_a100",
+    "dgx_h100",
     "dragonfly",
     "fat_tree",
     "flattened_butterfly",
     "fully_connected",
     "hypercube",
     "mesh",
+    "mi250",
     "multi_rail",
+    "nvswitch_boxes",
     "product",
     "ring",
     "ring_fc_switch",

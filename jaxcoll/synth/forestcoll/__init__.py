@@ -1,0 +1,1 @@
+"""ForestColl: schedules of optimal throughput on any network (dissertation, Chapter 4)."""
