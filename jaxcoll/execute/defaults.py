@@ -2,7 +2,8 @@
 
 Devices that sit in one machine, or behind one switch, cost by the number of rounds rather than by
 the wires. So the defaults take few: gathers and sums go dimension by dimension over a box whose
-sides are the prime factors of n, data of a root go along a binomial tree.
+sides are the prime factors of n, data of a root go along a binomial tree. Long buffers cost by the
+copies made, of which a ring makes fewest: what it receives it sends on as it is.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer
 from jaxcoll.topology import Topology
 from jaxcoll.verify import verify
 
+# From buffers of this many bytes on, a ring is quicker than few rounds (measured on CPU devices).
+LONG_BYTES = 4 << 20
+
 
 @functools.lru_cache(maxsize=256)
-def default_schedule(collective: Collective) -> Schedule:
+def default_schedule(collective: Collective, is_long: bool = False) -> Schedule:
     """The default for a collective, verified.
 
-    Dimension by dimension for all_gather, reduce_scatter and all_reduce (around rings, where groups
-    are no boxes), a binomial tree for those with a root, all at once for all_to_all.
+    Dimension by dimension for all_gather, reduce_scatter and all_reduce (around a ring, where
+    groups are no boxes or buffers are long), a binomial tree for those with a root, all at once for
+    all_to_all.
     """
     if collective.kind in ROOTED:
         schedule = binomial(collective)
@@ -34,10 +39,12 @@ def default_schedule(collective: Collective) -> Schedule:
         return schedule
     if collective.kind == "all_to_all":
         return synthesized(Direct(), collective)
+    if is_long:
+        return synthesized(Ring(bidirectional=False), collective)
     try:
         return synthesized(Bucket(), collective)
     except CollectiveError:
-        return synthesized(Ring(), collective)
+        return synthesized(Ring(bidirectional=False), collective)
 
 
 @functools.lru_cache(maxsize=256)

@@ -73,15 +73,15 @@ def psum(
         return lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
     axes = _axes(names)
     invarying = internals.checks_vma() and axis_index_groups is None
-    bound = _bound(
-        "all_reduce", schedule, axes, axis_index_groups, lowering, invarying, accum_dtype
+    call = _Call(
+        "all_reduce", schedule, axes, axis_index_groups, None, lowering, invarying, accum_dtype
     )
 
     def one(leaf):
         leaf = _summable(leaf, "psum", bools=True)
         if not isinstance(leaf, jax.core.Tracer):
             return leaf * _group_size(axes, axis_index_groups)
-        return bound(_vary(leaf, axes))
+        return call(_vary(leaf, axes))
 
     return jax.tree.map(one, x)
 
@@ -142,8 +142,13 @@ def psum_scatter(
             tiled=tiled,
         )
     axes = _axes(names)
-    bound = _bound(
-        "reduce_scatter", schedule, axes, axis_index_groups, lowering, accum_dtype=accum_dtype
+    call = _Call(
+        "reduce_scatter",
+        schedule,
+        axes,
+        axis_index_groups,
+        lowering=lowering,
+        accum_dtype=accum_dtype,
     )
     size = _group_size(axes, axis_index_groups)
 
@@ -152,7 +157,7 @@ def psum_scatter(
         dimension = _dimension(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
         _check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
         moved = jnp.moveaxis(leaf, dimension, 0)
-        part = bound(moved)
+        part = call(moved)
         return jnp.moveaxis(part, 0, dimension) if tiled else part.reshape(part.shape[1:])
 
     return jax.tree.map(one, x)
@@ -196,13 +201,13 @@ def all_gather(
             "groups of an axis gather different results, which to='invarying' would call the same"
         )
     invarying = to == "invarying" and internals.checks_vma()
-    bound = _bound("all_gather", schedule, axes, axis_index_groups, lowering, invarying)
+    call = _Call("all_gather", schedule, axes, axis_index_groups, None, lowering, invarying)
 
     def one(leaf):
         leaf = _vary(_array(leaf, "all_gather"), axes)
         dimension = _dimension(axis, leaf.ndim + (not tiled), "axis", leaf)
         moved = jnp.moveaxis(leaf, dimension, 0) if tiled else leaf[None]
-        return jnp.moveaxis(bound(moved), 0, dimension)
+        return jnp.moveaxis(call(moved), 0, dimension)
 
     return jax.tree.map(one, x)
 
@@ -238,7 +243,7 @@ def all_to_all(
             tiled=tiled,
         )
     axes = _axes(names)
-    bound = _bound("all_to_all", schedule, axes, axis_index_groups, lowering)
+    call = _Call("all_to_all", schedule, axes, axis_index_groups, lowering=lowering)
     size = _group_size(axes, axis_index_groups)
 
     def one(leaf):
@@ -247,7 +252,7 @@ def all_to_all(
         concat = _dimension(concat_axis, leaf.ndim, "concat_axis", leaf)
         _check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
         moved = jnp.moveaxis(leaf, split, 0)
-        out = bound(moved)
+        out = call(moved)
         if not tiled:
             return jnp.moveaxis(out, 0, concat)
         each = (size, out.shape[0] // size, *out.shape[1:])
@@ -329,14 +334,14 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     axes = _axes(names)
     if not 0 <= int(root) < axes.num_ranks:
         raise CollectiveError(f"the root of {kind} must be an index of {axes}, got {root}")
-    bound = _bound(kind, schedule, axes, None, lowering, accum_dtype=accum_dtype, root=int(root))
+    call = _Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
 
     def one(leaf):
         leaf = _summable(leaf, kind) if kind == "reduce" else _array(leaf, kind)
         if kind == "scatter":
             _dimension(0, leaf.ndim, "the leading dimension", leaf)
             _check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
-        return bound(_vary(leaf, axes))
+        return call(_vary(leaf, axes))
 
     return jax.tree.map(one, x)
 
@@ -387,32 +392,16 @@ def _group_size(axes: Axes, groups: Groups) -> int:
 # ---------------------------------------------------------------------- running
 
 
-def _bound(kind, schedule, axes, groups, lowering, invarying=False, accum_dtype=None, root=None):
-    """A collective with all but its operand; refuses what does not fit."""
-    if isinstance(schedule, Schedule) and groups is None and root is None:
-        axes = _axes_of_schedule(schedule, axes)
-        groups = schedule.collective.groups if axes.names != axes.over else None
-    chosen = choose(schedule, kind, axes, groups, root)
-    return _Bound(axes, chosen, lowering, invarying, accum_dtype)
-
-
-def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
-    """The axes, or all of the mesh where the schedule serves all groups along them at once."""
-    names = internals.mesh_axes()
-    sizes = internals.axis_sizes()
-    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names)
-    if schedule.collective.num_ranks == axes.num_ranks != mesh.num_ranks:
-        return axes
-    return mesh if frozenset(schedule.collective.groups) == mesh.groups() else axes
-
-
 @dataclasses.dataclass(frozen=True)
-class _Bound:
+class _Call:
     """A collective with all but its operand."""
 
+    kind: str
+    choice: Choice
     axes: Axes
-    schedule: Schedule
-    lowering: str
+    groups: Groups = None
+    root: int | None = None
+    lowering: str = "auto"
     invarying: bool = False
     accum_dtype: object = None
 
@@ -427,19 +416,33 @@ class _Bound:
         spec, explicit = internals.explicit_sharding(x)
         if not explicit:
             return self._run(x)
-        if self.schedule.collective.kind not in ("all_reduce", "broadcast", "reduce"):
+        if self.kind not in ("all_reduce", "broadcast", "reduce"):
             raise CollectiveError(
-                f"{self.schedule.collective.kind} over {self.axes}: the operand is sharded over "
-                f"the Explicit axes {sorted(explicit)} as well; make these manual too (axis_names= "
-                "of shard_map), or jax.reshard it first"
+                f"{self.kind} over {self.axes}: the operand is sharded over the Explicit axes "
+                f"{sorted(explicit)} as well; make these manual too (axis_names= of shard_map), or "
+                "jax.reshard it first"
             )
         return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=explicit)(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
-        agree(self.schedule, self.axes, self.lowering)
-        return primitives.bind(
-            x, self.axes, self.schedule, lowering=self.lowering, invarying=self.invarying
-        )
+        axes, groups = self.axes, self.groups
+        if isinstance(self.choice, Schedule) and groups is None and self.root is None:
+            axes = _axes_of_schedule(self.choice, axes)
+            groups = self.choice.collective.groups if axes.names != axes.over else None
+        ranks = self.axes.num_ranks if groups is None else len(groups[0])
+        nbytes = x.size * x.dtype.itemsize * (ranks if self.kind == "all_gather" else 1)
+        chosen = choose(self.choice, self.kind, axes, groups, self.root, nbytes)
+        agree(chosen, axes, self.lowering)
+        return primitives.bind(x, axes, chosen, lowering=self.lowering, invarying=self.invarying)
+
+
+def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
+    """The axes, or all of the mesh where the schedule serves all groups along them at once."""
+    names, sizes = internals.mesh_axes(), internals.axis_sizes()
+    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names)
+    if schedule.collective.num_ranks == axes.num_ranks != mesh.num_ranks:
+        return axes
+    return mesh if frozenset(schedule.collective.groups) == mesh.groups() else axes
 
 
 # ---------------------------------------------------------------------- operands

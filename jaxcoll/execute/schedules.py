@@ -8,7 +8,12 @@ from collections.abc import Callable
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.defaults import default_schedule, default_topology, synthesized
+from jaxcoll.execute.defaults import (
+    LONG_BYTES,
+    default_schedule,
+    default_topology,
+    synthesized,
+)
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.topology import Topology
@@ -17,7 +22,14 @@ from jaxcoll.verify import verify
 Choice = Schedule | str | Synthesizer | Callable[[Topology, Collective], Schedule] | None
 
 
-def choose(choice: Choice, kind: str, axes: Axes, groups=None, root: int | None = None) -> Schedule:
+def choose(
+    choice: Choice,
+    kind: str,
+    axes: Axes,
+    groups=None,
+    root: int | None = None,
+    nbytes: int = 0,
+) -> Schedule:
     """The verified schedule of a collective over the ranks of ``axes``.
 
     Args:
@@ -25,6 +37,7 @@ def choose(choice: Choice, kind: str, axes: Axes, groups=None, root: int | None 
             a synthesizer, its name, or a function of (topology, collective), to be run on the
             default topology of that many ranks; or nothing for the default.
         groups: groups of ranks, as in ``Collective``.
+        nbytes: of the larger of a rank's input and output, by which the default is chosen.
 
     Raises:
         CollectiveError: the groups do not cover the ranks of the axes once each, in equal numbers.
@@ -33,7 +46,7 @@ def choose(choice: Choice, kind: str, axes: Axes, groups=None, root: int | None 
     """
     collective = Collective(kind, axes.num_ranks, 1, _checked(groups, axes), root)
     if choice is None:
-        return default_schedule(collective)
+        return default_schedule(collective, nbytes >= LONG_BYTES)
     if isinstance(choice, Schedule):
         schedule = choice
     elif isinstance(choice, (str, Synthesizer)):

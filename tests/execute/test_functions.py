@@ -94,8 +94,18 @@ def test_gradient_of_psum(schedule_):
     np.testing.assert_allclose(ours, loss(lambda v: lax.psum(v, "x")), rtol=1e-5)
 
 
+def test_the_default_depends_on_the_size():
+    def permutes(size):
+        x = jax.ShapeDtypeStruct((8, size), jnp.float32)
+        f = sharded(lambda v: jc.psum(v, "x"), mesh_of(8), P("x"), P())
+        return f.lower(x).as_text().count("collective_permute")
+
+    assert permutes(1000) == 6
+    assert permutes(4 << 20) == 14
+
+
 def test_refusals():
-    x = integers((8, 4), jnp.float32)
+    x = integers((8, 8), jnp.float32)
 
     def call(function, **options):
         return sharded(function, mesh_of(8), P("x"), P("x"), **options)(x)
