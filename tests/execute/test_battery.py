@@ -22,7 +22,7 @@ DTYPES = (*FLOATS, jnp.int32, jnp.int8, jnp.uint32, jnp.complex64, jnp.bool_)
 GATHERS = [("ring", "ring"), ("mesh", "bucket"), ("torus", "bucket"), ("mesh", "tacos")]
 GATHERS += [("star", "tacos"), ("complete", "direct"), ("star", "hops")]
 QUICK = settings(max_examples=15, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=400, suppress_health_check=list(HealthCheck))
+LONG = settings(max_examples=200, suppress_health_check=list(HealthCheck))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +129,7 @@ def test_as_lax(case):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @LONG
 @given(cases())
 def test_as_lax_at_length(case):
