@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import heapq
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def traffic(ranks: int) -> list[tuple[str, Schedule]]:
     ]
 
 
-def speed_row(name: str, schedule: Schedule, repeat: int) -> dict[str, object]:
+def speed_row(name: str, schedule: Schedule, repeat: int) -> dict[str, Any]:
     """Messages and hops per second of the simulator, plain Python and a copy of the columns."""
     hops = len(simulate(schedule, 64e6).hop_link)
     ours = time_it(lambda: simulate(schedule, 64e6), repeat)
@@ -107,7 +108,7 @@ def heap_replay(hops: int, ranks: int = 64) -> int:
 
 def published_row(
     family: str, sides: tuple[int, ...], alpha: float, gib_s: float, k: int, gib: int, peer: float
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Our TACOS schedule of the peer's case, timed by both link models."""
     make = getattr(topologies, family)
     topology = make(*sides, alpha=alpha * 1e-6, bandwidth=gib_s * GIB)
