@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
 
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.exact import as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulate import simulate
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.rules import Rule, rule_named
 from jaxcoll.synth.tacos_search import (
@@ -26,6 +28,7 @@ from jaxcoll.synth.tacos_search import (
     search_in_lockstep,
     seconds,
 )
+from jaxcoll.synth.unwind import degrees, unwind
 from jaxcoll.topology import Topology
 
 _Attempt = Callable[[int, int], Found]
@@ -51,16 +54,20 @@ class Tacos(Synthesizer):
             kept; one that meets the bound ends the search.
         nbytes: bytes of a rank's buffer that unequal links are priced for; 64 MiB when omitted,
             a large gradient bucket. In lockstep it changes nothing.
+        degree: how switches are unwound (Sec. IV-G), 1 to the number of their ports less one; or
+            "best", the one of ``unwind.degrees`` whose schedule takes the least time for
+            ``nbytes``, simulated on the real network by the link model "tacos".
         aggregate: the most chunks a message may carry, which pays alpha once; None for any number.
             Above 1, for small data, there is no lockstep.
 
     Raises:
-        CollectiveError: an unknown rule, fewer than one attempt, nbytes or aggregate out of range.
+        CollectiveError: an unknown rule, fewer than one attempt, another number out of range.
     """
 
     rule: str = "downstream-need"
     attempts: int = 16
     nbytes: float = 2**26
+    degree: int | str = "best"
     aggregate: int | None = 1
     name: ClassVar[str] = "tacos"
     kinds: ClassVar[frozenset[str]] = frozenset(
@@ -72,6 +79,8 @@ class Tacos(Synthesizer):
         object.__setattr__(self, "attempts", _count(self.attempts, "attempts"))
         if self.aggregate is not None:
             object.__setattr__(self, "aggregate", _count(self.aggregate, "aggregate"))
+        if self.degree != "best":
+            object.__setattr__(self, "degree", _count(self.degree, "degree, if not 'best',"))
         try:
             positive = as_fraction(self.nbytes) > 0
         except ValueError:
@@ -80,17 +89,22 @@ class Tacos(Synthesizer):
             raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule of a collective that does not sum; see ``Synthesizer``.
+        """A schedule of a collective that does not sum; see ``Synthesizer``."""
+        if topology.is_direct:
+            return self._match(topology, collective, seed)
+        tried = degrees(topology) if self.degree == "best" else (int(self.degree),)
+        unwound = [self._unwind(topology, collective, seed, degree) for degree in tried]
+        return min(unwound, key=lambda found: found[0])[1]
 
-        Raises:
-            TopologyError: a network with switches.
-        """
-        if not topology.is_direct:
-            raise TopologyError(
-                f"tacos matches links between ranks, {topology} has switches; replace them by "
-                f"links, for one switch with topologies.switch(n, degree=d)"
-            )
-        return self._match(topology, collective, seed)
+    def _unwind(
+        self, topology: Topology, collective: Collective, seed: int, degree: int
+    ) -> tuple[Fraction, Schedule]:
+        """The time and the schedule found on the network without switches, sent through them."""
+        straight = unwind(topology, degree)
+        schedule = straight.carry(self._match(straight.topology, collective, seed), topology)
+        time = simulate(schedule, self.nbytes, "tacos").exact_time
+        said = {"degree": degree, "model": "tacos", "nbytes": self.nbytes, "time": float(time)}
+        return time, schedule.with_provenance(Provenance(certificate=said))
 
     def _match(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         in_lockstep = (

@@ -11,7 +11,7 @@ links that bring it nearer. Chunks that many ranks want are copied. Bitsets and 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba as nb
 import numpy as np
@@ -104,7 +104,9 @@ def place_tokens(net: Network, cost, holder, slot, tokens: Tokens, now: Holdings
 
 
 @nb.njit(cache=True, nogil=True)
-def expand(net: Network, now: Holdings, tokens: Tokens, costs: Costs, wanted, rule, most, x, limit):
+def expand(
+    net: Network, now: Holdings, tokens: Tokens, costs: Costs, wanted, rule, most, x, limit
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any, Any]:
     """Expands the network in time, arrival by arrival, until every postcondition holds.
 
     Args:

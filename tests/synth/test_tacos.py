@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxcoll import topologies
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import tacos_kernel as kernel
 from jaxcoll.synth.tacos import Tacos
@@ -279,9 +279,10 @@ def test_one_rank_has_nothing_to_do():
 # ---------------------------------------------------------------------- refusals
 
 
-def test_switches_are_refused():
-    with pytest.raises(TopologyError, match=r"switch.*topologies\.switch\(n, degree=d\)"):
-        gather(switch(4), Tacos())
+@pytest.mark.parametrize("degree", [0, -1, 1.5, True, "all"])
+def test_a_bad_degree_is_refused(degree):
+    with pytest.raises(CollectiveError, match="degree"):
+        Tacos(degree=degree)
 
 
 def test_an_unknown_rule_is_refused():
