@@ -20,9 +20,10 @@ class Synthesizer(abc.ABC):
     """An algorithm that turns a topology and a collective into a schedule.
 
     Subclasses are frozen dataclasses whose fields are hyperparameters, checked when made. They
-    write ``solve`` for the kinds in ``kinds``, none of which sums; the reducing kinds follow:
-    reduce_scatter and reduce are the all_gather and broadcast of the transposed network run
-    backwards, all_reduce is a reduce_scatter and an all_gather (TACOS, Sec. IV-E).
+    write ``solve`` for the kinds in ``kinds``; the reducing kinds follow: reduce_scatter and reduce
+    are the all_gather and broadcast of the transposed network run backwards, all_reduce is a
+    reduce_scatter and an all_gather (TACOS, Sec. IV-E). An algorithm that sums in a way of its own,
+    as up and down a tree, writes all_reduce itself.
     """
 
     name: ClassVar[str]

@@ -8,10 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.blind import first_chunk
+from jaxcoll.synth.boxes import Box, group_dimensions
 from jaxcoll.synth.dimensionwise import gather_by_dimension
 from jaxcoll.topology import Topology
 
@@ -46,7 +48,7 @@ class Bucket(Synthesizer):
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""
         grid = _grid(topology)
-        dims = group_dimensions(grid, collective)
+        dims = group_dimensions(Box(grid, np.arange(grid.size)), collective, self.name)
         sends = gather_by_dimension(grid, dims, collective.chunks_per_shard, both_ways=True)
         return Schedule.from_sends(
             topology,
@@ -64,42 +66,6 @@ def _grid(topology: Topology) -> Grid:
             f"jaxcoll.topologies, or pass grid= to Topology"
         )
     return topology.grid
-
-
-def group_dimensions(grid: Grid, collective: Collective) -> tuple[int, ...]:
-    """The dimensions in which members of a group differ.
-
-    Raises:
-        CollectiveError: the groups are not all boxes that span the same dimensions in full.
-    """
-    coordinates = grid.coordinates()
-    group_of = collective.group_of_rank
-    sample = coordinates[list(collective.groups[0])]
-    dims = tuple(int(d) for d in np.flatnonzero((sample != sample[0]).any(axis=0)))
-    across = [d for d in range(len(grid.shape)) if d not in dims]
-    box = (
-        np.ravel_multi_index(
-            tuple(coordinates[:, d] for d in across), [grid.shape[d] for d in across]
-        )
-        if across
-        else np.zeros(grid.size, np.int64)
-    )
-    pairs = np.unique(np.stack([box, group_of]), axis=1)
-    boxes = int(box.max()) + 1
-    if (group_of < 0).any() or pairs.shape[1] != boxes or len(collective.groups) != boxes:
-        raise CollectiveError(
-            "bucket needs groups that are boxes of the grid: each all the ranks that differ in "
-            f"the same dimensions only; got {collective}"
-        )
-    return dims
-
-
-def first_chunk(collective: Collective) -> np.ndarray:
-    """The first chunk of each rank's shard (all_gather), int64 of shape (ranks,); -1 for none."""
-    first = np.full(collective.num_ranks, -1, np.int64)
-    starts = np.arange(0, collective.num_chunks, collective.chunks_per_shard)
-    first[collective.owner[starts]] = starts
-    return first
 
 
 def _links(topology: Topology, src: np.ndarray, dst: np.ndarray) -> np.ndarray:

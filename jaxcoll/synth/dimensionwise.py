@@ -1,16 +1,18 @@
 """All-gather on a box of ranks, one dimension after another: the sends, as columns.
 
-Shared by the bucket algorithm (the box is the network) and the ring (the box is a circle laid over
-any network).
+The box is the network (bucket, BlueConnect, Themis), or is laid over any network or group of ranks
+(the rings, halving-doubling).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxcoll.grid import Grid
+from jaxcoll.synth.patterns import Pattern, circle, line, steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Sends:
 
     Attributes:
         step: step of each send.
-        src, dst: neighbouring places on the box.
+        src, dst: places on the box.
         owner: the place whose shard the chunk belongs to.
         index: which chunk of that shard.
     """
@@ -30,6 +32,14 @@ class Sends:
     owner: np.ndarray
     index: np.ndarray
 
+    @classmethod
+    def joined(cls, parts: Sequence[Sends]) -> Sends:
+        """The sends of all parts, in order."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not parts:
+            return cls(*(np.zeros(0, np.int64) for _ in names))
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
 
 def gather_by_dimension(
     grid: Grid, dims: tuple[int, ...], chunks: int, *, both_ways: bool
@@ -38,9 +48,8 @@ def gather_by_dimension(
 
     Every shard's chunks are dealt to as many parts as there are dimensions; part r gathers along
     dimension r first, then r+1 and so on, so that all dimensions are busy at once. Along a closed
-    dimension blocks travel both ways to the rank opposite, where (on even sides) the two ways bring
-    half a block each; along an open one they travel to both borders. A message is everything a
-    rank has received in the step before and passes on: it pays alpha once.
+    dimension blocks travel both ways to the rank opposite, along an open one to both borders. A
+    message is everything a rank has received in the step before and passes on: it pays alpha once.
 
     Args:
         grid: the box.
@@ -49,33 +58,54 @@ def gather_by_dimension(
         both_ways: False to go round closed dimensions one way only.
     """
     dims = tuple(d for d in dims if grid.shape[d] > 1)
-    sends = []
+    patterns = {
+        d: circle(grid.shape[d], both_ways=both_ways) if grid.wrap[d] else line(grid.shape[d])
+        for d in dims
+    }
+    parts = []
     for part in range(min(len(dims), chunks)):
         index = np.arange(part, chunks, len(dims))
-        rotated = dims[part:] + dims[:part]
-        start = 0
-        for phase, dim in enumerate(rotated):
-            sends += _phase(grid, rotated[:phase], dim, index, start, both_ways)
-            start += _steps(grid, dim, both_ways)
-    columns = zip(*sends, strict=True)
-    return Sends(*(np.concatenate(column) for column in columns))
+        parts.append(gather_in_order(grid, dims[part:] + dims[:part], patterns, index))
+    return Sends.joined(parts)
 
 
-def _steps(grid: Grid, dim: int, both_ways: bool) -> int:
-    side = grid.shape[dim]
-    return side // 2 if grid.wrap[dim] and both_ways else side - 1
+def gather_in_order(
+    grid: Grid, order: Sequence[int], patterns: Mapping[int, Pattern], index: np.ndarray
+) -> Sends:
+    """All-gather along the dimensions in the order given, each starting when the last has ended.
+
+    Args:
+        grid: the box; whether it wraps does not matter, the patterns say how lines are joined.
+        order: dimensions, first to last.
+        patterns: the pattern along each.
+        index: which chunks of every shard.
+    """
+    phases = []
+    start = 0
+    for phase, dim in enumerate(order):
+        phases.append(gather_along(grid, order[:phase], dim, patterns[dim], index, start))
+        start += steps(patterns[dim])
+    return Sends.joined(phases)
 
 
-def _phase(
+def gather_along(
     grid: Grid,
-    gathered: tuple[int, ...],
+    gathered: Sequence[int],
     dim: int,
+    pattern: Pattern,
     index: np.ndarray,
     start: int,
-    both_ways: bool,
-) -> list[tuple[np.ndarray, ...]]:
-    """Sends of one part along one dimension; a block is all places that differ in ``gathered``."""
-    side, wrap = grid.shape[dim], grid.wrap[dim]
+) -> Sends:
+    """One phase: along one dimension, what has been gathered along others before.
+
+    Args:
+        grid: the box.
+        gathered: dimensions gathered before: a block is all places that differ in them only.
+        dim: the dimension.
+        pattern: the pattern along it.
+        index: which chunks of every shard.
+        start: step in which the pattern starts.
+    """
     coordinates = grid.coordinates()
     stride = np.cumprod((1, *grid.shape[:0:-1]))[::-1]
     block = np.zeros(1, np.int64)
@@ -85,30 +115,24 @@ def _phase(
     here = coordinates[:, dim]
     base = place - sum(coordinates[:, d] * stride[d] for d in (*gathered, dim))
     sends = []
-    for way in (1, -1) if both_ways or not wrap else (1,):
-        for s in range(_steps(grid, dim, both_ways)):
-            origin, beyond = here - way * s, here + way
-            if wrap:
-                origin, beyond = origin % side, beyond % side
-            goes = (origin >= 0) & (origin < side) & (beyond >= 0) & (beyond < side)
-            src = place[goes]
-            dst = src + (beyond - here)[goes] * stride[dim]
-            owner = (base + origin * stride[dim])[goes, None] + block
-            shape = (len(src), len(block), len(index))
-            step = np.full(shape, start + s)
-            columns = [
-                step,
-                np.broadcast_to(src[:, None, None], shape),
-                np.broadcast_to(dst[:, None, None], shape),
-                np.broadcast_to(owner[:, :, None], shape),
-                np.broadcast_to(index, shape),
-            ]
-            last_of_even = wrap and both_ways and side % 2 == 0 and s == side // 2 - 1
-            if last_of_even:
-                # The rank opposite is reached both ways: half the block comes each way.
-                parity = coordinates.sum(axis=1)[owner][:, :, None] + np.arange(len(index))
-                keep = parity % 2 == (0 if way == 1 else 1)
-                sends.append(tuple(column[keep] for column in columns))
-            else:
-                sends.append(tuple(column.ravel() for column in columns))
-    return sends
+    for move in pattern:
+        beyond, origin = move.to[here], move.origin[here]
+        goes = beyond >= 0
+        src = place[goes]
+        dst = src + (beyond - here)[goes] * stride[dim]
+        owner = (base + origin * stride[dim])[goes, None] + block
+        shape = (len(src), len(block), len(index))
+        columns = [
+            np.full(shape, start + move.step),
+            np.broadcast_to(src[:, None, None], shape),
+            np.broadcast_to(dst[:, None, None], shape),
+            np.broadcast_to(owner[:, :, None], shape),
+            np.broadcast_to(index, shape),
+        ]
+        if move.half < 0:
+            sends.append(Sends(*(column.ravel() for column in columns)))
+        else:
+            parity = coordinates.sum(axis=1)[owner][:, :, None] + np.arange(len(index))
+            keep = parity % 2 == move.half
+            sends.append(Sends(*(column[keep] for column in columns)))
+    return Sends.joined(sends)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.ring import routed
+from jaxcoll.synth.blind import routed
 from jaxcoll.topology import Topology
 
 

@@ -8,10 +8,21 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.blueconnect import BlueConnect
+from jaxcoll.synth.bruck import Bruck
 from jaxcoll.synth.bucket import Bucket
+from jaxcoll.synth.c_cube import CCube
 from jaxcoll.synth.direct import Direct
+from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
+from jaxcoll.synth.hdrm import Hdrm
+from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.rhd import Rhd
 from jaxcoll.synth.ring import Ring
+from jaxcoll.synth.ring_2d import Ring2D
+from jaxcoll.synth.swing import Swing
 from jaxcoll.synth.tacos import Tacos
+from jaxcoll.synth.themis import Themis
+from jaxcoll.synth.tto import Tto
 from jaxcoll.topology import Topology
 from jaxcoll.verify import verify
 
@@ -19,6 +30,17 @@ SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     "ring": Ring,
     "direct": Direct,
     "bucket": Bucket,
+    "rhd": Rhd,
+    "bruck": Bruck,
+    "double_binary_tree": DoubleBinaryTree,
+    "hierarchical_ring": HierarchicalRing,
+    "ring_2d": Ring2D,
+    "swing": Swing,
+    "blueconnect": BlueConnect,
+    "themis": Themis,
+    "c_cube": CCube,
+    "tto": Tto,
+    "hdrm": Hdrm,
     "tacos": Tacos,
 }
 

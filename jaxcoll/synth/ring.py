@@ -12,8 +12,9 @@ from jaxcoll.grid import Grid
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.bucket import first_chunk
-from jaxcoll.synth.dimensionwise import gather_by_dimension
+from jaxcoll.synth.blind import gathered
+from jaxcoll.synth.dimensionwise import Sends, gather_in_order
+from jaxcoll.synth.patterns import circle
 from jaxcoll.topology import Topology
 
 
@@ -37,40 +38,20 @@ class Ring(Synthesizer):
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""
-        first = first_chunk(collective)
-        step, src, dst, chunk = [], [], [], []
-        for group in collective.groups:
-            if len(group) == 1:
-                continue
-            ranks = np.asarray(group)
-            if not self.bidirectional and _links(topology, ranks[::-1]) < _links(topology, ranks):
-                ranks = ranks[::-1]
-            circle = Grid((len(group),), (True,))
-            sends = gather_by_dimension(
-                circle, (0,), collective.chunks_per_shard, both_ways=self.bidirectional
+
+        def around(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            backwards = group[::-1]
+            if not self.bidirectional and _links(topology, backwards) < _links(topology, group):
+                group = backwards
+            chunks = collective.chunks_per_shard
+            way = circle(len(group), both_ways=self.bidirectional)
+            return group, gather_in_order(
+                Grid((len(group),), (True,)), (0,), {0: way}, np.arange(chunks)
             )
-            step.append(sends.step)
-            src.append(ranks[sends.src])
-            dst.append(ranks[sends.dst])
-            chunk.append(first[ranks[sends.owner]] + sends.index)
-        return routed(topology, collective, *map(np.concatenate, (step, src, dst, chunk)))
+
+        return gathered(topology, collective, around)
 
 
 def _links(topology: Topology, circle: np.ndarray) -> int:
     """Links on the routes from each rank of a circle to the next."""
     return len(shortest_routes(topology, circle, np.roll(circle, -1)).path_link)
-
-
-def routed(
-    topology: Topology,
-    collective: Collective,
-    step: np.ndarray,
-    src: np.ndarray,
-    dst: np.ndarray,
-    chunk: np.ndarray,
-) -> Schedule:
-    """The schedule of sends between any ranks, each pair joined by its shortest route."""
-    n = topology.num_ranks
-    pairs, edge = np.unique(src.astype(np.int64) * n + dst, return_inverse=True)
-    edges = shortest_routes(topology, pairs // n, pairs % n)
-    return Schedule.from_sends(topology, collective, step, edge, chunk, edges=edges)

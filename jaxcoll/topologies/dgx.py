@@ -83,5 +83,5 @@ def dgx2(*, planes: int = 6, alpha: float = ALPHA, bandwidth: float = LANE) -> T
         [bandwidth * int(width) for width in widths],  # type: ignore[arg-type]
         num_vertices=16 + 2 * planes,
         name="DGX-2" if planes == 6 else f"DGX-2 with {planes} planes",
-        generators=tuple(tuple(int(v) for v in image) for image in (turn, swap)),
+        generators=tuple(tuple(int(v) for v in image) for image in (swap, turn)),
     )

@@ -55,7 +55,7 @@ def fat_tree(
         [bandwidth] * len(links),  # type: ignore[arg-type]
         num_vertices=ranks + levels * row,
         name=f"fat tree {arity}-ary {levels}-level",
-        generators=tuple(_turned(arity, levels, digit) for digit in range(levels)),
+        generators=tuple(_turned(arity, levels, digit) for digit in reversed(range(levels))),
     )
 
 

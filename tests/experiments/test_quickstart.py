@@ -21,7 +21,14 @@ import jaxcoll as jc
 from experiments import __main__ as command
 from experiments import quickstart
 from experiments.agreement import AXIS, Agreement, compare_with_psum, rank_mesh
-from experiments.candidates import Candidate, best_at, best_for, build_topology, candidates
+from experiments.candidates import (
+    COMPARED,
+    Candidate,
+    best_at,
+    best_for,
+    build_topology,
+    candidates,
+)
 from experiments.config import QuickstartConfig
 from experiments.configure import configure
 from experiments.digits import HELD_OUT, Curves, Digits, gradient_buckets, train
@@ -52,13 +59,13 @@ def run(config: QuickstartConfig) -> tuple[list[dict[str, Any]], str]:
 def test_it_prints_and_writes_its_results(tmp_path):
     config = tiny(f"results={tmp_path}")
     rows, printed = run(config)
-    assert [row["synthesizer"] for row in rows] == list(jc.SYNTHESIZERS)
+    assert [row["synthesizer"] for row in rows] == list(COMPARED)
     for row in rows:
         assert row["ints_equal"]
         assert 0 <= row["float_error"] <= 1
         assert all(0 < percent <= 100 + 1e-9 for percent in row["percent_of_bound"])
     assert sorted(size for row in rows for size in row["best_at"]) == list(config.sizes)
-    for text in ("bitwise equal", "1 KiB", "1 MiB", "held-out accuracy", *jc.SYNTHESIZERS):
+    for text in ("bitwise equal", "1 KiB", "1 MiB", "held-out accuracy", *COMPARED):
         assert text in printed
 
     content = json.loads((tmp_path / "table.json").read_text())

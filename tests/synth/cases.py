@@ -12,7 +12,24 @@ from hypothesis import strategies as st
 
 from jaxcoll import topologies as families
 from jaxcoll.collective import KINDS
-from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos
+from jaxcoll.synth import (
+    BlueConnect,
+    Bruck,
+    Bucket,
+    CCube,
+    Direct,
+    DoubleBinaryTree,
+    Hdrm,
+    HierarchicalRing,
+    Rhd,
+    Ring,
+    Ring2D,
+    Swing,
+    Synthesizer,
+    Tacos,
+    Themis,
+    Tto,
+)
 from jaxcoll.synth.rules import RULES
 from jaxcoll.topology import Topology
 from tests import strategies
@@ -49,6 +66,35 @@ SWITCHED = strategies.topologies(max_ranks=12, switches=True)
 SMALL = st.sampled_from([families.ring(1), families.ring(2), families.torus(1, 2)])
 UNWOUND = st.sampled_from([families.switch(n, degree=d) for n, d in ((2, 1), (5, 2), (7, 6))])
 EVEN_GRIDS = strategies.grids(max_ranks=24, homogeneous=True)
+POWERS = st.sampled_from([2, 4, 8, 16]).flatmap(
+    lambda n: strategies.topologies(n, n, switches=True)
+)
+EIGHTS = strategies.topologies(8, 8, switches=True)
+EVEN = st.integers(1, 8).flatmap(lambda n: strategies.topologies(2 * n, 2 * n))
+BOXES = st.sampled_from(
+    [
+        families.switch_2d(3, 2),
+        families.switch_2d(2, 4, degree=(1, 2)),
+        families.ring_fc_switch(2, 3, 4),
+        families.ring_fc_switch(3, 2, 3, degree=2),
+        families.product(families.ring(4), families.fully_connected(3)),
+        families.fat_tree(3, 2),
+        families.flattened_butterfly(2, 3, terminals=2),
+    ]
+)
+SQUARES = st.sampled_from(
+    [
+        *(families.mesh(*sides, bandwidth=(1e9, 3e9)) for sides in ((2, 2), (2, 5), (4, 3))),
+        *(families.torus(*sides) for sides in ((3, 3), (2, 4), (4, 5))),
+        families.mesh(3, 1, 4),
+    ]
+)
+TORI = st.sampled_from(
+    [families.torus(*sides) for sides in ((2,), (8,), (4, 4), (2, 8), (1, 4), (4, 2, 4), (2, 2, 2))]
+)
+BIGRAPHS = st.sampled_from([families.bigraph(*s) for s in ((1, 2), (2, 2), (2, 4), (4, 4), (1, 8))])
+DGX1 = st.sampled_from([families.dgx1(), families.dgx1(merged=True, bandwidth=7e9)])
+SUMS = ("all_reduce",)
 
 CASES = [
     *(Case(s, "random", RANDOM) for s in (Ring(), Ring(bidirectional=False))),
@@ -59,6 +105,30 @@ CASES = [
     Case(Direct(), "one or two ranks", SMALL, KINDS),
     Case(Bucket(), "grids", strategies.grids(max_ranks=36), grouped=False),
     Case(Bucket(), "one or two ranks", SMALL, grouped=False),
+    Case(Rhd(), "powers of two", POWERS, grouped=False),
+    Case(Rhd(far_first=True), "powers of two", POWERS, grouped=False),
+    *(Case(Bruck(), *family) for family in (("random", RANDOM), ("switches", SWITCHED))),
+    Case(Bruck(), "one or two ranks", SMALL),
+    Case(HierarchicalRing(), "grids", EVEN_GRIDS, grouped=False),
+    Case(HierarchicalRing(), "boxes", BOXES, grouped=False),
+    Case(HierarchicalRing(inner=2), "even", EVEN, grouped=False),
+    Case(HierarchicalRing(inner=1), "random", RANDOM),
+    Case(Ring2D(), "two dimensions", SQUARES, grouped=False),
+    *(
+        Case(synthesizer, *family, grouped=False)
+        for synthesizer in (BlueConnect(), Themis())
+        for family in (("grids", EVEN_GRIDS), ("boxes", BOXES))
+    ),
+    Case(BlueConnect(shape=(2, 4)), "eight ranks", EIGHTS, grouped=False),
+    Case(Themis(shape=(2, 2, 2)), "eight ranks", EIGHTS, grouped=False),
+    Case(Swing(), "tori", TORI, grouped=False),
+    Case(Hdrm(), "BiGraphs", BIGRAPHS, grouped=False),
+    Case(DoubleBinaryTree(), "random", RANDOM, SUMS),
+    Case(DoubleBinaryTree(pieces=2), "switches", SWITCHED, SUMS),
+    Case(DoubleBinaryTree(), "one or two ranks", SMALL, SUMS),
+    Case(CCube(), "DGX-1", DGX1, SUMS, grouped=False),
+    Case(Tto(), "two dimensions", SQUARES, SUMS, grouped=False),
+    Case(Tto(pieces=1), "two dimensions", SQUARES, SUMS, grouped=False),
     *(
         Case(Tacos(rule=rule), family, networks)
         for rule in ("random", "downstream-need")

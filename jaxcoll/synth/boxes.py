@@ -1,0 +1,129 @@
+"""The box that a network is: its grid, or the one that its symmetries span."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.grid import Grid
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Box:
+    """Ranks in a box of symmetric dimensions.
+
+    Attributes:
+        grid: the sides; the last dimension is the innermost.
+        ranks: the rank at each place, int64 of shape (ranks,).
+    """
+
+    grid: Grid
+    ranks: np.ndarray
+
+
+def box_of(topology: Topology, who: str, shape: tuple[int, ...] | None = None) -> Box:
+    """The box of a network's grid; without one, the box whose shifts are its generators.
+
+    Products of rings, switches and fully connected networks have such generators, fat trees too.
+
+    Args:
+        who: the name of the algorithm that needs it, for errors.
+        shape: the sides of the box, if it is to be of consecutive ranks whatever the network is.
+
+    Raises:
+        TopologyError: the network is no box, or has not as many ranks as the shape.
+    """
+    if shape is not None:
+        if math.prod(shape) != topology.num_ranks:
+            raise TopologyError(
+                f"{who} was given the shape {'x'.join(map(str, shape))}, which has "
+                f"{math.prod(shape)} ranks; {topology} has {topology.num_ranks}"
+            )
+        return Box(Grid(shape, (True,) * len(shape)), np.arange(topology.num_ranks))
+    if topology.grid is not None:
+        return Box(topology.grid, np.arange(topology.num_ranks))
+    ranks = _spanned(topology)
+    if ranks is None:
+        raise TopologyError(
+            f"{who} needs a network of symmetric dimensions (a product of rings, switches, meshes "
+            f"and fully connected networks); {topology} has neither a grid nor generators that "
+            f"are shifts of a box; some algorithms take a shape="
+        )
+    return Box(Grid(ranks.shape, (True,) * ranks.ndim), ranks.ravel())
+
+
+def checked_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Sides of a box as a tuple.
+
+    Raises:
+        CollectiveError: no sides, or one that is no integer of at least 1.
+    """
+    if shape is None:
+        return None
+    try:
+        sides = tuple(operator.index(side) for side in shape)
+    except TypeError:
+        raise CollectiveError(f"shape must be integers, one a dimension, got {shape!r}") from None
+    if not sides or min(sides) < 1:
+        raise CollectiveError(f"shape needs one or more sides of at least 1, got {shape!r}")
+    return sides
+
+
+def _spanned(topology: Topology) -> np.ndarray | None:
+    """Ranks by coordinates, if the generators are the shifts of a box, each along a dimension."""
+    n = topology.num_ranks
+    moves = [np.asarray(generator)[:n] for generator in topology.generators]
+    ranks = np.zeros((), np.int64)
+    for move in moves:
+        turn = [ranks]
+        while not np.array_equal(move[turn[-1]], ranks):
+            if len(turn) * ranks.size > n:
+                return None
+            turn.append(move[turn[-1]])
+        ranks = np.stack(turn, axis=-1)
+    if not moves or not np.array_equal(np.sort(ranks, axis=None), np.arange(n)):
+        return None
+    shifts = (np.roll(ranks, -1, axis=axis) for axis in range(ranks.ndim))
+    if not all(np.array_equal(m[ranks], s) for m, s in zip(moves, shifts, strict=True)):
+        return None
+    return ranks
+
+
+def group_dimensions(box: Box, collective: Collective, who: str) -> tuple[int, ...]:
+    """The dimensions in which members of a group differ.
+
+    Args:
+        who: the name of the algorithm, for errors.
+
+    Raises:
+        CollectiveError: the groups are not all boxes that span the same dimensions in full.
+    """
+    grid = box.grid
+    coordinates = np.empty_like(grid.coordinates())
+    coordinates[box.ranks] = grid.coordinates()
+    group_of = collective.group_of_rank
+    sample = coordinates[list(collective.groups[0])]
+    dims = tuple(int(d) for d in np.flatnonzero((sample != sample[0]).any(axis=0)))
+    across = [d for d in range(len(grid.shape)) if d not in dims]
+    group_box = (
+        np.ravel_multi_index(
+            tuple(coordinates[:, d] for d in across), [grid.shape[d] for d in across]
+        )
+        if across
+        else np.zeros(grid.size, np.int64)
+    )
+    pairs = np.unique(np.stack([group_box, group_of]), axis=1)
+    boxes = int(group_box.max()) + 1
+    if (group_of < 0).any() or pairs.shape[1] != boxes or len(collective.groups) != boxes:
+        raise CollectiveError(
+            f"{who} needs groups that are boxes of the network: each all the ranks that differ in "
+            f"the same dimensions only; got {collective}"
+        )
+    return dims

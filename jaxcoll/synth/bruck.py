@@ -1,0 +1,40 @@
+"""Bruck's all-gather."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.grid import Grid
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth import patterns
+from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.blind import gathered
+from jaxcoll.synth.dimensionwise import Sends, gather_in_order
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Bruck(Synthesizer):
+    """All-gather in ceil(log2 n) steps for any number of ranks.
+
+    In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
+    Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
+    systems", 1997). Blind to the topology: pairs are routed over shortest paths.
+    """
+
+    name: ClassVar[str] = "bruck"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing."""
+        index = np.arange(collective.chunks_per_shard)
+
+        def shifted(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            pattern = patterns.bruck(len(group))
+            return group, gather_in_order(Grid((len(group),), (False,)), (0,), {0: pattern}, index)
+
+        return gathered(topology, collective, shifted)

@@ -1,0 +1,42 @@
+"""The lines of a box: which pattern suits a dimension, and how many bytes it moves a second."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.synth.boxes import Box
+from jaxcoll.synth.patterns import Pattern, circle, direct
+from jaxcoll.topology import Topology
+
+
+def line_patterns(topology: Topology, box: Box, dims: tuple[int, ...]) -> dict[int, Pattern]:
+    """For every dimension the basic algorithm that suits its lines (TACOS paper, Table I).
+
+    All at once where the ranks of a line are equally far from one another, that is, fully connected
+    or behind one switch; rings both ways otherwise. Behind switches the paper has
+    halving-doubling, but messages are stored and forwarded there, and an exchange that waits for
+    the one before leaves the links idle half the time.
+    """
+    found = {}
+    for dim in dims:
+        side = box.grid.shape[dim]
+        hops = _routes(topology, box, dim, direct(side)).hops
+        found[dim] = direct(side) if (hops == hops[0]).all() else circle(side, both_ways=True)
+    return found
+
+
+def line_bandwidth(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Fraction:
+    """Bytes per second that the first rank can send along a dimension, over the links it uses."""
+    used = np.unique(_routes(topology, box, dim, pattern).first_link)
+    return sum((topology.exact_bandwidth[link] for link in used), Fraction(0))
+
+
+def _routes(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Edges:
+    """Routes from the first rank of the box to those of its line that it sends to."""
+    line = np.moveaxis(box.ranks.reshape(box.grid.shape), dim, 0).reshape(box.grid.shape[dim], -1)
+    places = np.unique([move.to[0] for move in pattern])
+    to = line[places[places > 0], 0]
+    return shortest_routes(topology, np.full(len(to), line[0, 0]), to)
