@@ -41,40 +41,41 @@ def same(ours, theirs, x, in_specs, out_specs, mesh=None):
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
-@pytest.mark.parametrize("shape", [(), (1,), (5, 3), (16, 7), (0, 3)])
-def test_psum(case, dtype, shape):
-    x = integers((8, *shape), dtype)
+def test_psum(case):
+    shapes = [(), (1,), (5, 3), (16, 7), (0, 3)]
+    dtypes = [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64]
+    x = [integers((8, *shape), dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
     s = schedule(case)
-    same(lambda v: jc.psum(v[0], "x", schedule=s), lambda v: lax.psum(v[0], "x"), x, P("x"), P())
+
+    def each(psum):
+        return lambda v: [psum(leaf[0]) for leaf in v]
+
+    ours = each(lambda v: jc.psum(v, "x", schedule=s))
+    same(ours, each(lambda v: lax.psum(v, "x")), x, P("x"), P())
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
-@pytest.mark.parametrize(("axis", "tiled"), [(0, False), (1, True), (-1, False)])
-def test_all_gather(case, axis, tiled):
+def test_all_gather(case):
+    options = [{"axis": 0}, {"axis": 1, "tiled": True}, {"axis": -1}]
+    s = schedule(case)
+
+    def each(gather, **more):
+        return lambda v: [gather(v, "x", **o, **more) for o in options]
+
     x = integers((8 * 3, 5), jnp.float32)
-    s = schedule(case)
-    same(
-        lambda v: jc.all_gather(v, "x", axis=axis, tiled=tiled, schedule=s),
-        lambda v: lax.all_gather(v, "x", axis=axis, tiled=tiled),
-        x,
-        P("x"),
-        P("x"),
-    )
+    same(each(jc.all_gather, schedule=s), each(lax.all_gather), x, P("x"), P("x"))
 
 
 @pytest.mark.parametrize("case", SCHEDULES)
-@pytest.mark.parametrize(("dimension", "tiled"), [(0, False), (1, False), (1, True)])
-def test_psum_scatter(case, dimension, tiled):
-    x = integers((8 * 8, 8, 3), jnp.float32)
+def test_psum_scatter(case):
+    options = [{}, {"scatter_dimension": 1}, {"scatter_dimension": 1, "tiled": True}]
     s = schedule(case)
-    same(
-        lambda v: jc.psum_scatter(v, "x", scatter_dimension=dimension, tiled=tiled, schedule=s),
-        lambda v: lax.psum_scatter(v, "x", scatter_dimension=dimension, tiled=tiled),
-        x,
-        P("x"),
-        P("x"),
-    )
+
+    def each(scatter, **more):
+        return lambda v: [scatter(v, "x", **o, **more) for o in options]
+
+    x = integers((8 * 8, 8, 3), jnp.float32)
+    same(each(jc.psum_scatter, schedule=s), each(lax.psum_scatter), x, P("x"), P("x"))
 
 
 def test_pmean_and_pytrees():

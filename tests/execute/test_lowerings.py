@@ -14,9 +14,7 @@ from jaxcoll.execute.primitives import LOWERINGS, bind
 from jaxcoll.execute.program import program_of
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
-EIGHT = Axes(("x",), (8,), ("x",))
 GROUPS = ((0, 4, 1), (5, 3, 2), (7, 6, 8))
-NINE = Axes(("x",), (9,), ("x",))
 
 # (network, synthesizer, chunks, ranks, groups)
 GATHERS = [
@@ -41,26 +39,28 @@ CASES = [
 ]
 
 
-def run(kind, schedule, n, lowering, dtype=jnp.float32, leading=None):
+def run(kind, schedule, n, *lowerings, dtype=jnp.float32):
+    """An input a rank, and the jitted function of it by each of some lowerings."""
     program = program_of(schedule)
-    size = program.group_size if leading is None else leading
-    lead = 3 if program.blocks[0] == 1 else 3 * size
+    lead = 3 if program.blocks[0] == 1 else 3 * program.group_size
     x = integers((n, lead, 5), dtype, seed=1)
     axes = Axes(("x",), (n,), ("x",))
-    function = sharded(
-        lambda v: bind(v[0], axes, schedule, lowering=lowering)[None], mesh_of(n), P("x"), P("x")
-    )
-    return x, function
+
+    def body(v):
+        return [bind(v[0], axes, schedule, lowering=lowering)[None] for lowering in lowerings]
+
+    return x, sharded(body, mesh_of(n), P("x"), P("x"))
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:5])))
-def test_against_numpy(case, lowering):
+def test_against_numpy(case):
     kind, network, synthesizer, chunks, n, groups = case
     root = 1 if kind in ("broadcast", "reduce", "gather", "scatter") else None
     schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
-    x, function = run(kind, schedule, n, lowering)
-    np.testing.assert_array_equal(function(x), expected(schedule.collective, x))
+    x, function = run(kind, schedule, n, *LOWERINGS)
+    want = expected(schedule.collective, x)
+    for lowering, got in zip(LOWERINGS, function(x), strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=lowering)
 
 
 def permutes(function, x) -> int:
