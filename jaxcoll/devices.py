@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
+from jaxcoll.grid import Grid, Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,7 @@ def describe_devices(
     alpha: float | None = None,
     bandwidth: float | None = None,
     wrap: Sequence[bool] | None = None,
+    within: Sequence | None = None,
 ) -> dict:
     """The arguments of ``Topology`` for a list of devices; see ``Topology.from_devices``."""
     devices = list(devices)
@@ -91,11 +92,59 @@ def describe_devices(
     # GPUs, as far as a compiler describes them, have coordinates too: their number in their host.
     is_gpu = getattr(devices[0], "platform", "") in ("gpu", "cuda", "rocm")
     if not is_gpu and any(getattr(device, "coords", None) is not None for device in devices):
-        return _tpu_slice(devices, kind, wrap)
+        return _tpu_slice(devices, kind, wrap, _slice_of(devices) if within is None else within)
     return _hosts(devices, kind)
 
 
-def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None) -> dict:
+def _slice_of(devices: list) -> list:
+    """All devices of the slice that devices are part of, as far as they know."""
+    client = getattr(devices[0], "client", None)
+    known = [] if client is None else list(client.devices())
+    return known if all(device in known for device in devices) else devices
+
+
+def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None, whole) -> dict:
+    coords, everywhere = _coordinates(devices), _coordinates(list(whole))
+    if coords.shape[1] != everywhere.shape[1] or not set(map(tuple, coords)) <= set(
+        map(tuple, everywhere)
+    ):
+        raise TopologyError("the devices given as the slice (within=) do not hold all devices")
+    sides = np.ptp(everywhere, axis=0) + 1
+    if wrap is None:
+        wrap = [kind.wraps_at > 0 and int(side) % kind.wraps_at == 0 for side in sides]
+    if len(wrap) < len(sides):
+        wrap = [*wrap, *[False] * (len(sides) - len(wrap))]
+    slice_ = Grid(tuple(int(side) for side in sides), tuple(wrap))
+    coords = coords - everywhere.min(axis=0)
+    for d, (side, closed) in enumerate(zip(slice_.shape, slice_.wrap, strict=True)):
+        coords[:, d] = _from_zero(coords[:, d], side, closed)
+    shape = tuple(int(side) for side in coords.max(axis=0) + 1)
+    if math.prod(shape) != len(devices) or len(np.unique(coords, axis=0)) != len(devices):
+        raise TopologyError(
+            f"the coordinates of {len(devices)} devices do not fill a box: they span {shape}; "
+            f"pass all devices of a slice or of a box inside it"
+        )
+    # A dimension that the box spans in part has lost the link that closes it.
+    closes = [
+        closed and side == whole_side
+        for closed, side, whole_side in zip(slice_.wrap, shape, slice_.shape, strict=True)
+    ]
+    grid = Grid(shape, tuple(closes))
+    position = np.ravel_multi_index(tuple(coords.T), shape)
+    rank_at = np.argsort(position)  # box position -> rank
+    pairs = rank_at[np.concatenate([grid.neighbour_pairs(d) for d in range(len(shape))])]
+    return _columns(
+        len(devices),
+        pairs,
+        np.full(len(pairs), kind.alpha),
+        np.full(len(pairs), kind.bandwidth),
+        name=f"{getattr(devices[0], 'device_kind', 'device')} {'x'.join(map(str, shape))}",
+        placement=Placement(grid, tuple(rank_at)),
+    )
+
+
+def _coordinates(devices: list) -> np.ndarray:
+    """Coordinates of devices, int64 of shape (devices, dimensions)."""
     places = [getattr(device, "coords", None) for device in devices]
     dimensions = {None if place is None else len(place) for place in places}
     if len(dimensions) > 1:
@@ -105,31 +154,20 @@ def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None) -> 
     coords = np.asarray(places, dtype=np.int64)
     cores = np.asarray([int(getattr(device, "core_on_chip", 0)) for device in devices])
     # Two cores of one chip share its links; they form one more dimension of the box.
-    coords = np.concatenate([coords, cores[:, None]], axis=1) if cores.any() else coords
-    coords = coords - coords.min(axis=0)
-    shape = tuple(int(side) for side in coords.max(axis=0) + 1)
-    if math.prod(shape) != len(devices) or len(np.unique(coords, axis=0)) != len(devices):
-        raise TopologyError(
-            f"the coordinates of {len(devices)} devices do not fill a box: they span {shape}; "
-            f"pass all devices of a slice or of a box inside it"
-        )
-    position = np.ravel_multi_index(tuple(coords.T), shape)
-    if wrap is None:
-        wrap = [kind.wraps_at > 0 and side % kind.wraps_at == 0 for side in shape]
-    if len(wrap) < len(shape):
-        wrap = [*wrap, *[False] * (len(shape) - len(wrap))]
-    grid = Grid(shape, tuple(wrap))
-    rank_at = np.argsort(position)  # box position -> rank
-    pairs = rank_at[np.concatenate([grid.neighbour_pairs(d) for d in range(len(shape))])]
-    in_order = np.array_equal(rank_at, np.arange(len(devices)))
-    return _columns(
-        len(devices),
-        pairs,
-        np.full(len(pairs), kind.alpha),
-        np.full(len(pairs), kind.bandwidth),
-        name=f"{getattr(devices[0], 'device_kind', 'device')} {'x'.join(map(str, shape))}",
-        grid=grid if in_order else None,
-    )
+    return np.concatenate([coords, cores[:, None]], axis=1) if cores.any() else coords
+
+
+def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
+    """One coordinate of a box inside a slice, counted from where the box begins.
+
+    On a closed dimension a box may go round the end: it begins after the longest gap.
+    """
+    used = np.unique(coordinate)
+    if not closed or len(used) == side:
+        return coordinate - used[0]
+    gaps = np.diff(np.append(used, used[0] + side))
+    start = used[(int(gaps.argmax()) + 1) % len(used)]
+    return (coordinate - start) % side
 
 
 def _hosts(devices: list, kind: DeviceKind) -> dict:

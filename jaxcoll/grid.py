@@ -80,6 +80,37 @@ class Grid:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """A grid on which ranks stand in another order than that of its places.
+
+    Attributes:
+        grid: the box.
+        ranks: the rank at each place, places in order (the last coordinate fastest).
+    """
+
+    grid: Grid
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks", tuple(int(rank) for rank in self.ranks))
+        count = len(self.ranks)
+        if count != self.grid.size or sorted(self.ranks) != list(range(count)):
+            raise TopologyError(
+                f"a placement needs one rank for each of the {self.grid.size} places of its grid, "
+                f"each once; got {count}"
+            )
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether ranks stand in the order of places, so that the grid alone says it all."""
+        return self.ranks == tuple(range(len(self.ranks)))
+
+    def relabel(self, permutation: np.ndarray) -> Placement:
+        """The same places when rank r is called ``permutation[r]``."""
+        return Placement(self.grid, tuple(permutation[list(self.ranks)]))
+
+
 def per_dimension(value: object, dimensions: int, what: str) -> tuple:
     """Repeat a scalar for each dimension, or check that a sequence has one value for each."""
     if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):

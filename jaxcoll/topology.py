@@ -14,7 +14,7 @@ import scipy.sparse as sp
 
 from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
+from jaxcoll.grid import Grid, Placement
 from jaxcoll.links import (
     canonical_order,
     check_links,
@@ -50,7 +50,10 @@ class Topology:
         num_vertices: ranks and switches together; num_ranks when omitted.
         name: a label for tables.
         vertex_names: one label a vertex, or empty.
-        grid: the box of coordinates of the ranks, where there is one.
+        grid: the box of coordinates of the ranks, where there is one and ranks are numbered in its
+            order.
+        placement: the box and which rank is where; made from ``grid`` when omitted. A placement in
+            order gives the grid, too.
         generators: automorphisms as vertex permutations (``generators[g][v]`` is v's image);
             together they generate the known symmetry of the network.
 
@@ -69,6 +72,7 @@ class Topology:
     name: str = ""
     vertex_names: tuple[str, ...] = ()
     grid: Grid | None = None
+    placement: Placement | None = None
     generators: tuple[tuple[int, ...], ...] = ()
     _exact_bandwidth: tuple[Fraction, ...] | None = dataclasses.field(default=None, init=False)
 
@@ -109,11 +113,7 @@ class Topology:
                 f"vertex_names needs one name for each of {self.num_vertices} vertices, "
                 f"got {len(self.vertex_names)}"
             )
-        if self.grid is not None and self.grid.size != self.num_ranks:
-            raise TopologyError(
-                f"a grid of shape {self.grid.shape} has {self.grid.size} ranks, "
-                f"the network has {self.num_ranks}"
-            )
+        self._check_placement()
         for generator in self.generators:
             image = np.asarray(generator)
             if not np.array_equal(np.sort(image), np.arange(self.num_vertices)):
@@ -123,6 +123,23 @@ class Topology:
             links = (self.src, self.dst, self.alpha, self.bandwidth, self._exact_bandwidth)
             if not maps_onto_itself(image, *links):
                 raise TopologyError("a generator must map the links of the network onto themselves")
+
+    def _check_placement(self) -> None:
+        placement = self.placement
+        grid = self.grid if placement is None else placement.grid
+        if grid is None:
+            return
+        if grid.size != self.num_ranks:
+            raise TopologyError(
+                f"a grid of shape {grid.shape} has {grid.size} ranks, "
+                f"the network has {self.num_ranks}"
+            )
+        if placement is None:
+            placement = _in_order(grid)
+        elif self.grid is not None and placement != _in_order(self.grid):
+            raise TopologyError("give a grid or a placement, not two different ones")
+        object.__setattr__(self, "placement", placement)
+        object.__setattr__(self, "grid", placement.grid if placement.is_in_order else None)
 
     def _check_connected(self) -> None:
         n = self.num_ranks
@@ -238,7 +255,9 @@ class Topology:
         return np.concatenate([image, np.arange(self.num_ranks, self.num_vertices)])
 
     def _moved(self, src: np.ndarray, dst: np.ndarray, image: np.ndarray) -> Topology:
-        still = np.array_equal(image, np.arange(self.num_vertices))
+        placement = self.placement
+        if placement is not None:
+            placement = placement.relabel(image)
         back = np.argsort(image)
         return Topology(
             self.num_ranks,
@@ -249,7 +268,7 @@ class Topology:
             num_vertices=self.num_vertices,
             name=self.name,
             vertex_names=tuple(self.vertex_names[v] for v in back) if self.vertex_names else (),
-            grid=self.grid if still else None,
+            placement=placement,
             generators=tuple(tuple(int(image[g[v]]) for v in back) for g in self.generators),
         )
 
@@ -379,24 +398,32 @@ class Topology:
         alpha: float | None = None,
         bandwidth: float | None = None,
         wrap: Sequence[bool] | None = None,
+        within: Sequence | None = None,
     ) -> Topology:
         """The network of JAX devices, rank i being ``devices[i]``.
 
         Devices with ``coords`` (TPU) form a mesh or torus of their coordinates; the rank order is
-        the order given, so a permuted list gives the same wires under other rank numbers. Others
-        hang on one switch a host, and the hosts on one network switch. See
-        ``jaxcoll.devices.describe_devices`` for the speeds that are assumed by device kind.
+        the order given, so a permuted list gives the same wires under other rank numbers. A box
+        inside a slice has the links between its members only: a dimension closes into a ring where
+        the box spans the slice. Others hang on one switch a host, and the hosts on one network
+        switch. See ``jaxcoll.devices.describe_devices`` for the speeds that are assumed by device
+        kind.
 
         Args:
             devices: ``jax.Device`` objects, or anything with ``coords`` / ``process_index``.
             alpha: seconds a link, instead of the device kind's.
             bandwidth: bytes per second a link, instead of the device kind's.
             wrap: for TPU slices, which dimensions close into rings, instead of the kind's rule.
+            within: for TPUs, all devices of the slice, whose dimensions ``wrap`` then is about;
+                those of the devices' client when omitted, or the devices given where there is none.
 
         Raises:
             TopologyError: no devices, devices of several kinds, coordinates that do not fill a box.
         """
-        return cls(**describe_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap))
+        described = describe_devices(
+            devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within
+        )
+        return cls(**described)
 
     @classmethod
     def from_mesh(
@@ -406,10 +433,15 @@ class Topology:
         alpha: float | None = None,
         bandwidth: float | None = None,
         wrap: Sequence[bool] | None = None,
+        within: Sequence | None = None,
     ) -> Topology:
         """The network of a ``jax.sharding.Mesh``, ranks in the order of ``mesh.devices.flat``.
 
         Arguments and errors are those of ``from_devices``.
         """
         devices = list(np.asarray(mesh.devices).flat)
-        return cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap)
+        return cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within)
+
+
+def _in_order(grid: Grid) -> Placement:
+    return Placement(grid, tuple(range(grid.size)))

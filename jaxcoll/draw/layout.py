@@ -12,10 +12,12 @@ RADIUS = 0.17  # of a vertex, when neighbours on a grid are 1 apart
 
 def layout(topology: Topology) -> np.ndarray:
     """Places of the vertices, float64 of shape (vertices, 2), neighbours about 1 apart."""
-    grid = topology.grid
+    placement = topology.placement
+    grid = None if placement is None else placement.grid
     sides = [] if grid is None else [d for d, side in enumerate(grid.shape) if side > 1]
-    if grid is not None and topology.is_direct and 1 <= len(sides) <= 3:
-        at = grid.coordinates()[:, sides].astype(float)
+    if placement is not None and grid is not None and topology.is_direct and 1 <= len(sides) <= 3:
+        at = np.empty((grid.size, len(sides)))
+        at[list(placement.ranks)] = grid.coordinates()[:, sides]
         if len(sides) == 2:
             return np.stack([at[:, 1], -at[:, 0]], axis=1)
         if len(sides) == 3:

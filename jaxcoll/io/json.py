@@ -21,7 +21,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.exact import fits_float
-from jaxcoll.grid import Grid
+from jaxcoll.grid import Grid, Placement
 from jaxcoll.io import checked
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
 from jaxcoll.paths import Edges
@@ -121,7 +121,6 @@ def loads(text: str) -> Topology | Collective | Schedule:
 
 
 def _write_topology(topology: Topology) -> dict:
-    grid = topology.grid
     return {
         "format": TOPOLOGY,
         "name": str(topology.name),
@@ -132,9 +131,16 @@ def _write_topology(topology: Topology) -> dict:
         "alpha": topology.alpha.tolist(),
         "bandwidth": _write_bandwidth(topology),
         "vertex_names": list(topology.vertex_names),
-        "grid": None if grid is None else {"shape": list(grid.shape), "wrap": list(grid.wrap)},
+        "grid": _write_placement(topology.placement),
         "generators": [[int(v) for v in generator] for generator in topology.generators],
     }
+
+
+def _write_placement(placement: Placement | None) -> dict | None:
+    if placement is None:
+        return None
+    grid = {"shape": list(placement.grid.shape), "wrap": list(placement.grid.wrap)}
+    return grid if placement.is_in_order else {**grid, "ranks": list(placement.ranks)}
 
 
 def _write_bandwidth(topology: Topology) -> list:
@@ -156,9 +162,10 @@ def _read_topology(value: object, where: str = "topology") -> Topology:
         ),
         "name": fields.take("name", checked.text, ""),
         "vertex_names": fields.take("vertex_names", checked.list_of(checked.text), ()),
-        "grid": fields.optional("grid", _read_grid),
         "generators": fields.take("generators", checked.list_of(_read_generator), ()),
     }
+    grid = fields.optional("grid", _read_placement)
+    described["placement" if isinstance(grid, Placement) else "grid"] = grid
     columns = [
         fields.take("src", checked.column(checked.INT32)),
         fields.take("dst", checked.column(checked.INT32)),
@@ -173,12 +180,14 @@ def _read_generator(value: object, name: str) -> tuple[int, ...]:
     return tuple(checked.column(checked.INT32)(value, name).tolist())
 
 
-def _read_grid(value: object, where: str) -> Grid:
+def _read_placement(value: object, where: str) -> Grid | Placement:
     fields = checked.Fields(value, where)
     shape = fields.take("shape", checked.list_of(checked.whole(1, checked.INT64)))
     wrap = fields.take("wrap", checked.list_of(checked.flag))
+    ranks = fields.optional("ranks", checked.column(checked.INT32))
     fields.end()
-    return Grid(shape, wrap)
+    grid = Grid(shape, wrap)
+    return grid if ranks is None else Placement(grid, tuple(ranks.tolist()))
 
 
 # ---------------------------------------------------------------------- collectives

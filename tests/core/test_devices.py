@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jaxcoll.devices import DEVICE_KINDS, UNKNOWN_KIND, kind_of
 from jaxcoll.errors import TopologyError
+from jaxcoll.grid import Grid
 from jaxcoll.topologies import torus
 from jaxcoll.topologies.grids import grid
 from jaxcoll.topology import Topology
@@ -260,3 +261,78 @@ def test_the_devices_that_are_here():
     by_mesh = Topology.from_mesh(mesh, bandwidth=3e9)
     assert by_mesh == Topology.from_devices(order, bandwidth=3e9)
     assert by_mesh.num_ranks == count
+
+
+# ---------------------------------------------------------------------- boxes inside a slice
+
+
+@pytest.mark.parametrize(
+    ("whole", "part", "at", "wrap"),
+    [
+        ((4, 4), (2, 4), (0, 0), (False, True)),
+        ((4, 4), (2, 4), (1, 0), (False, True)),
+        ((4, 4), (3, 2), (1, 1), (False, False)),
+        ((8, 4, 4), (4, 4, 1), (2, 0, 3), (False, True, False)),
+        ((4, 4), (4, 4), (0, 0), (True, True)),
+    ],
+)
+def test_a_box_inside_a_slice_closes_where_it_spans_it(whole, part, at, wrap):
+    devices = box(*part, at=at)
+    topology = Topology.from_devices(devices, within=box(*whole), alpha=0.0, bandwidth=1.0)
+    assert topology == grid(part, wrap, alpha=0.0, bandwidth=1.0)
+    assert topology.grid == Grid(part, wrap)
+    # Its links are those of the slice between its members.
+    slice_ = Topology.from_devices(box(*whole), alpha=0.0, bandwidth=1.0)
+    rank = {device.coords: r for r, device in enumerate(devices)}
+    member = [rank.get(device.coords) for device in box(*whole)]
+    between = {
+        (member[u], member[v])
+        for u, v in pairs(slice_)
+        if member[u] is not None and member[v] is not None
+    }
+    assert set(pairs(topology)) == between
+
+
+def test_a_box_may_go_round_the_end_of_a_closed_dimension():
+    devices = [Tpu((x % 4, y)) for x in (3, 4, 5) for y in range(2)]
+    around = Topology.from_devices(devices, within=box(4, 2))
+    assert around == Topology.from_devices(box(3, 2), within=box(4, 2))
+    assert around.grid == Grid((3, 2), (False, False))
+    with pytest.raises(TopologyError, match="do not fill a box"):
+        Topology.from_devices(devices, within=box(4, 2), wrap=(False, False))
+
+
+def test_the_slice_is_the_clients_unless_given():
+    class Known(SimpleNamespace):
+        coords: tuple[int, ...]
+
+    devices = [Known(coords=(x, y), device_kind="TPU v5p") for x in range(8) for y in range(4)]
+    for device in devices:
+        device.client = SimpleNamespace(devices=lambda: devices)
+    half = Topology.from_devices(devices[:16])
+    assert half.grid == Grid((4, 4), (False, True))
+    assert Topology.from_devices(devices).grid == Grid((8, 4), (True, True))
+    assert Topology.from_devices(devices[:16], within=devices[:16]).grid == Grid(
+        (4, 4), (True,) * 2
+    )
+    wrapped = Topology.from_devices(devices[:16], wrap=(True, False))
+    assert wrapped.grid == Grid((4, 4), (False, False))
+
+
+def test_a_slice_without_its_devices_is_refused():
+    with pytest.raises(TopologyError, match="do not hold all devices"):
+        Topology.from_devices(box(2, 4), within=box(2, 2))
+    with pytest.raises(TopologyError, match="do not hold all devices"):
+        Topology.from_devices(box(2, 4), within=box(2, 4, 1))
+
+
+@given(st.permutations(range(8)))
+def test_permuted_devices_know_their_places(order):
+    devices = box(2, 4)
+    topology = Topology.from_devices([devices[i] for i in order])
+    assert topology.placement is not None
+    assert topology.placement.grid == Grid((2, 4), (False, True))
+    assert [order[rank] for rank in topology.placement.ranks] == list(range(8))
+    in_order = topology.relabel(order)  # rank r is the device at place order[r]
+    assert in_order == Topology.from_devices(devices)
+    assert in_order.grid == Grid((2, 4), (False, True))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
+from jaxcoll.grid import Grid, Placement
 from jaxcoll.topologies import ring, switch, torus
 from jaxcoll.topology import Topology
 from tests import strategies
@@ -442,3 +442,46 @@ def test_grid_facts():
 def test_bad_grids_are_refused(shape, wrap, match):
     with pytest.raises(TopologyError, match=match):
         Grid(shape, wrap)
+
+
+# ---------------------------------------------------------------------- placements
+
+
+def test_a_relabelled_grid_keeps_its_places():
+    topology = torus(2, 3)
+    image = [3, 0, 5, 1, 4, 2]
+    moved = topology.relabel(image)
+    assert moved.grid is None
+    assert moved.placement == Placement(Grid((2, 3), (True, True)), tuple(image))
+    back = moved.relabel(np.argsort(image))
+    assert back == topology
+    assert back.grid == topology.grid
+    assert moved.transpose().placement == moved.placement
+    assert torus(2, 3).placement == Placement(Grid((2, 3), (True, True)), tuple(range(6)))
+
+
+@pytest.mark.parametrize(
+    ("described", "match"),
+    [
+        ({"grid": Grid((2, 2), (True, True))}, r"shape \(2, 2\) has 4 ranks, the network has 6"),
+        ({"grid": Grid((10**9, 10**9), (False, False))}, "the network has 6"),
+        (
+            {
+                "grid": Grid((2, 3), (True, True)),
+                "placement": Placement(Grid((2, 3), (True, True)), (1, 0, 2, 3, 4, 5)),
+            },
+            "a grid or a placement, not two different ones",
+        ),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(described, match):
+    wires = torus(2, 3)
+    columns = (wires.src, wires.dst, wires.alpha, wires.bandwidth)
+    with pytest.raises(TopologyError, match=match):
+        Topology(6, *columns, **described)
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0, 0, 1, 2), (1, 2, 3, 4)])
+def test_a_placement_needs_every_rank_once(ranks):
+    with pytest.raises(TopologyError, match="one rank for each of the 4 places"):
+        Placement(Grid((2, 2), (False, False)), ranks)

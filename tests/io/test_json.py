@@ -86,8 +86,17 @@ def test_there_and_back(obj):
 @given(NETWORKS)
 def test_descriptions_of_networks_are_kept(topology):
     back: Any = loads(dumps(topology))
-    for name in ("name", "vertex_names", "grid", "generators", "exact_bandwidth", "exact_alpha"):
+    for name in ("name", "vertex_names", "grid", "placement", "generators"):
         assert getattr(back, name) == getattr(topology, name)
+    for name in ("exact_bandwidth", "exact_alpha"):
+        assert getattr(back, name) == getattr(topology, name)
+
+
+def test_places_of_ranks_are_kept():
+    moved = torus(2, 3).relabel([3, 0, 5, 1, 4, 2])
+    back: Any = loads(dumps(moved))
+    assert back == moved
+    assert back.placement == moved.placement
 
 
 @given(st.dictionaries(st.text(), VALUES, max_size=3), VALUES, st.none() | st.integers(0, 2**64))
@@ -368,6 +377,7 @@ REFUSED = [
     (RING, {"bandwidth": ["0/1"] * 6}, "above 0", TopologyError),
     (RING, {"vertex_names": ["a"]}, "one name for each", TopologyError),
     (RING, {"grid__shape": [4]}, "has 4 ranks", TopologyError),
+    (RING, {"grid__ranks": [0, 1]}, "one rank for each of the 3 places", TopologyError),
     (RING, {"grid__shape": [3, 1]}, "one flag a dimension", TopologyError),
     (RING, {"generators": [[0, 0, 1]]}, "permutation", TopologyError),
     (RING, {"src": [], "dst": [], "alpha": [], "bandwidth": []}, "no path", TopologyError),
