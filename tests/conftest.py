@@ -30,7 +30,7 @@ settings.register_profile(
 )
 settings.register_profile(
     "thorough",
-    max_examples=2000,
+    max_examples=500,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
