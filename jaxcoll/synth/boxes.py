@@ -29,7 +29,7 @@ class Box:
 
 
 def box_of(topology: Topology, who: str, shape: tuple[int, ...] | None = None) -> Box:
-    """The box of a network's grid; without one, the box whose shifts are its generators.
+    """The box on which ranks are placed; without one, that whose shifts are the generators.
 
     Products of rings, switches and fully connected networks have such generators, fat trees too.
 
@@ -47,8 +47,8 @@ def box_of(topology: Topology, who: str, shape: tuple[int, ...] | None = None) -
                 f"{math.prod(shape)} ranks; {topology} has {topology.num_ranks}"
             )
         return Box(Grid(shape, (True,) * len(shape)), np.arange(topology.num_ranks))
-    if topology.grid is not None:
-        return Box(topology.grid, np.arange(topology.num_ranks))
+    if topology.placement is not None:
+        return Box(topology.placement.grid, np.asarray(topology.placement.ranks))
     ranks = _spanned(topology)
     if ranks is None:
         raise TopologyError(

@@ -9,7 +9,6 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.blind import first_chunk
@@ -40,32 +39,32 @@ class Bucket(Synthesizer):
 
         One part a dimension, and two where a closed even side is reached both ways.
         """
-        grid = _grid(topology)
+        grid = _box(topology).grid
         sides = [(s, w) for s, w in zip(grid.shape, grid.wrap, strict=True) if s > 1]
         halves = any(wrap and side % 2 == 0 for side, wrap in sides)
         return max(1, len(sides)) * (2 if halves else 1)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""
-        grid = _grid(topology)
-        dims = group_dimensions(Box(grid, np.arange(grid.size)), collective, self.name)
-        sends = gather_by_dimension(grid, dims, collective.chunks_per_shard, both_ways=True)
+        box = _box(topology)
+        dims = group_dimensions(box, collective, self.name)
+        sends = gather_by_dimension(box.grid, dims, collective.chunks_per_shard, both_ways=True)
         return Schedule.from_sends(
             topology,
             collective,
             sends.step,
-            _links(topology, sends.src, sends.dst),
-            first_chunk(collective)[sends.owner] + sends.index,
+            _links(topology, box.ranks[sends.src], box.ranks[sends.dst]),
+            first_chunk(collective)[box.ranks[sends.owner]] + sends.index,
         )
 
 
-def _grid(topology: Topology) -> Grid:
-    if topology.grid is None:
+def _box(topology: Topology) -> Box:
+    if topology.placement is None:
         raise TopologyError(
             f"bucket needs a mesh, torus or hypercube; {topology} has no grid. Build it with "
             f"jaxcoll.topologies, or pass grid= to Topology"
         )
-    return topology.grid
+    return Box(topology.placement.grid, np.asarray(topology.placement.ranks))
 
 
 def _links(topology: Topology, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
