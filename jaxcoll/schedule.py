@@ -231,7 +231,8 @@ class Schedule:
         """The schedule run backwards: of the dual collective, on the transposed topology.
 
         A complete chunk that was copied becomes a partial sum given away, and the reverse
-        (TACOS, Sec. IV-E, Fig. 11).
+        (TACOS, Sec. IV-E, Fig. 11). Sound if this one is, unless it takes chunks to ranks that
+        neither want nor pass them on: run backwards, those have nothing to give.
         """
         dual = self.collective.dual()
         sums = dual.is_reducing or self.collective.is_reducing
