@@ -17,7 +17,6 @@ from jaxcoll.errors import ScheduleError, TopologyError
 from tests.execute.harness import mesh_of, schedule_of
 
 IN_FLIGHT = "xla_max_concurrent_async_collective_permutes"
-LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 COMBINE = "xla_gpu_collective_permute_combine_threshold_bytes"
 
 
@@ -63,8 +62,8 @@ def test_tpu_counts_the_slots_of_scan():
 @pytest.mark.parametrize("platform", ["cuda", "rocm", "gpu"])
 def test_gpu(platform):
     direct = schedule_of("complete", 8, "all_gather", "direct")
-    assert jc.compiler_options(mesh_on(platform), direct) == {COMBINE: "0", LIMIT: "7"}
-    assert jc.compiler_options(mesh_on(platform)) == {COMBINE: "0", LIMIT: "1"}
+    assert jc.compiler_options(mesh_on(platform), direct) == {COMBINE: "0"}
+    assert jc.compiler_options(mesh_on(platform)) == {COMBINE: "0"}
 
 
 def test_refusals():

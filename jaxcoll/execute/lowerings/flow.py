@@ -37,6 +37,8 @@ class FlowRun:
     def run(self, target: str) -> jax.Array:
         """The rows of the result; but for CPU steps are kept apart by barriers."""
         sources = self._prepare(self.flow.steps[0])
+        if target != "cpu":
+            sources = self._barrier(sources)
         for t, ops in enumerate(self.flow.steps):
             pairs = [op.pairs for op in ops if op.pairs is not None]
             arrived = permute_together(self.axes, sources, pairs, target)

@@ -36,7 +36,7 @@ from jaxcoll.execute.program import Program, Round, colour_pairs
 def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
     """Run a program on a flat input; arguments and result are those of ``ssa.run``.
 
-    No target needs barriers: a body's permutes are in flight together as it is.
+    A body's permutes are in flight together without barriers.
     """
     rank = axes.rank()
     buffer = fill(program, x, rank, width)
@@ -146,7 +146,11 @@ def _run_stage(stage, buffer: jax.Array, axes: Axes, rank, width: int, target: s
     first = jax.tree.map(lambda rows: rows[0], sent)
     # The last body reads once more what it has sent; nobody waits for it.
     ahead = jax.tree.map(lambda rows: jnp.concatenate([rows[1:], rows[-1:]]), sent)
-    (buffer, _), _ = lax.scan(body, (buffer, sources(buffer, first)), (ahead, placed))
+    carry = (buffer, sources(buffer, first))
+    if target != "cpu":
+        # A loop that runs once is no loop to XLA: its permutes would start one by one.
+        carry = lax.optimization_barrier(carry)
+    (buffer, _), _ = lax.scan(body, carry, (ahead, placed))
     return buffer
 
 

@@ -58,6 +58,8 @@ def _run_buffer(program: Program, x, axes: Axes, width: int, target: str) -> jax
     for rounds in program.steps:
         # All of a step is read before any of it is written.
         sources = [_source(buffer, round_, rank, width) for round_ in rounds]
+        if strict:
+            buffer, *sources = lax.optimization_barrier((buffer, *sources))
         arrived = permute_together(axes, sources, [r.pairs for r in rounds], target)
         if strict:
             buffer, *arrived = lax.optimization_barrier((buffer, *arrived))
