@@ -17,7 +17,8 @@ from jaxcoll.errors import (
     ScheduleError,
     TopologyError,
 )
-from jaxcoll.grid import Grid
+from jaxcoll.grid import Grid, Placement
+from jaxcoll.meshes import axis_groups, axis_schedule, reorder
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule, concatenate
 from jaxcoll.simulate import Message, Timeline, simulate, simulate_messages
@@ -44,6 +45,7 @@ __all__ = [
     "Grid",
     "JaxcollError",
     "Message",
+    "Placement",
     "Provenance",
     "Schedule",
     "ScheduleError",
@@ -51,6 +53,8 @@ __all__ = [
     "Topology",
     "TopologyError",
     "all_gather",
+    "axis_groups",
+    "axis_schedule",
     "bound",
     "bounds",
     "compiler_options",
@@ -59,6 +63,7 @@ __all__ = [
     "pmean",
     "psum",
     "psum_scatter",
+    "reorder",
     "shortest_routes",
     "simulate",
     "simulate_messages",

@@ -1,0 +1,248 @@
+"""Embedding: which device should be which rank, so that a network's links are wires.
+
+A schedule is written for the links of a topology. It runs as planned when every one of them joins
+two devices that a wire joins. ``embed`` finds such an order: by the shapes of the two boxes where
+both have one, by search otherwise. Through switches every rank reaches every other, and what counts
+is how quickly: ``embed`` then brings together what the topology has close together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.grid import Grid
+from jaxcoll.topology import Topology
+
+# Vertices that the search may try to place before it gives up: a second or so.
+MOST_TRIES = 200_000
+
+# Distances through switches are times of a message of this size, so that neither latency nor
+# bandwidth is the only thing that counts.
+MESSAGE_BYTES = 2**20
+
+
+def embed(topology: Topology, wires: Topology) -> np.ndarray:
+    """The device of each rank, int64 of shape (ranks,), such that every link is a wire.
+
+    The order given is kept where it does. Deterministic.
+
+    Args:
+        topology: the network a schedule is written for.
+        wires: the network of the devices; rank i is device i.
+
+    Returns:
+        Where both networks are direct, an order in which links are wires. Otherwise one that no
+        exchange of two ranks improves: ranks that are near each other in ``topology`` (by the time
+        of a message) are near each other in ``wires``.
+
+    Raises:
+        TopologyError: another number of ranks, or no such order exists or was found.
+    """
+    n = topology.num_ranks
+    if wires.num_ranks != n:
+        raise TopologyError(f"{topology} has {n} ranks, but there are {wires.num_ranks} devices")
+    if not (topology.is_direct and wires.is_direct):
+        return _exchanged(_distances(topology), _distances(wires))
+    links, wired = _joined(topology), _joined(wires)
+    for order in itertools.chain([np.arange(n)], _by_shape(topology, wires), _search(links, wired)):
+        if wired[np.ix_(order, order)][links].all():
+            return order
+    raise TopologyError(
+        f"no order of the devices of {wires} was found in which every link of {topology} is a "
+        "wire; synthesize the schedule on Topology.from_mesh(mesh) instead, which describes the "
+        "wires whatever the order"
+    )
+
+
+def _joined(topology: Topology) -> np.ndarray:
+    """Whether a link leads from rank to rank, bool of shape (ranks, ranks)."""
+    joined = np.zeros((topology.num_ranks, topology.num_ranks), bool)
+    joined[topology.src, topology.dst] = True
+    return joined
+
+
+# ---------------------------------------------------------------------- boxes
+
+
+def _by_shape(topology: Topology, wires: Topology) -> Iterator[np.ndarray]:
+    """Orders in which each dimension of one box runs through some dimensions of the other.
+
+    A product of graphs holds the product of a path (or cycle) through each factor. So dimensions of
+    the wires are dealt out to the dimensions of the topology, and each of these winds through its
+    own.
+    """
+    box, floor = topology.placement, wires.placement
+    if box is None or floor is None:
+        return
+    sides = [d for d, side in enumerate(box.grid.shape) if side > 1]
+    given = [d for d, side in enumerate(floor.grid.shape) if side > 1]
+    shape, wrap = floor.grid.shape, floor.grid.wrap
+    place_of = np.asarray(floor.ranks).reshape(shape)
+    rank_of = np.asarray(box.ranks)
+    for dealt in _deals([box.grid.shape[d] for d in sides], given, shape):
+        walks = []
+        for d, dims in zip(sides, dealt, strict=True):
+            part = Grid(tuple(shape[e] for e in dims), tuple(wrap[e] for e in dims))
+            walks.append(_cycle(part) if box.grid.wrap[d] else _path(part.shape))
+        if any(walk is None for walk in walks):
+            continue
+        # Coordinates among the wires of every place of the box, dimension by dimension.
+        at = np.zeros((box.grid.size, len(shape)), np.int64)
+        for d, dims, walk in zip(sides, dealt, walks, strict=True):
+            at[:, list(dims)] = np.asarray(walk)[box.grid.coordinates()[:, d]]
+        order = np.empty(box.grid.size, np.int64)
+        order[rank_of] = place_of[tuple(at.T)]
+        yield order
+
+
+def _deals(
+    sides: Sequence[int], dims: Sequence[int], shape: Sequence[int]
+) -> Iterator[list[tuple[int, ...]]]:
+    """Ways to deal dimensions out so that those dealt to a side multiply to it."""
+    if not sides:
+        if not dims:
+            yield []
+        return
+    for count in range(1, len(dims) + 1):
+        for chosen in itertools.combinations(dims, count):
+            if math.prod(shape[d] for d in chosen) != sides[0]:
+                continue
+            rest = [d for d in dims if d not in chosen]
+            for others in _deals(sides[1:], rest, shape):
+                # Which of them winds innermost matters for cycles only.
+                for order in itertools.permutations(chosen) if len(chosen) < 4 else (chosen,):
+                    yield [order, *others]
+
+
+def _path(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """A walk through all places of a box by neighbours, back and forth."""
+    walk: list[tuple[int, ...]] = [()]
+    for side in shape[::-1]:
+        turns = [walk if i % 2 == 0 else walk[::-1] for i in range(side)]
+        walk = [(i, *place) for i, turn in enumerate(turns) for place in turn]
+    return walk
+
+
+def _cycle(grid: Grid) -> list[tuple[int, ...]] | None:
+    """A closed walk through all places of a box by neighbours, if a simple one exists."""
+    side, wrap = grid.shape[0], grid.wrap[0]
+    if len(grid.shape) == 1:
+        return _path(grid.shape) if wrap or side == 2 else None
+    rest = _path(grid.shape[1:])
+    if side % 2:
+        return None
+    # Out along the first places of all rows, back and forth through what is left of each row.
+    out = [(i, *rest[0]) for i in range(side)]
+    back = []
+    for i in range(side)[::-1]:
+        row = [(i, *place) for place in rest[1:]]
+        back += row if i % 2 else row[::-1]
+    return out + back
+
+
+# ---------------------------------------------------------------------- search
+
+
+def _search(links: np.ndarray, wired: np.ndarray) -> Iterator[np.ndarray]:
+    """An order in which links are wires, by backtracking; none where it gives up."""
+    n = len(links)
+    turn = _most_bound_first(links | links.T)
+    near_out, near_in = _masks(wired), _masks(wired.T)
+    ahead = [[int(v) for v in np.flatnonzero(links[u])] for u in range(n)]
+    behind = [[int(v) for v in np.flatnonzero(links[:, u])] for u in range(n)]
+    degree = links.sum(1)
+    able = [sum(1 << p for p in range(n) if near_out[p].bit_count() >= degree[u]) for u in range(n)]
+    place = [-1] * n
+    choices = [able[turn[0]]]
+    used, tries = 0, 0
+    while choices and tries < MOST_TRIES:
+        depth = len(choices) - 1
+        rank = turn[depth]
+        if place[rank] >= 0:
+            used &= ~(1 << place[rank])
+            place[rank] = -1
+        left = choices[-1]
+        if not left:
+            choices.pop()
+            continue
+        tries += 1
+        lowest = left & -left
+        choices[-1] = left ^ lowest
+        place[rank] = lowest.bit_length() - 1
+        used |= lowest
+        if depth + 1 == n:
+            yield np.asarray(place)
+            return
+        following = turn[depth + 1]
+        able_next = able[following] & ~used
+        for v in behind[following]:
+            if place[v] >= 0:
+                able_next &= near_out[place[v]]
+        for v in ahead[following]:
+            if place[v] >= 0:
+                able_next &= near_in[place[v]]
+        choices.append(able_next)
+
+
+def _masks(joined: np.ndarray) -> list[int]:
+    return [sum(1 << int(v) for v in np.flatnonzero(row)) for row in joined]
+
+
+def _most_bound_first(joined: np.ndarray) -> list[int]:
+    """All ranks, each time the one with the most neighbours before it."""
+    bound = np.zeros(len(joined), np.int64)
+    done = np.zeros(len(joined), bool)
+    turn = []
+    for _ in range(len(joined)):
+        rank = int(np.where(done, -1, bound).argmax())
+        turn.append(rank)
+        done[rank] = True
+        bound += joined[rank]
+    return turn
+
+
+# ---------------------------------------------------------------------- distances
+
+
+def _distances(topology: Topology) -> np.ndarray:
+    """Seconds that a message takes from rank to rank, float64 of shape (ranks, ranks)."""
+    seconds = topology.alpha + MESSAGE_BYTES / topology.bandwidth
+    shape = (topology.num_vertices, topology.num_vertices)
+    # Of parallel links the quickest counts; a sparse matrix would add them.
+    order = np.lexsort((seconds, topology.dst, topology.src))
+    ends = np.stack([topology.src, topology.dst])[:, order]
+    first = np.ones(len(order), bool)
+    first[1:] = (ends[:, 1:] != ends[:, :-1]).any(axis=0)
+    graph = sp.csr_matrix((seconds[order][first], ends[:, first]), shape=shape)
+    ranks = np.arange(topology.num_ranks)
+    return sp.csgraph.dijkstra(graph, indices=ranks)[:, ranks]
+
+
+def _exchanged(wanted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """An order that no exchange of two ranks improves.
+
+    What is minimized is the sum over pairs of ranks of the actual distance over the wanted one.
+    """
+    n = len(wanted)
+    weight = np.zeros((n, n))
+    apart = ~np.eye(n, dtype=bool)
+    weight[apart] = 1 / wanted[apart]
+    weight, actual = weight + weight.T, actual + actual.T
+    order = np.arange(n)
+    while True:
+        near = actual[np.ix_(order, order)]
+        cost = weight @ near  # [u, v]: what rank u would cost in the place of v
+        own = np.diagonal(cost)
+        # Exchanging u and v, the distance between the two themselves stays.
+        gain = own[:, None] + own[None, :] - cost - cost.T - 2 * weight * near
+        best = int(gain.argmax())
+        if gain.flat[best] <= 1e-9 * own.sum():
+            return order
+        u, v = divmod(best, n)
+        order[[u, v]] = order[[v, u]]
