@@ -24,6 +24,12 @@ def varying(x) -> frozenset[str]:
     return frozenset(jax.typeof(x).mat.varying)
 
 
+def shape_like(shape: tuple[int, ...], x) -> jax.ShapeDtypeStruct:
+    """The type of an array of some shape that is of the dtype of ``x`` and varies as it does."""
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(shape, aval.dtype, manual_axis_type=aval.mat)
+
+
 def unreduced(x) -> frozenset[str]:
     """The manual mesh axes over which a value stands for a sum that is yet to be taken."""
     return frozenset(jax.typeof(x).mat.unreduced)

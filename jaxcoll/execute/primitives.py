@@ -22,7 +22,7 @@ from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings import scan, ssa
+from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup
 from jaxcoll.execute.program import Program, program_of
 from jaxcoll.schedule import Schedule
@@ -30,7 +30,7 @@ from jaxcoll.schedule import Schedule
 # XLA takes about 20 ms a permute in straight-line code, and longer the longer the code is.
 MOST_STRAIGHT_PERMUTES = 128
 
-LOWERINGS = {"ssa": ssa.run, "scan": scan.run}
+LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": pallas.run}
 
 
 def bind(
@@ -117,13 +117,18 @@ def _run(x, *, axes, schedule, lowering, invarying, target="cpu"):
     flat = x.reshape(into, size)
     if padding:
         flat = lax.pad(flat, jnp.zeros((), x.dtype), [(0, 0, 0), (0, padding, 0)])
-    chosen = LOWERINGS[_auto(program) if lowering == "auto" else lowering]
+    chosen = LOWERINGS[_chosen(program, lowering, target)]
     result = chosen(program, flat.reshape(-1), axes, width, target)
     return result.reshape(out, size + padding)[:, :size].reshape(shape)
 
 
-def _auto(program: Program) -> str:
-    """The lowering for a program: straight-line code while it compiles in a few seconds."""
+def _chosen(program: Program, lowering: str, target: str) -> str:
+    """The lowering of a program: straight-line code while that compiles in a few seconds.
+
+    "pallas" is a kernel for TPUs; elsewhere it stands for "auto".
+    """
+    if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
+        return lowering
     return "ssa" if program.num_permutes <= MOST_STRAIGHT_PERMUTES else "scan"
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import types
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll.collective import KINDS
+from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings import scan
+from jaxcoll.execute.lowerings import pallas, scan
 from jaxcoll.execute.primitives import LOWERINGS, bind
 from jaxcoll.execute.program import program_of
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
@@ -32,11 +38,8 @@ ROOTED = [
     ("ring", "hops", 2, 8, None),
     ("ring", "hops", 1, 9, GROUPS),
 ]
-CASES = [
-    (kind, *case)
-    for kind in KINDS
-    for case in (GATHERS if kind in ("all_gather", "reduce_scatter", "all_reduce") else ROOTED)
-]
+GATHERED = ("all_gather", "reduce_scatter", "all_reduce")
+CASES = [(kind, *case) for kind in KINDS for case in (GATHERS if kind in GATHERED else ROOTED)]
 
 
 def run(kind, schedule, n, *lowerings, dtype=jnp.float32):
@@ -59,7 +62,7 @@ def test_against_numpy(case):
     schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
     x, function = run(kind, schedule, n, *LOWERINGS)
     want = expected(schedule.collective, x)
-    for lowering, got in zip(LOWERINGS, function(x), strict=True):
+    for lowering, got in zip(LOWERINGS, function(x), strict=True):  # "pallas" is "auto" here
         np.testing.assert_array_equal(got, want, err_msg=lowering)
 
 
@@ -87,10 +90,81 @@ def test_scan_is_as_long_for_any_number_of_steps(kind):
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("lowering", ["ssa", "scan"])
 def test_no_collective_but_permutes(lowering):
     schedule = schedule_of("torus", 8, "all_reduce", "bucket", 2)
     x, function = run("all_reduce", schedule, 8, lowering)
     text = function.lower(x).compile().as_text()
     assert " collective-permute(" in text
     assert not any(f" {op}(" in text for op in ("all-reduce", "all-gather", "reduce-scatter"))
+
+
+# ---------------------------------------------------------------------- the kernel
+
+KERNELS = [
+    ("all_gather", "torus", "bucket", 1, 8, None),
+    ("reduce_scatter", "mesh", "bucket", 1, 8, None),
+    *(
+        pytest.param((kind, *case), marks=pytest.mark.slow)
+        for kind in KINDS
+        for case in [GATHERS[3] if kind in GATHERED else ROOTED[1]]
+    ),
+    pytest.param(("all_reduce", *GATHERS[6]), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("case", KERNELS, ids=lambda case: "-".join(map(str, case[:5])))
+def test_pallas_in_the_interpreter_without_races(case):
+    kind, network, synthesizer, chunks, n, groups = case
+    root = 1 if kind in ("broadcast", "reduce", "gather", "scatter") else None
+    schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
+    program, axes, width = program_of(schedule), Axes(("x",), (n,), ("x",)), 150
+    x = integers((n, program.input_rows().shape[1] * width), jnp.float32)
+    interpreter = pltpu.InterpretParams(detect_races=True)
+
+    def body(v):
+        return pallas.run(program, v[0], axes, width, "cpu", interpreter)[None]
+
+    got = sharded(body, mesh_of(n), P("x"), P("x"), check_vma=False)(x)
+    np.testing.assert_array_equal(got, expected(schedule.collective, x))
+    assert not interpret_pallas_call.races.races_found
+
+
+@pytest.mark.parametrize("names", [("x",), ("y", "x")])
+def test_pallas_on_axes_of_a_mesh(names):
+    mesh = mesh_of(2, 2)
+    n = 2 * len(names)
+    schedule = schedule_of("complete", n, "all_gather", "direct")
+    axes = Axes(names, (2,) * len(names), tuple(sorted(names)))
+    x = integers((2, 2, 1024), jnp.int32)
+
+    def both(v):
+        v = v.reshape(-1)
+        ours = pallas.run(program_of(schedule), v, axes, v.size, "cpu")
+        return ours[None, None], lax.all_gather(v, names, tiled=True)[None, None]
+
+    got, want = sharded(both, mesh, P("x", "y"), P("x", "y"), check_vma=False)(x)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_what_pallas_refuses():
+    program = program_of(schedule_of("ring", 2, "all_gather", "ring"))
+    axes = Axes(("x",), (2,), ("x",))
+    with pytest.raises(CollectiveError, match="1 to 4 bytes, got complex64"):
+        pallas.run(program, jnp.zeros(8, jnp.complex64), axes, 8, "tpu")
+
+
+def test_without_its_waits_the_kernel_fails(monkeypatch):
+    # A rank then sends on rows before they have arrived.
+    message = pallas._Place._message
+
+    def impatient(*arguments):
+        copy = message(*arguments)
+        return types.SimpleNamespace(
+            start=copy.start, wait_send=copy.wait_send, wait_recv=lambda: None
+        )
+
+    monkeypatch.setattr(pallas._Place, "_message", impatient)
+    with pytest.raises(AssertionError):
+        test_pallas_in_the_interpreter_without_races(("all_gather", "ring", "ring", 1, 4, None))
+    pltpu.reset_tpu_interpret_mode_state()

@@ -1,0 +1,282 @@
+"""pallas: one TPU kernel that writes what it sends into the rows where it belongs.
+
+A rank's buffer stays where it is; every chunk is one remote DMA from a row here to a row there, and
+nothing is copied to be sent. Partial sums arrive in rows of their own, since the receiver may still
+be adding to its own, and are added from there, block by block.
+
+A rank enters when its neighbours (all it sends to or receives from) have entered too, else it would
+write to a buffer that is not there yet; and it leaves when they have all left, so that the signals
+of the next kernel of the same schedule are not taken for signals of this one. In between, a step
+waits for nothing but its own messages: neighbours may be steps ahead or behind.
+
+On CPU devices the kernel runs in Pallas's TPU interpreter, slowly, for tests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute import internals
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.lowerings.buffer import empty, fill
+from jaxcoll.execute.program import Program
+
+Ref = Any  # to a buffer, a table or semaphores
+
+LANES = 128
+TILE_BYTES = 8 * LANES * 4  # of the smallest block that DMAs and vector units like
+BLOCK_BYTES = 1 << 19  # added at a time; two fit into fast memory with room to spare
+
+
+def run(
+    program: Program,
+    x: jax.Array,
+    axes: Axes,
+    width: int,
+    target: str,
+    interpreter: pltpu.InterpretParams | None = None,
+) -> jax.Array:
+    """Run a program on a flat input; arguments and result are those of ``ssa.run``.
+
+    Args:
+        interpreter: how to interpret the kernel, where the target is no TPU.
+
+    Raises:
+        CollectiveError: a dtype of more than 4 bytes.
+    """
+    if x.dtype == bool:
+        return run(program, x.astype(jnp.int8), axes, width, target, interpreter).astype(bool)
+    if x.dtype.itemsize > 4:
+        raise CollectiveError(f"the lowering 'pallas' moves items of 1 to 4 bytes, got {x.dtype}")
+    rank = axes.rank()
+    if not program.steps:
+        return empty(program, fill(program, x, rank, width), rank, width)
+    tile = TILE_BYTES // x.dtype.itemsize
+    padded = -(-width // tile) * tile
+    if padded > width:
+        padding = [(0, 0, 0), (0, padded - width, 0)]
+        rows = lax.pad(x.reshape(-1, width), jnp.zeros((), x.dtype), padding)
+        out = run(program, rows.reshape(-1), axes, padded, target, interpreter)
+        return out.reshape(-1, padded)[:, :width].reshape(-1)
+    interpret = False if target == "tpu" else interpreter or pltpu.InterpretParams()
+    shape = (program.num_rows, width // LANES, LANES)
+    buffer = fill(program, x, rank, width).reshape(shape)
+    call = _call(tables_of(program, axes), axes, buffer, rank, interpret)
+    return empty(program, call.reshape(-1), rank, width)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+    """What each rank does, as tables whose leading dimension is the rank; -1 for nothing.
+
+    A column of ``send``, ``there``, ``landing`` and ``recv`` is a chunk of a round: column
+    ``round * size + chunk``.
+
+    Attributes:
+        rounds, size: rounds of a step, and chunks of a message, at most.
+        send: row sent, int32 of shape (ranks, steps, columns).
+        there: the row it goes to at the receiver, or -1 - (its landing row) if it is added there.
+        recv: row that receives, likewise.
+        landing: landing row of what is added, -1 - row where it is copied.
+        peer: receiver's coordinate on each axis, shape (ranks, steps, rounds * axes).
+        near: neighbours' coordinates on each axis, shape (ranks, neighbours, axes).
+        landings: landing rows.
+        identity: a number that other programs, or this one on other axes, are unlikely to have.
+    """
+
+    rounds: int
+    size: int
+    send: np.ndarray
+    there: np.ndarray
+    recv: np.ndarray
+    landing: np.ndarray
+    peer: np.ndarray
+    near: np.ndarray
+    landings: int
+    identity: int
+
+
+@functools.lru_cache(maxsize=256)
+def tables_of(program: Program, axes: Axes) -> Tables:
+    n, steps = program.num_ranks, len(program.steps)
+    rounds = max(len(step) for step in program.steps)
+    size = max(r.size for step in program.steps for r in step)
+    columns = rounds * size
+    send, there, recv, landing = np.full((4, n, steps, columns), -1, np.int32)
+    peer = np.full((n, steps, rounds, len(axes.names)), -1, np.int32)
+    coordinates = np.stack(np.unravel_index(np.arange(n), axes.sizes), axis=1)
+    near = [set() for _ in range(n)]
+    landings = 0
+    for t, step in enumerate(program.steps):
+        for c, r in enumerate(step):
+            here = slice(c * size, c * size + r.size)
+            # Where nothing is added, no landing row is set aside: entries stay -1.
+            spots = np.where(r.add.any(axis=0), np.cumsum(r.add.any(axis=0)) - 1 + landings, -1)
+            landings += int(r.add.any(axis=0).sum())
+            for u, v in r.pairs:
+                near[u].add(v)
+                near[v].add(u)
+                peer[u, t, c] = coordinates[v]
+                send[u, t, here] = r.send[u]
+                recv[v, t, here] = r.recv[v]
+                landing[v, t, here] = np.where(r.add[v], spots, -1)
+                there[u, t, here] = np.where(r.add[v], -1 - spots, r.recv[v])
+    most = max(len(ranks) for ranks in near)
+    near_table = np.full((n, most, len(axes.names)), -1, np.int32)
+    for rank, ranks in enumerate(near):
+        near_table[rank, : len(ranks)] = coordinates[sorted(ranks)]
+    peer = peer.reshape(n, steps, -1)
+    state = hashlib.sha256(repr(axes).encode())
+    for table in (send, there, recv, landing, peer, near_table):
+        state.update(table.tobytes())
+    identity = int.from_bytes(state.digest()[:2], "little") >> 1
+    return Tables(rounds, size, send, there, recv, landing, peer, near_table, landings, identity)
+
+
+# ---------------------------------------------------------------------- the kernel
+
+
+def _call(tables: Tables, axes: Axes, buffer: jax.Array, rank: jax.Array, interpret) -> jax.Array:
+    """The buffer after all steps."""
+    columns = (tables.send, tables.there, tables.recv, tables.landing, tables.peer, tables.near)
+    mine = [
+        lax.dynamic_index_in_dim(table, rank, keepdims=False, allow_negative_indices=False)
+        for table in columns
+    ]
+    block = _block_rows(buffer.shape[1], buffer.dtype.itemsize)
+    landed = (max(1, tables.landings), *buffer.shape[1:])
+    smem, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
+    return pl.pallas_call(
+        functools.partial(_kernel, tables, axes),
+        out_shape=[internals.shape_like(shape, buffer) for shape in (buffer.shape, landed)],
+        in_specs=[*(smem for _ in mine), hbm],
+        out_specs=[hbm, hbm],
+        input_output_aliases={len(mine): 0},
+        scratch_shapes=[
+            pltpu.SemaphoreType.DMA((tables.rounds,)),
+            pltpu.SemaphoreType.DMA((tables.send.shape[1], tables.rounds)),
+            pltpu.SemaphoreType.REGULAR,
+            pltpu.VMEM((2, block, LANES), buffer.dtype),
+            pltpu.SemaphoreType.DMA((2,)),
+        ],
+        compiler_params=pltpu.CompilerParams(collective_id=tables.identity, has_side_effects=True),
+        interpret=interpret,
+    )(*mine, buffer)[0]
+
+
+def _block_rows(rows: int, itemsize: int) -> int:
+    """Lines of a row that are added at a time: the most that divide it and fit into a block."""
+    tile = TILE_BYTES // (LANES * itemsize)
+    most = max(1, BLOCK_BYTES // (LANES * itemsize * tile))
+    tiles = rows // tile
+    return tile * max(d for d in range(1, min(most, tiles) + 1) if tiles % d == 0)
+
+
+def _kernel(tables: Tables, axes: Axes, *refs) -> None:
+    """Enter, run all steps, leave."""
+    at = _Place(tables, axes, *refs)
+    at.meet(pltpu.get_barrier_semaphore())
+    lax.fori_loop(0, at.send.shape[0], at.step, jnp.int32(0))
+    at.meet(at.left)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Place:
+    """The kernel on one rank: its tables, its buffers (``given`` is ``buffer``) and its scratch."""
+
+    tables: Tables
+    axes: Axes
+    send: Ref
+    there: Ref
+    recv: Ref
+    landing: Ref
+    peer: Ref
+    near: Ref
+    given: Ref
+    buffer: Ref
+    landed: Ref
+    sent: Ref
+    arrived: Ref
+    left: Ref
+    fast: Ref
+    moved: Ref
+
+    def meet(self, semaphore) -> None:
+        """Wait until all neighbours are here."""
+        spots = range(self.near.shape[0])
+        for i in spots:
+            signal = functools.partial(pl.semaphore_signal, semaphore, **self._device(self.near, i))
+            pl.when(self.near[i, 0] >= 0)(signal)
+        for i in spots:
+            pl.when(self.near[i, 0] >= 0)(functools.partial(pl.semaphore_wait, semaphore, 1))
+
+    def step(self, t, carry):
+        """Start all messages of a step, wait for them, add what is to be added."""
+        rounds, size = self.tables.rounds, self.tables.size
+        columns = [(c, c * size + j) for c in range(rounds) for j in range(size)]
+        for c, k in columns:
+            row, to = self.send[t, k], self.there[t, k]
+            copy = self._message(t, c, row, self.buffer.at[to])
+            give = self._message(t, c, row, self.landed.at[-1 - to])
+            pl.when((row >= 0) & (to >= 0))(copy.start)
+            pl.when((row >= 0) & (to < 0))(give.start)
+        for c, k in columns:
+            # A wait needs no more of a message than its size.
+            out, into = self.send[t, k], self.recv[t, k]
+            pl.when(out >= 0)(self._message(t, c, out, self.buffer.at[out]).wait_send)
+            pl.when(into >= 0)(self._message(t, c, into, self.buffer.at[into]).wait_recv)
+        for _, k in columns:
+            spot, row = self.landing[t, k], self.recv[t, k]
+            pl.when(spot >= 0)(functools.partial(self._add, spot, row))
+        return carry
+
+    def _message(self, t, c: int, row, destination):
+        return pltpu.make_async_remote_copy(
+            src_ref=self.buffer.at[row],
+            dst_ref=destination,
+            send_sem=self.sent.at[c],
+            recv_sem=self.arrived.at[t, c],
+            **self._device(self.peer, t, c * len(self.axes.names)),
+        )
+
+    def _device(self, table, row, column: int = 0) -> dict:
+        ends = {name: table[row, column + i] for i, name in enumerate(self.axes.names)}
+        return {"device_id": ends, "device_id_type": pl.DeviceIdType.MESH}
+
+    def _add(self, spot, row) -> None:
+        """Add a landing row to a row of the buffer, block by block."""
+        block = self.fast.shape[1]
+
+        def one(i, carry):
+            lines = pl.ds(i * block, block)
+            reads = [
+                pltpu.make_async_copy(rows.at[at, lines], self.fast.at[k], self.moved.at[k])
+                for k, (rows, at) in enumerate([(self.buffer, row), (self.landed, spot)])
+            ]
+            for copy in reads:
+                copy.start()
+            for copy in reads:
+                copy.wait()
+            self.fast[0] = self.fast[0] + self.fast[1]
+            back = pltpu.make_async_copy(
+                self.fast.at[0], self.buffer.at[row, lines], self.moved.at[0]
+            )
+            back.start()
+            back.wait()
+            return carry
+
+        lax.fori_loop(0, self.buffer.shape[1] // block, one, jnp.int32(0))
