@@ -10,6 +10,7 @@ from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.multitree import MultiTree
 from jaxcoll.synth.rhd import Rhd
 from jaxcoll.synth.ring import Ring
 from jaxcoll.synth.ring_2d import Ring2D
@@ -28,6 +29,7 @@ __all__ = [
     "DoubleBinaryTree",
     "Hdrm",
     "HierarchicalRing",
+    "MultiTree",
     "Rhd",
     "Ring",
     "Ring2D",

@@ -16,6 +16,7 @@ from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.multitree import MultiTree
 from jaxcoll.synth.rhd import Rhd
 from jaxcoll.synth.ring import Ring
 from jaxcoll.synth.ring_2d import Ring2D
@@ -41,6 +42,7 @@ SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     "c_cube": CCube,
     "tto": Tto,
     "hdrm": Hdrm,
+    "multitree": MultiTree,
     "tacos": Tacos,
 }
 

@@ -21,6 +21,7 @@ from jaxcoll.synth import (
     DoubleBinaryTree,
     Hdrm,
     HierarchicalRing,
+    MultiTree,
     Rhd,
     Ring,
     Ring2D,
@@ -95,6 +96,7 @@ TORI = st.sampled_from(
 BIGRAPHS = st.sampled_from([families.bigraph(*s) for s in ((1, 2), (2, 2), (2, 4), (4, 4), (1, 8))])
 DGX1 = st.sampled_from([families.dgx1(), families.dgx1(merged=True, bandwidth=7e9)])
 SUMS = ("all_reduce",)
+TREES = (*GATHERS, "broadcast", "reduce")
 
 CASES = [
     *(Case(s, "random", RANDOM) for s in (Ring(), Ring(bidirectional=False))),
@@ -129,6 +131,13 @@ CASES = [
     Case(CCube(), "DGX-1", DGX1, SUMS, grouped=False),
     Case(Tto(), "two dimensions", SQUARES, SUMS, grouped=False),
     Case(Tto(pieces=1), "two dimensions", SQUARES, SUMS, grouped=False),
+    *(
+        Case(MultiTree(), *family, TREES)
+        for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))
+    ),
+    Case(MultiTree("height"), "grids", EVEN_GRIDS, TREES),
+    Case(MultiTree("root", 1e9, nearest_first=True), "switches", SWITCHED, TREES),
+    Case(MultiTree(), "one or two ranks", SMALL, TREES),
     *(
         Case(Tacos(rule=rule), family, networks)
         for rule in ("random", "downstream-need")

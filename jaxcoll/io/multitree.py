@@ -1,0 +1,261 @@
+"""MultiTree's schedule tables: what the network interface of every rank does, step by step.
+
+Huang et al., "Communication algorithm-architecture co-design for distributed deep learning" (ISCA
+2021), Sec. IV-A and Fig. 5. Every rank has a table of entries in the order of their steps:
+
+- ``Reduce``: send the partial sum of a flow (tree) to the parent, once those of the children have
+  been added;
+- ``Gather``: send the result of a flow to the children, once the parent (nil at the root) has sent
+  it;
+- ``NOP``: send nothing for one step, so that all ranks stay in step.
+
+The text is the figure's: a line ``Accelerator r`` for each rank r, a line of headings, and a line
+an entry. Steps count from 1. Where the number of bytes is given, entries also tell the start
+address and the size of what they send.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.errors import FormatError
+from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.schedule import Schedule
+
+OPS = ("Reduce", "Gather", "NOP")
+SLOTS = 4
+_NIL = "nil"
+_ACCELERATOR = "Accelerator"
+_HEADINGS = "Op FlowID Parent Children Step"
+_PLACE = " StartAddr Size"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One line of a rank's table.
+
+    Attributes:
+        op: one of ``OPS``.
+        flow: the rank at the root of the tree; None for NOP.
+        parent: the rank above in the tree; None for NOP, and for Gather at the root.
+        children: ranks below, in order: those a Reduce waits for, those a Gather sends to.
+        step: when, from 1.
+        start, size: bytes of the buffer that are sent; None where they are not told.
+    """
+
+    op: str
+    flow: int | None
+    parent: int | None
+    children: tuple[int, ...]
+    step: int
+    start: int | None = None
+    size: int | None = None
+
+
+Tables = tuple[tuple[Entry, ...], ...]
+
+
+def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
+    """The table of every rank, from a schedule in which every shard goes along a tree.
+
+    A ``MultiTree`` schedule of all_reduce is the paper's; reduce_scatter and all_gather give tables
+    with one op only, and every sound schedule of them with one chunk a shard is made of trees.
+
+    Args:
+        nbytes: bytes of a rank's buffer, to tell starts and sizes.
+
+    Raises:
+        FormatError: another collective, more chunks than one a shard, a rank that sends a sum to
+            two parents or receives a result twice, bytes that chunks do not divide.
+    """
+    _check(schedule)
+    step = schedule.step.astype(np.int64) + 1
+    owner = schedule.collective.owner
+    above: dict[tuple[bool, int, int], int] = {}  # (reduce, flow, rank) -> parent
+    below: dict[tuple[int, int], list[int]] = {}  # sums: (flow, rank) -> children
+    gathers: dict[tuple[int, int, int], list[int]] = {}  # (step, rank, flow) -> children
+    order: list[tuple[int, int, int, bool]] = []  # (step, rank, flow, reduce), as sent
+    columns = (step, schedule.src, schedule.dst, owner[schedule.chunk], schedule.reduce)
+    for t, src, dst, flow, reduce in zip(*(c.tolist() for c in columns), strict=True):
+        child, parent = (src, dst) if reduce else (dst, src)
+        if above.setdefault((reduce, flow, child), parent) != parent:
+            raise FormatError(f"flow {flow} is no tree: rank {child} has two parents in it")
+        if reduce:
+            below.setdefault((flow, parent), []).append(child)
+            order.append((t, src, flow, True))
+            continue
+        children = gathers.setdefault((t, src, flow), [])
+        if not children:
+            order.append((t, src, flow, False))
+        children.append(dst)
+    size = _chunk_bytes(schedule, nbytes)
+    rows: list[list[Entry]] = [[] for _ in range(schedule.topology.num_ranks)]
+    chunk_of = dict(zip(owner.tolist(), range(len(owner)), strict=True))
+    for t, rank, flow, reduce in order:
+        children = below.get((flow, rank), []) if reduce else gathers[t, rank, flow]
+        while len(rows[rank]) and rows[rank][-1].step < t - 1:
+            rows[rank].append(_nop(rows[rank][-1].step + 1))
+        if not rows[rank]:
+            rows[rank] += [_nop(early) for early in range(1, t)]
+        start = None if size is None else chunk_of[flow] * size
+        parent = above.get((reduce, flow, rank))
+        op = "Reduce" if reduce else "Gather"
+        rows[rank].append(Entry(op, flow, parent, tuple(sorted(children)), t, start, size))
+    return tuple(tuple(row) for row in rows)
+
+
+def _nop(step: int) -> Entry:
+    return Entry("NOP", None, None, (), step)
+
+
+def _check(schedule: Schedule) -> None:
+    collective = schedule.collective
+    if collective.kind not in ("all_reduce", "reduce_scatter", "all_gather"):
+        raise FormatError(
+            f"schedule tables hold all_reduce, reduce_scatter or all_gather, got {collective.kind}"
+        )
+    if collective.chunks_per_shard != 1:
+        raise FormatError(
+            f"schedule tables know one chunk a flow, got {collective.chunks_per_shard} a shard; "
+            f"synthesize with chunks=1"
+        )
+
+
+def _chunk_bytes(schedule: Schedule, nbytes: int | None) -> int | None:
+    if nbytes is None:
+        return None
+    try:
+        sizes = set(schedule.collective.chunk_bytes(nbytes))
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"nbytes: {error}") from None
+    if len(sizes) != 1 or (size := sizes.pop()).denominator != 1 or size < 1:
+        raise FormatError(
+            f"starts and sizes are whole bytes: {nbytes} bytes do not divide into "
+            f"{schedule.collective.num_chunks} equal chunks"
+        )
+    return int(size)
+
+
+# ---------------------------------------------------------------------- text
+
+
+def dumps(schedule: Schedule, nbytes: int | None = None, slots: int | None = None) -> str:
+    """The tables of a schedule as text.
+
+    Args:
+        nbytes: see ``tables``.
+        slots: columns for children; as many as are needed, and at least 4, when omitted.
+
+    Raises:
+        FormatError: see ``tables``; or more children than slots.
+    """
+    found = tables(schedule, nbytes)
+    most = max((len(entry.children) for table in found for entry in table), default=0)
+    width = max(SLOTS, most) if slots is None else slots
+    if most > width:
+        raise FormatError(f"a rank has {most} children in one entry, more than {width} slots")
+    lines = []
+    for rank, table in enumerate(found):
+        lines.append(f"{_ACCELERATOR} {rank}")
+        lines.append(_HEADINGS + ("" if nbytes is None else _PLACE))
+        lines += [_line(entry, width, nbytes is not None) for entry in table]
+    return "\n".join(lines) + "\n"
+
+
+def _line(entry: Entry, slots: int, placed: bool) -> str:
+    nothing = [None] * (slots - len(entry.children))
+    fields = [entry.flow, entry.parent, *entry.children, *nothing, entry.step]
+    if placed:
+        fields += [entry.start, entry.size]
+    return " ".join([entry.op, *(_NIL if field is None else str(field) for field in fields)])
+
+
+def loads(text: str) -> Tables:
+    """The tables that ``dumps`` has written.
+
+    Raises:
+        FormatError: naming the line that is not as it should be.
+    """
+    if not isinstance(text, str):
+        raise FormatError(f"expected text, got {type(text).__name__}")
+    found: list[list[Entry]] = []
+    placed: bool | None = None
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"line {number}"
+        words = line.split()
+        if not words:
+            continue
+        if words[0] == _ACCELERATOR:
+            if words[1:] != [str(len(found))]:
+                raise FormatError(f"{where}: expected '{_ACCELERATOR} {len(found)}', got {line!r}")
+            found.append([])
+            placed = None
+        elif line in (_HEADINGS, _HEADINGS + _PLACE) and found and placed is None:
+            placed = line != _HEADINGS
+        elif placed is not None:
+            entry = _entry(words, placed, where)
+            if found[-1] and entry.step < found[-1][-1].step:
+                raise FormatError(f"{where}: steps of a table must rise, got {line!r}")
+            found[-1].append(entry)
+        else:
+            raise FormatError(f"{where}: expected a rank and headings first, got {line!r}")
+    for table in found:
+        for entry in table:
+            ranks = (entry.flow, entry.parent, *entry.children)
+            if any(rank is not None and rank >= len(found) for rank in ranks):
+                raise FormatError(f"there are {len(found)} ranks, an entry names more: {entry}")
+    return tuple(tuple(table) for table in found)
+
+
+def _entry(words: Sequence[str], placed: bool, where: str) -> Entry:
+    op, *rest = words
+    numbers = [_number(word, where) for word in rest]
+    expected = (
+        f"{where}: expected an op ({', '.join(OPS)}), flow, parent, children and a step from 1, "
+        f"got {' '.join(words)[:80]!r}"
+    )
+    if op not in OPS or len(rest) < 3 + 2 * placed:
+        raise FormatError(expected)
+    place = numbers[-2:] if placed else [None, None]
+    flow, parent, *children, step = numbers[: len(numbers) - 2 * placed]
+    if step is None or step < 1:
+        raise FormatError(expected)
+    if (flow is None) != (op == "NOP") or (parent is None and op == "Reduce"):
+        raise FormatError(f"{where}: an entry names its flow, a Reduce its parent, a NOP neither")
+    return Entry(op, flow, parent, tuple(c for c in children if c is not None), step, *place)
+
+
+def _number(word: str, where: str) -> int | None:
+    if word == _NIL:
+        return None
+    if not (word.isascii() and word.isdigit() and len(word) < 20):
+        raise FormatError(f"{where}: expected a number or {_NIL}, got {word[:40]!r}")
+    return int(word)
+
+
+def save(path: str | os.PathLike, schedule: Schedule, nbytes: int | None = None) -> None:
+    """Write the tables of a schedule to a file, all or nothing.
+
+    Raises:
+        FormatError: see ``tables``.
+        OSError: the file cannot be written; one that was there is unchanged.
+    """
+    write_text(path, dumps(schedule, nbytes))
+
+
+def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Tables:
+    """Read tables that ``save`` has written.
+
+    Raises:
+        FormatError: naming the file; see ``loads``.
+        OSError: the file cannot be read.
+    """
+    text = read_text(path, max_bytes)
+    try:
+        return loads(text)
+    except FormatError as error:
+        raise FormatError(f"{os.fspath(path)}: {error}") from error
