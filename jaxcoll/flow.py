@@ -84,9 +84,9 @@ class FlowNetwork:
     def _run(self, room: np.ndarray, source: int, sink: int, limit: int) -> int:
         arcs = (self._ptr, self._head, self._mate)
         if room.dtype != object and limit < _SAFE:
-            return int(_dinic(*arcs, room, source, sink, limit, *self._scratch))
+            return int(dinic(*arcs, room, source, sink, limit, *self._scratch))
         return int(
-            _dinic.py_func(
+            dinic.py_func(
                 *arcs, room.astype(object, copy=False), source, sink, limit, *self._scratch
             )
         )
@@ -111,7 +111,7 @@ def _total(capacity: Capacities) -> int:
 
 
 @nb.njit(cache=True)
-def _dinic(ptr, head, mate, room, source, sink, limit, level, at, queue, path):
+def dinic(ptr, head, mate, room, source, sink, limit, level, at, queue, path):
     """Flow from source to sink, at most ``limit``; ``room`` becomes what is left.
 
     Afterwards, if the limit was not reached, ``level`` is -1 on the source's side of a least cut.

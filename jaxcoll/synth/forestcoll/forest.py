@@ -1,0 +1,88 @@
+"""Forests: from a network to trees whose throughput is optimal, each counted before it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.exact import Number
+from jaxcoll.paths import Edges
+from jaxcoll.synth.forestcoll.packing import Trees, pack_trees
+from jaxcoll.synth.forestcoll.removal import Logical, Piece, remove_switches
+from jaxcoll.throughput import Scaling, fixed_k, optimum
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+
+
+def forest(
+    topology: Topology,
+    weights: Sequence[Number] | None = None,
+    *,
+    k: int | None = None,
+    guess: bool = True,
+) -> TreeFlow:
+    """Trees of optimal throughput (dissertation, Sec. 4.5).
+
+    Args:
+        weights: size of each rank's shard relative to the others; equal when omitted, a single 1
+            among zeros for a broadcast.
+        k: trees a rank; as many as the optimum needs when omitted, otherwise the fastest that k
+            trees can be (Theorem 34).
+        guess: whether structured guesses may be tried before the exact way. Each counts only once
+            verified, so that the throughput is the same.
+
+    Raises:
+        TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61.
+    """
+    scaling = optimum(topology, weights).scaling if k is None else fixed_k(topology, k, weights)
+    logical = remove_switches(topology, scaling, guess=guess)
+    trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)
+    flow = assemble(topology, scaling, logical, trees)
+    flow.check_load()
+    return flow
+
+
+def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Trees) -> TreeFlow:
+    """Give every tree edge one path through the switches.
+
+    A batch of like trees whose edges run over several paths is cut where one of them ends, which
+    leaves batches whose edges have one path each.
+    """
+    left = {pair: [Piece(p.path, p.amount) for p in ps] for pair, ps in logical.pieces.items()}
+    number: dict[tuple[int, ...], int] = {}
+    root, weight, edge = [], [], []
+    for i in range(len(trees.root)):
+        pairs = list(zip(trees.parent[i, 1:].tolist(), trees.vertex[i, 1:].tolist(), strict=True))
+        rest = int(trees.weight[i])
+        while rest:
+            taken = [left[pair][-1] for pair in pairs]
+            like = min(rest, min(piece.amount for piece in taken))
+            root.append(int(trees.root[i]))
+            weight.append(like)
+            edge += [number.setdefault(piece.path, len(number)) for piece in taken]
+            for pair, piece in zip(pairs, taken, strict=True):
+                piece.amount -= like
+                if not piece.amount:
+                    left[pair].pop()
+            rest -= like
+    return TreeFlow(
+        topology,
+        scaling.k,
+        scaling.trees,
+        np.asarray(root),
+        np.asarray(weight),
+        edges_of(topology, list(number)),
+        np.arange(len(root) + 1) * (topology.num_ranks - 1),
+        np.asarray(edge),
+        scaling.inverse,
+        {"trees": "packed", "switches": ", ".join(logical.how) or "none"},
+    )
+
+
+def edges_of(topology: Topology, paths: Sequence[tuple[int, ...]]) -> Edges:
+    """One edge for each path."""
+    lengths = [len(path) for path in paths]
+    ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    links = np.asarray([link for path in paths for link in path], np.int64)
+    return Edges(topology.src[links[ptr[:-1]]], topology.dst[links[ptr[1:] - 1]], ptr, links)

@@ -1,0 +1,236 @@
+"""Tree packing: spanning trees that fit into the capacities between ranks.
+
+Batches of like trees grow edge by edge (dissertation, Algorithm 4, after Berczi and Frank). An
+edge is added to as many trees of a batch as leaves all other trees possible (Theorem 32), which
+one flow tells; what is left of the batch goes on without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.flow import dinic
+from jaxcoll.synth.forestcoll.removal import Pair
+
+_SAFE = 2**61
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trees:
+    """Batches of like spanning trees.
+
+    Attributes:
+        root: root of each batch, int64 of shape (batches,).
+        weight: trees in each batch, int64 of shape (batches,).
+        vertex: its ranks in the order they joined, the root first, int64 of shape (batches, n).
+        parent: the parent of each of them, -1 for the root, int64 of shape (batches, n).
+    """
+
+    root: np.ndarray
+    weight: np.ndarray
+    vertex: np.ndarray
+    parent: np.ndarray
+
+
+def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]) -> Trees:
+    """Spanning trees from every root, no pair of ranks carrying more than its capacity.
+
+    All batches grow together, one layer at a time, so that early ones do not use up what keeps
+    later ones low. A pair of ranks is tried once for a batch: what once stopped it still would
+    (a full set of ranks stays full).
+
+    Args:
+        capacity: trees that can use each pair of ranks.
+        trees: trees each rank is the root of.
+
+    Raises:
+        TopologyError: the capacities hold no such trees, or their sum is 2**61 or more.
+    """
+    total = sum(capacity.values()) + sum(trees)
+    if total >= _SAFE:
+        raise TopologyError(
+            f"{sum(trees)} trees are too many to pack one by one; ask for a small fixed k"
+        )
+    left = np.zeros((num_ranks, num_ranks), np.int64)
+    for (u, v), amount in capacity.items():
+        left[u, v] = amount
+    roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
+    weight = np.asarray(trees, np.int64)[roots]
+    count, root, weight, vertex, parent, joined = _pack(left, roots, weight, _neighbours(left))
+    if (joined[:count] < num_ranks).any():
+        raise TopologyError("the capacities between ranks hold fewer trees than asked for")
+    return Trees(root[:count], weight[:count], vertex[:count], parent[:count])
+
+
+def _neighbours(left: np.ndarray) -> np.ndarray:
+    """Of each rank, those it has capacity to, then -1; int64 of shape (n, n).
+
+    Least capacity first: wide links have room for the trees that narrow ones turn away, and trees
+    that cross into another box at the root stay low. Equal ones by distance round the circle.
+    """
+    n = len(left)
+    listed = np.full((n, n), -1, np.int64)
+    for u in range(n):
+        there = np.flatnonzero(left[u])
+        listed[u, : len(there)] = there[np.lexsort(((there - u) % n, left[u, there]))]
+    return listed
+
+
+@nb.njit(cache=True)
+def _pack(left, roots, weights, neighbour):
+    """Algorithm 4. ``left`` is the capacity of each pair, and becomes what is left of it."""
+    n = len(left)
+    room = 4 * len(roots) + 16
+    count = len(roots)
+    root, weight = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    vertex, parent = np.full((room, n), -1, np.int64), np.full((room, n), -1, np.int64)
+    depth = np.full((room, n), -1, np.int64)  # by rank; -1 outside the tree
+    joined = np.zeros(room, np.int64)
+    at_vertex, at_neighbour = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    for i in range(count):
+        root[i] = vertex[i, 0] = roots[i]
+        weight[i] = weights[i]
+        depth[i, roots[i]] = 0
+        joined[i] = 1
+    layer, open_batches = 0, True
+    while open_batches:
+        added = True
+        while added:
+            added, open_batches = False, False
+            for i in range(count):  # batches that are split off now wait for the next turn
+                while joined[i] < n and at_vertex[i] < joined[i]:
+                    x = vertex[i, at_vertex[i]]
+                    if depth[i, x] > layer:
+                        open_batches = True
+                        break
+                    k = at_neighbour[i]
+                    if k == n or neighbour[x, k] < 0:
+                        at_vertex[i] += 1
+                        at_neighbour[i] = 0
+                        continue
+                    at_neighbour[i] += 1
+                    y = neighbour[x, k]
+                    if depth[i, y] >= 0 or left[x, y] == 0:
+                        continue
+                    most = _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y)
+                    if most == 0:
+                        continue
+                    if most < weight[i]:
+                        if count == room:
+                            room *= 2
+                            root, weight = _wider(root, room), _wider(weight, room)
+                            joined, at_vertex = _wider(joined, room), _wider(at_vertex, room)
+                            at_neighbour, vertex = _wider(at_neighbour, room), _longer(vertex, room)
+                            parent, depth = _longer(parent, room), _longer(depth, room)
+                        root[count], weight[count] = root[i], weight[i] - most
+                        joined[count], at_vertex[count] = joined[i], at_vertex[i]
+                        at_neighbour[count], vertex[count] = at_neighbour[i], vertex[i]
+                        parent[count], depth[count] = parent[i], depth[i]
+                        count += 1
+                        weight[i] = most
+                    vertex[i, joined[i]] = y
+                    parent[i, joined[i]] = x
+                    depth[i, y] = depth[i, x] + 1
+                    joined[i] += 1
+                    left[x, y] -= most
+                    added = True
+                    break
+        layer += 1
+    return count, root, weight, vertex, parent, joined
+
+
+@nb.njit(cache=True)
+def _wider(column, room):
+    out = np.zeros(room, column.dtype)
+    out[: len(column)] = column
+    return out
+
+
+@nb.njit(cache=True)
+def _longer(table, room):
+    out = np.full((room, table.shape[1]), -1, table.dtype)
+    out[: len(table)] = table
+    return out
+
+
+@nb.njit(cache=True)
+def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
+    """How many trees of batch i can take the edge (x, y): mu of (B.4).
+
+    The flow from x to y in the network of all other batches j, each a vertex with an arc of
+    capacity m_j from x and unlimited arcs to its ranks, less the sum of all m_j. Batches that
+    hold y already add as much to both, and those of one rank need no vertex of their own.
+    """
+    n = len(left)
+    asked = min(left[x, y], weight[i])
+    arcs, extra, others = 0, 0, 0
+    for u in range(n):
+        for k in range(n):
+            v = neighbour[u, k]
+            if v < 0:
+                break
+            arcs += left[u, v] > 0
+    for j in range(count):
+        if j != i and joined[j] < n and depth[j, y] < 0:
+            others += weight[j]
+            if joined[j] == 1:
+                arcs += vertex[j, 0] != x
+            else:
+                extra += 1
+                arcs += 1 + joined[j]
+    src, dst = np.empty(arcs, np.int64), np.empty(arcs, np.int64)
+    capacity = np.empty(arcs, np.int64)
+    a, node = 0, n
+    for u in range(n):
+        for k in range(n):
+            v = neighbour[u, k]
+            if v < 0:
+                break
+            if left[u, v] > 0:
+                src[a], dst[a], capacity[a] = u, v, left[u, v]
+                a += 1
+    for j in range(count):
+        if j != i and joined[j] < n and depth[j, y] < 0:
+            if joined[j] == 1:
+                if vertex[j, 0] != x:
+                    src[a], dst[a], capacity[a] = x, vertex[j, 0], weight[j]
+                    a += 1
+                continue
+            src[a], dst[a], capacity[a] = x, node, weight[j]
+            a += 1
+            for k in range(joined[j]):
+                src[a], dst[a], capacity[a] = node, vertex[j, k], weight[j]
+                a += 1
+            node += 1
+    ptr, head, mate, room = _listed(n + extra, src, dst, capacity)
+    scratch = n + extra + 1
+    flow = dinic(
+        ptr, head, mate, room, x, y, others + asked, np.empty(scratch, np.int64),
+        np.empty(scratch, np.int64), np.empty(scratch, np.int64), np.empty(scratch, np.int64),
+    )  # fmt: skip
+    return max(0, flow - others)
+
+
+@nb.njit(cache=True)
+def _listed(vertices, src, dst, capacity):
+    """Arcs and their reverses by the vertex they leave."""
+    arcs = len(src)
+    ptr = np.zeros(vertices + 1, np.int64)
+    for a in range(arcs):
+        ptr[src[a] + 1] += 1
+        ptr[dst[a] + 1] += 1
+    for v in range(vertices):
+        ptr[v + 1] += ptr[v]
+    at = ptr[:-1].copy()
+    head, mate = np.empty(2 * arcs, np.int64), np.empty(2 * arcs, np.int64)
+    room = np.zeros(2 * arcs, np.int64)
+    for a in range(arcs):
+        e, r = at[src[a]], at[dst[a]]
+        at[src[a]] += 1
+        at[dst[a]] += 1
+        head[e], head[r], mate[e], mate[r], room[e] = dst[a], src[a], r, e, capacity[a]
+    return ptr, head, mate, room

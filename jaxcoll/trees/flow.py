@@ -1,0 +1,250 @@
+"""TreeFlow: weighted spanning trees that broadcast every shard at once, and their exact load."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import ScheduleError
+from jaxcoll.links import whole_number
+from jaxcoll.paths import Edges, whole_numbers
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology
+from jaxcoll.trees.lowering import lower
+
+_SAFE = 2**62
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TreeFlow:
+    """A tree-flow schedule (ForestColl, dissertation, Sec. 4.3): trees that run at the same time.
+
+    A tree of weight m carries m/k of its root's shard (of a shard of weight 1) to all other ranks.
+    A shard of s bytes takes s x ``inverse`` seconds, latency aside, when every tree flows
+    steadily.
+
+    Attributes:
+        topology: the network.
+        k: trees a rank, if all ranks have equal shards; trees for a shard of weight 1.
+        shard: trees each rank is the root of, k times the weight of its shard.
+        root: root of each tree, int32 of shape (trees,).
+        weight: its weight m, like trees in one, int64 of shape (trees,).
+        edges: connections from rank to rank with their paths through switches.
+        tree_ptr: the edges of tree i are ``edge[tree_ptr[i]:tree_ptr[i + 1]]``, int64.
+        edge: edges of each tree, one into every rank but the root, a rank's parent joining the
+            tree before it; int32.
+        inverse: seconds a byte of shard (1/x), exact.
+        certificate: how it was found, by name.
+    """
+
+    topology: Topology
+    k: int
+    shard: tuple[int, ...]
+    root: np.ndarray
+    weight: np.ndarray
+    edges: Edges
+    tree_ptr: np.ndarray
+    edge: np.ndarray
+    inverse: Fraction
+    certificate: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, dtype in (
+            ("root", np.int32),
+            ("weight", np.int64),
+            ("tree_ptr", np.int64),
+            ("edge", np.int32),
+        ):
+            column = whole_numbers(getattr(self, name), dtype, f"{name} of trees")
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+
+    @property
+    def num_trees(self) -> int:
+        """Number of different trees; ``weight`` says how many like ones each stands for."""
+        return len(self.root)
+
+    @functools.cached_property
+    def depth(self) -> np.ndarray:
+        """Edges from the root to the far end of each tree edge, int32 of shape (tree edges,)."""
+        depth = np.zeros(len(self.edge), np.int32)
+        reached = np.full(self.topology.num_ranks, -1, np.int32)
+        _grow(self.root, self.tree_ptr, self.edge, self.edges.src, self.edges.dst, depth, reached)
+        return depth
+
+    @functools.cached_property
+    def heights(self) -> np.ndarray:
+        """Edges from root to the farthest rank of each tree, int32 of shape (trees,)."""
+        return np.maximum.reduceat(self.depth, self.tree_ptr[:-1])
+
+    @property
+    def height(self) -> int:
+        """Height of the highest tree."""
+        return int(self.heights.max())
+
+    @property
+    def mean_height(self) -> float:
+        """Mean height over all trees, like ones counted as often as they stand."""
+        return float(np.average(self.heights, weights=self.weight))
+
+    @functools.cached_property
+    def load(self) -> tuple[int, ...]:
+        """Trees on each link, each counted as often as it stands and as it crosses."""
+        whole = int(self.weight.sum()) * max(len(self.edge), 1) < _SAFE
+        on_edge = np.zeros(len(self.edges), np.int64 if whole else object)
+        weight = self.weight if whole else self.weight.astype(object)
+        np.add.at(on_edge, self.edge, np.repeat(weight, np.diff(self.tree_ptr)))
+        on_link = np.zeros(self.topology.num_links, on_edge.dtype)
+        np.add.at(on_link, self.edges.path_link, np.repeat(on_edge, self.edges.hops))
+        return tuple(int(x) for x in on_link)
+
+    def check_load(self) -> Fraction:
+        """Count everything anew and exactly: that these are spanning trees, and how fast they are.
+
+        Checked: every edge is a path of links; every tree reaches every rank once, from ranks it
+        has reached before; the trees of every root have the weight of its shard; no link carries
+        more than its bandwidth allows at the rate 1 / ``inverse``, and some link carries as much.
+
+        Returns:
+            The throughput in seconds a byte of shard, which is ``inverse``.
+
+        Raises:
+            ScheduleError: naming the first tree, root or link that is wrong.
+        """
+        self.edges.check(self.topology)
+        self._check_trees()
+        worst = Fraction(0)
+        for link, load in enumerate(self.load):
+            seconds = Fraction(load, self.k) / self.topology.exact_bandwidth[link]
+            if seconds > self.inverse:
+                raise ScheduleError(
+                    f"link {link} ({self.topology.link_name(link)}) carries {load} trees of 1/"
+                    f"{self.k} of a shard, which take {seconds} s a byte of shard, more than "
+                    f"{self.inverse}"
+                )
+            worst = max(worst, seconds)
+        if worst != self.inverse:
+            raise ScheduleError(f"the trees take {worst} s a byte of shard, not {self.inverse}")
+        return worst
+
+    def _check_trees(self) -> None:
+        n, count = self.topology.num_ranks, self.num_trees
+        lengths = {len(self.weight), len(self.tree_ptr) - 1}
+        if not count or lengths != {count} or len(self.shard) != n:
+            raise ScheduleError(
+                f"trees need a root, a weight and edges each, got lengths {lengths}"
+            )
+        if not np.array_equal(self.tree_ptr, np.arange(count + 1) * (n - 1)):
+            raise ScheduleError(f"every tree needs {n - 1} edges, one into each rank but its root")
+        if len(self.edge) != count * (n - 1):
+            raise ScheduleError(f"{count} trees have {count * (n - 1)} edges, not {len(self.edge)}")
+        for column, limit in ((self.root, n), (self.edge, len(self.edges))):
+            if (column < 0).any() or (column >= limit).any():
+                raise ScheduleError(f"roots are 0..{n - 1} and edges 0..{len(self.edges) - 1}")
+        if (self.weight < 1).any():
+            raise ScheduleError("a tree has a weight of at least 1")
+        total = [0] * n
+        for root, weight in zip(self.root.tolist(), self.weight.tolist(), strict=True):
+            total[root] += weight
+        if tuple(total) != tuple(self.shard):
+            bad = next(r for r in range(n) if total[r] != self.shard[r])
+            raise ScheduleError(
+                f"rank {bad} is the root of {total[bad]} trees, not {self.shard[bad]}"
+            )
+        bad = _grow(
+            self.root,
+            self.tree_ptr,
+            self.edge,
+            self.edges.src,
+            self.edges.dst,
+            np.zeros(len(self.edge), np.int32),
+            np.full(n, -1, np.int32),
+        )
+        if bad >= 0:
+            tree, e = bad // (n - 1), int(self.edge[bad])
+            raise ScheduleError(
+                f"tree {tree} of root {self.root[tree]} takes edge {self.edges.src[e]}->"
+                f"{self.edges.dst[e]}, but does not reach {self.edges.src[e]} before, or reaches "
+                f"{self.edges.dst[e]} twice"
+            )
+
+    # ------------------------------------------------------------------ schedules
+
+    @property
+    def granularity(self) -> int:
+        """Chunks a shard are a multiple of this: trees a rank over what all weights share."""
+        return self.k // int(np.gcd.reduce([*self.weight, self.k]))
+
+    def collective(self, pieces: int) -> Collective:
+        """The collective of ``to_schedule``: granularity x pieces chunks a shard.
+
+        Raises:
+            ScheduleError: fewer than one piece, or roots with unequal shards, which no
+                ``Collective`` describes.
+        """
+        pieces = whole_number(pieces, "pieces")
+        if pieces < 1:
+            raise ScheduleError(f"a tree needs at least one piece, got {pieces}")
+        n, chunks = self.topology.num_ranks, self.granularity * pieces
+        if self.shard == (self.k,) * n:
+            return Collective("all_gather", n, chunks)
+        roots = [r for r in range(n) if self.shard[r]]
+        if len(roots) == 1:
+            return Collective("broadcast", n, chunks, root=roots[0])
+        raise ScheduleError(
+            "shards of unequal weights have no collective; time the trees as they are"
+        )
+
+    def to_schedule(
+        self,
+        pieces: int,
+        *,
+        order: str = "stream",
+        collective: Collective | None = None,
+    ) -> Schedule:
+        """The trees as an all_gather, or as a broadcast if only one rank is a root, in a pipeline.
+
+        What a tree carries is cut into equal pieces that follow each other. The time approaches
+        the optimum as their number grows, with a delay of about the height in pieces.
+
+        Args:
+            pieces: messages into which each tree edge's load is cut.
+            order: "stream" lets every link carry, of what is there, what has farthest to go
+                relative to its place in the sequence; it converges fastest. "steps" moves all
+                trees one edge a step: piece j crosses the d-th edge from the root in step j + d,
+                in pieces + height - 1 steps, the fewest.
+            collective: all ranks in one group, in any order; made with ``granularity`` x pieces
+                chunks a shard when omitted.
+
+        Raises:
+            ScheduleError: fewer than one piece, an unknown order, a collective of another kind or
+                with a number of chunks that the trees do not divide into.
+        """
+        made = self.collective(pieces)
+        return lower(self, made if collective is None else collective, pieces, order)
+
+    def __repr__(self) -> str:
+        return (
+            f"TreeFlow({self.topology.name or self.topology}: {self.num_trees} trees, k {self.k}, "
+            f"height {self.height}, {self.inverse} s a byte of shard)"
+        )
+
+
+@nb.njit(cache=True)
+def _grow(root, tree_ptr, edge, src, dst, depth, reached):
+    """Fill in the depth of every tree edge; the first that does not grow its tree, or -1."""
+    for i in range(len(root)):
+        reached[:] = -1
+        reached[root[i]] = 0
+        for j in range(tree_ptr[i], tree_ptr[i + 1]):
+            u, v = src[edge[j]], dst[edge[j]]
+            if reached[u] < 0 or reached[v] >= 0:
+                return j
+            reached[v] = depth[j] = reached[u] + 1
+    return -1
