@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcoll.collective import DUALS
@@ -48,8 +49,19 @@ def bind(
     """
     if lowering not in ("auto", *LOWERINGS):
         raise CollectiveError(f"unknown lowering {lowering!r}; known: auto, {', '.join(LOWERINGS)}")
+    _check_indices(x, program_of(schedule))
     primitive = PRIMITIVES[schedule.collective.kind]
     return primitive.bind(x, axes=axes, schedule=schedule, lowering=lowering, invarying=invarying)
+
+
+def _check_indices(x: jax.Array, program: Program) -> None:
+    """Refuse what the 32-bit offsets into a rank's buffer cannot reach."""
+    elements = program.num_rows * -(-x.size // (program.blocks[0] * program.block_rows))
+    if elements > np.iinfo(np.int32).max:
+        raise CollectiveError(
+            f"{program.collective.kind} of shape {x.shape} needs a buffer of {elements} elements a "
+            "rank, more than 2**31 - 1; cut the operand into parts"
+        )
 
 
 def vary(x: jax.Array, names: Sequence[str]) -> jax.Array:
@@ -110,16 +122,39 @@ def _run(x, *, axes, schedule, lowering, invarying, target="cpu"):
     x = vary(x, axes.names)
     if x.size == 0:
         return x.reshape(shape)
-    into, out = program.blocks
+    chosen = _chosen(program, lowering, target)
+    run, (into, out) = LOWERINGS[chosen], program.blocks
+    lines = _whole_tiles(x, into * program.block_rows) if target == "tpu" else None
+    if lines is not None and chosen != "pallas":
+        width = lines.shape[0] // (into * program.block_rows)
+        return run(program, lines, axes, width, target).reshape(shape)
     size = x.size // into
     width = -(-size // program.block_rows)
     padding = program.block_rows * width - size
     flat = x.reshape(into, size)
     if padding:
         flat = lax.pad(flat, jnp.zeros((), x.dtype), [(0, 0, 0), (0, padding, 0)])
-    chosen = LOWERINGS[_chosen(program, lowering, target)]
-    result = chosen(program, flat.reshape(-1), axes, width, target)
+    result = run(program, flat.reshape(-1), axes, width, target)
     return result.reshape(out, size + padding)[:, :size].reshape(shape)
+
+
+def _whole_tiles(x: jax.Array, rows: int) -> jax.Array | None:
+    """``x`` with its leading dimensions merged until they can be cut into rows, if rows are tiles.
+
+    TPUs keep arrays as tiles of 8 x 128 elements over the last two dimensions. To flatten an array
+    is to copy it there, and what is sent in whole tiles need not be flattened.
+
+    Returns:
+        Shape (rows * lines, ...), or ``None`` where tiles would be cut or the array is flat.
+    """
+    merged = 1
+    for d in range(x.ndim - 1):
+        merged *= x.shape[d]
+        rest = x.shape[d + 1 :]
+        if merged % rows == 0:
+            second = merged // rows if len(rest) == 1 else rest[-2]
+            return x.reshape(merged, *rest) if rest[-1] % 128 == second % 8 == 0 else None
+    return None
 
 
 def _chosen(program: Program, lowering: str, target: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from jaxcoll.collective import Collective
+from jaxcoll.collective import DUALS, Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.defaults import (
@@ -17,9 +17,10 @@ from jaxcoll.execute.defaults import (
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
 from jaxcoll.verify import verify
 
-Choice = Schedule | str | Synthesizer | Callable[[Topology, Collective], Schedule] | None
+Choice = Schedule | TreeFlow | str | Synthesizer | Callable[[Topology, Collective], Schedule] | None
 
 
 def choose(
@@ -33,9 +34,9 @@ def choose(
     """The verified schedule of a collective over the ranks of ``axes``.
 
     Args:
-        choice: a schedule of this collective, or an all_gather or reduce_scatter to derive it from;
-            a synthesizer, its name, or a function of (topology, collective), to be run on the
-            default topology of that many ranks; or nothing for the default.
+        choice: a schedule of this collective, or one to derive it from; trees, which are run in one
+            piece each; a synthesizer, its name, or a function of (topology, collective), to be run
+            on the default topology of that many ranks; or nothing for the default.
         groups: groups of ranks, as in ``Collective``.
         nbytes: of the larger of a rank's input and output, by which the default is chosen.
 
@@ -47,6 +48,8 @@ def choose(
     collective = Collective(kind, axes.num_ranks, 1, _checked(groups, axes), root)
     if choice is None:
         return default_schedule(collective, nbytes >= LONG_BYTES)
+    if isinstance(choice, TreeFlow):
+        choice = _in_one_piece(choice)
     if isinstance(choice, Schedule):
         schedule = choice
     elif isinstance(choice, (str, Synthesizer)):
@@ -59,11 +62,16 @@ def choose(
             )
     else:
         raise ScheduleError(
-            "schedule= takes a Schedule, a synthesizer or its name, a function of (topology, "
-            f"collective), or None; got {type(choice).__name__}"
+            "schedule= takes a Schedule, a TreeFlow, a synthesizer or its name, a function of "
+            f"(topology, collective), or None; got {type(choice).__name__}"
         )
     _check_fits(schedule, collective, axes)
     return derived(schedule, kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _in_one_piece(trees: TreeFlow) -> Schedule:
+    return trees.to_schedule(1, order="steps")
 
 
 # ---------------------------------------------------------------------- fit
@@ -111,9 +119,10 @@ def _named(groups) -> str:
 def derived(schedule: Schedule, kind: str) -> Schedule:
     """The schedule of another kind that follows from a schedule, verified once.
 
-    An all_gather run backwards is a reduce_scatter, and the other way round; one after the other
-    they are an all_reduce. Backwards means over the links the other way, so the network must equal
-    its transpose.
+    Run backwards, a schedule is one of the dual collective: an all_gather is a reduce_scatter, a
+    broadcast a reduce, a gather a scatter, and the other way round. A reduce_scatter and then an
+    all_gather are an all_reduce. Backwards means over the links the other way, so the network must
+    equal its transpose.
 
     Raises:
         ScheduleError: it does not follow, or does not verify.
@@ -122,11 +131,12 @@ def derived(schedule: Schedule, kind: str) -> Schedule:
     verify(schedule)
     if given == kind:
         return schedule
-    gathers = ("all_gather", "reduce_scatter")
-    if given not in gathers or kind not in (*gathers, "all_reduce"):
+    takes = {kind, DUALS[kind]}
+    if kind == "all_reduce":
+        takes |= {"all_gather", "reduce_scatter"}
+    if given not in takes:
         raise ScheduleError(
-            f"{kind} cannot run {schedule}: it takes a schedule of {kind}"
-            + (", all_gather or reduce_scatter" if kind in (*gathers, "all_reduce") else "")
+            f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
         )
     if schedule.topology != schedule.topology.transpose():
         raise ScheduleError(

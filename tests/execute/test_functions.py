@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import execute as jc
+from jaxcoll import topologies
 from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.paths import Edges
+from jaxcoll.trees import TreeFlow
 from tests.execute.harness import integers, mesh_of, schedule_of, sharded
 
 SCHEDULES = [
@@ -122,3 +127,59 @@ def test_refusals():
         call(lambda v: jc.all_to_all(v, "x", 1, 1, tiled=True, schedule=s))
     with pytest.raises(CollectiveError, match="unknown synthesizer 'rign'"):
         call(lambda v: jc.psum(v, "x", schedule="rign"))
+
+
+def paths_around(ring):
+    """From every rank the path around a ring, as trees."""
+    n = ring.num_ranks
+    link = {(int(u), int(v)): i for i, (u, v) in enumerate(zip(ring.src, ring.dst, strict=True))}
+    edge = [link[(r + i) % n, (r + i + 1) % n] for r in range(n) for i in range(n - 1)]
+    return TreeFlow(
+        ring,
+        1,
+        (1,) * n,
+        np.arange(n),
+        np.ones(n, np.int64),
+        Edges.from_links(ring),
+        np.arange(n + 1) * (n - 1),
+        np.asarray(edge),
+        Fraction(n - 1) / ring.exact_bandwidth[0],
+    )
+
+
+def test_trees_and_duals_are_taken_as_schedules():
+    x = integers((8 * 4, 3), jnp.float32)
+    trees = paths_around(topologies.ring(8))
+    same(
+        lambda v: (jc.psum(v, "x", schedule=trees), jc.all_gather(v, "x", schedule=trees)[None]),
+        lambda v: (lax.psum(v, "x"), lax.all_gather(v, "x")[None]),
+        x,
+        P("x"),
+        (P(), P("x")),
+    )
+    broadcast = schedule_of("mesh", 8, "broadcast", "hops", 1, None, 2)
+    reduce = lambda v: jc.reduce(v, "x", 2, schedule=broadcast)  # noqa: E731
+    got = sharded(reduce, mesh_of(8), P("x"), P("x"))(x)
+    np.testing.assert_array_equal(got[8:12], x.reshape(8, 4, 3).sum(0))
+    one_way = schedule_of("one-way", 8, "all_gather", "tacos")
+    with pytest.raises(ScheduleError, match="do not all have one the other way"):
+        sharded(lambda v: jc.psum(v, "x", schedule=one_way), mesh_of(8), P("x"), P())(x)
+
+
+def test_what_32_bits_cannot_index_is_refused():
+    x = jax.ShapeDtypeStruct((8, 2**29), jnp.int8)
+    with pytest.raises(CollectiveError, match="4294967296 elements a rank"):
+        sharded(lambda v: jc.all_gather(v, "x"), mesh_of(8), P("x"), P("x")).lower(x)
+
+
+def test_one_rank():
+    def each(m):
+        return lambda v: (
+            m.psum(v, "x"),
+            m.pmean(v, "x"),
+            m.all_gather(v, "x"),
+            m.psum_scatter(v, "x", tiled=True),
+        )
+
+    x = integers((1, 4), jnp.float32)
+    same(each(jc), each(lax), x, P("x"), (P(), P(), P("x"), P("x")), mesh_of(1))

@@ -11,8 +11,12 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import execute as jc
+from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.errors import ScheduleError
-from tests.execute.harness import integers, mesh_of, schedule_of, sharded
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.primitives import bind
+from jaxcoll.execute.program import program_of
+from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
 X = integers((8 * 8, 3), jnp.float32) / 8
 
@@ -114,6 +118,39 @@ def test_eagerly(pair):
 
     ours, theirs = pair
     close(eager(lambda v: ours(v, schedule="direct")), eager(theirs))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_transposes_and_batches_of_every_collective(kind, grouped):
+    groups = ((0, 3, 1), (5, 4, 2)) if grouped else None
+    root = 1 if kind in ROOTED else None
+    synthesizer = "ring" if kind in ("all_gather", "reduce_scatter", "all_reduce") else "hops"
+    schedule = schedule_of("ring", 6, kind, synthesizer, 2, groups, root)
+    size = len(schedule.collective.groups[0])
+    lead = 2 if program_of(schedule).blocks[0] == 1 else 2 * size
+    x = integers((6, lead, 3), jnp.float32, seed=1)
+    y = integers(expected(schedule.collective, x).shape, jnp.float32, seed=2)
+    axes = Axes(("x",), (6,), ("x",))
+
+    def body(v, w):
+        collective = lambda u: bind(u, axes, schedule)  # noqa: E731
+        stacked = jnp.stack([v[0], 2 * v[0]], axis=-1)
+        batches = [
+            jax.vmap(collective, in_axes=d, out_axes=0)(jnp.moveaxis(stacked, -1, d))
+            for d in (0, 1, 2)
+        ]
+        back = jax.vjp(collective, v[0])[1](w[0])[0]
+        return [out[None] for out in (back, *batches)]
+
+    back, *batches = sharded(body, mesh_of(6), P("x"), P("x"))(x, y)
+    once = expected(schedule.collective, x)
+    for batch in batches:
+        np.testing.assert_array_equal(batch, np.stack([once, 2 * once], axis=1))
+    # The transpose is the one linear map with <A x, y> = <x, A' y> for all x.
+    for seed in range(3):
+        z = integers(x.shape, jnp.float32, seed=seed)
+        assert np.vdot(expected(schedule.collective, z), y) == np.vdot(z, back)
 
 
 # ---------------------------------------------------------------------- types
