@@ -425,6 +425,11 @@ class _Call:
         return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=explicit)(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
+        axes, chosen = self.resolve(x)
+        return primitives.bind(x, axes, chosen, lowering=self.lowering, invarying=self.invarying)
+
+    def resolve(self, x: jax.Array) -> tuple[Axes, Schedule]:
+        """The axes that a collective of an operand runs over, and by which schedule."""
         axes, groups = self.axes, self.groups
         if isinstance(self.choice, Schedule) and groups is None and self.root is None:
             axes = _axes_of_schedule(self.choice, axes)
@@ -433,7 +438,19 @@ class _Call:
         nbytes = x.size * x.dtype.itemsize * (ranks if self.kind == "all_gather" else 1)
         chosen = choose(self.choice, self.kind, axes, groups, self.root, nbytes)
         agree(chosen, axes, self.lowering)
-        return primitives.bind(x, axes, chosen, lowering=self.lowering, invarying=self.invarying)
+        return axes, chosen
+
+
+def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tuple[Axes, Schedule]:
+    """What a collective of ``x`` without groups or root would run: on which axes, which schedule.
+
+    Raises:
+        CollectiveError: as the function of that kind, and for axes of ``vmap``.
+    """
+    names = _names(axis_name)
+    if _is_vmapped(names) or not names:
+        raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
+    return _Call(kind, choice, _axes(names)).resolve(x)
 
 
 def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:

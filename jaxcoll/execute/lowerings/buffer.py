@@ -7,7 +7,7 @@ are then looked up by the rank.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll.execute.internals import varying
-from jaxcoll.execute.program import Program
+from jaxcoll.execute.program import Program, Round
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,3 +150,29 @@ def put(buffer: jax.Array, arrived: jax.Array, run: Run, where: tuple, width: in
     if active is not None:
         new = lax.select(_everywhere(active, new), new, old)
     return write(buffer, new, row, width)
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def source(buffer: jax.Array, round_: Round, rank: jax.Array, width: int) -> jax.Array:
+    """What this rank sends in a round."""
+    parts = [
+        read(buffer, lookup(part.start, rank), part.length, width) for part in runs(round_.send)
+    ]
+    return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
+
+
+def receive(
+    buffer: jax.Array,
+    arrived: Sequence[jax.Array],
+    rounds: Sequence[Round],
+    rank: jax.Array,
+    width: int,
+) -> jax.Array:
+    """The buffer with what arrived in the rounds of a step."""
+    for rows, round_ in zip(arrived, rounds, strict=True):
+        for part in runs(round_.recv, round_.add):
+            where = resolve(part, lambda table: lookup(table, rank))
+            buffer = put(buffer, rows, part, where, width)
+    return buffer

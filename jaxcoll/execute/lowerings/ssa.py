@@ -10,18 +10,10 @@ import jax
 from jax import lax
 
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings.buffer import (
-    empty,
-    fill,
-    lookup,
-    put,
-    read,
-    resolve,
-    runs,
-)
+from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
 from jaxcoll.execute.lowerings.flow import FlowRun
 from jaxcoll.execute.lowerings.together import permute_together
-from jaxcoll.execute.program import Program, Round
+from jaxcoll.execute.program import Program
 from jaxcoll.execute.values import flow_of
 
 # A permute between CPU devices takes about as long as copying this many bytes.
@@ -57,21 +49,11 @@ def _run_buffer(program: Program, x, axes: Axes, width: int, target: str) -> jax
     buffer = fill(program, x, rank, width)
     for rounds in program.steps:
         # All of a step is read before any of it is written.
-        sources = [_source(buffer, round_, rank, width) for round_ in rounds]
+        sources = [source(buffer, round_, rank, width) for round_ in rounds]
         if strict:
             buffer, *sources = lax.optimization_barrier((buffer, *sources))
         arrived = permute_together(axes, sources, [r.pairs for r in rounds], target)
         if strict:
             buffer, *arrived = lax.optimization_barrier((buffer, *arrived))
-        for rows, round_ in zip(arrived, rounds, strict=True):
-            for part in runs(round_.recv, round_.add):
-                where = resolve(part, lambda table: lookup(table, rank))
-                buffer = put(buffer, rows, part, where, width)
+        buffer = receive(buffer, arrived, rounds, rank, width)
     return empty(program, buffer, rank, width)
-
-
-def _source(buffer: jax.Array, round_: Round, rank: jax.Array, width: int) -> jax.Array:
-    parts = [
-        read(buffer, lookup(part.start, rank), part.length, width) for part in runs(round_.send)
-    ]
-    return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
