@@ -26,8 +26,11 @@ def dragonfly(
     routers where there are more groups than routers. With as many routers as other groups this is
     the canonical DragonFly with one global link a router (Kim, Dally, Scott and Abts, ISCA 2008,
     Sec. 3); with more, some routers have none. Routers are the ranks:
-    rank = group * routers + router. The TACOS paper's 4 x 5 at 400 and 200 GB/s (Sec. VI-B.1) is
-    the default speeds' ``dragonfly(4, 5)``.
+    rank = group * routers + router.
+
+    The TACOS paper's 4 x 5 at 400 and 200 GB/s (Sec. VI-B.1) is ``dragonfly(5, 4)``: like its other
+    networks it is written innermost first, and four groups of five could not reach the 90 % of
+    Ideal that the paper reports, as three links out of a group allow 71 % only.
 
     Args:
         groups, routers: groups, and routers of a group.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxcoll.errors import TopologyError
+from jaxcoll.exact import Number, as_fraction
 from jaxcoll.grid import per_dimension
 from jaxcoll.topologies.complete import fully_connected
 from jaxcoll.topologies.grids import ALPHA, ring
@@ -70,27 +72,41 @@ def ring_fc_switch(
     *,
     alpha: float | Sequence[float] = ALPHA,
     bandwidth: float | Sequence[float] = (200e9, 100e9, 50e9),
+    shared: bool = False,
     degree: int | None = None,
 ) -> Topology:
     """3D-RFS: rings, fully connected groups of them, and switches between the groups.
 
     The TACOS paper's 3D-RFS (Table IV; 2 x 4 x 8 at 200, 100 and 50 GB/s in Sec. VI-B.1). Ranks of
-    a ring are consecutive: rank = (box * fc_side + group) * ring_side + place.
+    a ring are consecutive: rank = (box * fc_side + group) * ring_side + place. The times of Direct
+    and RHD in its Table V are those of ``shared=True, degree=1``.
 
     Args:
         ring_side, fc_side, switch_side: ranks along each dimension.
         alpha: seconds a link, one or one a dimension.
         bandwidth: bytes per second a link, one or one a dimension.
+        shared: whether the bandwidth of a dimension is that of a rank, shared by all its links
+            there, and not that of each link.
         degree: None to keep the switches, or the degree they are unwound with (see ``switch``).
     """
     alphas = per_dimension(alpha, 3, "alpha")
-    bandwidths = per_dimension(bandwidth, 3, "bandwidth")
+    bandwidths: tuple = per_dimension(bandwidth, 3, "bandwidth")
+    if shared:
+        links = (2 if ring_side > 2 else 1, max(1, fc_side - 1), 1)
+        bandwidths = tuple(_shared(b, count) for b, count in zip(bandwidths, links, strict=True))
     return product(
         switch(switch_side, degree=degree, alpha=alphas[2], bandwidth=bandwidths[2]),
         fully_connected(fc_side, alpha=alphas[1], bandwidth=bandwidths[1]),
         ring(ring_side, alpha=alphas[0], bandwidth=bandwidths[0]),
         name=_named(f"3D-RFS {ring_side}x{fc_side}x{switch_side}", (degree,)),
     )
+
+
+def _shared(bandwidth: Number, links: int):
+    try:
+        return as_fraction(bandwidth) / links
+    except ValueError as error:
+        raise TopologyError(f"bandwidth: {error}") from None
 
 
 def _named(name: str, degrees: Sequence[int | None]) -> str:

@@ -21,6 +21,7 @@ from jaxcoll.synth import (
     Bruck,
     Bucket,
     CCube,
+    Direct,
     DoubleBinaryTree,
     Hdrm,
     HierarchicalRing,
@@ -103,6 +104,22 @@ def test_rhd_refuses_other_than_powers_of_two(groups):
     size = len(groups[-1]) if groups else 12
     with pytest.raises(CollectiveError, match=f"power of two .* got {size}; bruck"):
         synthesize(topologies.ring(12), "all_reduce", Rhd(), groups=groups)
+
+
+def test_table_v_of_the_tacos_paper():
+    """All-reduce times of RHD and Direct over Ideal, on 3D-RFS of 16 to 128 ranks.
+
+    The size of the collective is not printed; here latency does not count.
+    """
+    printed = {2: (5.27, 4.04, 1.00), 4: (4.42, 7.86, 0.72), 8: (5.83, 16.84, 0.68)}
+    printed[16] = (9.85, 36.02, 0.68)
+    for boxes, (rhd, direct, best) in printed.items():
+        topology = topologies.ring_fc_switch(2, 4, boxes, shared=True, degree=1)
+        least = float(ideal(topology, "all_reduce", 1e9))
+        near = 0.16 if boxes == 2 else 0.03
+        for synthesizer, paper, rel in ((Rhd(True), rhd, 0.07), (Direct(), direct, near)):
+            time = simulate(synthesize(topology, "all_reduce", synthesizer), 1e9).time
+            assert time / least == pytest.approx(paper / best, rel=rel)
 
 
 # ---------------------------------------------------------------------- rings

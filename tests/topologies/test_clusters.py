@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxcoll.bounds import ideal
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.paths import hop_distances
@@ -192,6 +193,15 @@ def test_ring_fc_switch_as_in_tacos():
     assert orbit(topology) == set(range(64))
 
 
+def test_shared_bandwidth_is_that_of_a_rank():
+    for sides, links in (((2, 4, 8), (1, 3)), ((3, 5, 2), (2, 4)), ((1, 1, 4), (1, 1))):
+        topology = ring_fc_switch(*sides, shared=True)
+        present = [b for b, side in zip((200, 100, 50), sides, strict=True) if side > 1]
+        assert set(topology.out_bandwidth()[: topology.num_ranks]) == {sum(present) * 1e9}
+        if sides[1] > 1:
+            assert Fraction(100 * 10**9, links[1]) in topology.exact_bandwidth
+
+
 def test_unwound_ring_fc_switch():
     topology = ring_fc_switch(2, 4, 8, degree=7)
     assert topology.is_direct
@@ -230,6 +240,16 @@ def test_the_canonical_dragonfly_is_regular_and_the_papers_is_not():
     assert degrees(dragonfly(5, 4)) == {4}
     assert degrees(dragonfly(4, 5)) == {4, 5}
     assert degrees(dragonfly(9, 4)) == {5}  # two global links a router
+
+
+def test_only_five_groups_of_four_allow_what_the_tacos_paper_reports():
+    """A group sends as much as its sum out of it, and the paper reaches 90 % of Ideal."""
+    for topology, routers, links in ((dragonfly(5, 4), 4, 4), (dragonfly(4, 5), 5, 3)):
+        group = np.arange(20) // routers
+        out = (group[topology.src] == 0) & (group[topology.dst] != 0)
+        assert topology.bandwidth[out].sum() == links * 200e9
+        cut = 1e9 / topology.bandwidth[out].sum()
+        assert (float(ideal(topology, "all_reduce", 1e9)) / cut > 0.9) == (routers == 4)
 
 
 # ---------------------------------------------------------------------- boxes
@@ -366,6 +386,7 @@ def test_behind_routers_keeps_the_routers_network():
         (lambda: switch_2d(4, 4, bandwidth=(1e9, 2e9, 3e9)), "bandwidth needs one value .* got 3"),
         (lambda: switch_2d(4, 4, degree=4), r"degree 1\.\.3, got 4"),
         (lambda: ring_fc_switch(2, 4, 8, alpha=(1e-6,)), "alpha needs one value .* got 1"),
+        (lambda: ring_fc_switch(2, 4, 8, bandwidth=math.inf, shared=True), "bandwidth: .*inf"),
         (lambda: ring_fc_switch(2, 0, 8), "at least one rank, got 0"),
         (lambda: dragonfly(0, 4), "at least one group"),
         (lambda: dragonfly(4, 2.5), "routers must be an integer, got 2.5"),  # type: ignore[arg-type]
