@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.exact import Number, as_fraction, common_denominator
-from jaxcoll.flow import FlowNetwork
+from jaxcoll.flow import FlowNetwork, Shortfall
 from jaxcoll.links import whole_number
 from jaxcoll.topology import Topology
 
@@ -30,7 +30,7 @@ class Scaling:
     Attributes:
         k: trees a rank (of weight 1, if ranks have unequal weights).
         U: 1 / bandwidth of a tree, in seconds a byte.
-        capacity: trees each link can carry, floor(U x its bandwidth).
+        capacity: trees each link can carry, at most U x its bandwidth.
         trees: trees each rank is the root of.
     """
 
@@ -173,15 +173,26 @@ def bottleneck(topology: Topology, weights: Sequence[Number] | None = None) -> O
     )
 
 
-def fixed_k(topology: Topology, k: int, weights: Sequence[Number] | None = None) -> Scaling:
+def fixed_k(
+    topology: Topology,
+    k: int,
+    weights: Sequence[Number] | None = None,
+    *,
+    best: Optimum | None = None,
+) -> Scaling:
     """The fastest that k trees a rank can gather (Algorithm 5, Theorem 34), exact.
 
     Here too Newton's method on cuts: a cut S that lets out fewer than k w(S) trees at a scale U
     names the least scale that S allows, which is the next. At most 1/(k min b) above the optimum
     in seconds a byte (Theorem 35).
 
+    Links rounded to whole trees need not be balanced any more, unless they come in pairs, one each
+    way. With switches they are then trimmed, and U raised until the rest suffices: a sound scale,
+    but not always the least.
+
     Args:
         k: trees a rank (of weight 1), at least 1.
+        best: the optimum of the network and weights, if it is known.
 
     Raises:
         TopologyError: as ``optimum``, or k is less than 1.
@@ -189,28 +200,34 @@ def fixed_k(topology: Topology, k: int, weights: Sequence[Number] | None = None)
     k = whole_number(k, "k")
     if k < 1:
         raise TopologyError(f"a schedule needs at least one tree a rank, got k={k}")
-    best = optimum(topology, weights)
+    best = optimum(topology, weights) if best is None else best
     whole, (links, unit) = best.weights, _whole_bandwidths(topology)
     n, total = topology.num_ranks, sum(whole)
     network = network_with_source(topology)
-    scale = _least_scale(Counter(_crossing(topology, links, best.cut)), k * best.cut_weight)
     last = 0
-    while True:
-        capacity = [math.floor(b * scale) for b in links]
+
+    def short_of(capacity: list[int]) -> Shortfall | None:
         turn = itertools.chain(range(last, n), range(last))
         arcs = capacity + [k * w for w in whole]
-        short = network.first_short(arcs, topology.num_vertices, turn, k * total)
+        return network.first_short(arcs, topology.num_vertices, turn, k * total)
+
+    scale = _least_scale(Counter(_crossing(topology, links, best.cut)), k * best.cut_weight)
+    while True:
+        capacity = [math.floor(b * scale) for b in links]
+        short = short_of(capacity)
         if short is None:
             break
         last = short.target
-        cut = np.flatnonzero(short.source_side[:-1]).tolist()
+        cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
         weight = sum(whole[v] for v in cut if v < n)
-        scale = _least_scale(Counter(_crossing(topology, links, frozenset(cut))), k * weight)
+        scale = _least_scale(Counter(_crossing(topology, links, cut)), k * weight)
     if not topology.is_direct and any(_surplus(topology, capacity)):
-        raise TopologyError(
-            f"with k={k} trees a rank, links rounded to whole trees are no longer balanced at "
-            f"every vertex, which switches need; take k={best.k}, or links that come in pairs"
-        )
+        # The optimum's own scale, repeated, is balanced and suffices.
+        limit = best.U * unit * math.ceil(Fraction(k, best.k))
+        capacity = _trimmed(topology, capacity)
+        while short_of(capacity) is not None:
+            scale = min(scale * Fraction(9, 8), limit)
+            capacity = _trimmed(topology, [math.floor(b * scale) for b in links])
     return Scaling(k, scale / unit, tuple(capacity), tuple(k * w for w in whole))
 
 
@@ -246,15 +263,7 @@ def balanced(topology: Topology) -> Topology:
         TopologyError: ranks can no longer reach each other.
     """
     links, unit = _whole_bandwidths(topology)
-    surplus = _surplus(topology, links)
-    count = topology.num_vertices
-    ends = (count, count + 1)
-    uneven = [v for v in range(count) if surplus[v]]
-    src = [*topology.src.tolist(), *(ends[0] if surplus[v] < 0 else v for v in uneven)]
-    dst = [*topology.dst.tolist(), *(v if surplus[v] < 0 else ends[1] for v in uneven)]
-    network = FlowNetwork(count + 2, np.asarray(src), np.asarray(dst))
-    taken = network.carried([*links, *(abs(surplus[v]) for v in uneven)], *ends)
-    left = [b - t for b, t in zip(links, taken, strict=False)]
+    left = _trimmed(topology, links)
     keep = [e for e, b in enumerate(left) if b]
     return Topology(
         topology.num_ranks,
@@ -262,10 +271,22 @@ def balanced(topology: Topology) -> Topology:
         topology.dst[keep],
         topology.alpha[keep],
         [left[e] * unit for e in keep],  # type: ignore[arg-type]
-        num_vertices=count,
+        num_vertices=topology.num_vertices,
         name=f"{topology.name} balanced" if topology.name else "",
         vertex_names=topology.vertex_names,
     )
+
+
+def _trimmed(topology: Topology, amounts: Sequence[int]) -> list[int]:
+    """Amounts of the links, lowered until as much leaves every vertex as enters it."""
+    surplus, count = _surplus(topology, amounts), topology.num_vertices
+    ends = (count, count + 1)
+    uneven = [v for v in range(count) if surplus[v]]
+    src = [*topology.src.tolist(), *(ends[0] if surplus[v] < 0 else v for v in uneven)]
+    dst = [*topology.dst.tolist(), *(v if surplus[v] < 0 else ends[1] for v in uneven)]
+    network = FlowNetwork(count + 2, np.asarray(src), np.asarray(dst))
+    taken = network.carried([*amounts, *(abs(surplus[v]) for v in uneven)], *ends)
+    return [b - t for b, t in zip(amounts, taken, strict=False)]
 
 
 def network_with_source(topology: Topology) -> FlowNetwork:

@@ -14,6 +14,7 @@ from jaxcoll.synth.bucket import Bucket
 from jaxcoll.synth.c_cube import CCube
 from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
+from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
 from jaxcoll.synth.multitree import MultiTree
@@ -44,6 +45,7 @@ SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     "hdrm": Hdrm,
     "multitree": MultiTree,
     "tacos": Tacos,
+    "forestcoll": ForestColl,
 }
 
 

@@ -119,7 +119,7 @@ class TreeFlow:
         """
         self.edges.check(self.topology)
         self._check_trees()
-        worst = Fraction(0)
+        worst = self.slowest_link()
         for link, load in enumerate(self.load):
             seconds = Fraction(load, self.k) / self.topology.exact_bandwidth[link]
             if seconds > self.inverse:
@@ -128,10 +128,14 @@ class TreeFlow:
                     f"{self.k} of a shard, which take {seconds} s a byte of shard, more than "
                     f"{self.inverse}"
                 )
-            worst = max(worst, seconds)
         if worst != self.inverse:
             raise ScheduleError(f"the trees take {worst} s a byte of shard, not {self.inverse}")
         return worst
+
+    def slowest_link(self) -> Fraction:
+        """Seconds a byte of shard on the link that takes longest for what the trees put on it."""
+        speed = self.topology.exact_bandwidth
+        return max(Fraction(x, self.k) / b for x, b in zip(self.load, speed, strict=True))
 
     def _check_trees(self) -> None:
         n, count = self.topology.num_ranks, self.num_trees

@@ -19,6 +19,7 @@ from jaxcoll.synth import (
     CCube,
     Direct,
     DoubleBinaryTree,
+    ForestColl,
     Hdrm,
     HierarchicalRing,
     MultiTree,
@@ -34,6 +35,7 @@ from jaxcoll.synth import (
 from jaxcoll.synth.rules import RULES
 from jaxcoll.topology import Topology
 from tests import strategies
+from tests.synth.forestcoll.networks import random_switched
 
 GATHERS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -138,6 +140,13 @@ CASES = [
     Case(MultiTree("height"), "grids", EVEN_GRIDS, TREES),
     Case(MultiTree("root", 1e9, nearest_first=True), "switches", SWITCHED, TREES),
     Case(MultiTree(), "one or two ranks", SMALL, TREES),
+    *(
+        Case(ForestColl(), *family, TREES, grouped=False)
+        for family in (("random", RANDOM), ("balanced switches", random_switched()))
+    ),
+    Case(ForestColl(guess=False, pieces=2), "boxes", BOXES, TREES, grouped=False),
+    Case(ForestColl(k=1, order="steps"), "grids", EVEN_GRIDS, TREES, grouped=False),
+    Case(ForestColl(), "one or two ranks", SMALL, TREES, grouped=False),
     *(
         Case(Tacos(rule=rule), family, networks)
         for rule in ("random", "downstream-need")

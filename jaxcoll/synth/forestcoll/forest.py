@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,6 +40,8 @@ def forest(
     logical = remove_switches(topology, scaling, guess=guess)
     trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)
     flow = assemble(topology, scaling, logical, trees)
+    if k is not None:  # links that were trimmed may turn out to be needed less than allowed
+        flow = dataclasses.replace(flow, inverse=flow.slowest_link())
     flow.check_load()
     return flow
 

@@ -62,6 +62,13 @@ def test_forests_of_random_networks_are_optimal(topology, guess, data):
     assert count(flow) == optimum(topology, weights).inverse
 
 
+@given(random_switched(), st.integers(1, 5))
+def test_fixed_numbers_of_trees_on_random_networks(topology, k):
+    flow = forest(topology, k=k)
+    scaling = fixed_k(topology, k)
+    assert count(flow) == flow.inverse <= scaling.inverse
+
+
 @settings(max_examples=40)
 @given(strategies.topologies(max_ranks=16, exact=True))
 def test_direct_networks_need_no_balance(topology):

@@ -1,0 +1,108 @@
+"""ForestColl: schedules whose throughput no schedule can beat, on any network."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.forestcoll.forest import forest
+from jaxcoll.throughput import Optimum, fixed_k, optimum
+from jaxcoll.topology import Topology
+from jaxcoll.trees.lowering import ORDERS
+
+# Trees a rank that are tried where the chunks a shard do not fit the optimum's (Sec. 4.5.5).
+_SCAN = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class ForestColl(Synthesizer):
+    """Spanning trees of optimal throughput, in a pipeline (dissertation, Chapter 4).
+
+    The optimum needs a number k of trees a rank, ``granularity(topology)``: with k x p chunks a
+    shard every tree is cut into p pieces, and the time approaches the optimum as p grows. With
+    other numbers of chunks, the fastest of the numbers of trees up to 16 that divide them is taken.
+
+    Networks with switches must let out as much of every vertex as they let in; all ranks take part
+    in one group.
+
+    Attributes:
+        k: trees a rank; chosen as above when None.
+        pieces: messages each tree edge's load is cut into at most; None to send every chunk by
+            itself. Fewer than the chunks allow let several travel together.
+        order: "stream" converges fastest; "steps" has the fewest steps (see
+            ``TreeFlow.to_schedule``).
+        guess: whether structured guesses, verified, may come before the exact way.
+    """
+
+    k: int | None = None
+    pieces: int | None = None
+    order: str = "stream"
+    guess: bool = True
+
+    name: ClassVar[str] = "forestcoll"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
+
+    def __post_init__(self) -> None:
+        for name in ("k", "pieces"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise CollectiveError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.order not in ORDERS:
+            raise CollectiveError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
+
+    def granularity(self, topology: Topology) -> int:
+        """Chunks a shard of an all_gather are best a multiple of this: its trees a rank."""
+        return optimum(topology).k if self.k is None else self.k
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing."""
+        weights = _weights(topology, collective)
+        best = optimum(topology, weights)
+        k = self._trees(topology, collective.chunks_per_shard, best, weights)
+        flow = forest(topology, weights, k=k, guess=self.guess)
+        certificate = {
+            "seconds a byte of shard": str(flow.inverse),
+            "optimum": str(best.inverse),
+            "cut": str(best),
+            "k": flow.k,
+            "height": flow.height,
+            "mean height": flow.mean_height,
+            **flow.certificate,
+        }
+        flow = dataclasses.replace(flow, certificate=certificate)
+        pieces = collective.chunks_per_shard if self.pieces is None else self.pieces
+        return flow.to_schedule(pieces, order=self.order, collective=collective)
+
+    def _trees(
+        self, topology: Topology, chunks: int, best: Optimum, weights: list[int] | None
+    ) -> int | None:
+        """Trees a rank that the chunks can be shared out to; None for the optimum's own."""
+        if self.k is not None:
+            if chunks % self.k:
+                raise CollectiveError(
+                    f"k={self.k} trees a rank need a multiple of {self.k} chunks a shard, "
+                    f"got {chunks}"
+                )
+            return self.k
+        if chunks % best.k == 0:
+            return None
+        divisors = [k for k in range(1, _SCAN + 1) if chunks % k == 0]
+        speed = {k: fixed_k(topology, k, weights, best=best).inverse for k in divisors}
+        return min(speed, key=lambda k: (speed[k], k))
+
+
+def _weights(topology: Topology, collective: Collective) -> list[int] | None:
+    group, *others = collective.groups
+    n = topology.num_ranks
+    if others or len(group) < n:
+        raise CollectiveError(
+            f"forestcoll is defined for one group of all {n} ranks, not for {collective}"
+        )
+    if collective.kind == "all_gather":
+        return None
+    root = group[collective.root or 0]
+    return [int(r == root) for r in range(n)]

@@ -1,0 +1,111 @@
+"""ForestColl as a synthesizer: near the optimum in simulated time, and what it asks for."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.simulate import simulate
+from jaxcoll.synth.forestcoll import ForestColl
+from jaxcoll.throughput import optimum
+from jaxcoll.topologies import dgx_a100, dgx_h100, mi250, nvswitch_boxes, torus
+from jaxcoll.topology import Topology
+from jaxcoll.verify import verify
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [dgx_a100(2), dgx_a100(4), dgx_h100(2), dgx_h100(4), mi250(2, ranks=8), torus(4, 4)],
+    ids=lambda t: t.name,
+)
+def test_64_pieces_are_within_five_per_cent_of_the_optimum(topology):
+    within(topology, 64, 1.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "topology", [mi250(2), dgx_a100(8), dgx_h100(8), torus(8, 8)], ids=lambda t: t.name
+)
+def test_64_pieces_are_within_five_per_cent_of_the_optimum_on_larger_networks(topology):
+    within(topology, 64, 1.05)
+
+
+def within(topology: Topology, pieces: int, ratio: float) -> None:
+    n = topology.num_ranks
+    chunks = ForestColl().granularity(topology) * pieces
+    schedule = ForestColl(pieces=pieces).synthesize(topology, Collective("all_gather", n, chunks))
+    verify(schedule)
+    best = optimum(topology).inverse * GB / n
+    assert best <= simulate(schedule, GB).exact_time <= best * Fraction(str(ratio))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_derived_kinds_are_as_fast(kind):
+    topology = dgx_a100(2)
+    chunks = ForestColl().granularity(topology) * 16
+    schedule = ForestColl().synthesize(topology, Collective(kind, 16, chunks))
+    verify(schedule)
+    best = float(optimum(topology).inverse) * GB / 16 * (2 if kind == "all_reduce" else 1)
+    assert simulate(schedule, GB).time < 1.15 * best
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_broadcasts_from_any_root(kind):
+    topology = nvswitch_boxes((3, 2), inside=4e9, network=1e9)
+    for root in range(5):
+        schedule = ForestColl().synthesize(topology, Collective(kind, 5, 12, root=root))
+        verify(schedule)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "k"), [(83, 83), (166, 83), (1, 1), (2, 2), (3, 3), (4, 2), (10, 5), (7, 7)]
+)
+def test_trees_that_the_chunks_divide_into(chunks, k):
+    schedule = ForestColl().synthesize(mi250(2), Collective("all_gather", 32, chunks))
+    certificate = schedule.provenance.certificate
+    assert certificate["k"] == k
+    reached = certificate["seconds a byte of shard"] == certificate["optimum"]
+    assert reached == (k == 83)
+
+
+def test_the_certificate_tells_the_cut_and_the_way():
+    schedule = ForestColl().synthesize(dgx_a100(2), Collective("all_gather", 16, 13))
+    certificate = schedule.provenance.certificate
+    assert certificate["optimum"] == "3/65000000000"
+    assert "15 ranks" in str(certificate["cut"])
+    assert (certificate["height"], certificate["trees"]) == (2, "packed")
+
+
+def test_pieces_bundle_chunks():
+    collective = Collective("all_gather", 16, 4 * 13)
+    single = ForestColl().synthesize(dgx_a100(2), collective)
+    bundled = ForestColl(pieces=2).synthesize(dgx_a100(2), collective)
+    verify(bundled)
+    assert bundled.num_sends == single.num_sends
+    assert bundled.num_messages * 2 == single.num_messages
+
+
+def test_steps_are_few():
+    collective = Collective("all_gather", 16, 13 * 4)
+    schedule = ForestColl(pieces=4, order="steps").synthesize(dgx_a100(2), collective)
+    verify(schedule)
+    assert schedule.num_steps == 4 + 2 - 1
+
+
+def test_bad_fields_are_refused():
+    for field in ({"k": 0}, {"k": 1.5}, {"pieces": 0}, {"pieces": True}, {"order": "random"}):
+        with pytest.raises(CollectiveError, match=next(iter(field))):
+            ForestColl(**field)  # type: ignore[arg-type]
+    with pytest.raises(CollectiveError, match="multiple of 4 chunks"):
+        ForestColl(k=4).synthesize(torus(3, 3), Collective("all_gather", 9, 6))
+    parts = Collective("all_gather", 9, 1, ((0, 1, 2), (3, 4, 5)))
+    with pytest.raises(CollectiveError, match="one group of all 9 ranks"):
+        ForestColl().synthesize(torus(3, 3), parts)
+    lopsided = Topology(2, [0, 2, 1, 2], [2, 1, 2, 0], [0] * 4, [1, 2, 3, 4], 3)  # type: ignore[arg-type]
+    with pytest.raises(TopologyError, match="B/s more"):
+        ForestColl().synthesize(lopsided, Collective("all_gather", 2))
