@@ -42,11 +42,11 @@ def main(argv: Sequence[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", options.ranks)
     mesh = Mesh(np.array(jax.devices()), ("x",))
-    cases = itertools.product(networks(options.ranks), KINDS, options.sizes)
     rows = []
-    for network, function, nbytes in cases:
-        repeat = max(5, int(options.repeat / max(1, nbytes / 1e6)))
-        rows.append(time_row(mesh, network, function, int(nbytes), repeat))
+    for network in networks(options.ranks):
+        for function, nbytes in itertools.product(KINDS, map(int, options.sizes)):
+            repeat = max(5, int(options.repeat / max(1, nbytes / 1e6)))
+            rows.append(time_row(mesh, network, function, nbytes, repeat))
     report("execution", rows)
     report("execution-scan", [scan_row(mesh, chunks) for chunks in (8, 64)])
 
@@ -104,7 +104,7 @@ def time_row(
         "best": best,
         "permutes": program_of(schedules[best]).num_permutes,
         "hand / best": times["hand"].median / times[best].median,
-        "temp / buffer": memory.temp_size_in_bytes / buffer,
+        "temp / buffer": memory.temp_size_in_bytes / buffer if memory else None,
     }
 
 

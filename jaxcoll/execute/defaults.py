@@ -75,7 +75,7 @@ def binomial(collective: Collective) -> Schedule:
     """
     if collective.kind not in ("broadcast", "scatter"):
         return binomial(collective.dual()).reverse()
-    k = collective.chunks_per_shard
+    k, root = collective.chunks_per_shard, collective.root or 0
     sends = []
     for ranks, first in zip(collective.groups, collective.chunk_ptr[:-1], strict=True):
         size = len(ranks)
@@ -90,9 +90,9 @@ def binomial(collective: Collective) -> Schedule:
                     served = [0]
                     if collective.kind == "scatter":
                         served = range(holder + reach, min(holder + stride, size))
-                    places = [(collective.root + p) % size for p in (holder, holder + reach)]
+                    places = [(root + p) % size for p in (holder, holder + reach)]
                     for p in served:
-                        shard = (collective.root + p) % size if collective.kind == "scatter" else 0
+                        shard = (root + p) % size if collective.kind == "scatter" else 0
                         sends += [
                             (t, ranks[places[0]], ranks[places[1]], first + shard * k + j)
                             for j in range(k)

@@ -24,11 +24,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals, primitives
@@ -79,7 +81,7 @@ def psum(
 
     def one(leaf):
         leaf = _summable(leaf, "psum", bools=True)
-        if not isinstance(leaf, jax.core.Tracer):
+        if not isinstance(leaf, Tracer):
             return leaf * _group_size(axes, axis_index_groups)
         return call(_vary(leaf, axes))
 
@@ -366,7 +368,7 @@ def _names(axis_name: AxisName) -> tuple[str, ...]:
             )
     if len(set(names)) < len(names):
         raise CollectiveError(f"axis_name={axis_name!r} names an axis twice")
-    return names
+    return names  # type: ignore[return-value]
 
 
 def _is_vmapped(names: tuple[str, ...]) -> bool:
@@ -403,7 +405,7 @@ class _Call:
     root: int | None = None
     lowering: str = "auto"
     invarying: bool = False
-    accum_dtype: object = None
+    accum_dtype: Any = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype if self.accum_dtype is None else np.dtype(self.accum_dtype)
@@ -467,7 +469,7 @@ def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
 
 def _array(leaf, function: str):
     # Python scalars and NumPy arrays stay concrete, as in jax.lax, where they have a constant sum.
-    leaf = leaf if isinstance(leaf, (jax.Array, jax.core.Tracer)) else np.asarray(leaf)
+    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else np.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
     return leaf

@@ -80,7 +80,10 @@ def ask(key: str, seconds: int) -> str | None:
 
 
 def _service():
-    return distributed.global_state.client
+    client = distributed.global_state.client
+    if client is None:
+        raise RuntimeError("jax.distributed.initialize has not been called in this process")
+    return client
 
 
 # ---------------------------------------------------------------------- primitives

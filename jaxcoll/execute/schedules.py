@@ -45,7 +45,7 @@ def choose(
         ScheduleError: a schedule of another number of ranks, of other groups or another root, of a
             collective from which this one cannot be derived, or one that does not verify.
     """
-    collective = Collective(kind, axes.num_ranks, 1, _checked(groups, axes), root)
+    collective = Collective(kind, axes.num_ranks, 1, _checked(groups, axes), root)  # type: ignore[arg-type]
     if choice is None:
         return default_schedule(collective, nbytes >= LONG_BYTES)
     if isinstance(choice, TreeFlow):

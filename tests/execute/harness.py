@@ -53,7 +53,7 @@ def schedule_of(
     network: str, n: int, kind: str, synthesizer: str, chunks: int = 1, groups=None, root=None
 ) -> Schedule:
     """A schedule of a collective on one of ``NETWORKS``."""
-    collective = Collective(kind, n, chunks, groups, root)
+    collective = Collective(kind, n, chunks, groups, root)  # type: ignore[arg-type]
     topology = NETWORKS[network](n)
     if synthesizer == "hops":
         return hops(topology, collective)

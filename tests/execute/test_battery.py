@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,8 @@ FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 DTYPES = (*FLOATS, jnp.int32, jnp.int8, jnp.uint32, jnp.complex64, jnp.bool_)
 GATHERS = [("ring", "ring"), ("mesh", "bucket"), ("torus", "bucket"), ("mesh", "tacos")]
 GATHERS += [("star", "tacos"), ("complete", "direct"), ("star", "hops")]
-QUICK = settings(max_examples=15, suppress_health_check=list(HealthCheck))
-LONG = settings(max_examples=200, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+LONG = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Case:
     options: tuple
     n: int
     shape: tuple[int, ...]
-    dtype: object
+    dtype: Any
     network: str
     synthesizer: str
     chunks: int

@@ -61,4 +61,6 @@ def test_refusals():
         colour_messages(np.zeros(2), np.zeros(3))
     with pytest.raises(ScheduleError, match="from 0"):
         colour_messages(np.asarray([-1]), np.asarray([0]))
-    assert len(colour_messages(np.zeros(0), np.zeros(0))) == max_degree([], []) == 0
+    assert (
+        len(colour_messages(np.zeros(0), np.zeros(0))) == max_degree(np.zeros(0), np.zeros(0)) == 0
+    )

@@ -54,7 +54,7 @@ def test_axes_in_scope():
 
 def test_the_service_between_processes_has_the_calls_that_are_used():
     from jax._src import distributed
-    from jax._src.lib import _jax
+    from jax._src.lib import _jax  # type: ignore[attr-defined]
 
     client = _jax.DistributedRuntimeClient
     assert hasattr(distributed.global_state, "client"), VERSION

@@ -78,4 +78,5 @@ def run_all(what: str, process: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:5]), sys.argv[5])
+    port, processes, process, devices = (int(argument) for argument in sys.argv[1:5])
+    main(port, processes, process, devices, sys.argv[5])

@@ -50,12 +50,13 @@ class FlowRun:
                 if arrived and target != "cpu":
                     sources = self._barrier(sources)
         self._place()
-        return self.values[self.whole] if self.rows is None else self.rows
+        return self.rows if self.whole is None else self.values[self.whole]  # type: ignore
 
     def _barrier(self, sources: list[jax.Array]) -> list[jax.Array]:
         """Let nothing after it start before arrivals and what is sent next are there."""
-        held = (self.rows, self.values[self.placed :], sources)
-        self.rows, self.values[self.placed :], sources = lax.optimization_barrier(held)
+        fresh = self.values[self.placed :]
+        self.rows, fresh, sources = lax.optimization_barrier((self.rows, fresh, sources))
+        self.values[self.placed :] = fresh
         return sources
 
     def _place(self) -> None:
@@ -71,22 +72,27 @@ class FlowRun:
         """What a step's permutes send; sums taken on the spot become values at once."""
         sources = []
         for op in ops:
+            pieces = [self._piece(piece) for piece in op.pieces]
             if op.rows is not None:
-                self._place()
-                look, width = self._look, self.width
-                pieces = [read(self.rows, look(p.start), p.length, width) for p in runs(op.rows)]
-            else:
-                pieces = [self._piece(piece) for piece in op.pieces]
+                pieces = self._from_result(op.rows)
             source = pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, 0)
             (self.values if op.pairs is None else sources).append(source)
         return sources
+
+    def _from_result(self, table: np.ndarray) -> list[jax.Array]:
+        self._place()
+        if self.rows is None:
+            raise RuntimeError("a flow that reads from its result has one to read from")
+        return [
+            read(self.rows, self._look(part.start), part.length, self.width) for part in runs(table)
+        ]
 
     def _piece(self, piece: Piece) -> jax.Array:
         ways = [self._sum(way, piece.length) for way in piece.variants]
         if len(ways) == 1:
             return ways[0]
         which = self._look(piece.which)
-        return lax.select_n(which if len(ways) > 2 else which.astype(bool), *ways)
+        return lax.select_n(which if len(ways) > 2 else lax.ne(which, 0), *ways)
 
     def _sum(self, way: Variant, length: int) -> jax.Array:
         terms = [
