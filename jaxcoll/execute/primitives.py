@@ -116,25 +116,26 @@ def reversed_schedule(schedule: Schedule) -> Schedule:
 # ---------------------------------------------------------------------- running
 
 
-def _run(x, *, axes, schedule, lowering, invarying, target="cpu"):
+def run(x, *, axes, schedule, lowering, invarying, target="cpu"):
+    """``bind`` in terms of other primitives, in the form for "cpu", "gpu" or "tpu"."""
     program = program_of(schedule)
     shape = _shape(x.shape, schedule=schedule)
     x = vary(x, axes.names)
     if x.size == 0:
         return x.reshape(shape)
     chosen = _chosen(program, lowering, target)
-    run, (into, out) = LOWERINGS[chosen], program.blocks
+    lower, (into, out) = LOWERINGS[chosen], program.blocks
     lines = _whole_tiles(x, into * program.block_rows) if target == "tpu" else None
     if lines is not None and chosen != "pallas":
         width = lines.shape[0] // (into * program.block_rows)
-        return run(program, lines, axes, width, target).reshape(shape)
+        return lower(program, lines, axes, width, target).reshape(shape)
     size = x.size // into
     width = -(-size // program.block_rows)
     padding = program.block_rows * width - size
     flat = x.reshape(into, size)
     if padding:
         flat = lax.pad(flat, jnp.zeros((), x.dtype), [(0, 0, 0), (0, padding, 0)])
-    result = run(program, flat.reshape(-1), axes, width, target)
+    result = lower(program, flat.reshape(-1), axes, width, target)
     return result.reshape(out, size + padding)[:, :size].reshape(shape)
 
 
@@ -174,9 +175,9 @@ def _declare(kind: str):
         out_varying=_out_varying,
         transpose=_transpose,
         batch=_batch,
-        run=_run,
+        run=run,
         platforms={
-            platform: functools.partial(_run, target=target)
+            platform: functools.partial(run, target=target)
             for platform, target in (("tpu", "tpu"), ("cuda", "gpu"), ("rocm", "gpu"))
         },
     )

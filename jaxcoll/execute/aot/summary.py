@@ -263,7 +263,7 @@ class _Walk:
             self._burst_kernels += 1
             self._burst_matmuls += multiplies
         only_moves = i.opcode == "fusion" and all(p.opcode in _MOVES for p in inside[1:])
-        if i.opcode == "copy" or only_moves:
+        if i.opcode in ("copy", "reshape", "transpose") or only_moves:
             self._copied(i, by_name.get(i.operands[0]), times)
 
     def _copied(self, i: Instruction, source: Instruction | None, times: int) -> None:

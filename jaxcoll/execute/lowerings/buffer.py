@@ -1,7 +1,8 @@
 """The buffer that a program's rows live in: filled, read, written and emptied.
 
-A row is ``width`` elements of a flat array. Which rows are meant may differ from rank to rank; they
-are then looked up by the rank.
+A row is ``width`` lines of an array, a line being what stands at one index of its leading
+dimension: an element of a flat array. Which rows are meant may differ from rank to rank; they are
+then looked up by the rank.
 """
 
 from __future__ import annotations
@@ -69,20 +70,27 @@ def lookup(table: np.ndarray, rank: jax.Array):
 
 
 def read(buffer: jax.Array, row, count: int, width: int) -> jax.Array:
-    """``count`` rows from ``row`` on, of a flat buffer."""
+    """``count`` rows from ``row`` on."""
     if isinstance(row, int):
-        return lax.slice(buffer, (row * width,), ((row + count) * width,))
-    return lax.dynamic_slice(buffer, (row * width,), (count * width,), allow_negative_indices=False)
+        return lax.slice_in_dim(buffer, row * width, (row + count) * width)
+    sizes = (count * width, *buffer.shape[1:])
+    return lax.dynamic_slice(buffer, _at(buffer, row, width), sizes, allow_negative_indices=False)
 
 
 def write(buffer: jax.Array, rows: jax.Array, row, width: int) -> jax.Array:
     """The buffer with ``rows`` from ``row`` on."""
-    return lax.dynamic_update_slice(buffer, rows, (row * width,), allow_negative_indices=False)
+    return lax.dynamic_update_slice(
+        buffer, rows, _at(buffer, row, width), allow_negative_indices=False
+    )
 
 
-def blank(like: jax.Array, size: int) -> jax.Array:
-    """A flat array of ``size`` unspecified elements, varying over the axes that ``like`` does."""
-    return cast_like(lax.empty((size,), like.dtype), like)
+def _at(buffer: jax.Array, row, width: int) -> tuple:
+    return (row * width, *(0 for _ in buffer.shape[1:]))
+
+
+def blank(like: jax.Array, length: int) -> jax.Array:
+    """``length`` lines of unspecified elements, varying over the axes that ``like`` does."""
+    return cast_like(lax.empty((length, *like.shape[1:]), like.dtype), like)
 
 
 def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
@@ -97,16 +105,16 @@ def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
 def fill(program: Program, x: jax.Array, rank: jax.Array, width: int) -> jax.Array:
     """The buffer before the first step."""
     collective, k = program.collective, program.collective.chunks_per_shard
-    size = program.num_rows * width
+    length = program.num_rows * width
     if collective.kind in ("all_gather", "gather"):
         start = lookup(program.place * k, rank)
-        return write(blank(x, size), x, start, width)
+        return write(blank(x, length), x, start, width)
     if collective.kind == "all_to_all":
         # A rank's block for itself is in its place from the start.
-        buffer = write(blank(x, size), x, program.group_size * k, width)
+        buffer = write(blank(x, length), x, program.group_size * k, width)
         start = lookup(program.place * k, rank)
         return write(buffer, read(x, start, k, width), start, width)
-    return x if x.size == size else write(blank(x, size), x, 0, width)
+    return x if x.shape[0] == length else write(blank(x, length), x, 0, width)
 
 
 def empty(program: Program, buffer: jax.Array, rank: jax.Array, width: int) -> jax.Array:

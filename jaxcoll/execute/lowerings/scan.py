@@ -34,7 +34,7 @@ from jaxcoll.execute.program import Program, Round, colour_pairs
 
 
 def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
-    """Run a program on a flat input; arguments and result are those of ``ssa.run``.
+    """Run a program; arguments and result are those of ``ssa.run``.
 
     A body's permutes are in flight together without barriers.
     """

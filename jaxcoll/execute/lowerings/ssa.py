@@ -21,22 +21,22 @@ LONG_ROW_BYTES = 1 << 18
 
 
 def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
-    """Run a program on a flat input.
+    """Run a program.
 
     Args:
         program: the rounds.
-        x: this rank's input rows, shape (input rows * width,).
+        x: this rank's input rows, shape (input rows * width, ...).
         axes: where the ranks are.
-        width: elements in a row.
+        width: lines of ``x`` in a row.
         target: "cpu", "gpu" or "tpu". But for CPU the steps are kept apart by barriers, so that all
             rounds of a step are in flight together; XLA's scheduler for TPUs otherwise lets early
             steps run ahead and late writes pile up. On CPU a permute is a copy between buffers of
             one memory, so putting pieces side by side first would cost as much as sending them.
 
     Returns:
-        This rank's output rows, shape (output rows * width,).
+        This rank's output rows, shape (output rows * width, ...).
     """
-    is_long = width * x.dtype.itemsize >= LONG_ROW_BYTES
+    is_long = x.nbytes // x.shape[0] * width >= LONG_ROW_BYTES
     flow = flow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
     if flow is None:
         return _run_buffer(program, x, axes, width, target)

@@ -1,0 +1,57 @@
+"""The forms that lowerings take for TPU and GPU, run on CPU devices: they compute the same."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll.execute import primitives
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.program import program_of
+from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
+
+AXES = Axes(("x",), (8,), ("x",))
+# (kind, network, synthesizer, chunks)
+CASES = [
+    ("all_gather", "mesh", "tacos", 2),
+    ("all_gather", "torus", "bucket", 4),
+    ("reduce_scatter", "ring", "ring", 1),
+    ("reduce_scatter", "mesh", "tacos", 2),
+    ("all_reduce", "torus", "bucket", 1),
+    ("all_to_all", "complete", "direct", 1),
+    ("broadcast", "ring", "hops", 2),
+    ("gather", "mesh", "hops", 1),
+]
+# Trailing dimensions of what a rank has: none, those of whole tiles, and tiles that would be cut.
+TRAILING = [(), (128,), (8, 128), (5, 128), (24, 3)]
+
+
+@pytest.mark.parametrize("target", ["tpu", "gpu"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_same_values(case, target):
+    kind, network, synthesizer, chunks = case
+    root = 1 if kind in ("broadcast", "gather") else None
+    schedule = schedule_of(network, 8, kind, synthesizer, chunks, None, root)
+    lead = 16 if program_of(schedule).blocks[0] == 1 else 8 * 16
+    for trailing in TRAILING:
+        x = integers((8, lead, *trailing), jnp.float32, seed=2)
+
+        def body(v):
+            # Both in one program: compiling is what takes the time.
+            return [
+                primitives.run(
+                    v[0],
+                    axes=AXES,
+                    schedule=schedule,
+                    lowering=lowering,
+                    invarying=False,
+                    target=target,
+                )[None]
+                for lowering in ("ssa", "scan")
+            ]
+
+        want = expected(schedule.collective, x)
+        for got in sharded(body, mesh_of(8), P("x"), P("x"))(x):
+            np.testing.assert_array_equal(got, want, err_msg=str(trailing))
