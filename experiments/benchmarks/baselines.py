@@ -1,0 +1,164 @@
+"""Baselines: all-reduce time of every synthesizer on every network of the TACOS paper's Table IV.
+
+Times are simulated, link by link, and printed with the percentage of them that the bound is. Every
+synthesizer is shown with the variant and the number of chunks that are quickest at each size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from experiments.benchmarks.report import report
+from jaxcoll import topologies
+from jaxcoll.bounds import bound
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulate import MODELS, simulate
+from jaxcoll.synth import (
+    SYNTHESIZERS,
+    DoubleBinaryTree,
+    Rhd,
+    Ring,
+    Synthesizer,
+    Tacos,
+    Tto,
+    synthesize,
+)
+from jaxcoll.topology import Topology
+
+SIZES = {"1 KB": 10**3, "1 MB": 10**6, "1 GB": 10**9}
+
+# Table IV, at the speeds of Sec. V-B (footnote) and VI-B.1; the paper's 3D Hypercube is a mesh.
+NETWORKS: Mapping[str, Callable[[], Topology]] = {
+    "ring": lambda: topologies.ring(64),
+    "fully-connected": lambda: topologies.fully_connected(64),
+    "torus-2d": lambda: topologies.torus(8, 8),
+    "torus-3d": lambda: topologies.torus(4, 4, 4),
+    "mesh-2d": lambda: topologies.mesh(8, 8),
+    "mesh-3d": lambda: topologies.mesh(4, 4, 4),
+    "switch-2d": lambda: topologies.switch_2d(8, 4),
+    "3d-rfs": lambda: topologies.ring_fc_switch(2, 4, 8),
+    "dragonfly": lambda: topologies.dragonfly(5, 4),
+}
+
+# Fields that matter besides the number of chunks.
+VARIANTS: Mapping[str, Sequence[Synthesizer]] = {
+    "ring": (Ring(), Ring(bidirectional=False)),
+    "rhd": (Rhd(), Rhd(far_first=True)),
+    "double_binary_tree": (DoubleBinaryTree(), DoubleBinaryTree(pieces=1)),
+    "tto": (Tto(), Tto(pieces=1)),
+    "tacos": (Tacos(attempts=2), Tacos(attempts=2, aggregate=None)),
+}
+CHUNKS = (1, 4, 12)  # multiples of what bucket and Swing cut shards into
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Result:
+    """The quickest schedule of a synthesizer at one size; of equals the one with fewer messages.
+
+    Attributes:
+        seconds: simulated time.
+        messages: messages of the schedule.
+        chunks: chunks a shard.
+    """
+
+    seconds: float
+    messages: int
+    chunks: int
+
+
+def results_of(
+    topology: Topology, name: str, chunks: Sequence[int], model: str
+) -> dict[str, Result]:
+    """The best of a synthesizer's variants and numbers of chunks at every size, by size.
+
+    Raises:
+        CollectiveError, TopologyError: none of them is defined for the network.
+    """
+    variants = VARIANTS.get(name) or (SYNTHESIZERS[name](),)
+    found: dict[str, list[Result]] = {size: [] for size in SIZES}
+    refusal: CollectiveError | TopologyError | None = None
+    for count, variant in itertools.product(chunks, variants):
+        made: dict[Synthesizer, Schedule] = {}
+        for size, nbytes in SIZES.items():
+            synthesizer = _for_size(variant, nbytes)
+            try:
+                if synthesizer not in made:
+                    made[synthesizer] = synthesize(
+                        topology, "all_reduce", synthesizer, chunks=count
+                    )
+            except (CollectiveError, TopologyError) as error:
+                refusal = error
+                break
+            schedule = made[synthesizer]
+            seconds = simulate(schedule, nbytes, model).time
+            found[size].append(Result(seconds, schedule.num_messages, count))
+    if refusal and not all(found.values()):
+        raise refusal
+    return {size: min(results) for size, results in found.items()}
+
+
+def _for_size(synthesizer: Synthesizer, nbytes: int) -> Synthesizer:
+    """The synthesizer, told the size if it has a field for it."""
+    if any(field.name == "nbytes" for field in dataclasses.fields(synthesizer)):  # type: ignore[arg-type]
+        return dataclasses.replace(synthesizer, nbytes=float(nbytes))  # type: ignore[type-var]
+    return synthesizer
+
+
+def measure(
+    topology: Topology, names: Sequence[str], chunks: Sequence[int], model: str
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """A row for each synthesizer that is defined for a network, and why the others are not."""
+    found, refused = {}, {}
+    for name in names:
+        try:
+            found[name] = results_of(topology, name, chunks, model)
+        except (CollectiveError, TopologyError) as error:
+            refused[name] = str(error)
+    rows = []
+    least = {size: bound(topology, "all_reduce", n).time for size, n in SIZES.items()}
+    for name, results in found.items():
+        row: dict[str, Any] = {"network": topology.name, "synthesizer": name}
+        for size, result in results.items():
+            row[size] = result.seconds
+            row[f"% at {size}"] = 100 * least[size] / result.seconds
+        row["chunks"] = "/".join(str(result.chunks) for result in results.values())
+        rows.append(row)
+    return rows, refused
+
+
+def winners(rows: Sequence[Mapping[str, Any]], size: str) -> list[str]:
+    """The synthesizers that are quickest at a size, of the rows of one network."""
+    quickest = min(row[size] for row in rows)
+    return [row["synthesizer"] for row in rows if row[size] <= quickest * (1 + 1e-9)]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="baselines", description=__doc__)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument(
+        "--synthesizers", nargs="+", choices=SYNTHESIZERS, default=list(SYNTHESIZERS)
+    )
+    parser.add_argument(
+        "--chunks", nargs="+", type=int, default=CHUNKS, help="chunks a shard to try (%(default)s)"
+    )
+    parser.add_argument("--model", choices=MODELS, default="astra", help="(%(default)s)")
+    options = parser.parse_args(argv)
+    table, lines, silent = [], [], []
+    for network in options.networks:
+        topology = NETWORKS[network]()
+        rows, refused = measure(topology, options.synthesizers, options.chunks, options.model)
+        table += rows
+        for size in SIZES:
+            lines.append(f"{topology.name}, {size}: {', '.join(winners(rows, size))}")
+        if refused:
+            silent.append(f"{topology.name}: {', '.join(refused)}")
+    report("baselines", table)
+    print("Times in seconds by the link model", options.model, "and the bound in percent of them.")
+    print("The quickest, of equals all:", *lines, sep="\n  ")
+    print("Not defined:", *silent, sep="\n  ")

@@ -1,0 +1,61 @@
+"""The benchmark of all synthesizers: its rows, its winners, and what is not defined."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.benchmarks import baselines
+from jaxcoll import topologies
+from jaxcoll.errors import TopologyError
+from jaxcoll.synth import SYNTHESIZERS, Tacos
+
+# The paper's Table IV: heterogeneous, and ranks that differ in the bandwidth they have.
+HETEROGENEOUS = {"switch-2d", "3d-rfs", "dragonfly"}
+
+
+def test_networks_are_those_of_table_iv():
+    assert len(baselines.NETWORKS) == 9
+    for name, make in baselines.NETWORKS.items():
+        topology = make()
+        assert topology.is_homogeneous == (name not in HETEROGENEOUS)
+        assert topology.num_ranks <= 64
+
+
+def test_rows_and_reasons():
+    topology = topologies.mesh(2, 3)
+    rows, refused = baselines.measure(topology, ["ring", "rhd", "tto", "bucket"], (1, 2), "astra")
+    assert [row["synthesizer"] for row in rows] == ["ring", "tto", "bucket"]
+    assert list(refused) == ["rhd"]
+    assert "power of two" in refused["rhd"]
+    for row in rows:
+        for size in baselines.SIZES:
+            assert 0 < row[f"% at {size}"] <= 100
+            assert row[size] > 0
+        chunks = row["chunks"].split("/")
+        assert len(chunks) == 3
+        assert set(chunks) <= {"1", "2"}
+    assert baselines.winners(rows, "1 GB") == ["bucket"]
+    assert baselines.winners([*rows[:2], rows[0]], "1 KB")
+
+
+def test_variants_and_sizes():
+    topology = topologies.hypercube(3)
+    results = baselines.results_of(topology, "double_binary_tree", (1, 8), "astra")
+    # One piece is best for small data, many for large.
+    assert results["1 KB"].messages < results["1 GB"].messages
+    assert baselines._for_size(Tacos(), 1000).nbytes == 1000  # type: ignore[attr-defined]
+    with pytest.raises(TopologyError, match="DGX-1 only"):
+        baselines.results_of(topology, "c_cube", (1,), "astra")
+    assert set(baselines.VARIANTS) <= set(SYNTHESIZERS)
+
+
+def test_it_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(baselines, "NETWORKS", {"small": lambda: topologies.torus(2, 2)})
+    monkeypatch.setenv("COLUMNS", "200")
+    names = [name for name in SYNTHESIZERS if name not in ("tacos", "auto")]
+    baselines.main(["--networks", "small", "--synthesizers", *names, "--chunks", "1", "2"])
+    printed = capsys.readouterr().out
+    assert "torus 2x2, 1 GB: " in printed
+    assert "torus 2x2: c_cube, hdrm" in printed
+    assert (tmp_path / "results/bench/baselines.json").is_file()
