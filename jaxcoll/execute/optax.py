@@ -39,10 +39,11 @@ from jaxcoll.execute.buckets import (
     is_void,
 )
 from jaxcoll.execute.functions import AxisName, UnboundAxisError
+from jaxcoll.execute.overlap import overlap
 from jaxcoll.execute.primitives import vary
 from jaxcoll.execute.schedules import Choice
 
-__all__ = ["BUCKET_BYTES", "ZeroState", "all_reduce_gradients", "zero"]
+__all__ = ["BUCKET_BYTES", "ZeroState", "all_reduce_gradients", "overlap", "zero"]
 
 
 def all_reduce_gradients(
