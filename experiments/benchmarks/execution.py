@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
             repeat = max(5, int(options.repeat / max(1, nbytes / 1e6)))
             rows.append(time_row(mesh, network, function, nbytes, repeat))
     report("execution", rows)
-    report("execution-scan", [scan_row(mesh, chunks) for chunks in (8, 64)])
+    report("execution-scan", [scan_row(mesh, chunks) for chunks in (8, 138)])
 
 
 def networks(ranks: int) -> list[Topology]:
