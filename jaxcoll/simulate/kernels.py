@@ -13,12 +13,12 @@ import numpy as np
 _NONE = -1
 
 
-@nb.njit(cache=True, inline="always")
+@nb.njit(cache=True, nogil=True, inline="always")
 def _before(time_a, message_a, time_b, message_b):
     return time_a < time_b or (time_a == time_b and message_a < message_b)
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _push(times, messages, size, time, message):
     i = size
     while i > 0:
@@ -31,7 +31,7 @@ def _push(times, messages, size, time, message):
     return size + 1
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _pop(times, messages, size):
     """Remove the first event; the caller has read it from index 0."""
     size -= 1
@@ -53,7 +53,7 @@ def _pop(times, messages, size):
     return size
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def run_direct(message_ptr, chunk, src, dst, link, busy, delay, num_links, available, start):
     """Schedule on a network where every message is one hop.
 
@@ -79,7 +79,7 @@ def run_direct(message_ptr, chunk, src, dst, link, busy, delay, num_links, avail
             get[chunk[i]] = max(get[chunk[i]], arrival)
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
     """For each send, how many arrivals of its chunk at its source stand in earlier steps.
 
@@ -94,7 +94,7 @@ def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
             arrived[dst[i], chunk[i]] += 1
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def run_routed(
     message_ptr, chunk, src, dst, needed, queue_ptr, queue, hop_ptr, link, busy, delay, num_links,
     arrived, waiting, start,
@@ -151,7 +151,7 @@ def run_routed(
         size = _push(times, events, size, begin + delay[h], m)
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def _join(
     q, now, message_ptr, chunk, src, needed, queue_ptr, queue, head, arrived, waiting,
     next_waiting, times, events, size,
@@ -169,7 +169,7 @@ def _join(
     return size
 
 
-@nb.njit(cache=True)
+@nb.njit(cache=True, nogil=True)
 def run_messages(
     release, pending, after_ptr, after, hop_ptr, link, busy, delay, num_links, start, end
 ):

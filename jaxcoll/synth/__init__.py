@@ -12,6 +12,7 @@ from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
 from jaxcoll.synth.multitree import MultiTree
+from jaxcoll.synth.portfolio import Portfolio, best
 from jaxcoll.synth.rhd import Rhd
 from jaxcoll.synth.ring import Ring
 from jaxcoll.synth.ring_2d import Ring2D
@@ -32,6 +33,7 @@ __all__ = [
     "Hdrm",
     "HierarchicalRing",
     "MultiTree",
+    "Portfolio",
     "Rhd",
     "Ring",
     "Ring2D",
@@ -40,6 +42,7 @@ __all__ = [
     "Tacos",
     "Themis",
     "Tto",
+    "best",
     "empty_schedule",
     "synthesize",
     "synthesizer_named",

@@ -58,12 +58,22 @@ class Synthesizer(abc.ABC):
         return schedule.with_provenance(
             Provenance(
                 self.name,
-                {f.name: getattr(self, f.name) for f in dataclasses.fields(self)},  # type: ignore[arg-type]
+                self.parameters(),
                 int(seed),
                 time.perf_counter() - started,
                 schedule.provenance.certificate,
             )
         )
+
+    @final
+    def parameters(self) -> dict[str, object]:
+        """The hyperparameters by name, except fields that cannot change a schedule.
+
+        Those are the fields that equality leaves out. A synthesizer among them stands as its name
+        and parameters.
+        """
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return {f.name: _said(getattr(self, f.name)) for f in fields if f.compare}
 
     def _derive(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         if all(len(group) == 1 for group in collective.groups):
@@ -73,15 +83,29 @@ class Synthesizer(abc.ABC):
         if collective.kind == "all_reduce":
             gather = self._derive(topology, collective.with_kind("all_gather"), seed)
             if topology == topology.transpose():
-                return concatenate(gather.reverse(), gather)
+                return _of_phase(concatenate(gather.reverse(), gather), gather)
             scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed)
-            return concatenate(scatter, gather)
+            return _of_phase(concatenate(scatter, gather), gather)
         if collective.dual().kind in self.kinds:
-            return self.solve(topology.transpose(), collective.dual(), seed).reverse()
+            dual = self.solve(topology.transpose(), collective.dual(), seed)
+            return _of_phase(dual.reverse(), dual)
         offered = sorted(self.kinds | _derived(self.kinds))
         raise CollectiveError(
             f"{self.name} is not defined for {collective.kind}; it offers {', '.join(offered)}"
         )
+
+
+def _said(value: object) -> object:
+    if isinstance(value, Synthesizer):
+        return {"synthesizer": value.name, **value.parameters()}
+    return tuple(map(_said, value)) if isinstance(value, tuple) else value
+
+
+def _of_phase(schedule: Schedule, phase: Schedule) -> Schedule:
+    """The schedule with the certificate of the one it was made from, under that one's kind."""
+    said = phase.provenance.certificate
+    certificate = {phase.collective.kind: said} if said else {}
+    return schedule.with_provenance(Provenance(certificate=certificate))
 
 
 def _derived(kinds: frozenset[str]) -> set[str]:

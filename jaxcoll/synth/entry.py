@@ -18,6 +18,7 @@ from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
 from jaxcoll.synth.multitree import MultiTree
+from jaxcoll.synth.portfolio import Portfolio
 from jaxcoll.synth.rhd import Rhd
 from jaxcoll.synth.ring import Ring
 from jaxcoll.synth.ring_2d import Ring2D
@@ -46,6 +47,7 @@ SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     "multitree": MultiTree,
     "tacos": Tacos,
     "forestcoll": ForestColl,
+    "auto": Portfolio,
 }
 
 

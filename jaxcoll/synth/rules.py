@@ -69,13 +69,14 @@ def keep_highest(candidates, planes, block, count):
 def keep_most_needed(candidates, net, lack, v, block, planes):
     """Keeps the candidates that most ranks next to rank v lack."""
     count = planes.shape[1]
+    near_ptr, near = net.near_ptr, net.near
     for q in range(len(candidates)):
         for p in range(count):
             planes[0, p, q] = _ZERO
         if candidates[q] == _ZERO:
             continue
-        for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
-            carry = lack[block, net.near[i], q] & candidates[q]
+        for i in range(near_ptr[v], near_ptr[v + 1]):
+            carry = lack[block, near[i], q] & candidates[q]
             p = 0
             while carry != _ZERO:
                 digit = planes[0, p, q]
@@ -83,6 +84,13 @@ def keep_most_needed(candidates, net, lack, v, block, planes):
                 carry &= digit
                 p += 1
     keep_highest(candidates, planes, 0, count)
+
+
+@nb.njit(inline="always")
+def _clear(candidates, count):
+    """Drops the candidates in the first words."""
+    for q in range(count):
+        candidates[q] = _ZERO
 
 
 @nb.njit(cache=True, nogil=True)
@@ -95,7 +103,7 @@ def keep_rarest(candidates, block, copies):
             slot = (block << 9) + (q << 6) + lowest_bit(word)
             if copies[slot] < best:
                 best, kept = nb.int64(copies[slot]), _ZERO
-                candidates[:q] = _ZERO
+                _clear(candidates, q)
             if copies[slot] == best:
                 kept |= bit_of(slot)
             word &= word - _ONE
@@ -109,19 +117,20 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
     Args:
         rate: chunks a link carries in some time, int64 of shape (links,).
     """
+    in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
     best = _FAR
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
             bit = word & (~word + _ONE)
             others = nb.int64(0)
-            for i in range(net.in_ptr[v], net.in_ptr[v + 1]):
-                other = net.in_link[i]
-                if other != link and have[block, net.src[other], q] & bit != _ZERO:
+            for i in range(in_ptr[v], in_ptr[v + 1]):
+                other = in_link[i]
+                if other != link and have[block, src[other], q] & bit != _ZERO:
                     others += rate[other]
             if others < best:
                 best, kept = others, _ZERO
-                candidates[:q] = _ZERO
+                _clear(candidates, q)
             if others == best:
                 kept |= bit
             word &= word - _ONE
@@ -144,7 +153,7 @@ def keep_farthest(candidates, block, distance, target):
             far = distance[target[slot]]
             if far > best:
                 best, kept = far, _ZERO
-                candidates[:q] = _ZERO
+                _clear(candidates, q)
             if far == best:
                 kept |= bit_of(slot)
             word &= word - _ONE
@@ -159,17 +168,18 @@ def keep_fewest_ways(candidates, net, onward, link, block):
         onward: what each link brings nearer to where it is wanted, bits of shape
             (blocks, links, words).
     """
-    best, u = _FAR, net.src[link]
+    out_ptr, u = net.out_ptr, net.src[link]
+    best = _FAR
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
             bit = word & (~word + _ONE)
             ways = nb.int64(0)
-            for other in range(net.out_ptr[u], net.out_ptr[u + 1]):
+            for other in range(out_ptr[u], out_ptr[u + 1]):
                 ways += onward[block, other, q] & bit != _ZERO
             if ways < best:
                 best, kept = ways, _ZERO
-                candidates[:q] = _ZERO
+                _clear(candidates, q)
             if ways == best:
                 kept |= bit
             word &= word - _ONE

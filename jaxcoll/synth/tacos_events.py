@@ -33,6 +33,7 @@ _RANDOM = int(rules.Rule.RANDOM)
 _NEED = int(rules.Rule.DOWNSTREAM_NEED)
 _RAREST = int(rules.Rule.RAREST_FIRST)
 _SCARCE = int(rules.Rule.SCARCE_LINK)
+_NEVER = np.iinfo(np.int64).max
 
 
 class Costs(NamedTuple):
@@ -63,6 +64,37 @@ class Tokens(NamedTuple):
     onward: np.ndarray
     target: np.ndarray
     distance: np.ndarray
+
+
+class Desk(NamedTuple):
+    """Room to work in, and who waits and what is on its way.
+
+    Attributes:
+        link, load, number, head: of the idle links into the rank in hand, int64: which it is, the
+            ticks that what it takes needs, how many chunks that is, and the first of them.
+        slot, next: of the chunks taken by these links: which it is, and the next of the same link.
+        candidates, planes: scratch of a block.
+        copies: how many ranks hold each slot or soon will, int32.
+        first, last: sends that each link carries now are ``first..last - 1``, int64; zeros.
+        times, events: heap of arrivals in ticks, and their links, int64 of shape (links,).
+        waiting, waits: ranks whose links are to be matched, and whether each rank is one.
+    """
+
+    link: np.ndarray
+    load: np.ndarray
+    number: np.ndarray
+    head: np.ndarray
+    slot: np.ndarray
+    next: np.ndarray
+    candidates: np.ndarray
+    planes: np.ndarray
+    copies: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
+    waiting: np.ndarray
+    waits: np.ndarray
 
 
 # ---------------------------------------------------------------------- before the first event
@@ -105,7 +137,16 @@ def place_tokens(net: Network, cost, holder, slot, tokens: Tokens, now: Holdings
 
 @nb.njit(cache=True, nogil=True)
 def expand(
-    net: Network, now: Holdings, tokens: Tokens, costs: Costs, wanted, rule, most, x, limit
+    net: Network,
+    now: Holdings,
+    tokens: Tokens,
+    costs: Costs,
+    desk: Desk,
+    wanted,
+    rule,
+    most,
+    x,
+    limit,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any, Any]:
     """Expands the network in time, arrival by arrival, until every postcondition holds.
 
@@ -120,34 +161,18 @@ def expand(
         (start, edge, slot, finish, done): of every send, message by message in order of their
         start; when the last one arrives; and whether the limit was enough.
     """
-    ranks, links, blocks = now.have.shape[1], len(net.src), now.have.shape[0]
-    # Sends that the link carries now are first[link]..last[link] - 1.
-    first, last = np.zeros(links, np.int64), np.zeros(links, np.int64)
-    times, events = np.empty(links + 1, np.int64), np.empty(links + 1, np.int64)
+    have, left, relay, offer = now.have, now.left, now.relay, now.offer
+    out_ptr, near_ptr, near, dst = net.out_ptr, net.near_ptr, net.near, net.dst
+    target, moves, relays = tokens.target, len(tokens.onward) > 0, len(relay) > 0
+    waiting, waits, times, events = desk.waiting, desk.waits, desk.times, desk.events
+    first, last = desk.first, desk.last
+    ranks, blocks, slots = have.shape[1], have.shape[0], len(target)
     start = np.empty(1024, np.int64)
     edge, slot = np.empty(1024, np.int32), np.empty(1024, np.int32)
-    waiting = np.arange(ranks)
-    waits = np.ones(ranks, np.bool_)
-    copies = np.ones(len(costs.size), np.int32)
-    degree = planes = nb.int64(0)
+    size = sends = time = finish = nb.int64(0)
+    count = nb.int64(ranks)
     for v in range(ranks):
-        degree = max(degree, net.in_ptr[v + 1] - net.in_ptr[v])
-        while (net.near_ptr[v + 1] - net.near_ptr[v]) >> planes:
-            planes += 1
-    desk = _Desk(
-        np.empty(degree, np.int64),
-        np.empty(degree, np.int64),
-        np.empty(degree, np.int64),
-        np.empty(degree, np.int64),
-        np.empty(min(most * degree, len(costs.size)) + 1, np.int32),
-        np.empty(min(most * degree, len(costs.size)) + 1, np.int64),
-        np.empty(WORDS, np.uint64),
-        np.empty((1, planes, WORDS), np.uint64),
-        copies,
-    )
-    size = sends = count = nb.int64(0)
-    count = ranks
-    time = finish = nb.int64(0)
+        waiting[v], waits[v] = v, True
     while wanted > 0:
         x = next_random(x)
         block = random_below(x, blocks)
@@ -155,30 +180,19 @@ def expand(
             x = next_random(x)
             j = random_below(x, i + 1)
             waiting[i], waiting[j] = waiting[j], waiting[i]
+        room = nb.int64(0)
         for i in range(count):
             v = waiting[i]
-            waits[v] = False
-            if now.left[v] == 0:
-                continue
-            taken, idle, x = _match(
-                net, now, tokens, costs, rule, most, x, block, v, first, last, desk
-            )
-            while sends + taken > len(edge):
-                start, edge, slot = _longer(start), _longer(edge), _longer(slot)
-            for j in range(idle):
-                if desk.head[j] < 0:
-                    continue
-                link = desk.link[j]
-                first[link] = sends
-                k = desk.head[j]
-                while k >= 0:
-                    start[sends], edge[sends], slot[sends] = time, link, desk.slot[k]
-                    sends += 1
-                    k = desk.next[k]
-                last[link] = sends
-                arrival = time + desk.load[j]
-                finish = max(finish, arrival)
-                size = _push(times, events, size, arrival, link)
+            ports = net.in_ptr[v + 1] - net.in_ptr[v]
+            room += ports * most if moves else min(ports * most, left[v])
+        room = sends + (min(room, slots) if moves else room)
+        if room > len(edge):
+            start, edge, slot = _longer(start, room), _longer(edge, room), _longer(slot, room)
+        sends, size, last_arrival, x = _match(
+            net, now, tokens, costs, desk, rule, most, x, block, count, time, size, sends, start,
+            edge, slot,
+        )  # fmt: skip
+        finish = max(finish, last_arrival)
         if size == 0 or times[0] >= limit:
             return start[:sends], edge[:sends], slot[:sends], finish, False
         time = times[0]
@@ -186,25 +200,25 @@ def expand(
         while size > 0 and times[0] == time:
             link = events[0]
             size = _pop(times, events, size)
-            v = net.dst[link]
+            v = dst[link]
             for i in range(first[link], last[link]):
                 b, word, bit = place(slot[i])
-                if len(tokens.onward):
-                    if v == tokens.target[slot[i]]:
+                if moves:
+                    if v == target[slot[i]]:
                         wanted -= 1
                         continue
-                elif len(now.relay) == 0 or now.relay[b, v, word] & bit == _ZERO:
+                elif not relays or relay[b, v, word] & bit == _ZERO:
                     wanted -= 1
-                now.have[b, v, word] |= bit
-                for out in range(net.out_ptr[v], net.out_ptr[v + 1]):
-                    now.offer[out, b >> 6] |= bit_of(b)
+                have[b, v, word] |= bit
+                for out in range(out_ptr[v], out_ptr[v + 1]):
+                    offer[out, b >> 6] |= bit_of(b)
             first[link] = last[link]
             if not waits[v]:
                 waits[v] = True
                 waiting[count] = v
                 count += 1
-            for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
-                w = net.near[i]
+            for i in range(near_ptr[v], near_ptr[v + 1]):
+                w = near[i]
                 if not waits[w]:
                     waits[w] = True
                     waiting[count] = w
@@ -212,135 +226,152 @@ def expand(
     return start[:sends], edge[:sends], slot[:sends], finish, finish < limit
 
 
-class _Desk(NamedTuple):
-    """Room to match the links into one rank: its idle links, and the chunks given to each.
-
-    ``link``, ``load``, ``number`` and ``head`` are by idle link: which it is, the ticks that what
-    it takes needs, how many chunks that is, and the first of them; ``slot`` and ``next`` are by
-    chunk taken. The rest is scratch, and ``copies`` counts who holds each slot.
-    """
-
-    link: np.ndarray
-    load: np.ndarray
-    number: np.ndarray
-    head: np.ndarray
-    slot: np.ndarray
-    next: np.ndarray
-    candidates: np.ndarray
-    planes: np.ndarray
-    copies: np.ndarray
+@nb.njit(cache=True, nogil=True)
+def _longer(column, room):
+    """The column with at least as much room, and as much again as it has."""
+    longer = np.empty(max(room, 2 * len(column)), column.dtype)
+    for i in range(len(column)):
+        longer[i] = column[i]
+    return longer
 
 
-# ---------------------------------------------------------------------- Algorithm 1, for one rank
+# ---------------------------------------------------------------------- Algorithm 1, by events
 
 
 @nb.njit(cache=True, nogil=True)
-def _match(net, now, tokens, costs, rule, most, x, block, v, first, last, desk):
-    """Gives chunks to the idle links into rank v, each time to the link that is done with it first.
+def _match(
+    net, now, tokens, costs, desk, rule, most, x, start_block, count, time, size, sends, start,
+    edge, slot,
+):  # fmt: skip
+    """Gives chunks to the idle links into the ranks that wait.
+
+    Of the links into one rank, each time the one that is done with a further chunk first gets it.
+
+    Args:
+        start_block: the block at which all links start to look.
+        count: how many ranks wait.
+        size: arrivals to come; sends: sends so far.
+        start, edge, slot: receive the sends, with room for all.
 
     Returns:
-        (taken, idle, x): chunks given, and the number of idle links.
+        (sends, size, finish, x): as given, and when the last of the new sends arrives.
     """
-    idle = nb.int64(0)
-    for i in range(net.in_ptr[v], net.in_ptr[v + 1]):
-        link = net.in_link[i]
-        if first[link] == last[link]:
-            x = next_random(x)
-            j = random_below(x, idle + 1)
-            desk.link[idle] = desk.link[j]
-            desk.link[j] = link
-            idle += 1
-    for j in range(idle):
-        desk.load[j] = costs.alpha[desk.link[j]]
-        desk.number[j], desk.head[j] = 0, -1
-    taken = nb.int64(0)
-    while True:
-        best, chosen = np.iinfo(np.int64).max, -1
-        for j in range(idle):
-            if desk.number[j] < most:
-                done = desk.load[j] + costs.serial[desk.link[j], 0]
-                if done < best:
-                    best, chosen = done, j
-        if chosen < 0:
-            return taken, idle, x
-        link = desk.link[chosen]
-        slot, x = _choose(net, now, tokens, costs, rule, x, block, link, v, desk)
-        if slot < 0:
-            desk.number[chosen] = most
+    in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
+    have, lack, left = now.have, now.lack, now.left
+    onward, target, distance = tokens.onward, tokens.target, tokens.distance
+    alpha, serial, sizes, rate = costs.alpha, costs.serial, costs.size, costs.rate
+    links, load, number, head = desk.link, desk.load, desk.number, desk.head
+    taken, following, copies = desk.slot, desk.next, desk.copies
+    candidates, planes = desk.candidates, desk.planes
+    first, last = desk.first, desk.last
+    moves = len(onward) > 0
+    finish = nb.int64(0)
+    for w in range(count):
+        v = desk.waiting[w]
+        desk.waits[v] = False
+        if left[v] == 0:
             continue
-        b, word, bit = place(slot)
-        if len(tokens.onward):
-            now.have[b, net.src[link], word] &= ~bit
-        else:
-            now.lack[b, v, word] &= ~bit
-            now.left[v] -= 1
-            desk.copies[slot] += 1
-        desk.slot[taken], desk.next[taken] = slot, desk.head[chosen]
-        desk.head[chosen] = taken
-        desk.number[chosen] += 1
-        desk.load[chosen] += costs.serial[link, costs.size[slot]]
-        taken += 1
+        idle = given = nb.int64(0)
+        for i in range(in_ptr[v], in_ptr[v + 1]):
+            link = in_link[i]
+            if first[link] == last[link]:
+                x = next_random(x)
+                j = random_below(x, idle + 1)
+                links[idle] = links[j]
+                links[j] = link
+                idle += 1
+        for j in range(idle):
+            load[j] = alpha[links[j]]
+            number[j], head[j] = 0, -1
+        while True:
+            soonest, chosen = _NEVER, -1
+            for j in range(idle):
+                if number[j] < most:
+                    done = load[j] + serial[links[j], 0]
+                    if done < soonest:
+                        soonest, chosen = done, j
+            if chosen < 0:
+                break
+            link = links[chosen]
+            block = _look(net, now, tokens, candidates, start_block, link, v)
+            if block < 0:
+                number[chosen] = most
+                continue
+            if moves:
+                if rule == _NEED:
+                    rules.keep_farthest(candidates, block, distance[v], target)
+                elif rule == _SCARCE:
+                    rules.keep_fewest_ways(candidates, net, onward, link, block)
+            else:
+                if rule == _RAREST:
+                    rules.keep_rarest(candidates, block, copies)
+                elif rule == _SCARCE:
+                    rules.keep_scarcest(candidates, net, have, link, v, block, rate)
+                if rule != _RANDOM:
+                    rules.keep_most_needed(candidates, net, lack, v, block, planes)
+                if rule in (_NEED, _SCARCE):
+                    rules.keep_rarest(candidates, block, copies)
+            x = next_random(x)
+            s = draw(candidates, x) + (block << 9)
+            block, word, bit = place(s)
+            if moves:
+                have[block, src[link], word] &= ~bit
+            else:
+                lack[block, v, word] &= ~bit
+                left[v] -= 1
+                copies[s] += 1
+            taken[given], following[given] = s, head[chosen]
+            head[chosen] = given
+            given += 1
+            number[chosen] += 1
+            load[chosen] += serial[link, sizes[s]]
+        for j in range(idle):
+            if head[j] < 0:
+                continue
+            link, k = links[j], head[j]
+            first[link] = sends
+            while k >= 0:
+                start[sends], edge[sends], slot[sends] = time, link, taken[k]
+                sends += 1
+                k = following[k]
+            last[link] = sends
+            finish = max(finish, time + load[j])
+            size = _push(desk.times, desk.events, size, time + load[j], link)
+    return sends, size, finish, x
 
 
 @nb.njit(cache=True, nogil=True)
-def _choose(net, now, tokens, costs, rule, x, start, link, v, desk):
-    """What a link into rank v takes, by the rule, in the first block from ``start`` that has any.
+def _look(net, now, tokens, candidates, start, link, v):
+    """The first block, from ``start`` on, in which a link into rank v could carry something.
 
-    Returns:
-        (slot, x): -1 for nothing.
+    What that is goes to ``candidates``; -1 for nothing in any block.
     """
-    blocks, u, candidates = now.have.shape[0], net.src[link], desk.candidates
-    block = next_block(now.offer, link, start, start, blocks)
+    have, lack, relay, offer = now.have, now.lack, now.relay, now.offer
+    onward, near_ptr, near = tokens.onward, net.near_ptr, net.near
+    blocks, u = have.shape[0], net.src[link]
+    moves, relays = len(onward) > 0, len(relay) > 0
+    block = next_block(offer, link, start, start, blocks)
     while block >= 0:
         found = _ZERO
         for q in range(WORDS):
-            if len(tokens.onward):
-                candidates[q] = now.have[block, u, q] & tokens.onward[block, link, q]
+            if moves:
+                word = have[block, u, q] & onward[block, link, q]
             else:
-                candidates[q] = now.have[block, u, q] & now.lack[block, v, q]
-                if len(now.relay) and candidates[q] != _ZERO:
+                word = have[block, u, q] & lack[block, v, q]
+                if relays and word != _ZERO:
                     # A chunk to relay is worth taking only while somebody next to v lacks it.
-                    lacked = ~now.relay[block, v, q]
-                    for i in range(net.near_ptr[v], net.near_ptr[v + 1]):
-                        lacked |= now.lack[block, net.near[i], q]
-                    candidates[q] &= lacked
-            found |= candidates[q]
+                    lacked = ~relay[block, v, q]
+                    for i in range(near_ptr[v], near_ptr[v + 1]):
+                        lacked |= lack[block, near[i], q]
+                    word &= lacked
+            candidates[q] = word
+            found |= word
         if found != _ZERO:
-            if rule != _RANDOM:
-                _narrow(net, now, tokens, costs, rule, block, link, v, desk)
-            x = next_random(x)
-            return draw(candidates, x) + (block << 9), x
+            break
         # Nothing more until the source receives something in this block.
-        now.offer[link, block >> 6] &= ~bit_of(block)
-        block = next_block(now.offer, link, block + 1, start, blocks)
-    return nb.int64(-1), x
-
-
-@nb.njit(cache=True, nogil=True)
-def _narrow(net, now, tokens, costs, rule, block, link, v, desk):
-    """Keeps the candidates on the desk that the rule likes best."""
-    candidates = desk.candidates
-    if len(tokens.onward):
-        if rule == _NEED:
-            rules.keep_farthest(candidates, block, tokens.distance[v], tokens.target)
-        elif rule == _SCARCE:
-            rules.keep_fewest_ways(candidates, net, tokens.onward, link, block)
-        return
-    if rule == _RAREST:
-        rules.keep_rarest(candidates, block, desk.copies)
-    elif rule == _SCARCE:
-        rules.keep_scarcest(candidates, net, now.have, link, v, block, costs.rate)
-    rules.keep_most_needed(candidates, net, now.lack, v, block, desk.planes)
-    if rule != _RAREST:
-        rules.keep_rarest(candidates, block, desk.copies)
-
-
-@nb.njit(inline="always")
-def _longer(column):
-    """The column with room for as much again."""
-    longer = np.empty(2 * len(column), column.dtype)
-    longer[: len(column)] = column
-    return longer
+        offer[link, block >> 6] &= ~bit_of(block)
+        block = next_block(offer, link, block + 1, start, blocks)
+    return block
 
 
 # ---------------------------------------------------------------------- arrivals

@@ -222,8 +222,9 @@ def search_by_events(
         wanted = events.place_tokens(network, path_cost, holder, slot, tokens, now)
     state = random.integers(1, 2**64, dtype=np.uint64)
     most = min(most, collective.num_chunks)
+    desk = _desk(network, collective.num_ranks, collective.num_chunks, most)
     start, edge, slots, finish, done = events.expand(
-        network, now, tokens, costs, wanted, rule, most, state, limit
+        network, now, tokens, costs, desk, wanted, rule, most, state, limit
     )
     step_ptr = _step_ptr(start)
     chunk = np.take(chunk_of_slot, slots)
@@ -236,6 +237,31 @@ def search_by_events(
         order = np.argsort(start, kind="stable")
         edge, chunk, step_ptr = edge[order], chunk[order], _step_ptr(start[order])
     return Found(step_ptr, edge, chunk, int(finish), done)
+
+
+def _desk(network: kernel.Network, ranks: int, slots: int, most: int) -> events.Desk:
+    """A desk for a search that has not begun."""
+    links = len(network.src)
+    ports = int(np.diff(network.in_ptr).max())
+    planes = int(np.diff(network.near_ptr).max()).bit_length()
+    chunks = min(most * ports, slots)
+    return events.Desk(
+        link=np.empty(ports, np.int64),
+        load=np.empty(ports, np.int64),
+        number=np.empty(ports, np.int64),
+        head=np.empty(ports, np.int64),
+        slot=np.empty(chunks, np.int32),
+        next=np.empty(chunks, np.int64),
+        candidates=np.empty(kernel.WORDS, np.uint64),
+        planes=np.empty((1, planes, kernel.WORDS), np.uint64),
+        copies=np.ones(slots, np.int32),
+        first=np.zeros(links, np.int64),
+        last=np.zeros(links, np.int64),
+        times=np.empty(links, np.int64),
+        events=np.empty(links, np.int64),
+        waiting=np.empty(ranks, np.int64),
+        waits=np.empty(ranks, np.bool_),
+    )
 
 
 def _step_ptr(start: np.ndarray) -> np.ndarray:

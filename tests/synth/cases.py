@@ -23,6 +23,7 @@ from jaxcoll.synth import (
     Hdrm,
     HierarchicalRing,
     MultiTree,
+    Portfolio,
     Rhd,
     Ring,
     Ring2D,
@@ -99,6 +100,7 @@ BIGRAPHS = st.sampled_from([families.bigraph(*s) for s in ((1, 2), (2, 2), (2, 4
 DGX1 = st.sampled_from([families.dgx1(), families.dgx1(merged=True, bandwidth=7e9)])
 SUMS = ("all_reduce",)
 TREES = (*GATHERS, "broadcast", "reduce")
+FEW = Portfolio(rules=("downstream-need",), seeds=1, aggregate=(1, None))
 
 CASES = [
     *(Case(s, "random", RANDOM) for s in (Ring(), Ring(bidirectional=False))),
@@ -163,4 +165,7 @@ CASES = [
     Case(Tacos(attempts=2), "switches", SWITCHED, KINDS),
     Case(Tacos(attempts=1, degree=2), "switches", SWITCHED, KINDS),
     Case(Tacos(), "one or two ranks", SMALL, KINDS),
+    Case(FEW, "switches", SWITCHED, KINDS),
+    Case(FEW, "grids", EVEN_GRIDS, KINDS),
+    Case(Portfolio(), "one or two ranks", SMALL, KINDS),
 ]
