@@ -1,7 +1,7 @@
 """Compiles collectives for one target and prints what the compiler made of each, as JSON.
 
-Arguments: the target's name, "wrap" or "rule" (how a slice closes), and which cases: "few", "rest"
-or "options". Runs in a process of its own, which has the compilers on its path; see
+Arguments: the target's name, "wrap" or "rule" (how a slice closes), and which cases: "few", "rest",
+"pallas" or "options". Runs in a process of its own, which has the compilers on its path; see
 ``test_targets``.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import time
 
@@ -30,6 +31,8 @@ from jaxcoll.synth import synthesize
 # fit into the fast memory of a TPU, where they would not count as temporary.
 SHARD = 6 * 2**19
 LOWERINGS = ("ssa", "scan")
+# Trailing dimensions of what is sent, where it is not flat.
+TRAILING = {"v5p": (1024,), "v5e": (8, 128)}
 GATHERS = ("all_gather", "reduce_scatter", "all_reduce")
 
 
@@ -44,10 +47,10 @@ def main(name: str, wrap: str, which: str) -> None:
     if target.platform == "gpu":
         # What NCCL makes of the wires is its own; permutes of a torus are what is looked at here.
         topology = topologies.torus(4, 4, n // 16) if n > 16 else topologies.torus(2, 2, n // 4)
-    synthesizer = "tacos" if which == "few" else "bucket"
+    synthesizer = "bucket" if which == "rest" else "tacos"
     for kind in GATHERS:
         schedule = synthesize(topology, Collective(kind, n), synthesizer)
-        for lowering in LOWERINGS:
+        for lowering in ("pallas",) if which == "pallas" else LOWERINGS:
             row(target, schedule, synthesizer, lowering)
     if which == "rest":
         for kind in sorted(set(KINDS) - set(GATHERS)):
@@ -82,11 +85,13 @@ def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str)
     """Compile one collective and print what came of it."""
     kind, n = schedule.collective.kind, len(target.devices)
     mesh = target.mesh()
+    trailing = TRAILING.get(target.name.partition(":")[0], ())
+    lines = SHARD // math.prod(trailing)
     start = time.perf_counter()
     compiled = aot.compile_for(
         mesh,
         call(kind, schedule, lowering),
-        [(n * SHARD if kind in ("all_gather", "gather") else n * n * SHARD,)],
+        [(n * lines if kind in ("all_gather", "gather") else n * n * lines, *trailing)],
         [P("i")],
         P() if kind == "all_reduce" else P("i"),
         dtype=jnp.float32,
@@ -125,6 +130,7 @@ def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str)
 def call(kind: str, schedule: Schedule, lowering: str):
     """The function of one rank's array that runs a collective on something computed before."""
     options = {"schedule": schedule, "lowering": lowering}
+    n = schedule.collective.num_ranks
     name = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}.get(kind, kind)
     function = getattr(jc, name)
 
@@ -132,8 +138,9 @@ def call(kind: str, schedule: Schedule, lowering: str):
         # A parameter could not be written to: the compiler would have to copy it first.
         x = x * 2
         if kind in ROOTED:
-            x = x.reshape(-1, SHARD) if kind == "scatter" else x
-            return function(x, "i", 1, **options).reshape(-1)
+            x = x.reshape(n, -1, *x.shape[1:]) if kind == "scatter" else x
+            out = function(x, "i", 1, **options)
+            return out.reshape(-1, *out.shape[2:]) if kind == "gather" else out
         if kind == "all_to_all":
             return function(x, "i", 0, 0, tiled=True, **options)
         return function(x, "i", **({} if kind == "all_reduce" else {"tiled": True}), **options)

@@ -113,6 +113,18 @@ def test_all_others(name, wrap, links):
         check(row, platform_of(name))
 
 
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [("v5e:4x4", "wrap"), pytest.param("v5p:4x4x4", "rule", marks=pytest.mark.slow)],
+)
+def test_pallas_compiles(name, wrap):
+    rows = compiled(name, wrap, "pallas")
+    assert len(rows) == 3
+    for row in rows:
+        assert row["native"] == {}
+        assert row["copies"] == row["permutes"] == 0
+
+
 @pytest.mark.parametrize(("name", "most"), [("v5p:4x4x4", 6), ("h100:16x8", 1)])
 def test_options_do_what_they_are_for(name, most):
     rows = compiled(name, "rule", "options")
