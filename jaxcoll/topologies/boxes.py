@@ -142,7 +142,8 @@ def mi250(
     if boxes > 1:
         pairs += [(r, n, network_alpha, network) for r in range(n)]
     names = [f"box {r // ranks} rank {r % ranks}" for r in range(n)] + ["network"] * (boxes > 1)
-    return _both_ways(n, pairs, names, f"MI250 {'+'.join([str(ranks)] * boxes)}")
+    sizes = "+".join([str(ranks)] * boxes) if boxes <= 4 else f"{boxes} x {ranks}"
+    return _both_ways(n, pairs, names, f"MI250 {sizes}")
 
 
 def _a_box(speed: Speed | Sequence[Speed], boxes: int, what: str) -> list[Speed]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.exact import Number
 from jaxcoll.paths import Edges
+from jaxcoll.synth.forestcoll.orbits import moved_trees
 from jaxcoll.synth.forestcoll.packing import Trees, pack_trees
+from jaxcoll.synth.forestcoll.rails import find_boxes, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.removal import Logical, Piece, remove_switches
 from jaxcoll.throughput import Scaling, fixed_k, optimum
 from jaxcoll.topology import Topology
@@ -37,13 +40,61 @@ def forest(
         TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61.
     """
     scaling = optimum(topology, weights).scaling if k is None else fixed_k(topology, k, weights)
-    logical = remove_switches(topology, scaling, guess=guess)
-    trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)
-    flow = assemble(topology, scaling, logical, trees)
+    if guess:
+        for flow in _structured(topology, scaling):
+            if _holds(flow):
+                return flow
+    flow = _packed(topology, scaling, guess)
     if k is not None:  # links that were trimmed may turn out to be needed less than allowed
         flow = dataclasses.replace(flow, inverse=flow.slowest_link())
     flow.check_load()
     return flow
+
+
+def _structured(topology: Topology, scaling: Scaling) -> Iterator[TreeFlow]:
+    """Trees by the known forms of networks, where this is one; not yet checked."""
+    moved = moved_trees(topology, scaling)
+    if moved is not None:
+        yield moved
+    if set(scaling.trees) != {scaling.k}:
+        return
+    for boxes in find_boxes(topology, scaling):
+        needed = inner_scaling(boxes, scaling)
+        if needed is None:
+            continue
+        try:
+            inner = _inside(boxes.inside, needed)
+        except TopologyError:  # one box alone cannot spread what enters it
+            continue
+        joined = joined_trees(topology, scaling, boxes, inner)
+        if joined is not None:
+            yield joined
+
+
+def _holds(flow: TreeFlow) -> bool:
+    try:
+        flow.check_load()
+    except ScheduleError:
+        return False
+    return True
+
+
+def _inside(topology: Topology, scaling: Scaling) -> TreeFlow:
+    if topology.num_ranks > 1:
+        return _packed(topology, scaling, guess=True)
+    nothing = np.zeros(0, np.int64)
+    edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
+    whole = np.asarray([scaling.k])
+    return TreeFlow(
+        topology, scaling.k, scaling.trees, np.zeros(1, int), whole, edges, np.zeros(2, int),
+        nothing, scaling.inverse,
+    )  # fmt: skip
+
+
+def _packed(topology: Topology, scaling: Scaling, guess: bool) -> TreeFlow:
+    logical = remove_switches(topology, scaling, guess=guess)
+    trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)
+    return assemble(topology, scaling, logical, trees)
 
 
 def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Trees) -> TreeFlow:
