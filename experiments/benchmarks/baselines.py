@@ -20,9 +20,11 @@ from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import MODELS, simulate
 from jaxcoll.synth import (
     SYNTHESIZERS,
+    Bruck,
     DoubleBinaryTree,
     Rhd,
     Ring,
+    Swing,
     Synthesizer,
     Tacos,
     Tto,
@@ -48,7 +50,9 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
 # Fields that matter besides the number of chunks.
 VARIANTS: Mapping[str, Sequence[Synthesizer]] = {
     "ring": (Ring(), Ring(bidirectional=False)),
-    "rhd": (Rhd(), Rhd(far_first=True)),
+    "rhd": (Rhd(), Rhd(far_first=True), Rhd(pieces=12), Rhd(far_first=True, pieces=12)),
+    "bruck": (Bruck(), Bruck(pieces=12)),
+    "swing": (Swing(), Swing(pieces=12)),
     "double_binary_tree": (DoubleBinaryTree(), DoubleBinaryTree(pieces=1)),
     "tto": (Tto(), Tto(pieces=1)),
     "tacos": (Tacos(attempts=2), Tacos(attempts=2, aggregate=None)),

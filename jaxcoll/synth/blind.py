@@ -7,24 +7,45 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.links import whole_number
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.dimensionwise import Sends
 from jaxcoll.topology import Topology
 
 
+def checked_pieces(pieces: int | None) -> int | None:
+    """A number of pieces to cut messages into.
+
+    Raises:
+        CollectiveError: less than 1.
+    """
+    if pieces is None:
+        return None
+    count = whole_number(pieces, "pieces")
+    if count < 1:
+        raise CollectiveError(f"pieces must be at least 1, got {count}")
+    return count
+
+
 def gathered(
-    topology: Topology, collective: Collective, write: Callable[[np.ndarray], tuple]
+    topology: Topology,
+    collective: Collective,
+    write: Callable[[np.ndarray], tuple[np.ndarray, Sends]],
+    pieces: int = 1,
 ) -> Schedule:
     """The all_gather that is written for every group by itself, routed over shortest paths.
 
     Args:
         write: from the ranks of a group to (ranks by place, ``Sends`` between the places).
+        pieces: see ``Sends.in_pieces``.
     """
     parts = []
     for group in collective.groups:
         if len(group) > 1:
             ranks, sends = write(np.asarray(group))
+            sends = sends.in_pieces(collective.chunks_per_shard, pieces)
             parts.append(on_ranks(sends, ranks))
     return schedule_of(topology, collective, Sends.joined(parts))
 

@@ -12,7 +12,7 @@ from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import patterns
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import gathered
+from jaxcoll.synth.blind import checked_pieces, gathered
 from jaxcoll.synth.dimensionwise import Sends, gather_in_order
 from jaxcoll.topology import Topology
 
@@ -24,10 +24,22 @@ class Bruck(Synthesizer):
     In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
     Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
     systems", 1997). Blind to the topology: pairs are routed over shortest paths.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
     """
+
+    pieces: int = 1
 
     name: ClassVar[str] = "bruck"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""
@@ -37,4 +49,4 @@ class Bruck(Synthesizer):
             pattern = patterns.bruck(len(group))
             return group, gather_in_order(Grid((len(group),), (False,)), (0,), {0: pattern}, index)
 
-        return gathered(topology, collective, shifted)
+        return gathered(topology, collective, shifted, self.pieces)

@@ -40,6 +40,20 @@ class Sends:
             return cls(*(np.zeros(0, np.int64) for _ in names))
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
+    def in_pieces(self, chunks: int, pieces: int) -> Sends:
+        """The sends with every message cut into pieces, at most one a chunk of a shard.
+
+        A message is stored before it is forwarded, so one that crosses switches or relaying ranks
+        takes less time in pieces, which follow one another.
+
+        Args:
+            chunks: chunks in a shard.
+            pieces: pieces of a message, at least 1.
+        """
+        count = min(pieces, chunks)
+        step = self.step * count + self.index * count // chunks
+        return dataclasses.replace(self, step=step)
+
 
 def gather_by_dimension(
     grid: Grid, dims: tuple[int, ...], chunks: int, *, both_ways: bool

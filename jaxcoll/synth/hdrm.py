@@ -12,7 +12,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import on_ranks, schedule_of
+from jaxcoll.synth.blind import checked_pieces, on_ranks, schedule_of
 from jaxcoll.synth.dimensionwise import gather_in_order
 from jaxcoll.synth.patterns import doubling, is_power_of_two
 from jaxcoll.topologies import bigraph
@@ -32,10 +32,22 @@ class Hdrm(Synthesizer):
 
     Defined on networks made by ``topologies.bigraph`` with powers of two of ranks a switch and of
     switches, for all ranks at once.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
     """
+
+    pieces: int = 1
 
     name: ClassVar[str] = "hdrm"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.
@@ -53,6 +65,7 @@ class Hdrm(Synthesizer):
         everyone = Grid((n,), (False,))
         index = np.arange(collective.chunks_per_shard)
         sends = gather_in_order(everyone, (0,), {0: doubling(n)}, index)
+        sends = sends.in_pieces(collective.chunks_per_shard, self.pieces)
         mapping = rank_mapping(ranks, switches)
         return schedule_of(topology, collective, on_ranks(sends, mapping))
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError
-from jaxcoll.links import whole_number
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.blind import routed
 from jaxcoll.topology import Topology
@@ -42,20 +40,6 @@ class Tree:
             if above[v] >= 0:
                 height[above[v]] = max(height[above[v]], height[v] + 1)
         return cls(above, depth, height)
-
-
-def checked_pieces(pieces: int | None) -> int | None:
-    """A number of pieces that can be used.
-
-    Raises:
-        CollectiveError: less than 1.
-    """
-    if pieces is None:
-        return None
-    count = whole_number(pieces, "pieces")
-    if count < 1:
-        raise CollectiveError(f"pieces must be at least 1, got {count}")
-    return count
 
 
 def all_reduce(

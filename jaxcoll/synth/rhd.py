@@ -12,7 +12,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import gathered
+from jaxcoll.synth.blind import checked_pieces, gathered
 from jaxcoll.synth.dimensionwise import Sends, gather_in_order
 from jaxcoll.synth.patterns import doubling, is_power_of_two
 from jaxcoll.topology import Topology
@@ -30,12 +30,21 @@ class Rhd(Synthesizer):
     Attributes:
         far_first: whether the all-gather starts with the farthest partner, so that the largest
             messages go to the nearest (Rabenseifner's order of reduce-scatter).
+        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
     """
 
     far_first: bool = False
+    pieces: int = 1
 
     name: ClassVar[str] = "rhd"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.
@@ -50,7 +59,7 @@ class Rhd(Synthesizer):
             pattern = doubling(len(group), far_first=self.far_first)
             return group, gather_in_order(Grid((len(group),), (False,)), (0,), {0: pattern}, index)
 
-        return gathered(topology, collective, pairwise)
+        return gathered(topology, collective, pairwise, self.pieces)
 
 
 def check_powers_of_two(collective: Collective, who: str) -> None:

@@ -12,7 +12,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import schedule_of
+from jaxcoll.synth.blind import checked_pieces, schedule_of
 from jaxcoll.synth.dimensionwise import Sends, gather_in_order
 from jaxcoll.synth.patterns import exchanges, is_power_of_two
 from jaxcoll.topology import Topology
@@ -31,10 +31,22 @@ class Swing(Synthesizer):
     the reduce-scatter backwards. Pairs are routed over shortest paths.
 
     Defined on tori whose sides are powers of two, for all ranks at once.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
     """
+
+    pieces: int = 1
 
     name: ClassVar[str] = "swing"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.
@@ -56,7 +68,8 @@ class Swing(Synthesizer):
             partners = _partners(grid, dims[first:] + dims[:first], sign)
             index = np.arange(part, collective.chunks_per_shard, len(ways))
             parts.append(gather_in_order(everyone, (0,), {0: exchanges(partners[::-1])}, index))
-        return schedule_of(topology, collective, Sends.joined(parts))
+        sends = Sends.joined(parts).in_pieces(collective.chunks_per_shard, self.pieces)
+        return schedule_of(topology, collective, sends)
 
 
 def _torus(topology: Topology) -> Grid:

@@ -11,7 +11,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.pipelined_trees import Tree, all_reduce, checked_pieces
+from jaxcoll.synth.blind import checked_pieces
+from jaxcoll.synth.pipelined_trees import Tree, all_reduce
 from jaxcoll.topology import Topology
 
 

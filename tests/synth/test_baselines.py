@@ -92,6 +92,31 @@ def test_bruck_takes_ceil_log_n_steps_and_sends_the_least(n):
     assert np.array_equal(back, 1 << schedule.step)
 
 
+@pytest.mark.parametrize("make", [Rhd, Bruck, Swing, Hdrm, DoubleBinaryTree, CCube, Tto])
+def test_messages_are_cut_into_at_least_one_piece(make):
+    with pytest.raises(CollectiveError, match="pieces must be at least 1, got 0"):
+        make(pieces=0)
+
+
+def test_pieces_follow_one_another_through_a_switch():
+    """An exchange over two links: m pieces take (m + 1) / m of the time over one."""
+    topology = topologies.switch(8, alpha=0, bandwidth=1e9)
+    nbytes = 8 * 7 * 10**6
+    for pieces in (1, 2, 7):
+        schedule = synthesize(topology, "all_gather", Bruck(pieces), chunks=14)
+        assert schedule.num_messages == 3 * 8 * pieces
+        through = Fraction(7, 8) * nbytes / 10**9 * Fraction(pieces + 1, pieces)
+        # The next exchange starts while the last piece of the one before is still under way.
+        assert through * Fraction(pieces, pieces + 1) < simulate(schedule, nbytes).exact_time
+        assert simulate(schedule, nbytes).exact_time <= through
+    assert simulate(schedule, nbytes).time < 1.1 * Fraction(7, 8) * nbytes / 10**9
+    whole, cut = (synthesize(topology, "all_gather", Rhd(pieces=p), chunks=2) for p in (1, 9))
+    assert cut.num_steps == 2 * whole.num_steps
+    assert sorted(zip(whole.edge, whole.chunk, strict=True)) == sorted(
+        zip(cut.edge, cut.chunk, strict=True)
+    )
+
+
 def test_groups_halve_and_double_by_their_places():
     groups = [(6, 0, 3, 5), (7, 1)]
     schedule = synthesize(topologies.fully_connected(8), "all_gather", Rhd(), groups=groups)
@@ -361,8 +386,6 @@ def test_trees_cut_data_into_pieces():
         assert schedule.num_steps == steps
         halves = np.bincount(schedule.chunk % 2)
         assert halves[0] == halves[1]
-    with pytest.raises(CollectiveError, match="pieces must be at least 1, got 0"):
-        DoubleBinaryTree(0)
     with pytest.raises(CollectiveError, match="not defined for all_gather; it offers all_reduce"):
         synthesize(topology, "all_gather", DoubleBinaryTree())
 
@@ -458,6 +481,9 @@ def test_hdrm_shares_no_link_on_the_networks_of_multitree(switches):
         assert len(np.unique(links)) == len(links)
     blind = synthesize(topology, "all_reduce", Rhd())
     assert simulate(schedule, 10**9).time < simulate(blind, 10**9).time
+    # "When dealing with large data sizes, HDRM also fully utilizes the bandwidth" (Sec. VI-A).
+    pieces = synthesize(topology, "all_reduce", Hdrm(pieces=16), chunks=16)
+    assert float(ideal(topology, "all_reduce", 10**9)) > 0.92 * simulate(pieces, 10**9).time
 
 
 def test_hdrm_refuses():
