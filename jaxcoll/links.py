@@ -6,6 +6,7 @@ import operator
 from fractions import Fraction
 
 import numpy as np
+import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.exact import as_fraction, fits_float
@@ -126,3 +127,53 @@ def group_by(vertex: np.ndarray, num_vertices: int) -> tuple[np.ndarray, np.ndar
     for column in (ptr, order):
         column.setflags(write=False)
     return ptr, order
+
+
+def chosen_links(links, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """Which links are meant by numbers, or by pairs (u, v) for all links from u to v; bool.
+
+    Raises:
+        TopologyError: a number or pair of which there is no link.
+    """
+    chosen = np.zeros(len(src), bool)
+    for link in links:
+        if isinstance(link, (tuple, list)) and len(link) == 2:
+            between = (src == link[0]) & (dst == link[1])
+        else:
+            between = np.arange(len(src)) == whole_number(link, "a link")
+        if not between.any():
+            raise TopologyError(
+                f"there is no link {link!r}; links are 0..{len(src) - 1}, or pairs of vertices"
+            )
+        chosen |= between
+    return chosen
+
+
+def check_survivors(num_vertices: int, ranks: np.ndarray, src, dst, gone: np.ndarray) -> None:
+    """Refuse ranks that cannot reach each other once links are gone, naming the cut.
+
+    Args:
+        ranks: the ranks that stay.
+        src, dst: all links.
+        gone: which of them are gone, bool.
+    """
+    if not len(ranks):
+        raise TopologyError("no rank would stay")
+    ones = np.ones(int((~gone).sum()), np.int8)
+    shape = (num_vertices, num_vertices)
+    adjacency = sp.csr_matrix((ones, (src[~gone], dst[~gone])), shape=shape)
+    for graph, verb, way in ((adjacency, "reach", "out of"), (adjacency.T, "hear from", "into")):
+        reached = sp.csgraph.breadth_first_order(graph, ranks[0], return_predecessors=False)
+        inside = np.zeros(num_vertices, bool)
+        inside[reached] = True
+        missing = ranks[~inside[ranks]]
+        if not missing.size:
+            continue
+        near, far = (src, dst) if way == "out of" else (dst, src)
+        cut = gone & inside[near] & ~inside[far]
+        links = ", ".join(f"{src[i]}->{dst[i]}" for i in np.flatnonzero(cut))
+        together = ", ".join(map(str, ranks[inside[ranks]]))
+        raise TopologyError(
+            f"the survivors are cut in two: rank {ranks[0]} would no longer {verb} rank "
+            f"{missing[0]}; the links {way} ranks {together} that would be gone are {links}"
+        )

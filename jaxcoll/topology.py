@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import networkx as nx
@@ -18,6 +18,8 @@ from jaxcoll.grid import Grid, Placement
 from jaxcoll.links import (
     canonical_order,
     check_links,
+    check_survivors,
+    chosen_links,
     exact_column,
     float_column,
     fractions_of,
@@ -245,6 +247,48 @@ class Topology:
         """The link of ``relabel(permutation)`` that each link becomes, int64 of shape (links,)."""
         image = self._vertex_image(permutation)
         return self._positions(image[self.src], image[self.dst])
+
+    def without(
+        self,
+        links: Iterable[int | tuple[int, int]] = (),
+        ranks: Iterable[int] = (),
+    ) -> Topology:
+        """The network that is left when links or ranks fail.
+
+        Surviving ranks are numbered from 0 in their old order: rank r is the r-th that survives.
+        A failed rank takes its links with it; switches stay. Grid and generators are dropped.
+
+        Args:
+            links: numbers of links, or pairs (u, v) for all links from vertex u to vertex v; a
+                wire that fails both ways is two.
+            ranks: ranks.
+
+        Raises:
+            TopologyError: a link or rank that does not exist, no survivors, or survivors that
+                cannot reach each other; the message names the cut.
+        """
+        lost = np.zeros(self.num_vertices, bool)
+        for rank in ranks:
+            if not 0 <= whole_number(rank, "a rank") < self.num_ranks:
+                raise TopologyError(f"there is no rank {rank}; ranks are 0..{self.num_ranks - 1}")
+            lost[rank] = True
+        gone = chosen_links(links, self.src, self.dst) | lost[self.src] | lost[self.dst]
+        stays = np.flatnonzero(~lost[: self.num_ranks])
+        check_survivors(self.num_vertices, stays, self.src, self.dst, gone)
+        image = np.cumsum(~lost) - 1
+        kept = np.flatnonzero(~gone)
+        return Topology(
+            len(stays),
+            image[self.src[kept]],
+            image[self.dst[kept]],
+            self.alpha[kept],
+            [self.exact_bandwidth[i] for i in kept],  # type: ignore[arg-type]
+            num_vertices=int((~lost).sum()),
+            name=f"{self.name} after failures" if self.name else "",
+            vertex_names=tuple(
+                name for name, is_lost in zip(self.vertex_names, lost, strict=False) if not is_lost
+            ),
+        )
 
     def _vertex_image(self, permutation: Sequence[int] | np.ndarray) -> np.ndarray:
         image = np.asarray(permutation, dtype=np.int64)

@@ -1,0 +1,118 @@
+"""Networks after failures: what is left, under which numbers, and what is refused."""
+
+from __future__ import annotations
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxcoll import synthesize, verify
+from jaxcoll.errors import TopologyError
+from jaxcoll.topologies import mesh, ring, switch, torus
+from jaxcoll.topology import Topology
+from tests import strategies
+
+
+def links_of(topology: Topology) -> set[tuple]:
+    columns = (topology.src, topology.dst, topology.alpha, topology.exact_bandwidth)
+    return set(zip(*(list(column) for column in columns), strict=True))
+
+
+def still_joined(topology: Topology, links: set[int], ranks: set[int]) -> bool:
+    """Whether networkx finds a path between any two survivors."""
+    graph = nx.MultiDiGraph()
+    graph.add_nodes_from(range(topology.num_vertices))
+    for link, ends in enumerate(zip(topology.src, topology.dst, strict=True)):
+        if link not in links and not ranks & set(ends):
+            graph.add_edge(*ends)
+    stays = set(range(topology.num_ranks)) - ranks
+    reached = [nx.descendants(graph, rank) | {rank} for rank in stays]
+    return bool(stays) and all(stays <= each for each in reached)
+
+
+def test_nothing_lost_is_the_same_network():
+    topology = torus(3, 4)
+    assert topology.without() == topology
+
+
+def test_a_link_is_lost_one_way():
+    topology = ring(4)
+    left = topology.without(links=[(0, 1)])
+    assert links_of(topology) - links_of(left) == {
+        (0, 1, topology.alpha[0], topology.exact_bandwidth[0])
+    }
+
+
+def test_links_by_number_and_parallel_ones_by_pair():
+    topology = Topology(2, [0, 0, 1], [1, 1, 0], [0.0] * 3, [1e9, 2e9, 1e9])  # type: ignore[arg-type]
+    assert topology.without(links=[1]).num_links == 2
+    with pytest.raises(TopologyError, match="0->1, 0->1"):
+        topology.without(links=[(0, 1)])
+
+
+def test_survivors_are_numbered_in_order():
+    left = mesh(2, 3).without(ranks=[1])  # 0 2 / 3 4 5 -> 0 1 / 2 3 4
+    pairs = {tuple(pair) for pair in np.stack([left.src, left.dst], axis=1).tolist()}
+    wires = {(0, 2), (1, 4), (2, 3), (3, 4)}
+    assert pairs == wires | {(v, u) for u, v in wires}
+    assert left.num_ranks == 5
+    assert left.grid is None
+
+
+def test_switches_and_names_stay():
+    names = ("a", "b", "c", "hub")
+    star = switch(3)
+    named = Topology(
+        3, star.src, star.dst, star.alpha, star.bandwidth, num_vertices=4, vertex_names=names
+    )
+    left = named.without(ranks=[0])
+    assert left.vertex_names == ("b", "c", "hub")
+    assert left == switch(2)
+
+
+@given(strategies.topologies(switches=True, exact=True), st.data())
+def test_what_is_left_carries_a_collective_or_is_refused_for_good_reason(topology, data):
+    ranks = data.draw(st.sets(st.integers(0, topology.num_ranks - 1), max_size=2))
+    links = data.draw(st.sets(st.integers(0, topology.num_links - 1), max_size=2))
+    if not still_joined(topology, links, ranks):
+        with pytest.raises(TopologyError, match="cut in two|no rank would stay"):
+            topology.without(links, ranks)
+        return
+    left = topology.without(links, ranks)
+    assert left.num_ranks == topology.num_ranks - len(ranks)
+    assert left.num_vertices == topology.num_vertices - len(ranks)
+    image = np.delete(np.arange(topology.num_vertices), sorted(ranks))
+    assert {(image[u], image[v], a, b) for u, v, a, b in links_of(left)} <= links_of(topology)
+    verify(synthesize(left, "all_gather"))
+
+
+@pytest.mark.parametrize("cut", [[(0, 1), (2, 3)], [(1, 0), (3, 2)]])
+def test_a_cut_is_named(cut):
+    topology, (u, v) = mesh(2, 2), cut[0]
+    with pytest.raises(TopologyError, match=rf"cut in two.*ranks 0, 2 .*{u}->{v}"):
+        topology.without(links=cut)
+
+
+def test_a_cut_by_a_lost_rank_is_named():
+    with pytest.raises(TopologyError, match=r"rank 0 would no longer reach rank 2.*0->1"):
+        mesh(1, 3).without(ranks=[1])
+
+
+@pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        ({"ranks": [4]}, "no rank 4"),
+        ({"ranks": [-1]}, "no rank -1"),
+        ({"ranks": ["a"]}, "a rank must be an integer"),
+        ({"links": [8]}, "no link 8"),
+        ({"links": [(0, 2)]}, r"no link \(0, 2\)"),
+        ({"links": [0.5]}, "a link must be an integer"),
+        ({"ranks": range(4)}, "no rank would stay"),
+    ],
+    ids=repr,
+)
+def test_what_does_not_exist_is_refused(lost, text):
+    with pytest.raises(TopologyError, match=text):
+        ring(4).without(**lost)
