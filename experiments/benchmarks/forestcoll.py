@@ -1,0 +1,163 @@
+"""ForestColl: seconds by stage, optima and heights of trees, beside the authors'.
+
+The authors' Python takes the exact way only, so its seconds stand beside ours of the same stages
+without guesses; the last columns are what a user gets, guesses first, every forest counted link
+by link. Its seconds were taken on another machine: they tell orders of magnitude, not ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from experiments.benchmarks.report import report
+from jaxcoll.collective import Collective
+from jaxcoll.simulate import simulate
+from jaxcoll.synth.forestcoll import ForestColl, forest
+from jaxcoll.synth.forestcoll.packing import pack_trees
+from jaxcoll.synth.forestcoll.removal import remove_switches
+from jaxcoll.throughput import fixed_k, optimum
+from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mi250, torus
+from jaxcoll.topology import Topology
+
+GB = 10**9
+
+SMALL: Sequence[Callable[[], Topology]] = (
+    lambda: dgx1(),
+    lambda: dgx_a100(2),
+    lambda: dgx_a100(4),
+    lambda: dgx_a100(8),
+    lambda: dgx_h100(2),
+    lambda: dgx_h100(4),
+    lambda: dgx_h100(8),
+    lambda: mi250(2),
+    lambda: mi250(2, ranks=8),
+    lambda: torus(8, 8, bandwidth=1e9),
+    lambda: torus(4, 4, 4, bandwidth=1e9),
+    lambda: hypercube(6, bandwidth=1e9),
+)
+# 1024 ranks, and what the authors' Java takes on 128 cores (dissertation, Table B.2), in seconds.
+LARGE: Sequence[tuple[Callable[[], Topology], float | None]] = (
+    (lambda: dgx_a100(128), 36.5 * 60),
+    (lambda: dgx_h100(128), None),
+    (lambda: mi250(64), 37.7 * 60),
+    (lambda: torus(32, 32, bandwidth=1e9), None),
+    (lambda: torus(16, 16, 4, bandwidth=1e9), None),
+    (lambda: hypercube(10, bandwidth=1e9), None),
+)
+
+# Optima of the authors' code, 1/x* in seconds a GB and k; CPU seconds of its three stages.
+PEER_OPTIMA = {
+    "A100 x2": ("3/65", 13),
+    "A100 x4": ("3/25", 1),
+    "A100 x8": ("7/25", 1),
+    "H100 x2": ("3/100", 2),
+    "H100 x4": ("31/500", 10),
+    "H100 x8": ("7/50", 1),
+    "MI250 16+16": ("15/166", 83),
+    "MI250 8+8": ("1/13", 13),
+    "torus 8x8": ("63/4", 4),
+    "torus 4x4x4": ("21/2", 2),
+    "hypercube 6": ("21/2", 2),
+}
+PEER_SECONDS = {
+    "A100 x8": (1.0, 134.0, 16.6),
+    "H100 x8": (0.84, 121.0, 17.8),
+    "MI250 16+16": (0.5, 5.6, 15.8),
+    "torus 8x8": (0.8, 0.1, 45.0),
+}
+# Table 4.1: k trees a rank on two MI250 boxes, GB/s.
+PAPER_FIXED_K = {1: 320, 2: 341, 3: 343, 4: 341, 5: 348, 83: 354}
+
+
+def seconds_of(call: Callable[[], Any]) -> tuple[Any, float]:
+    """What a call returns, and the CPU seconds it takes."""
+    start = time.process_time()
+    result = call()
+    return result, time.process_time() - start
+
+
+def measure(topology: Topology) -> dict[str, Any]:
+    """One row: every stage of one network, and the peer's."""
+    best, search = seconds_of(lambda: optimum(topology))
+    logical, removal = seconds_of(lambda: remove_switches(topology, best.scaling, guess=False))
+    capacity = logical.capacity()
+    _, packing = seconds_of(lambda: pack_trees(topology.num_ranks, capacity, best.scaling.trees))
+    flow, whole = seconds_of(lambda: forest(topology))
+    peer = PEER_OPTIMA.get(topology.name)
+    times = PEER_SECONDS.get(topology.name, (None, None, None))
+    figures = {
+        "network": topology.name,
+        "ranks": topology.num_ranks,
+        "1/x* (s/GB)": str(best.inverse * GB),
+        "k": best.k,
+        "as the peer's": None if peer is None else (str(best.inverse * GB), best.k) == peer,
+        "search s": search,
+        "peer's": times[0],
+        "exact removal s": removal,
+        "peer's ": times[1],
+        "exact packing s": packing,
+        "peer's  ": times[2],
+        "forest s": whole,
+        "height": flow.height,
+        "mean height": flow.mean_height,
+        "way": str(flow.certificate["trees"]),
+    }
+    return {column: figure for column, figure in figures.items() if figure is not None}
+
+
+def measure_large(topology: Topology, peer: float | None) -> dict[str, Any]:
+    """One row: a forest of 1024 ranks, counted."""
+    best, search = seconds_of(lambda: optimum(topology))
+    start = time.perf_counter()
+    flow = forest(topology)
+    figures = {
+        "network": topology.name,
+        "ranks": topology.num_ranks,
+        "1/x* (s/GB)": str(best.inverse * GB),
+        "optimal": flow.check_load() == best.inverse,
+        "search CPU s": search,
+        "forest wall s": time.perf_counter() - start,
+        "paper's wall s": peer,
+        "height": flow.height,
+        "trees": flow.num_trees,
+        "way": str(flow.certificate["trees"]),
+    }
+    return {column: figure for column, figure in figures.items() if figure is not None}
+
+
+def fixed_row(topology: Topology, k: int, paper: float) -> dict[str, Any]:
+    """One row of Table 4.1."""
+    algbw = Fraction(topology.num_ranks) / fixed_k(topology, k).inverse / GB
+    return {"trees a rank": k, "algbw GB/s": float(algbw), "paper's": paper}
+
+
+def converge(topology: Topology, pieces: Sequence[int]) -> dict[str, Any]:
+    """One row: simulated time over the optimum, by pieces, for 1 GB."""
+    best = float(optimum(topology).inverse) * GB / topology.num_ranks
+    row: dict[str, Any] = {"network": topology.name}
+    for count in pieces:
+        chunks = ForestColl().granularity(topology) * count
+        collective = Collective("all_gather", topology.num_ranks, chunks)
+        schedule = ForestColl(pieces=count).synthesize(topology, collective)
+        row[f"{count} pieces"] = simulate(schedule, GB).time / best
+    return row
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="forestcoll", description=__doc__)
+    parser.add_argument("--large", action="store_true", help="also networks of 1024 ranks")
+    options = parser.parse_args(argv)
+    for topology in (torus(3, 3), dgx_a100(2), dgx_a100(3)):  # compile
+        measure(topology)
+    report("forestcoll", [measure(make()) for make in SMALL])
+    report("forestcoll-table-4-1", [fixed_row(mi250(2), k, x) for k, x in PAPER_FIXED_K.items()])
+    networks = (dgx_a100(2), dgx_h100(2), mi250(2))
+    report("forestcoll-pieces", [converge(topology, (1, 4, 16, 64)) for topology in networks])
+    if options.large:
+        report("forestcoll-large", [measure_large(make(), peer) for make, peer in LARGE])
+    print("Seconds are CPU seconds of one call after compilation; the peer's were taken elsewhere.")
