@@ -26,6 +26,7 @@ from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup
 from jaxcoll.execute.program import Program, program_of
+from jaxcoll.execute.values import flow_of
 from jaxcoll.schedule import Schedule
 
 # XLA takes about 20 ms a permute in straight-line code, and longer the longer the code is.
@@ -161,11 +162,15 @@ def _whole_tiles(x: jax.Array, rows: int) -> jax.Array | None:
 def _chosen(program: Program, lowering: str, target: str) -> str:
     """The lowering of a program: straight-line code while that compiles in a few seconds.
 
-    "pallas" is a kernel for TPUs; elsewhere it stands for "auto".
+    On CPU only if it needs no buffer: barriers do not outlive the compiler there, and without them
+    it copies the whole buffer in every step. "pallas" is a kernel for TPUs; elsewhere it stands for
+    "auto".
     """
     if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
         return lowering
-    return "ssa" if program.num_permutes <= MOST_STRAIGHT_PERMUTES else "scan"
+    if program.num_permutes > MOST_STRAIGHT_PERMUTES:
+        return "scan"
+    return "scan" if target == "cpu" and flow_of(program, "result") is None else "ssa"
 
 
 def _declare(kind: str):

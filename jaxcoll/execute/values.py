@@ -126,8 +126,7 @@ class _Tracer:
         for rounds in self.program.steps:
             ops = self._settle(self._copied(rounds))
             # All of a step is looked up before any of it arrives.
-            sent = [part for r in rounds for part in self._permutes(r)]
-            for op, recv, add in sent:
+            for op, recv, add in self._permutes(rounds):
                 ops.append(op)
                 self._receive(recv, add)
             steps.append(tuple(ops))
@@ -137,17 +136,40 @@ class _Tracer:
 
     # ------------------------------------------------------------------ sends
 
-    def _permutes(self, given: Round):
-        """A round as operations, each with what of its tables arrives by it."""
-        round_ = self._ordered(given)
-        pieces = self._pieces(round_.send)
-        if self.style == "flat" or len(pieces) == 1:
-            return [(Op(pieces, round_.pairs, round_.size), round_.recv, round_.add)]
-        if self.style == "split" and all(map(self._is_whole, pieces)):
-            return self._split(round_, pieces)
-        if self.program.collective.kind in ("all_gather", "all_reduce") and not given.add.any():
-            return [(Op((), given.pairs, given.size, given.send), given.recv, given.add)]
-        return [(Op(pieces, round_.pairs, round_.size), round_.recv, round_.add)]
+    def _permutes(self, rounds: tuple[Round, ...]):
+        """The rounds of a step as operations, each with what of its tables arrives by it."""
+        ordered = [self._ordered(r) for r in rounds]
+        pieces = [self._pieces(r.send) for r in ordered]
+        from_result = self._from_result(rounds, pieces)
+        parts = []
+        for i, (given, round_) in enumerate(zip(rounds, ordered, strict=True)):
+            if self._is_split(pieces[i]):
+                parts += self._split(round_, pieces[i])
+            elif i in from_result:
+                op = Op((), given.pairs, given.size, given.send)
+                parts.append((op, given.recv, given.add))
+            else:
+                op = Op(pieces[i], round_.pairs, round_.size)
+                parts.append((op, round_.recv, round_.add))
+        return parts
+
+    def _from_result(self, rounds: tuple[Round, ...], pieces) -> set[int]:
+        """The rounds of a step that are read from the result.
+
+        All must be one read. XLA would not know that two come before what the step writes to the
+        result, and copy it.
+        """
+        if self.style == "flat" or self.program.collective.kind not in ("all_gather", "all_reduce"):
+            return set()
+        found = {
+            i
+            for i, r in enumerate(rounds)
+            if len(pieces[i]) > 1 and not r.add.any() and not self._is_split(pieces[i])
+        }
+        return found if len({rounds[i].send.tobytes() for i in found}) == 1 else set()
+
+    def _is_split(self, pieces: tuple[Piece, ...]) -> bool:
+        return self.style == "split" and len(pieces) > 1 and all(map(self._is_whole, pieces))
 
     def _is_whole(self, piece: Piece) -> bool:
         """Whether a piece is a value as it stands."""

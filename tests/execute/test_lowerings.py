@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -88,6 +89,40 @@ def test_scan_is_as_long_for_any_number_of_steps(kind):
         # Tables grow, code does not.
         sizes.append(len(function.lower(x).as_text().splitlines()))
     assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "chosen"),
+    [
+        (("torus", 8, "all_gather", "bucket", 2), "ssa"),
+        (("mesh", 8, "all_gather", "tacos", 2), "scan"),  # ranks do unlike things
+        (("ring", 8, "all_gather", "tacos", 32), "scan"),  # more than 128 rounds
+    ],
+)
+def test_the_lowering_that_is_chosen(case, chosen):
+    schedule = schedule_of(*case)
+    x, function = run("all_gather", schedule, 8, "auto")
+    assert ("stablehlo.while" in function.lower(x).as_text()) == (chosen == "scan")
+
+
+@pytest.mark.parametrize(
+    ("case", "lowering"), [(("torus", "bucket", 2), "ssa"), (("mesh", "tacos", 4), "auto")]
+)
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_no_copies_of_the_whole_buffer(case, lowering, kind):
+    network, synthesizer, chunks = case
+    schedule = schedule_of(network, 8, kind, synthesizer, chunks)
+    size = 8 * 1024
+    axes = Axes(("x",), (8,), ("x",))
+    f = sharded(lambda v: bind(v, axes, schedule, lowering=lowering), mesh_of(8), P("x"), P("x"))
+    shape = (size if kind == "all_gather" else 8 * size,)
+    compiled = f.lower(jax.ShapeDtypeStruct(shape, jnp.float32)).compile()
+    copies = str(compiled.as_text()).count(f"f32[{size}]{{0}} copy(")
+    # A loop that adds to an input copies it once, so as not to write to it.
+    assert copies <= (kind == "reduce_scatter" and lowering == "auto")
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes <= 4 * size * 1.25
 
 
 @pytest.mark.parametrize("lowering", ["ssa", "scan"])
