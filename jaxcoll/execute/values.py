@@ -140,33 +140,31 @@ class _Tracer:
         """The rounds of a step as operations, each with what of its tables arrives by it."""
         ordered = [self._ordered(r) for r in rounds]
         pieces = [self._pieces(r.send) for r in ordered]
-        from_result = self._from_result(rounds, pieces)
+        from_result = self._is_from_result(rounds, pieces)
         parts = []
-        for i, (given, round_) in enumerate(zip(rounds, ordered, strict=True)):
-            if self._is_split(pieces[i]):
-                parts += self._split(round_, pieces[i])
-            elif i in from_result:
+        for given, round_, parted in zip(rounds, ordered, pieces, strict=True):
+            if self._is_split(parted):
+                parts += self._split(round_, parted)
+            elif from_result:
                 op = Op((), given.pairs, given.size, given.send)
                 parts.append((op, given.recv, given.add))
             else:
-                op = Op(pieces[i], round_.pairs, round_.size)
+                op = Op(parted, round_.pairs, round_.size)
                 parts.append((op, round_.recv, round_.add))
         return parts
 
-    def _from_result(self, rounds: tuple[Round, ...], pieces) -> set[int]:
-        """The rounds of a step that are read from the result.
+    def _is_from_result(self, rounds: tuple[Round, ...], pieces) -> bool:
+        """Whether a step is read from the result: if one read does, and saves joining pieces.
 
-        All must be one read. XLA would not know that two come before what the step writes to the
-        result, and copy it.
+        With several reads, or arrivals that need none, XLA would not know that all reading comes
+        before what the step writes to the result, and copy it.
         """
-        if self.style == "flat" or self.program.collective.kind not in ("all_gather", "all_reduce"):
-            return set()
-        found = {
-            i
-            for i, r in enumerate(rounds)
-            if len(pieces[i]) > 1 and not r.add.any() and not self._is_split(pieces[i])
-        }
-        return found if len({rounds[i].send.tobytes() for i in found}) == 1 else set()
+        gathers = self.program.collective.kind in ("all_gather", "all_reduce")
+        if self.style == "flat" or not gathers or any(map(self._is_split, pieces)):
+            return False
+        if any(len(parted) == 1 for parted in pieces) or any(r.add.any() for r in rounds):
+            return False
+        return len({r.send.tobytes() for r in rounds}) == 1
 
     def _is_split(self, pieces: tuple[Piece, ...]) -> bool:
         return self.style == "split" and len(pieces) > 1 and all(map(self._is_whole, pieces))
