@@ -21,7 +21,7 @@ from jaxcoll.grid import Grid, Placement
 from jaxcoll.meshes import axis_groups, axis_schedule, reorder
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule, concatenate
-from jaxcoll.simulate import Message, Timeline, simulate, simulate_messages
+from jaxcoll.simulate import Framing, Message, Timeline, simulate, simulate_messages
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.topology import Topology
 from jaxcoll.verify import verify
@@ -42,6 +42,7 @@ __all__ = [
     "CollectiveError",
     "Edges",
     "FormatError",
+    "Framing",
     "Grid",
     "JaxcollError",
     "Message",

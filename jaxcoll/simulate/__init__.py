@@ -7,12 +7,25 @@ Two link models, after the simulators they come from; every time says which one 
 - ``"tacos"``: alpha occupies the link too: it is free again when the message arrives (TACOS,
   Sec. IV-F: one cost alpha + beta n a link).
 
+Either may count the heads of packets, or one head a message, too (``Framing``).
+
 Messages are stored and forwarded at every vertex of their path, and every link serves first come,
 first served. It knows the core types only, no synthesizer.
 """
 
+from jaxcoll.simulate.framing import PACKETS, WHOLE, Framing
 from jaxcoll.simulate.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulate.schedules import simulate
 from jaxcoll.simulate.timeline import MODELS, Timeline
 
-__all__ = ["MODELS", "Message", "MessageTimes", "Timeline", "simulate", "simulate_messages"]
+__all__ = [
+    "MODELS",
+    "PACKETS",
+    "WHOLE",
+    "Framing",
+    "Message",
+    "MessageTimes",
+    "Timeline",
+    "simulate",
+    "simulate_messages",
+]

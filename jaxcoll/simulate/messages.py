@@ -12,7 +12,8 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.exact import Number, as_fraction
 from jaxcoll.simulate import kernels
 from jaxcoll.simulate.clock import Clock
-from jaxcoll.simulate.schedules import check_request, durations
+from jaxcoll.simulate.framing import Framing
+from jaxcoll.simulate.schedules import check_request, durations, framed
 from jaxcoll.topology import Topology
 
 
@@ -62,7 +63,11 @@ class MessageTimes:
 
 
 def simulate_messages(
-    topology: Topology, messages: Sequence[Message], *, model: str = "astra"
+    topology: Topology,
+    messages: Sequence[Message],
+    *,
+    model: str = "astra",
+    framing: Framing | None = None,
 ) -> MessageTimes:
     """Time any traffic on a topology; links serve first come, first served.
 
@@ -71,6 +76,7 @@ def simulate_messages(
     Args:
         messages: the traffic.
         model: "astra" or "tacos".
+        framing: heads of packets or messages, which take bandwidth too; none when omitted.
 
     Raises:
         ScheduleError: a route without a link, sizes or releases out of range, messages that wait
@@ -88,7 +94,9 @@ def simulate_messages(
     hop_ptr, hop_link = _route_links(topology, messages)
     distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
     which = np.repeat(np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr))
-    clock, busy, delay = durations(topology, list(distinct), which, hop_link, model)
+    clock, busy, delay = durations(
+        topology, framed(list(distinct), framing), which, hop_link, model
+    )
     if any(releases):
         clock, busy, delay = _with_releases(clock, busy, delay, releases)
     release = clock.ticks(releases)

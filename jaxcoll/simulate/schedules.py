@@ -12,13 +12,16 @@ from jaxcoll.exact import Number, as_fraction
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import kernels
 from jaxcoll.simulate.clock import Clock
+from jaxcoll.simulate.framing import Framing
 from jaxcoll.simulate.timeline import MODELS, Timeline
 from jaxcoll.topology import Topology
 
 _ZERO = Fraction(0)
 
 
-def simulate(schedule: Schedule, nbytes: Number, model: str = "astra") -> Timeline:
+def simulate(
+    schedule: Schedule, nbytes: Number, model: str = "astra", framing: Framing | None = None
+) -> Timeline:
     """Run a schedule on its topology, every message as early as its links and chunks allow.
 
     A message waits for the chunks it carries (all arrivals of earlier steps), and leaves after the
@@ -29,6 +32,7 @@ def simulate(schedule: Schedule, nbytes: Number, model: str = "astra") -> Timeli
         schedule: a schedule; what is unsound about it (see ``verify``) is timed as it stands.
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: "astra" or "tacos".
+        framing: heads of packets or messages, which take bandwidth too; none when omitted.
 
     Raises:
         ScheduleError: nbytes is not a number above 0, or the model is unknown.
@@ -38,7 +42,7 @@ def simulate(schedule: Schedule, nbytes: Number, model: str = "astra") -> Timeli
     edge = schedule.edge[message_ptr[:-1]]
     src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
     hop_ptr, hop_link = _hops(schedule, edge)
-    clock, busy, delay = _durations(schedule, size, model, hop_ptr, hop_link)
+    clock, busy, delay = _durations(schedule, size, model, framing, hop_ptr, hop_link)
     start = np.zeros(len(hop_link), np.int64)
     shape = (schedule.topology.num_ranks, schedule.collective.num_chunks)
     links = schedule.topology.num_links
@@ -61,7 +65,7 @@ def simulate(schedule: Schedule, nbytes: Number, model: str = "astra") -> Timeli
             message_ptr, chunk, src, dst, needed, queue_ptr, queue, hop_ptr, hop_link, busy, delay,
             links, arrived, np.full(shape, -1, np.int64), start,
         )  # fmt: skip
-    return Timeline(schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay)
+    return Timeline(schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing)
 
 
 def check_request(nbytes: Number, model: str) -> Fraction:
@@ -88,7 +92,12 @@ def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _durations(
-    schedule: Schedule, size: Fraction, model: str, hop_ptr: np.ndarray, hop_link: np.ndarray
+    schedule: Schedule,
+    size: Fraction,
+    model: str,
+    framing: Framing | None,
+    hop_ptr: np.ndarray,
+    hop_link: np.ndarray,
 ) -> tuple[Clock, np.ndarray, np.ndarray]:
     """The clock, and for every hop how long it occupies its link and how long it takes."""
     weight, total = common_parts(schedule.collective)
@@ -99,10 +108,15 @@ def _durations(
     else:
         weights = np.add.reduceat(weight[schedule.chunk], schedule.message_ptr[:-1])
     sizes, which, _ = _distinct(weights, int(weights.max(initial=0)) + 1)
-    nbytes = [size * int(w) / total for w in sizes]
+    nbytes = framed([size * int(w) / total for w in sizes], framing)
     if len(hop_link) > len(weights):
         which = np.repeat(which, np.diff(hop_ptr))
     return durations(schedule.topology, nbytes, which, hop_link, model)
+
+
+def framed(nbytes: list[Fraction], framing: Framing | None) -> list[Fraction]:
+    """Bytes on a link of messages of so many bytes."""
+    return nbytes if framing is None else [framing.on_link(size) for size in nbytes]
 
 
 def durations(

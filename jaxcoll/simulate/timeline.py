@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate.clock import Clock
+from jaxcoll.simulate.framing import Framing
 
 MODELS = ("astra", "tacos")
 
@@ -32,6 +33,7 @@ class Timeline:
         hop_start: when each hop starts to occupy its link, ticks, int64.
         hop_busy: how long it occupies its link, ticks, int64.
         hop_delay: from its start to its arrival at the link's end, ticks, int64.
+        framing: what heads cost, if they were counted.
     """
 
     schedule: Schedule
@@ -43,6 +45,7 @@ class Timeline:
     hop_start: np.ndarray
     hop_busy: np.ndarray
     hop_delay: np.ndarray
+    framing: Framing | None = None
 
     # ------------------------------------------------------------------ the whole
 
@@ -113,9 +116,10 @@ class Timeline:
 
     def __repr__(self) -> str:
         exact = "" if self.clock.is_exact else ", rounded up to the tick"
+        framing = f" in {self.framing}" if self.framing else ""
         return (
             f"Timeline({self.schedule.collective.kind}, {float(self.nbytes):g} B, "
-            f"{self.time * 1e6:.3f} us by model {self.model!r}, "
+            f"{self.time * 1e6:.3f} us by model {self.model!r}{framing}, "
             f"algbw {self.algbw / 1e9:.3f} GB/s, busbw {self.busbw / 1e9:.3f} GB/s{exact})"
         )
 
