@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from jaxcoll import synth, topologies
-from jaxcoll.bounds import Bound, bound, bounds, ideal, step_bound
+from jaxcoll.bounds import Bound, bound, bounds, cut_bound, ideal, step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import (
     CollectiveError,
@@ -23,7 +23,9 @@ from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule, concatenate
 from jaxcoll.simulate import Framing, Message, Timeline, simulate, simulate_messages
 from jaxcoll.synth import SYNTHESIZERS, synthesize
+from jaxcoll.throughput import Optimum, optimum
 from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
 from jaxcoll.verify import verify
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ __all__ = [
     "Grid",
     "JaxcollError",
     "Message",
+    "Optimum",
     "Placement",
     "Provenance",
     "Schedule",
@@ -53,6 +56,7 @@ __all__ = [
     "Timeline",
     "Topology",
     "TopologyError",
+    "TreeFlow",
     "all_gather",
     "axis_groups",
     "axis_schedule",
@@ -60,7 +64,9 @@ __all__ = [
     "bounds",
     "compiler_options",
     "concatenate",
+    "cut_bound",
     "ideal",
+    "optimum",
     "pmean",
     "psum",
     "psum_scatter",

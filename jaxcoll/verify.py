@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.schedule import Schedule
+from jaxcoll.trees import TreeFlow
 
 _GIVEN_AWAY = -1
 
@@ -30,16 +31,19 @@ _OVERWRITES = 6
 _TWICE = 7
 
 
-def verify(schedule: Schedule) -> None:
-    """Prove that a schedule carries its collective.
+def verify(schedule: Schedule | TreeFlow) -> None:
+    """Prove that a schedule carries its collective, or trees theirs (``TreeFlow.check_load``).
 
-    Proved: every edge is a path of links; every send has its chunk (in full for a copy) before its
-    step begins; nothing is delivered twice; every contribution is added exactly once; every rank
-    ends with exactly what the collective asks for.
+    Proved of a schedule: every edge is a path of links; every send has its chunk (in full for a
+    copy) before its step begins; nothing is delivered twice; every contribution is added exactly
+    once; every rank ends with exactly what the collective asks for.
 
     Raises:
         ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first thing that is wrong.
     """
+    if isinstance(schedule, TreeFlow):
+        schedule.check_load()
+        return
     collective = schedule.collective
     schedule.edges.check(schedule.topology)
     if not collective.is_reducing and schedule.reduce.any():

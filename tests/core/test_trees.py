@@ -79,6 +79,13 @@ def test_loads_count_paths_through_switches():
     assert (flow.height, "5 trees" in repr(flow)) == (1, True)
 
 
+def test_the_verifier_counts_trees_too():
+    flow = both_ways(4)
+    verify(flow)
+    with pytest.raises(ScheduleError, match="not 1/250000000"):
+        verify(change(flow, inverse=flow.inverse * 2))
+
+
 def test_weights_beyond_machine_integers_are_counted_exactly():
     k = 2**60
     flow = both_ways(8, k)
