@@ -150,6 +150,12 @@ def _run_stage(stage, buffer: jax.Array, axes: Axes, rank, width: int, target: s
     if target != "cpu":
         # A loop that runs once is no loop to XLA: its permutes would start one by one.
         carry = lax.optimization_barrier(carry)
+    elif len(stage[0].send) == 1:
+        # Nor would XLA see that its body reads before it writes, and copy the buffer. It cannot see
+        # that this one runs once.
+        once = lax.min(rank, 0) + 1
+        now = jax.tree.map(lambda rows: rows[0], (ahead, placed))
+        return lax.fori_loop(0, once, lambda _, state: body(state, now)[0], carry)[0]
     (buffer, _), _ = lax.scan(body, carry, (ahead, placed))
     return buffer
 
