@@ -1,0 +1,41 @@
+"""A forest of two boxes of four, run by eight devices."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll as jc
+from jaxcoll.collective import Collective
+from jaxcoll.synth.forestcoll import ForestColl, forest
+from jaxcoll.throughput import optimum
+from jaxcoll.topologies import nvswitch_boxes
+from tests.execute.harness import integers, mesh_of, sharded
+
+TOPOLOGY = nvswitch_boxes((4, 4), inside=300e9, network=25e9)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_a_forest_gathers_on_devices(pieces):
+    flow = forest(TOPOLOGY)
+    assert flow.check_load() == optimum(TOPOLOGY).inverse
+    x = integers((8, 5, 3), jnp.float32)
+    for schedule in (flow, flow.to_schedule(pieces), flow.to_schedule(pieces, order="steps")):
+        ours = sharded(
+            lambda v, s=schedule: jc.all_gather(v, "x", schedule=s), mesh_of(8), P("x"), P("x")
+        )
+        theirs = sharded(lambda v: lax.all_gather(v, "x"), mesh_of(8), P("x"), P("x"))
+        np.testing.assert_array_equal(ours(x), theirs(x))
+
+
+def test_a_synthesizer_by_name_sums_on_devices():
+    k = ForestColl().granularity(TOPOLOGY)
+    schedule = ForestColl(pieces=1, order="steps").synthesize(
+        TOPOLOGY, Collective("all_reduce", 8, k)
+    )
+    x = integers((8, 5, 3), jnp.int32)
+    ours = sharded(lambda v: jc.psum(v, "x", schedule=schedule), mesh_of(8), P("x"), P())
+    np.testing.assert_array_equal(ours(x), np.asarray(x).sum(axis=0, keepdims=True))
