@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import flax.linen as linen
 import jax
@@ -17,10 +23,12 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.execute import aot
 from jaxcoll.execute.program import program_of
 from tests.execute.harness import integers, mesh_of, sharded
 
 N, DEPTH, WIDTH = 8, 4, 4
+ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
@@ -257,3 +265,35 @@ def test_permutes_stand_between_the_products_of_the_backward_pass():
 def test_bad_arguments_are_refused(call, error, match):
     with pytest.raises(error, match=match):
         sharded(call, mesh_of(N), SPECS, P())(weights(), *batch())
+
+
+# ---------------------------------------------------------------------- compiled for a TPU
+
+
+@pytest.mark.slow
+def test_a_tpu_runs_the_steps_under_the_products():
+    if not aot.is_available("tpu"):
+        pytest.skip("the compiler for TPUs is not installed; scripts/test --targets does so")
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | aot.ENVIRONMENT
+    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    worker = Path(__file__).with_name("compile_overlap.py")
+    done = subprocess.run(
+        [sys.executable, worker], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found["native"]) == {"M"}  # one all-reduce, after all products
+
+    def begun(order: str) -> float:
+        """Share of the permutes that start before the last product."""
+        return order[: order.rindex("M")].count("s") / order.count("s")
+
+    # By themselves, sums have their first steps under the products; here later ones, too.
+    assert begun(found["overlapped"]) > 2 * begun(found["by_leaf"]) > 0
+    # Whole steps run: they are received, not only sent, while products are left to do.
+    overlapped = found["overlapped"]
+    assert overlapped[: overlapped.rindex("M")].count("d") > overlapped.count("s") / 5
+    # All products of the backward pass but those of the last layer stand beside a permute.
+    back = re.sub("^M+", "", overlapped)
+    assert len(re.findall("s+M+", back)) >= 6 - 1
