@@ -8,10 +8,12 @@ from typing import ClassVar
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
+from jaxcoll.simulate import simulate
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.forestcoll.forest import forest
 from jaxcoll.throughput import Optimum, fixed_k, optimum
 from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
 from jaxcoll.trees.lowering import ORDERS
 
 # Trees a rank that are tried where the chunks a shard do not fit the optimum's (Sec. 4.5.5).
@@ -33,6 +35,8 @@ class ForestColl(Synthesizer):
         k: trees a rank; chosen as above when None.
         pieces: messages each tree edge's load is cut into at most; None to send every chunk by
             itself. Fewer than the chunks allow let several travel together.
+        nbytes: where pieces is None, the bytes of the buffer that their number is chosen for, by
+            simulation: many cost latency, few delay the first.
         order: "stream" converges fastest; "steps" has the fewest steps (see
             ``TreeFlow.to_schedule``).
         guess: whether structured guesses, verified, may come before the exact way.
@@ -40,6 +44,7 @@ class ForestColl(Synthesizer):
 
     k: int | None = None
     pieces: int | None = None
+    nbytes: float | None = None
     order: str = "stream"
     guess: bool = True
 
@@ -51,6 +56,8 @@ class ForestColl(Synthesizer):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise CollectiveError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.nbytes is not None and not 0 < self.nbytes < float("inf"):
+            raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
         if self.order not in ORDERS:
             raise CollectiveError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
 
@@ -74,8 +81,22 @@ class ForestColl(Synthesizer):
             **flow.certificate,
         }
         flow = dataclasses.replace(flow, certificate=certificate)
+        if self.pieces is None and self.nbytes is not None:
+            return self._tuned(flow, collective, self.nbytes)
         pieces = collective.chunks_per_shard if self.pieces is None else self.pieces
         return flow.to_schedule(pieces, order=self.order, collective=collective)
+
+    def _tuned(self, flow: TreeFlow, collective: Collective, nbytes: float) -> Schedule:
+        """The fastest of 1, 2, 4, ... pieces; the search ends where twice as many are slower."""
+        best = flow.to_schedule(1, order=self.order, collective=collective)
+        least, pieces = simulate(best, nbytes).time, 2
+        while pieces <= collective.chunks_per_shard // flow.granularity:
+            schedule = flow.to_schedule(pieces, order=self.order, collective=collective)
+            taken = simulate(schedule, nbytes).time
+            if taken >= least:
+                break
+            best, least, pieces = schedule, taken, 2 * pieces
+        return best
 
     def _trees(
         self, topology: Topology, chunks: int, best: Optimum, weights: list[int] | None

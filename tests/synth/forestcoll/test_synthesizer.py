@@ -90,6 +90,21 @@ def test_pieces_bundle_chunks():
     assert bundled.num_messages * 2 == single.num_messages
 
 
+def test_pieces_for_a_size():
+    topology = dgx_h100(2)
+    collective = Collective("all_gather", 16, 2 * 64)
+    messages = []
+    for nbytes in (1e3, 1e6, 1e9):
+        schedule = ForestColl(nbytes=nbytes).synthesize(topology, collective)
+        verify(schedule)
+        messages.append(schedule.num_messages)
+        for pieces in (1, 64):
+            other = ForestColl(pieces=pieces).synthesize(topology, collective)
+            assert simulate(schedule, nbytes).time <= simulate(other, nbytes).time
+    assert messages == sorted(messages)
+    assert messages[0] < messages[-1]
+
+
 def test_steps_are_few():
     collective = Collective("all_gather", 16, 13 * 4)
     schedule = ForestColl(pieces=4, order="steps").synthesize(dgx_a100(2), collective)
@@ -98,7 +113,14 @@ def test_steps_are_few():
 
 
 def test_bad_fields_are_refused():
-    for field in ({"k": 0}, {"k": 1.5}, {"pieces": 0}, {"pieces": True}, {"order": "random"}):
+    for field in (
+        {"k": 0},
+        {"k": 1.5},
+        {"pieces": 0},
+        {"pieces": True},
+        {"nbytes": 0},
+        {"order": "random"},
+    ):
         with pytest.raises(CollectiveError, match=next(iter(field))):
             ForestColl(**field)  # type: ignore[arg-type]
     with pytest.raises(CollectiveError, match="multiple of 4 chunks"):
