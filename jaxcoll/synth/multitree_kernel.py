@@ -44,31 +44,41 @@ def grow(
     farthest = distance.max() - 1 if (group != group[roots[0]]).any() else 0
     inside = np.zeros((trees, num_ranks), np.bool_)
     members = np.empty((trees, num_ranks), np.int64)  # in the order of their addition
-    count = np.ones(trees, np.int64)
-    near = np.empty((trees, num_ranks), np.int32)  # links from the tree to each rank
+    listed, count = np.ones(trees, np.int64), np.ones(trees, np.int64)
+    # Links from the tree to each rank it lacks, how many are so far, and the most.
+    near = np.empty((trees, num_ranks), np.int32)
+    lacking = np.zeros((trees, distance.max() + 1), np.int64)
+    height = np.zeros(trees, np.int64)
     for t in range(trees):
         inside[t, roots[t]] = True
         members[t, 0] = roots[t]
         near[t] = distance[roots[t]]
+        for v in range(num_ranks):
+            if group[v] == group[roots[t]] and v != roots[t]:
+                lacking[t, near[t, v]] += 1
+                height[t] = max(height[t], near[t, v])
 
     free = np.empty_like(capacity)
     came_by = np.full(len(ptr) - 1, _NOT_SEEN, np.int64)
     queue = np.empty(len(ptr) - 1, np.int64)
     before, cursor = np.empty(trees, np.int64), np.zeros(trees, np.int64)
     reach_of = np.zeros(trees, np.int64)
-    turn, height = np.arange(trees), np.zeros(trees, np.int64)
+    turn = np.arange(trees)
     added, step = 0, 0
     while added < total:
         free[:] = capacity
-        before[:] = count
+        for t in range(trees):
+            if count[t] < wanted[t]:
+                listed[t] = _drop_surrounded(
+                    members[t], listed[t], ptr, link, link_dst, group, inside[t]
+                )
+        before[:] = listed
         cursor[:] = 0
         reach_of[:] = 0 if nearest else farthest
         progress = True
         while progress:
             progress = False
             if by_height:
-                for t in range(trees):
-                    height[t] = _remaining(near[t], inside[t], group, roots[t])
                 turn = np.argsort(-height, kind="mergesort")
             for t in turn:
                 if count[t] == wanted[t]:
@@ -103,9 +113,16 @@ def grow(
                 step_of[added], tree_of[added] = step, t
                 child_of[added], parent_of[added] = child, parent
                 inside[t, child] = True
-                members[t, count[t]] = child
+                members[t, listed[t]] = child
+                listed[t] += 1
                 count[t] += 1
-                near[t] = np.minimum(near[t], distance[child])
+                if by_height:
+                    lacking[t, near[t, child]] -= 1
+                    _come_nearer(
+                        near[t], lacking[t], distance[child], group, group[child], inside[t]
+                    )
+                    while height[t] > 0 and lacking[t, height[t]] == 0:
+                        height[t] -= 1
                 added += 1
                 progress = True
         step += 1
@@ -113,13 +130,32 @@ def grow(
 
 
 @nb.njit(cache=True)
-def _remaining(near, inside, group, root):
-    """Links from a tree to the farthest rank that it lacks."""
-    most = 0
+def _drop_surrounded(members, listed, ptr, link, link_dst, group, inside):
+    """Strike out members that have no neighbour to add nor to search behind; those kept, in order.
+
+    Returns how many are kept.
+    """
+    kept = 0
+    for i in range(listed):
+        v = members[i]
+        for j in range(ptr[v], ptr[v + 1]):
+            w = link_dst[link[j]]
+            if group[w] != group[v] or not inside[w]:
+                members[kept] = v
+                kept += 1
+                break
+    return kept
+
+
+@nb.njit(cache=True)
+def _come_nearer(near, lacking, distance, group, own, inside):
+    """Take account of a tree's new member, ``distance`` links from every rank."""
     for v in range(len(near)):
-        if not inside[v] and group[v] == group[root] and near[v] > most:
-            most = near[v]
-    return most
+        if distance[v] < near[v]:
+            if group[v] == own and not inside[v]:
+                lacking[near[v]] -= 1
+                lacking[distance[v]] += 1
+            near[v] = distance[v]
 
 
 @nb.njit(cache=True)
