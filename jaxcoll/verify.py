@@ -7,7 +7,8 @@ number of contributions each (rank, chunk) holds:
 - a send with ``reduce`` moves the sender's partial sum, so contributions are conserved: if in the
   end a rank holds as many as there are, it holds every one exactly once.
 
-Time O(sends), memory one small integer a (rank, chunk).
+Time O(sends), memory one small integer a (rank, chunk). A compact schedule is read from disk as it
+is replayed, with one bit a (rank, chunk).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from jaxcoll.compact import CompactSchedule, check_compact
 from jaxcoll.errors import ScheduleError
 from jaxcoll.schedule import Schedule
 from jaxcoll.trees import TreeFlow
@@ -29,9 +31,13 @@ _AFTER_GIVING = 4
 _TOO_MANY = 5
 _OVERWRITES = 6
 _TWICE = 7
+_UNKNOWN = 8
+_MISCOUNTED = 9
+
+_STEPS_AT_ONCE = 64  # of a compact schedule, so that interrupts come through
 
 
-def verify(schedule: Schedule | TreeFlow) -> None:
+def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     """Prove that a schedule carries its collective, or trees theirs (``TreeFlow.check_load``).
 
     Proved of a schedule: every edge is a path of links; every send has its chunk (in full for a
@@ -43,6 +49,9 @@ def verify(schedule: Schedule | TreeFlow) -> None:
     """
     if isinstance(schedule, TreeFlow):
         schedule.check_load()
+        return
+    if isinstance(schedule, CompactSchedule):
+        _verify_compact(schedule)
         return
     collective = schedule.collective
     schedule.edges.check(schedule.topology)
@@ -147,3 +156,96 @@ def _check_end(schedule: Schedule, held: np.ndarray) -> None:
         chunk=chunk,
         step=steps,
     )
+
+
+# ---------------------------------------------------------------------- compact schedules
+
+
+def _verify_compact(schedule: CompactSchedule) -> None:
+    """An all_gather without groups: every rank ends with every chunk, received once."""
+    topology, collective = schedule.topology, schedule.collective
+    check_compact(topology, collective)
+    n, chunks, steps = collective.num_ranks, collective.num_chunks, schedule.num_steps
+    # Bit ``place & 511`` of row (place >> 9, rank): a block of chunks that travel at about the same
+    # time is a part of the table that fits a cache.
+    held = np.zeros((-(-chunks // 512), n, 8), np.uint64)
+    count = np.zeros(n, np.int64)
+    _hold_own(collective.owner, schedule.order, held, count)
+    for first in range(0, steps, _STEPS_AT_ONCE):
+        last = min(first + _STEPS_AT_ONCE, steps)
+        ptr = schedule.step_ptr[first : last + 1]
+        sent = np.asarray(schedule.chunk[ptr[0] : ptr[-1]])
+        active = np.asarray(schedule.active[first:last])
+        code, step, link, chunk = _replay_compact(
+            ptr - ptr[0], active, sent, schedule.order, topology.src, topology.dst, held, count
+        )
+        if code != _OK:
+            _explain_compact(schedule, code, first + step, link, chunk)
+    if (count < chunks).any():
+        rank = int(np.flatnonzero(count < chunks)[0])
+        place = schedule.order.astype(np.int64)
+        got = held[place >> 9, rank, (place >> 6) & 7] >> (place & 63).astype(np.uint64) & 1
+        chunk = int(np.flatnonzero(got == 0)[0])
+        raise ScheduleError(
+            f"after {steps} steps: rank {rank} never receives chunk {chunk} "
+            f"({int((chunks - count).sum())} such in all)",
+            rank=rank,
+            chunk=chunk,
+            step=steps,
+        )
+
+
+@nb.njit(cache=True)
+def _hold_own(owner, order, held, count):
+    for c in range(len(owner)):
+        place = order[c]
+        held[place >> 9, owner[c], (place >> 6) & 7] |= np.uint64(1) << np.uint64(place & 63)
+        count[owner[c]] += 1
+
+
+@nb.njit(cache=True, nogil=True)
+def _replay_compact(ptr, active, sent, order, src, dst, held, count):
+    """Replays some steps; the first thing wrong as (code, step, link, chunk)."""
+    links = len(src)
+    for t in range(len(ptr) - 1):
+        i = ptr[t]
+        for link in range(links):
+            if active[t, link >> 3] >> (link & 7) & 1:
+                if i == ptr[t + 1]:
+                    return _MISCOUNTED, t, link, -1
+                if sent[i] >= len(order):
+                    return _UNKNOWN, t, link, nb.int64(sent[i])
+                place = nb.int64(order[sent[i]])
+                bit = np.uint64(1) << np.uint64(place & 63)
+                if held[place >> 9, src[link], (place >> 6) & 7] & bit == np.uint64(0):
+                    return _INCOMPLETE, t, link, nb.int64(sent[i])
+                i += 1
+        if i != ptr[t + 1]:
+            return _MISCOUNTED, t, -1, -1
+        i = ptr[t]
+        for link in range(links):
+            if active[t, link >> 3] >> (link & 7) & 1:
+                place, v = nb.int64(order[sent[i]]), dst[link]
+                bit = np.uint64(1) << np.uint64(place & 63)
+                if held[place >> 9, v, (place >> 6) & 7] & bit != np.uint64(0):
+                    return _ALREADY, t, link, nb.int64(sent[i])
+                held[place >> 9, v, (place >> 6) & 7] |= bit
+                count[v] += 1
+                i += 1
+    return _OK, -1, -1, -1
+
+
+def _explain_compact(
+    schedule: CompactSchedule, code: int, step: int, link: int, chunk: int
+) -> None:
+    if code == _MISCOUNTED:
+        raise ScheduleError(
+            f"step {step}: the bitmap of active links and step_ptr count different sends", step=step
+        )
+    u, v = int(schedule.topology.src[link]), int(schedule.topology.dst[link])
+    rank, text = {
+        _UNKNOWN: (u, f"sends chunk {chunk}, of {schedule.collective.num_chunks}"),
+        _INCOMPLETE: (u, f"sends chunk {chunk} to rank {v}, but has not received it before"),
+        _ALREADY: (v, f"receives chunk {chunk} from rank {u}, but already has it"),
+    }[code]
+    raise ScheduleError(f"step {step}: rank {rank} {text}", rank=rank, chunk=chunk, step=step)

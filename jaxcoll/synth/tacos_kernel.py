@@ -96,9 +96,15 @@ def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank,
     for v in range(ranks):
         g = group_of_rank[v]
         if g >= 0:
-            for c in range(chunk_ptr[g], chunk_ptr[g + 1]):
+            c = chunk_ptr[g]
+            while c < chunk_ptr[g + 1]:
                 block, word, bit = place(c)
-                now.lack[block, v, word] |= bit
+                if c & 63 == 0 and c + WORD <= chunk_ptr[g + 1]:
+                    now.lack[block, v, word] = ~_ZERO
+                    c += WORD
+                else:
+                    now.lack[block, v, word] |= bit
+                    c += 1
             now.left[v] = chunk_ptr[g + 1] - chunk_ptr[g]
     shards = len(shard_owner)
     k = len(slot) // shards
@@ -191,8 +197,7 @@ def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edg
     step_ptr = np.zeros(min(limit, 1024) + 1, np.int64)
     step = sends = 0
     while wanted > 0 and step < limit:
-        random[ranks] = next_random(random[ranks])
-        start = random_below(random[ranks], blocks)
+        start = next_start(random, blocks)
         match(net, now, planes, random, start, 0, ranks, carried)
         wanted -= deliver(net, now, carried, 0, ranks)
         for link in range(links):
@@ -206,6 +211,13 @@ def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edg
             step_ptr = longer
         step_ptr[step] = sends
     return step_ptr[: step + 1], wanted == 0
+
+
+@nb.njit(cache=True, nogil=True)
+def next_start(random, blocks):
+    """The block at which all links start in the next step; drawn from the last state."""
+    random[-1] = next_random(random[-1])
+    return random_below(random[-1], blocks)
 
 
 # ---------------------------------------------------------------------- Algorithm 1
@@ -362,6 +374,26 @@ def draw(candidates, x):
     for _ in range(draw - before):
         word &= word - _ONE
     return (q << 6) + lowest_bit(word)
+
+
+@nb.njit(cache=True, nogil=True)
+def pack(carried, chunk_of_slot, active, chunk):
+    """Writes what links carry in a step as a row of a compact schedule (see ``CompactSchedule``).
+
+    Args:
+        active: zeros, uint8; receives the bitmap.
+        chunk: receives the chunks, with room for one a link.
+
+    Returns:
+        How many links carry something.
+    """
+    sends = 0
+    for link in range(len(carried)):
+        if carried[link] >= 0:
+            active[link >> 3] |= np.uint8(1 << (link & 7))
+            chunk[sends] = chunk_of_slot[carried[link]]
+            sends += 1
+    return sends
 
 
 # ---------------------------------------------------------------------- after the last step

@@ -108,6 +108,34 @@ def _prepare(
 # ---------------------------------------------------------------------- in lockstep
 
 
+class Lockstep(NamedTuple):
+    """A search in lockstep that has not begun: the arguments of ``tacos_kernel.expand``.
+
+    ``most`` is the most sends there can be, ``slot`` the slot of each chunk.
+    """
+
+    now: kernel.Holdings
+    wanted: int
+    most: int
+    planes: int
+    states: np.ndarray
+    chunk_of_slot: np.ndarray
+    slot: np.ndarray
+
+
+def prepare_lockstep(
+    network: kernel.Network, collective: Collective, rule: Rule, random: np.random.Generator
+) -> Lockstep:
+    """A search in lockstep, by the rule random or downstream-need."""
+    ranks, links = collective.num_ranks, len(network.src)
+    planes = 0 if rule == Rule.RANDOM else int(np.diff(network.near_ptr).max()).bit_length()
+    chunk_of_slot, slot = _slots(collective, random)
+    now = _holdings(links, collective, not _everyone(collective))
+    wanted, most = _prepare(network, np.ones(links, np.int64), slot, collective, now)
+    states = random.integers(1, 2**64, size=ranks + 1, dtype=np.uint64)
+    return Lockstep(now, wanted, most, planes, states, chunk_of_slot, slot)
+
+
 def search_in_lockstep(
     network: kernel.Network,
     collective: Collective,
@@ -116,18 +144,14 @@ def search_in_lockstep(
     limit: int,
 ) -> Found:
     """Steps in which every link carries one chunk at most; given up after ``limit`` steps."""
-    ranks, links = collective.num_ranks, len(network.src)
-    planes = 0 if rule == Rule.RANDOM else int(np.diff(network.near_ptr).max()).bit_length()
-    chunk_of_slot, slot = _slots(collective, random)
-    relay = not _everyone(collective)
-    now = _holdings(links, collective, relay)
-    wanted, most = _prepare(network, np.ones(links, np.int64), slot, collective, now)
+    now, wanted, most, planes, states, chunk_of_slot, slot = prepare_lockstep(
+        network, collective, rule, random
+    )
     edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
-    states = random.integers(1, 2**64, size=ranks + 1, dtype=np.uint64)
     step_ptr, done = kernel.expand(
         network, now, wanted, planes, states, min(limit, most), chunk_of_slot, edge, chunk
     )
-    if done and relay:
+    if done and len(now.relay):
         step_ptr = kernel.prune(network, now.relay, slot, step_ptr, edge, chunk)
     sends = step_ptr[-1]
     return Found(step_ptr, edge[:sends], chunk[:sends], len(step_ptr) - 1, done)

@@ -1,0 +1,116 @@
+"""TACOS for tens of thousands of ranks: in lockstep on several cores, straight to disk."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.schedule import Provenance
+from jaxcoll.synth import tacos_kernel as kernel
+from jaxcoll.synth.rules import Rule, rule_named
+from jaxcoll.synth.tacos_search import prepare_lockstep, read_network
+from jaxcoll.topology import Topology
+
+_STEPS_AT_ONCE = 64  # steps that are written together
+
+# Called after every few steps: deliveries done, of how many.
+Progress = Callable[[int, int], None]
+
+
+def synthesize_compact(
+    topology: Topology,
+    folder: str | os.PathLike,
+    *,
+    chunks: int = 1,
+    rule: str = "random",
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> CompactSchedule:
+    """A compact schedule of an all_gather, written to disk as it is found; not yet verified.
+
+    The schedule is that of ``Tacos(rule, attempts=1)`` with the same seed, whatever the number of
+    threads. Memory is 2 bits a (rank, chunk).
+
+    Args:
+        folder: to be made; after an error or an interrupt it is not there.
+        chunks: chunks a shard.
+        rule: "random" or "downstream-need".
+        threads: threads; the processor's cores when None.
+        progress: see ``Progress``.
+
+    Raises:
+        CollectiveError: another rule, or a number of chunks below 1.
+        TopologyError: links of several speeds.
+        ScheduleError: a network with switches.
+        FileExistsError: the folder exists.
+    """
+    started = time.perf_counter()
+    code = rule_named(rule)
+    if code not in (Rule.RANDOM, Rule.DOWNSTREAM_NEED):
+        raise CollectiveError(f"in lockstep, rule must be random or downstream-need, got {rule!r}")
+    if not topology.is_homogeneous:
+        raise TopologyError(f"lockstep needs equal links, those of {topology} differ")
+    collective = Collective("all_gather", topology.num_ranks, chunks)
+    network = read_network(topology)
+    search = prepare_lockstep(network, collective, code, np.random.default_rng([seed, 0]))
+    threads = threads or os.cpu_count() or 1
+    order = np.empty(collective.num_chunks, np.uint32)
+    order[search.chunk_of_slot] = np.arange(collective.num_chunks)
+    writer = CompactWriter(folder, topology, collective, order)
+    with writer, ThreadPoolExecutor(threads) as pool:
+        _search(network, search, writer, pool, _parts(network, threads), progress)
+        writer.provenance = Provenance(
+            "tacos",
+            {"rule": rule, "attempts": 1, "threads": threads},
+            seed,
+            time.perf_counter() - started,
+        )
+    return open_compact(folder, topology)
+
+
+def _parts(network: kernel.Network, threads: int) -> list[tuple[int, int]]:
+    """Ranges of ranks with about equally many links into them."""
+    cuts = np.searchsorted(network.in_ptr, np.linspace(0, network.in_ptr[-1], threads + 1))
+    cuts[-1] = len(network.in_ptr) - 1
+    return [(int(a), int(b)) for a, b in itertools.pairwise(cuts) if a < b]
+
+
+def _search(network, search, writer, pool, parts, progress) -> None:
+    """Algorithm 2: matches and delivers step by step, every part of the ranks in a thread."""
+    now, links = search.now, len(network.src)
+    blocks = now.have.shape[0]
+    carried = np.empty(links, np.int32)
+    row_bytes = -(-links // 8)
+    active = np.zeros((_STEPS_AT_ONCE, row_bytes), np.uint8)
+    sent = np.empty(_STEPS_AT_ONCE * links, np.int32)
+    counts: list[int] = []
+    left = search.wanted
+
+    def match(part: tuple[int, int], start: int) -> None:
+        kernel.match(network, now, search.planes, search.states, start, *part, carried)
+
+    def deliver(part: tuple[int, int]) -> int:
+        return kernel.deliver(network, now, carried, *part)
+
+    while left > 0:
+        start = kernel.next_start(search.states, blocks)
+        for done in [pool.submit(match, part, start) for part in parts]:
+            done.result()
+        delivered = [pool.submit(deliver, part) for part in parts]
+        used = sum(counts)
+        counts.append(kernel.pack(carried, search.chunk_of_slot, active[len(counts)], sent[used:]))
+        left -= sum(done.result() for done in delivered)
+        if len(counts) == _STEPS_AT_ONCE or left == 0:
+            writer.append(active[: len(counts)], sent[: sum(counts)], np.asarray(counts))
+            active[:], counts = 0, []
+            if progress is not None:
+                progress(search.wanted - left, search.wanted)
