@@ -172,13 +172,13 @@ def zero(
         return total if accum_dtype is None else total.astype(rows.dtype)
 
     def gather(row: jax.Array) -> jax.Array:
-        return functions.all_gather(
-            row, axis_name, to="invarying", schedule=schedule, lowering=lowering
-        )
+        # Ranks of vmap are typed alike as it is.
+        to = "invarying" if _tracked(axis_name) else "varying"
+        return functions.all_gather(row, axis_name, to=to, schedule=schedule, lowering=lowering)
 
     def _lift(state) -> ZeroState:
         return ZeroState(
-            jax.tree.map(lambda x: vary(jnp.asarray(x), _names(axis_name))[None], state)
+            jax.tree.map(lambda x: vary(jnp.asarray(x), _tracked(axis_name))[None], state)
         )
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -220,12 +220,16 @@ def _ranks(axis_name: AxisName) -> int:
     return math.prod(sizes[name] for name in _names(axis_name))
 
 
+def _tracked(axis_name: AxisName) -> tuple[str, ...]:
+    """The axes over which values are typed as varying or not: those of the mesh, not of vmap."""
+    return tuple(name for name in _names(axis_name) if name in internals.mesh_axes())
+
+
 def _check_own(gradients, axis_name: AxisName) -> None:
     """Refuse gradients that do not vary over the axes, if ``shard_map`` knows."""
     if not internals.checks_vma():
         return
-    # Axes of vmap are not tracked.
-    names = set(_names(axis_name)) & set(internals.mesh_axes())
+    names = set(_tracked(axis_name))
     for path, leaf in jax.tree.leaves_with_path(gradients):
         if is_void(leaf):
             continue

@@ -321,6 +321,20 @@ def test_extra_arguments_reach_the_inner_optimizer():
     np.testing.assert_array_equal(sharded(step, mesh_of(N), P("x"), P())(x), -3 * x.sum(0))
 
 
+def test_ranks_may_be_those_of_vmap():
+    x = {"w": integers((4, 3), np.float32)}
+    for transformation in (
+        jc.optax.all_reduce_gradients("b"),
+        jc.optax.zero("b", optax.identity()),
+    ):
+
+        def one(v, transformation=transformation) -> Any:
+            return transformation.update(v, transformation.init(v), v)[0]
+
+        result = jax.vmap(one, axis_name="b")(x)["w"]
+        np.testing.assert_array_equal(result, np.tile(x["w"].mean(0), (4, 1)))
+
+
 def test_a_scan_carries_the_state():
     ours = jc.optax.zero("x", optax.adam(1e-2))
 
