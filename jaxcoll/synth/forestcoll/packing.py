@@ -82,65 +82,81 @@ def _neighbours(left: np.ndarray) -> np.ndarray:
 
 @nb.njit(cache=True)
 def _pack(left, roots, weights, neighbour):
-    """Algorithm 4. ``left`` is the capacity of each pair, and becomes what is left of it."""
-    n = len(left)
-    room = 4 * len(roots) + 16
-    count = len(roots)
+    """Algorithm 4. ``left`` is the capacity of each pair, and becomes what is left of it.
+
+    Every turn adds one edge to each batch that can still grow in the layer.
+    """
+    n, count = len(left), len(roots)
+    room = 4 * count + 16
     root, weight = np.zeros(room, np.int64), np.zeros(room, np.int64)
     vertex, parent = np.full((room, n), -1, np.int64), np.full((room, n), -1, np.int64)
     depth = np.full((room, n), -1, np.int64)  # by rank; -1 outside the tree
     joined = np.zeros(room, np.int64)
-    at_vertex, at_neighbour = np.zeros(room, np.int64), np.zeros(room, np.int64)
+    at = np.zeros((room, 2), np.int64)  # the next pair to try: place of its ends in the lists
     for i in range(count):
         root[i] = vertex[i, 0] = roots[i]
         weight[i] = weights[i]
         depth[i, roots[i]] = 0
         joined[i] = 1
-    layer, open_batches = 0, True
-    while open_batches:
-        added = True
+    layer, unfinished = 0, True
+    while unfinished:
+        added, unfinished = True, False
         while added:
-            added, open_batches = False, False
+            added = False
             for i in range(count):  # batches that are split off now wait for the next turn
-                while joined[i] < n and at_vertex[i] < joined[i]:
-                    x = vertex[i, at_vertex[i]]
-                    if depth[i, x] > layer:
-                        open_batches = True
-                        break
-                    k = at_neighbour[i]
-                    if k == n or neighbour[x, k] < 0:
-                        at_vertex[i] += 1
-                        at_neighbour[i] = 0
-                        continue
-                    at_neighbour[i] += 1
-                    y = neighbour[x, k]
-                    if depth[i, y] >= 0 or left[x, y] == 0:
-                        continue
-                    most = _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y)
-                    if most == 0:
-                        continue
-                    if most < weight[i]:
-                        if count == room:
-                            room *= 2
-                            root, weight = _wider(root, room), _wider(weight, room)
-                            joined, at_vertex = _wider(joined, room), _wider(at_vertex, room)
-                            at_neighbour, vertex = _wider(at_neighbour, room), _longer(vertex, room)
-                            parent, depth = _longer(parent, room), _longer(depth, room)
-                        root[count], weight[count] = root[i], weight[i] - most
-                        joined[count], at_vertex[count] = joined[i], at_vertex[i]
-                        at_neighbour[count], vertex[count] = at_neighbour[i], vertex[i]
-                        parent[count], depth[count] = parent[i], depth[i]
-                        count += 1
-                        weight[i] = most
-                    vertex[i, joined[i]] = y
-                    parent[i, joined[i]] = x
-                    depth[i, y] = depth[i, x] + 1
-                    joined[i] += 1
-                    left[x, y] -= most
-                    added = True
-                    break
+                x, y, most = _next_edge(
+                    left, neighbour, weight, depth, joined, vertex, at, count, i, layer
+                )
+                unfinished |= joined[i] < n
+                if y < 0:
+                    continue
+                if most < weight[i]:
+                    if count == room:
+                        room *= 2
+                        root, weight, joined = (
+                            _wider(root, room), _wider(weight, room), _wider(joined, room),
+                        )  # fmt: skip
+                        vertex, parent, depth, at = (
+                            _longer(vertex, room), _longer(parent, room), _longer(depth, room),
+                            _longer(at, room),
+                        )  # fmt: skip
+                    root[count], weight[count], joined[count] = root[i], weight[i] - most, joined[i]
+                    vertex[count], parent[count], depth[count] = vertex[i], parent[i], depth[i]
+                    at[count] = at[i]
+                    count += 1
+                    weight[i] = most
+                vertex[i, joined[i]] = y
+                parent[i, joined[i]] = x
+                depth[i, y] = layer + 1
+                joined[i] += 1
+                left[x, y] -= most
+                added = True
         layer += 1
+        unfinished &= layer < n
     return count, root, weight, vertex, parent, joined
+
+
+@nb.njit(cache=True)
+def _next_edge(left, neighbour, weight, depth, joined, vertex, at, count, i, layer):
+    """The next edge that batch i can take from a rank of the layer, and for how many trees.
+
+    (-1, -1, 0) if there is none. Pairs that were tried are passed for good.
+    """
+    n = len(left)
+    while joined[i] < n and at[i, 0] < joined[i]:
+        x, k = vertex[i, at[i, 0]], at[i, 1]
+        if depth[i, x] > layer:
+            break
+        if k == n or neighbour[x, k] < 0:
+            at[i, 0], at[i, 1] = at[i, 0] + 1, 0
+            continue
+        at[i, 1] += 1
+        y = neighbour[x, k]
+        if depth[i, y] < 0 and left[x, y] > 0:
+            most = _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y)
+            if most > 0:
+                return x, y, most
+    return -1, -1, 0
 
 
 @nb.njit(cache=True)
