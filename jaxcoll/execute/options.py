@@ -12,6 +12,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.execute.pieces import in_pieces
 from jaxcoll.execute.program import program_of
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
@@ -65,7 +66,7 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
 
 def _rounds_at_once(schedule: Schedule) -> int:
     """The most permutes that a step has, in whichever lowering has more."""
-    program = program_of(schedule)
+    program = in_pieces(program_of(schedule))
     straight = max((len(rounds) for rounds in program.steps), default=0)
     return max(straight, max((len(stage) for stage in stages(program)), default=0))
 

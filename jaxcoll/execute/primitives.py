@@ -25,6 +25,7 @@ from jaxcoll.execute import internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup
+from jaxcoll.execute.pieces import in_pieces
 from jaxcoll.execute.program import Program, program_of
 from jaxcoll.execute.values import flow_of
 from jaxcoll.schedule import Schedule
@@ -168,7 +169,8 @@ def _chosen(program: Program, lowering: str, target: str) -> str:
     """
     if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
         return lowering
-    if program.num_permutes > MOST_STRAIGHT_PERMUTES:
+    cut = in_pieces(program) if target == "tpu" else program
+    if cut.num_permutes > MOST_STRAIGHT_PERMUTES:
         return "scan"
     return "scan" if target == "cpu" and flow_of(program, "result") is None else "ssa"
 

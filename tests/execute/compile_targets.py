@@ -23,9 +23,10 @@ from jaxcoll.collective import KINDS, ROOTED, Collective
 from jaxcoll.execute import aot
 from jaxcoll.execute.defaults import default_schedule
 from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.execute.pieces import in_pieces
 from jaxcoll.execute.program import program_of
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth import synthesize
+from jaxcoll.synth import Bucket, synthesize
 
 # Elements of a shard: a multiple of the chunks of every schedule, and so many that buffers do not
 # fit into the fast memory of a TPU, where they would not count as temporary.
@@ -49,7 +50,10 @@ def main(name: str, wrap: str, which: str) -> None:
         topology = topologies.torus(4, 4, n // 16) if n > 16 else topologies.torus(2, 2, n // 4)
     synthesizer = "bucket" if which == "rest" else "tacos"
     for kind in GATHERS:
-        schedule = synthesize(topology, Collective(kind, n), synthesizer)
+        chunks = 1
+        if synthesizer == "bucket" and target.platform == "tpu":
+            chunks = Bucket.granularity(topology)
+        schedule = synthesize(topology, Collective(kind, n, chunks), synthesizer)
         for lowering in ("pallas",) if which == "pallas" else LOWERINGS:
             row(target, schedule, synthesizer, lowering)
     if which == "rest":
@@ -100,6 +104,8 @@ def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str)
     seconds = time.perf_counter() - start
     summary = aot.summarize(compiled)
     program = program_of(schedule)
+    if target.platform == "tpu":
+        program = in_pieces(program)
     print(
         json.dumps(
             {

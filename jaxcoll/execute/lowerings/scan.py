@@ -1,9 +1,10 @@
 """scan: a program of constant size, however many steps there are.
 
-Steps in a row whose messages are of about the same size make a stage, and a stage is one
-``lax.scan``. Its rounds are coloured once, over all pairs of ranks that send in it, so that the
-body is the same for all steps. What the next step sends is read at the end of a body and rides in
-the carry: a body that read before it wrote would make XLA copy the whole buffer.
+Steps in a row that use about the same pairs of ranks, for messages of about the same size, make a
+stage, and a stage is one ``lax.scan``. Its rounds are coloured once, over all pairs of ranks that
+send in it, so that the body is the same for all steps. What the next step sends is read at the end
+of a body and rides in the carry: a body that read before it wrote would make XLA copy the whole
+buffer.
 
 A pair that is idle in a step sends all the same. In an all_gather it sends the sender's own chunk
 again, which is right wherever it goes; elsewhere the receiver keeps what it has.
@@ -20,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.colouring import max_degree
 from jaxcoll.execute.lowerings.buffer import (
     Run,
     empty,
@@ -30,6 +32,7 @@ from jaxcoll.execute.lowerings.buffer import (
     runs,
 )
 from jaxcoll.execute.lowerings.together import permute_together
+from jaxcoll.execute.pieces import in_pieces
 from jaxcoll.execute.program import Program, Round, colour_pairs
 
 
@@ -38,6 +41,7 @@ def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> 
 
     A body's permutes are in flight together without barriers.
     """
+    program = in_pieces(program) if target == "tpu" else program
     rank = axes.rank()
     buffer = fill(program, x, rank, width)
     for stage in stages(program):
@@ -66,16 +70,24 @@ class Slot:
 @functools.lru_cache(maxsize=256)
 def stages(program: Program) -> tuple[tuple[Slot, ...], ...]:
     """The stages of a program, each as the slots of its body."""
-    found, steps, scale = [], [], 0
+    found, steps, scale, pairs = [], [], 0, set()
     for rounds in program.steps:
         # To the next power of two: at most half of a message is padding.
         here = (max(r.size for r in rounds) - 1).bit_length()
-        if steps and here != scale:
+        own = {pair for r in rounds for pair in r.pairs}
+        if steps and (here != scale or _more_slots(pairs | own, steps, rounds)):
             found.append(_stage(program, steps))
-            steps = []
+            steps, pairs = [], set()
         scale = here
+        pairs |= own
         steps.append(rounds)
     return (*found, _stage(program, steps)) if steps else ()
+
+
+def _more_slots(pairs: set[tuple[int, int]], steps, rounds: tuple[Round, ...]) -> bool:
+    """Whether the slots for all these pairs would be many more than any step has rounds."""
+    ends = np.asarray(sorted(pairs)).T
+    return max_degree(*ends) > 1.5 * max(map(len, (*steps, rounds)))
 
 
 def _stage(program: Program, steps: list[tuple[Round, ...]]) -> tuple[Slot, ...]:

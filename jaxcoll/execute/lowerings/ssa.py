@@ -13,7 +13,8 @@ from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
 from jaxcoll.execute.lowerings.flow import FlowRun
 from jaxcoll.execute.lowerings.together import permute_together
-from jaxcoll.execute.program import Program
+from jaxcoll.execute.pieces import in_pieces
+from jaxcoll.execute.program import Program, Round
 from jaxcoll.execute.values import flow_of
 
 # A permute between CPU devices takes about as long as copying this many bytes.
@@ -36,24 +37,55 @@ def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> 
     Returns:
         This rank's output rows, shape (output rows * width, ...).
     """
+    if target == "tpu" and (cut := in_pieces(program)) is not program:
+        return _run_overlapped(cut, x, axes, width, target)
     is_long = x.nbytes // x.shape[0] * width >= LONG_ROW_BYTES
     flow = flow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
-    if flow is None:
-        return _run_buffer(program, x, axes, width, target)
-    return FlowRun(program, flow, x, axes, width).run(target)
+    if flow is not None:
+        return FlowRun(program, flow, x, axes, width).run(target)
+    if target != "cpu":
+        return _run_overlapped(program, x, axes, width, target)
+    return _run_buffer(program, x, axes, width)
 
 
-def _run_buffer(program: Program, x, axes: Axes, width: int, target: str) -> jax.Array:
-    strict = target != "cpu"
+def _run_buffer(program: Program, x: jax.Array, axes: Axes, width: int) -> jax.Array:
     rank = axes.rank()
     buffer = fill(program, x, rank, width)
     for rounds in program.steps:
         # All of a step is read before any of it is written.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
-        if strict:
-            buffer, *sources = lax.optimization_barrier((buffer, *sources))
-        arrived = permute_together(axes, sources, [r.pairs for r in rounds], target)
-        if strict:
-            buffer, *arrived = lax.optimization_barrier((buffer, *arrived))
+        arrived = [axes.permute(s, r.pairs) for s, r in zip(sources, rounds, strict=True)]
         buffer = receive(buffer, arrived, rounds, rank, width)
     return empty(program, buffer, rank, width)
+
+
+def _run_overlapped(program: Program, x: jax.Array, axes: Axes, width: int, target: str):
+    """Steps apart; beside the permutes of one, what the last brought is written.
+
+    And what the next one sends is read, unless that arrives only now.
+    """
+    rank = axes.rank()
+    buffer = fill(program, x, rank, width)
+    arrived, behind = [], ()  # of the last step, if it is not written yet
+    for t, rounds in enumerate(program.steps):
+        if t == 0 or _depends(rounds, program.steps[t - 1]):
+            buffer, arrived = lax.optimization_barrier((buffer, arrived))
+            buffer, arrived, behind = receive(buffer, arrived, behind, rank, width), [], ()
+        # Otherwise nothing that is read here waits for the last step, and XLA may read early.
+        sources = [source(buffer, round_, rank, width) for round_ in rounds]
+        buffer, arrived, sources = lax.optimization_barrier((buffer, arrived, sources))
+        here = permute_together(axes, sources, [r.pairs for r in rounds], target)
+        buffer = receive(buffer, arrived, behind, rank, width)
+        arrived, behind = here, rounds
+    buffer = receive(buffer, arrived, behind, rank, width)
+    return empty(program, buffer, rank, width)
+
+
+def _depends(rounds: tuple[Round, ...], before: tuple[Round, ...]) -> bool:
+    """Whether some rank sends a row that it receives in the step before."""
+    for earlier in before:
+        for later in rounds:
+            sent, got = later.send[:, :, None], earlier.recv[:, None, :]
+            if ((sent == got) & (sent >= 0)).any():
+                return True
+    return False
