@@ -9,7 +9,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.links import whole_number
-from jaxcoll.paths import shortest_routes
+from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.dimensionwise import Sends
 from jaxcoll.topology import Topology
@@ -78,9 +78,57 @@ def routed(
     dst: np.ndarray,
     chunk: np.ndarray,
     reduce: np.ndarray | bool = False,
+    lane: np.ndarray | None = None,
 ) -> Schedule:
-    """The schedule of sends between any ranks, each pair joined by its shortest route."""
+    """The schedule of sends between any ranks, each pair joined by its shortest route.
+
+    Args:
+        lane: which of equal parallel links each send takes, counted round; the first when omitted.
+    """
     n = topology.num_ranks
-    pairs, edge = np.unique(src.astype(np.int64) * n + dst, return_inverse=True)
-    edges = shortest_routes(topology, pairs // n, pairs % n)
+    pair = src.astype(np.int64) * n + dst
+    lanes = 1 if lane is None else int(lane.max(initial=0)) + 1
+    key, edge = np.unique(pair if lane is None else pair * lanes + lane, return_inverse=True)
+    edges = shortest_routes(topology, key // lanes // n, key // lanes % n)
+    if lanes > 1:
+        moved = _on_lanes(topology, edges, key % lanes)
+        edges, same = distinct_edges(topology, edges.path_ptr, moved)
+        edge = same[edge]
     return Schedule.from_sends(topology, collective, step, edge, chunk, reduce, edges=edges)
+
+
+def _on_lanes(topology: Topology, edges: Edges, lane: np.ndarray) -> np.ndarray:
+    """Links of the edges' paths, each moved ``lane`` further among those equal and parallel."""
+    columns = (topology.src, topology.dst, topology.alpha, topology.bandwidth)
+    fresh = np.append(True, ~np.all([c[1:] == c[:-1] for c in columns], axis=0))
+    first = np.flatnonzero(fresh)  # equal links stand together
+    width = np.diff(np.append(first, topology.num_links))
+    link = edges.path_link
+    bundle = (np.cumsum(fresh) - 1)[link]
+    ahead = np.repeat(lane, edges.hops)
+    return first[bundle] + (link - first[bundle] + ahead) % width[bundle]
+
+
+def distinct_edges(
+    topology: Topology, path_ptr: np.ndarray, path: np.ndarray
+) -> tuple[Edges, np.ndarray]:
+    """Edges over the distinct ones of some paths, and the edge of each path.
+
+    Args:
+        path_ptr: links of path i are ``path[path_ptr[i]:path_ptr[i + 1]]``.
+        path: links.
+    """
+    hops = np.diff(path_ptr)
+    width = int(hops.max(initial=1))
+    table = np.full((len(hops), width), -1, np.int64)
+    table[np.arange(width) < hops[:, None]] = path
+    distinct, edge = np.unique(table, axis=0, return_inverse=True)
+    lengths = (distinct >= 0).sum(axis=1)
+    last = distinct[np.arange(len(distinct)), lengths - 1]
+    edges = Edges(
+        topology.src[distinct[:, 0]],
+        topology.dst[last],
+        np.concatenate([[0], np.cumsum(lengths)]),
+        distinct[distinct >= 0],
+    )
+    return edges, edge.ravel()

@@ -11,10 +11,11 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.exact import as_fraction, common_denominator
-from jaxcoll.paths import Edges, hop_distances
+from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import multitree_kernel as kernel
 from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.blind import distinct_edges
 from jaxcoll.topology import Topology
 
 PRIORITIES = ("auto", "root", "height")
@@ -95,7 +96,7 @@ class MultiTree(Synthesizer):
             self.nearest_first,
             topology.num_ranks,
         )
-        edges, edge = _edges(topology, path_ptr, path)
+        edges, edge = distinct_edges(topology, path_ptr, path)
         k = collective.chunks_per_shard
         chunk = (first[tree][:, None] + np.arange(k)).ravel()
         columns = (np.repeat(step, k), np.repeat(edge, k), chunk)
@@ -137,21 +138,3 @@ def _in_order_of_trial(topology: Topology) -> tuple[np.ndarray, np.ndarray]:
         ahead = apart[np.arange(len(src)), dimension]
     order = np.lexsort((ahead, dimension, src))
     return topology.out_links[0], order
-
-
-def _edges(topology: Topology, path_ptr: np.ndarray, path: np.ndarray) -> tuple[Edges, np.ndarray]:
-    """The distinct paths as edges, and the edge of each path."""
-    hops = np.diff(path_ptr)
-    width = int(hops.max(initial=1))
-    table = np.full((len(hops), width), -1, np.int64)
-    table[np.arange(width) < hops[:, None]] = path
-    distinct, edge = np.unique(table, axis=0, return_inverse=True)
-    lengths = (distinct >= 0).sum(axis=1)
-    last = distinct[np.arange(len(distinct)), lengths - 1]
-    edges = Edges(
-        topology.src[distinct[:, 0]],
-        topology.dst[last],
-        np.concatenate([[0], np.cumsum(lengths)]),
-        distinct[distinct >= 0],
-    )
-    return edges, edge.ravel()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import ClassVar
 
 import numpy as np
 
 from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import gathered
+from jaxcoll.synth.blind import first_chunk, on_ranks, routed
 from jaxcoll.synth.dimensionwise import Sends, gather_in_order
 from jaxcoll.synth.patterns import circle
 from jaxcoll.topology import Topology
@@ -29,27 +31,78 @@ class Ring(Synthesizer):
 
     Attributes:
         bidirectional: whether shards travel both ways round.
+        circles: orders of the places of a group, each of which carries an equal share of every
+            shard's chunks; the order of the group when None. Where several circles join the same
+            two ranks, each has a link of its own if there are parallel ones.
+
+    Raises:
+        CollectiveError: circles that are no orders.
     """
 
     bidirectional: bool = True
+    circles: tuple[tuple[int, ...], ...] | None = None
 
     name: ClassVar[str] = "ring"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
 
-    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
-
-        def around(group: np.ndarray) -> tuple[np.ndarray, Sends]:
-            backwards = group[::-1]
-            if not self.bidirectional and _links(topology, backwards) < _links(topology, group):
-                group = backwards
-            chunks = collective.chunks_per_shard
-            way = circle(len(group), both_ways=self.bidirectional)
-            return group, gather_in_order(
-                Grid((len(group),), (True,)), (0,), {0: way}, np.arange(chunks)
+    def __post_init__(self) -> None:
+        if self.circles is None:
+            return
+        try:
+            circles = tuple(tuple(operator.index(p) for p in circle) for circle in self.circles)
+        except TypeError:
+            circles = ()
+        if not circles or any(sorted(c) != list(range(len(circles[0]))) for c in circles):
+            raise CollectiveError(
+                f"circles must be one or more orders of the same places 0, 1, ..., "
+                f"got {self.circles!r}"
             )
+        object.__setattr__(self, "circles", circles)
 
-        return gathered(topology, collective, around)
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            CollectiveError: circles of another number of places than a group has.
+        """
+        parts, lanes = [], []
+        lane = np.zeros((topology.num_ranks, topology.num_ranks), np.int64)
+        for group in collective.groups:
+            if len(group) == 1:
+                continue
+            ranks, chunks = np.asarray(group), collective.chunks_per_shard
+            circles = self._circles(ranks)
+            for turn, around in enumerate(circles):
+                index = np.arange(turn, chunks, len(circles))
+                part = self._around(topology, around, index)
+                parts.append(part)
+                lanes.append(lane[part.src, part.dst])
+                ends = (
+                    np.append(around, np.roll(around, -1)),
+                    np.append(np.roll(around, -1), around),
+                )
+                lane[ends] += 1
+        sends = Sends.joined(parts)
+        chunk = first_chunk(collective)[sends.owner] + sends.index
+        columns = (sends.step, sends.src, sends.dst, chunk)
+        return routed(topology, collective, *columns, lane=np.concatenate(lanes))
+
+    def _circles(self, ranks: np.ndarray) -> list[np.ndarray]:
+        if self.circles is None:
+            return [ranks]
+        if len(self.circles[0]) != len(ranks):
+            raise CollectiveError(
+                f"the circles are of {len(self.circles[0])} places, a group has {len(ranks)} ranks"
+            )
+        return [ranks[list(circle)] for circle in self.circles]
+
+    def _around(self, topology: Topology, ranks: np.ndarray, index: np.ndarray) -> Sends:
+        backwards = ranks[::-1]
+        if not self.bidirectional and _links(topology, backwards) < _links(topology, ranks):
+            ranks = backwards
+        pattern = circle(len(ranks), both_ways=self.bidirectional)
+        sends = gather_in_order(Grid((len(ranks),), (True,)), (0,), {0: pattern}, index)
+        return on_ranks(sends, ranks)
 
 
 def _links(topology: Topology, circle: np.ndarray) -> int:

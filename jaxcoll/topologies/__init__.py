@@ -3,7 +3,7 @@
 from jaxcoll.topologies.bigraph import bigraph
 from jaxcoll.topologies.boxes import dgx_a100, dgx_h100, mi250, nvswitch_boxes
 from jaxcoll.topologies.complete import fully_connected, star
-from jaxcoll.topologies.dgx import dgx1, dgx2
+from jaxcoll.topologies.dgx import DGX1_CIRCLES, dgx1, dgx2
 from jaxcoll.topologies.dragonfly import dragonfly
 from jaxcoll.topologies.fat_tree import fat_tree
 from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
@@ -13,6 +13,7 @@ from jaxcoll.topologies.routers import behind_routers, flattened_butterfly
 from jaxcoll.topologies.switched import switch
 
 __all__ = [
+    "DGX1_CIRCLES",
     "behind_routers",
     "bigraph",
     "dgx1",

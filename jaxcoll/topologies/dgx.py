@@ -18,6 +18,13 @@ _LANES = (
     (0, 4, 2), (1, 5, 1), (2, 6, 2), (3, 7, 1),
 )  # fmt: skip
 
+# Three circles through all ranks of a DGX-1 that use every NVLink once, as NVIDIA's rings do.
+DGX1_CIRCLES = (
+    (0, 1, 3, 2, 6, 7, 5, 4),
+    (0, 1, 3, 2, 6, 7, 5, 4),
+    (0, 2, 1, 5, 6, 4, 7, 3),
+)
+
 
 def dgx1(*, alpha: float = ALPHA, bandwidth: float = LANE, merged: bool = False) -> Topology:
     """The hybrid cube mesh of a DGX-1 (V100): 8 ranks with 6 NVLinks each, and no switch.

@@ -106,6 +106,8 @@ CASES = [
     *(Case(s, "random", RANDOM) for s in (Ring(), Ring(bidirectional=False))),
     *(Case(s, "switches", SWITCHED) for s in (Ring(), Ring(bidirectional=False))),
     Case(Ring(), "one or two ranks", SMALL),
+    Case(Ring(circles=families.DGX1_CIRCLES), "eight ranks", EIGHTS, grouped=False),
+    Case(Ring(circles=families.DGX1_CIRCLES), "DGX-1", DGX1, grouped=False),
     Case(Direct(), "random", RANDOM, KINDS),
     Case(Direct(), "switches", SWITCHED, KINDS),
     Case(Direct(), "one or two ranks", SMALL, KINDS),

@@ -150,6 +150,32 @@ def test_table_v_of_the_tacos_paper():
 # ---------------------------------------------------------------------- rings
 
 
+def test_three_circles_use_all_links_of_a_dgx1():
+    """The Ring baseline of the TACOS paper's Fig. 17b: 99.61 % of Ideal."""
+    topology = topologies.dgx1(alpha=0.7e-6, bandwidth=25e9)
+    rings = Ring(circles=topologies.DGX1_CIRCLES)
+    schedule = synthesize(topology, "all_reduce", rings, chunks=6)
+    assert (schedule.edges.hops == 1).all()
+    assert len(set(link_loads(schedule))) == 1
+    ratio = float(ideal(topology, "all_reduce", 10**9)) / simulate(schedule, 10**9).time
+    assert ratio > 0.995
+    one = synthesize(topology, "all_reduce", Ring(), chunks=6)
+    assert simulate(one, 10**9).time > 2.9 * simulate(schedule, 10**9).time
+
+
+def test_circles_are_orders_of_places():
+    groups = [(0, 1, 2, 3), (7, 5, 6, 4)]
+    ring = Ring(bidirectional=False, circles=[(0, 2, 1, 3)])  # type: ignore[arg-type]
+    schedule = synthesize(topologies.fully_connected(8), "all_gather", ring, groups=groups)
+    pairs = set(zip(schedule.src.tolist(), schedule.dst.tolist(), strict=True))
+    assert pairs == {(0, 2), (2, 1), (1, 3), (3, 0), (7, 6), (6, 5), (5, 4), (4, 7)}
+    for bad in ((), ((0, 1), (0, 2)), ((0, 1), (0, 1, 2)), ((0.5, 1),), 3):
+        with pytest.raises(CollectiveError, match="circles must be one or more orders"):
+            Ring(circles=bad)  # type: ignore[arg-type]
+    with pytest.raises(CollectiveError, match="circles are of 4 places, a group has 8 ranks"):
+        synthesize(topologies.fully_connected(8), "all_gather", ring)
+
+
 def test_a_hierarchy_of_one_level_is_a_ring():
     topology = topologies.mesh(3, 4)
     for inner in (1, 12):
