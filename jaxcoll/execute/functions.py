@@ -35,9 +35,13 @@ from jax.core import Tracer
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals, primitives
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.processes import agree
 from jaxcoll.execute.schedules import Choice, choose
 from jaxcoll.schedule import Schedule
+
+# Leaves are joined up to this many bytes: as many as take about as long to move as rounds cost.
+JOINED_BYTES = 1 << 20
 
 AxisName = str | Sequence[str]
 Groups = Sequence[Sequence[int]] | None
@@ -61,6 +65,8 @@ def psum(
 ):
     """The sum over the ranks of an axis, on all of them. See ``jax.lax.psum``.
 
+    Small leaves of one dtype travel together.
+
     Args:
         x: a pytree of arrays of any shape; booleans are summed as int32.
         schedule: of all_reduce, or an all_gather or reduce_scatter to derive one from.
@@ -79,13 +85,15 @@ def psum(
         "all_reduce", schedule, axes, axis_index_groups, None, lowering, invarying, accum_dtype
     )
 
-    def one(leaf):
-        leaf = _summable(leaf, "psum", bools=True)
-        if not isinstance(leaf, Tracer):
-            return leaf * _group_size(axes, axis_index_groups)
-        return call(_vary(leaf, axes))
-
-    return jax.tree.map(one, x)
+    leaves, structure = jax.tree.flatten(x)
+    leaves = [_summable(leaf, "psum", bools=True) for leaf in leaves]
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
+    totals = _joined(call, [_vary(leaves[i], axes) for i in traced])
+    size = _group_size(axes, axis_index_groups)
+    sums = [leaf if isinstance(leaf, Tracer) else leaf * size for leaf in leaves]
+    for i, total in zip(traced, totals, strict=True):
+        sums[i] = total
+    return jax.tree.unflatten(structure, sums)
 
 
 def pmean(
@@ -453,6 +461,21 @@ def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tup
     if _is_vmapped(names) or not names:
         raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
     return _Call(kind, choice, _axes(names)).resolve(x)
+
+
+def _joined(call: _Call, leaves: list[jax.Array]) -> list[jax.Array]:
+    """Sums of leaves, small ones side by side where that changes neither types nor shardings."""
+    if not internals.is_fully_manual():
+        return [call(leaf) for leaf in leaves]
+    alike: dict[object, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        is_small = leaf.size * leaf.dtype.itemsize < JOINED_BYTES
+        alike.setdefault(internals.varying(leaf) if is_small else i, []).append(i)
+    for members in alike.values():
+        sums = in_buckets(call, [leaves[i] for i in members], JOINED_BYTES, "tree")
+        for i, total in zip(members, sums, strict=True):
+            leaves[i] = total
+    return leaves
 
 
 def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:

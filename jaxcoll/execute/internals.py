@@ -58,6 +58,12 @@ def mesh_axes() -> tuple[str, ...]:
     return tuple(name for name in mesh.axis_names if name in mesh.manual_axes)
 
 
+def is_fully_manual() -> bool:
+    """Whether all axes of the mesh in scope are manual, so that XLA shards nothing by itself."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return set(mesh.manual_axes) == set(mesh.axis_names)
+
+
 def mesh_size() -> int:
     """Devices of the mesh in scope."""
     return jax.sharding.get_abstract_mesh().size

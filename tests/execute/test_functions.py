@@ -88,6 +88,31 @@ def test_pmean_and_pytrees():
     same(lambda v: jc.pmean(v, "x"), lambda v: lax.pmean(v, "x"), x, P("x"), P())
 
 
+def test_small_leaves_of_a_tree_travel_together():
+    mesh = mesh_of(2, 4)
+    leaves = {
+        "a": integers((8, 300), jnp.float32),
+        "b": integers((8, 5, 2), jnp.float32, seed=1),
+        "c": integers((8, 7), jnp.int32),
+        "d": integers((8, 1 << 19), jnp.float32),
+        "e": integers((8, 3), jnp.float32, seed=2),
+    }
+    specs = {name: P(("x", "y")) for name in leaves} | {"b": P("y")}
+    outs = {name: P("x") for name in leaves} | {"b": P()}
+
+    def run(psum):
+        return sharded(lambda v: psum(v, "y"), mesh, (specs,), outs)
+
+    got, want = run(jc.psum)(leaves), run(lax.psum)(leaves)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    # Over four ranks a sum takes four rounds: "a" and "e" together, "b", which varies over fewer
+    # axes, and "c"; five for "d", whose rows are so long that pieces of a message go one by one.
+    text = run(jc.psum).lower(leaves).as_text()
+    assert text.count("collective_permute") == 3 * 4 + 5
+    gradient = jax.grad(lambda v: run(jc.psum)(v)["a"].sum() + run(jc.psum)(v)["e"].sum())
+    assert (gradient(leaves | {"c": np.zeros((8, 7), np.float32)})["a"] == 4 / 4).all()
+
+
 @pytest.mark.parametrize("schedule_", ["bucket", "ring"])
 def test_gradient_of_psum(schedule_):
     x = integers((16, 3), jnp.float32)
