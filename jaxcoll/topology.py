@@ -179,7 +179,7 @@ class Topology:
     @functools.cached_property
     def is_homogeneous(self) -> bool:
         """Whether all links have the same alpha and the same bandwidth."""
-        return len(np.unique(self.alpha)) <= 1 and len(set(self.exact_bandwidth)) <= 1
+        return len(self.speeds[0]) <= 1
 
     @functools.cached_property
     def has_parallel_links(self) -> bool:
@@ -198,6 +198,22 @@ class Topology:
         return (
             fractions_of(self.bandwidth) if self._exact_bandwidth is None else self._exact_bandwidth
         )
+
+    @functools.cached_property
+    def speeds(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], np.ndarray]:
+        """The distinct (alpha, bandwidth), and which of them each link has, int64 (links,)."""
+        alphas, alpha = np.unique(self.alpha, return_inverse=True)
+        if self._exact_bandwidth is None:
+            floats, bandwidth = np.unique(self.bandwidth, return_inverse=True)
+            bandwidths = fractions_of(floats)
+        else:
+            index = {value: i for i, value in enumerate(dict.fromkeys(self._exact_bandwidth))}
+            bandwidth = np.asarray([index[value] for value in self._exact_bandwidth], np.int64)
+            bandwidths = tuple(index)
+        count = max(len(bandwidths), 1)
+        used, which = np.unique(alpha * count + bandwidth, return_inverse=True)
+        exact = fractions_of(alphas)
+        return tuple((exact[i // count], bandwidths[i % count]) for i in used), which
 
     @functools.cached_property
     def out_links(self) -> tuple[np.ndarray, np.ndarray]:

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
             table.add_row(name, line)
         Console().print(table if found else "There are no benchmarks yet.")
         return 0
-    name, *rest = argv
+    name, rest = argv[0].replace("-", "_"), argv[1:]
     if name not in found:
         names = ", ".join(found) or "none yet"
         print(f"There is no benchmark {name!r}. The benchmarks are: {names}.", file=sys.stderr)

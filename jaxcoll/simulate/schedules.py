@@ -129,20 +129,12 @@ def durations(
         which: index of each hop's size.
         hop_link: link of each hop.
     """
-    speeds: dict[tuple[Fraction, Fraction], int] = {}
-    speed_of_link = np.asarray(
-        [
-            speeds.setdefault(pair, len(speeds))
-            for pair in zip(topology.exact_alpha, topology.exact_bandwidth, strict=True)
-        ],
-        np.int64,
-    )
+    speeds, speed_of_link = topology.speeds
     case = which * len(speeds) + speed_of_link[hop_link]  # distinct (size, speed) a hop
     used, case, hops = _distinct(case, len(nbytes) * len(speeds))
     cases = [divmod(int(c), len(speeds)) for c in used]
-    table = list(speeds)
-    alphas = [table[speed][0] for _, speed in cases]
-    serial = [nbytes[size] / table[speed][1] for size, speed in cases]
+    alphas = [speeds[speed][0] for _, speed in cases]
+    serial = [nbytes[size] / speeds[speed][1] for size, speed in cases]
     pairs = zip(alphas, serial, hops.tolist(), strict=True)
     # A run takes no longer than all its hops one after another.
     clock = Clock.for_durations([*alphas, *serial], sum((h * (a + s) for a, s, h in pairs), _ZERO))

@@ -66,23 +66,26 @@ def keep_highest(candidates, planes, block, count):
 
 
 @nb.njit(cache=True, nogil=True)
-def keep_most_needed(candidates, net, lack, v, block, planes):
-    """Keeps the candidates that most ranks next to rank v lack."""
-    count = planes.shape[1]
+def keep_most_needed(candidates, net, lack, v, block, planes, carry):
+    """Keeps the candidates that most ranks next to rank v lack.
+
+    Args:
+        planes, carry: scratch, of shape (1, planes, words) and (words,).
+    """
+    words, count = len(candidates), planes.shape[1]
     near_ptr, near = net.near_ptr, net.near
-    for q in range(len(candidates)):
-        for p in range(count):
+    for p in range(count):
+        for q in range(words):
             planes[0, p, q] = _ZERO
-        if candidates[q] == _ZERO:
-            continue
-        for i in range(near_ptr[v], near_ptr[v + 1]):
-            carry = lack[block, near[i], q] & candidates[q]
-            p = 0
-            while carry != _ZERO:
+    for i in range(near_ptr[v], near_ptr[v + 1]):
+        w = near[i]
+        for q in range(words):
+            carry[q] = lack[block, w, q]
+        for p in range(count):
+            for q in range(words):
                 digit = planes[0, p, q]
-                planes[0, p, q] = digit ^ carry
-                carry &= digit
-                p += 1
+                planes[0, p, q] = digit ^ carry[q]
+                carry[q] &= digit
     keep_highest(candidates, planes, 0, count)
 
 

@@ -73,7 +73,7 @@ class Desk(NamedTuple):
         link, load, number, head: of the idle links into the rank in hand, int64: which it is, the
             ticks that what it takes needs, how many chunks that is, and the first of them.
         slot, next: of the chunks taken by these links: which it is, and the next of the same link.
-        candidates, planes: scratch of a block.
+        candidates, planes, carry: scratch of a block.
         copies: how many ranks hold each slot or soon will, int32.
         first, last: sends that each link carries now are ``first..last - 1``, int64; zeros.
         times, events: heap of arrivals in ticks, and their links, int64 of shape (links,).
@@ -88,6 +88,7 @@ class Desk(NamedTuple):
     next: np.ndarray
     candidates: np.ndarray
     planes: np.ndarray
+    carry: np.ndarray
     copies: np.ndarray
     first: np.ndarray
     last: np.ndarray
@@ -308,7 +309,7 @@ def _match(
                 elif rule == _SCARCE:
                     rules.keep_scarcest(candidates, net, have, link, v, block, rate)
                 if rule != _RANDOM:
-                    rules.keep_most_needed(candidates, net, lack, v, block, planes)
+                    rules.keep_most_needed(candidates, net, lack, v, block, planes, desk.carry)
                 if rule in (_NEED, _SCARCE):
                     rules.keep_rarest(candidates, block, copies)
             x = next_random(x)

@@ -186,9 +186,7 @@ def prices(topology: Topology, collective: Collective, nbytes: Number) -> Prices
     weight, total = common_parts(collective)
     sizes, size = np.unique(weight, return_inverse=True)
     whole = as_fraction(nbytes)
-    speeds = list(zip(topology.exact_alpha, topology.exact_bandwidth, strict=True))
-    distinct = {speed: i for i, speed in enumerate(dict.fromkeys(speeds))}
-    which = np.asarray([distinct[speed] for speed in speeds], np.int64)
+    distinct, which = topology.speeds
     alphas = [alpha for alpha, _ in distinct]
     serials = [whole * int(w) / total / bandwidth for _, bandwidth in distinct for w in sizes]
     # No run is longer than every rank receiving every chunk, one after another.
@@ -278,6 +276,7 @@ def _desk(network: kernel.Network, ranks: int, slots: int, most: int) -> events.
         next=np.empty(chunks, np.int64),
         candidates=np.empty(kernel.WORDS, np.uint64),
         planes=np.empty((1, planes, kernel.WORDS), np.uint64),
+        carry=np.empty(kernel.WORDS, np.uint64),
         copies=np.ones(slots, np.int32),
         first=np.zeros(links, np.int64),
         last=np.zeros(links, np.int64),
