@@ -8,6 +8,8 @@ one flow tells; what is left of the batch goes on without it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Iterator
 
 import numba as nb
 import numpy as np
@@ -17,6 +19,7 @@ from jaxcoll.flow import dinic
 from jaxcoll.synth.forestcoll.removal import Pair
 
 _SAFE = 2**61
+_SEVERAL = 64  # ranks up to which several orders are tried
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,8 +43,9 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
     """Spanning trees from every root, no pair of ranks carrying more than its capacity.
 
     All batches grow together, one layer at a time, so that early ones do not use up what keeps
-    later ones low. A pair of ranks is tried once for a batch: what once stopped it still would
-    (a full set of ranks stays full).
+    later ones low. A pair of ranks is tried once for a batch: what once stopped it still would (a
+    full set of ranks stays full). Small networks are packed in several orders, and the lowest
+    trees are kept.
 
     Args:
         capacity: trees that can use each pair of ranks.
@@ -59,25 +63,42 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
     for (u, v), amount in capacity.items():
         left[u, v] = amount
     roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
-    weight = np.asarray(trees, np.int64)[roots]
-    count, root, weight, vertex, parent, joined = _pack(left, roots, weight, _neighbours(left))
-    if (joined[:count] < num_ranks).any():
-        raise TopologyError("the capacities between ranks hold fewer trees than asked for")
-    return Trees(root[:count], weight[:count], vertex[:count], parent[:count])
+    asked = np.asarray(trees, np.int64)[roots]
+    best, least = None, (num_ranks, float(num_ranks))
+    for neighbour in itertools.islice(_neighbours(left), 1 if num_ranks > _SEVERAL else None):
+        *found, depth = _pack(left.copy(), roots, asked, neighbour)
+        if (depth < 0).any():
+            raise TopologyError("the capacities between ranks hold fewer trees than asked for")
+        heights = depth.max(axis=1)
+        height = (int(heights.max()), float(np.average(heights, weights=found[1])))
+        if best is None or height < least:
+            best, least = Trees(*found), height
+        if least[0] <= 2:
+            break
+    return best  # type: ignore[return-value]
 
 
-def _neighbours(left: np.ndarray) -> np.ndarray:
-    """Of each rank, those it has capacity to, then -1; int64 of shape (n, n).
+def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:
+    """Of each rank, those it has capacity to, then -1; int64 of shape (n, n), in several orders.
 
     Least capacity first: wide links have room for the trees that narrow ones turn away, and trees
-    that cross into another box at the root stay low. Equal ones by distance round the circle.
+    that cross into another box at the root stay low. Equal ones by distance upwards round the
+    circle of ranks, or downwards, by number, by either distance, or poorly joined ranks first.
     """
     n = len(left)
-    listed = np.full((n, n), -1, np.int64)
-    for u in range(n):
-        there = np.flatnonzero(left[u])
-        listed[u, : len(there)] = there[np.lexsort(((there - u) % n, left[u, there]))]
-    return listed
+    degree = (left > 0).sum(axis=1)
+    for order in (
+        lambda u, v: (v - u) % n,
+        lambda u, v: (u - v) % n,
+        lambda u, v: v,
+        lambda u, v: np.minimum((v - u) % n, (u - v) % n),
+        lambda u, v: degree[v],
+    ):
+        listed = np.full((n, n), -1, np.int64)
+        for u in range(n):
+            there = np.flatnonzero(left[u])
+            listed[u, : len(there)] = there[np.lexsort((order(u, there), left[u, there]))]
+        yield listed
 
 
 @nb.njit(cache=True)
@@ -133,7 +154,7 @@ def _pack(left, roots, weights, neighbour):
                 added = True
         layer += 1
         unfinished &= layer < n
-    return count, root, weight, vertex, parent, joined
+    return root[:count], weight[:count], vertex[:count], parent[:count], depth[:count]
 
 
 @nb.njit(cache=True)

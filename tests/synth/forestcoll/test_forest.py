@@ -96,6 +96,15 @@ def test_trees_of_boxes_are_two_high(topology, height):
     assert forest(topology).height <= height
 
 
+@pytest.mark.parametrize(
+    ("topology", "height"),
+    [(mi250(2), 9), (mi250(2, ranks=8), 6), (dgx1(), 3), (mesh(5, 5), 8)],
+    ids=lambda x: getattr(x, "name", str(x)),
+)
+def test_packed_trees_are_low(topology, height):
+    assert forest(topology).height <= height
+
+
 def test_a_broadcast():
     topology = mi250(2, ranks=8)
     flow = forest(topology, [0, 0, 1] + [0] * 13)
