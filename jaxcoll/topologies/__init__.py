@@ -8,6 +8,7 @@ from jaxcoll.topologies.dragonfly import dragonfly
 from jaxcoll.topologies.fat_tree import fat_tree
 from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
 from jaxcoll.topologies.hierarchical import multi_rail, ring_fc_switch, switch_2d
+from jaxcoll.topologies.leaf_spine import leaf_spine
 from jaxcoll.topologies.product import product
 from jaxcoll.topologies.routers import behind_routers, flattened_butterfly
 from jaxcoll.topologies.switched import switch
@@ -25,6 +26,7 @@ __all__ = [
     "flattened_butterfly",
     "fully_connected",
     "hypercube",
+    "leaf_spine",
     "mesh",
     "mi250",
     "multi_rail",
