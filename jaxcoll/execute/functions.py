@@ -21,35 +21,30 @@ summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import internals, primitives
-from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.buckets import in_buckets
-from jaxcoll.execute.processes import agree
-from jaxcoll.execute.schedules import Choice, choose
-from jaxcoll.schedule import Schedule
-
-# Leaves are joined up to this many bytes: as many as take about as long to move as rounds cost.
-JOINED_BYTES = 1 << 20
-
-AxisName = str | Sequence[str]
-Groups = Sequence[Sequence[int]] | None
-
-
-class UnboundAxisError(CollectiveError, NameError):
-    """An axis name that is not bound where a collective is called."""
-
+from jaxcoll.execute import internals
+from jaxcoll.execute.calls import (
+    AxisName,
+    Call,
+    Groups,
+    array,
+    axes_of,
+    check_divides,
+    dimension_of,
+    group_size,
+    is_vmapped,
+    joined,
+    names_of,
+    size_of,
+    summable,
+    vary,
+)
+from jaxcoll.execute.schedules import Choice
 
 # ---------------------------------------------------------------------- sums
 
@@ -74,22 +69,22 @@ def psum(
     Returns:
         Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.
     """
-    names = _names(axis_name)
+    names = names_of(axis_name)
     if not names:
         return x
-    if _is_vmapped(names):
+    if is_vmapped(names):
         return lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
-    axes = _axes(names)
+    axes = axes_of(names)
     invarying = internals.checks_vma() and axis_index_groups is None
-    call = _Call(
+    call = Call(
         "all_reduce", schedule, axes, axis_index_groups, None, lowering, invarying, accum_dtype
     )
 
     leaves, structure = jax.tree.flatten(x)
-    leaves = [_summable(leaf, "psum", bools=True) for leaf in leaves]
+    leaves = [summable(leaf, "psum", bools=True) for leaf in leaves]
     traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
-    totals = _joined(call, [_vary(leaves[i], axes) for i in traced])
-    size = _group_size(axes, axis_index_groups)
+    totals = joined(call, [vary(leaves[i], axes) for i in traced])
+    size = group_size(axes, axis_index_groups)
     sums = [leaf if isinstance(leaf, Tracer) else leaf * size for leaf in leaves]
     for i, total in zip(traced, totals, strict=True):
         sums[i] = total
@@ -114,8 +109,8 @@ def pmean(
         lowering=lowering,
         accum_dtype=accum_dtype,
     )
-    names = _names(axis_name)
-    size = len(axis_index_groups[0]) if axis_index_groups else _size(names)
+    names = names_of(axis_name)
+    size = len(axis_index_groups[0]) if axis_index_groups else size_of(names)
     return jax.tree.map(lambda v: v / size, total)
 
 
@@ -140,10 +135,10 @@ def psum_scatter(
     Returns:
         Arrays without that dimension, or if ``tiled`` with one shorter by the size of a group.
     """
-    names = _names(axis_name)
+    names = names_of(axis_name)
     if not names:
         return x
-    if _is_vmapped(names):
+    if is_vmapped(names):
         return lax.psum_scatter(
             x,
             axis_name,
@@ -151,8 +146,8 @@ def psum_scatter(
             axis_index_groups=axis_index_groups,
             tiled=tiled,
         )
-    axes = _axes(names)
-    call = _Call(
+    axes = axes_of(names)
+    call = Call(
         "reduce_scatter",
         schedule,
         axes,
@@ -160,12 +155,12 @@ def psum_scatter(
         lowering=lowering,
         accum_dtype=accum_dtype,
     )
-    size = _group_size(axes, axis_index_groups)
+    size = group_size(axes, axis_index_groups)
 
     def one(leaf):
-        leaf = _vary(_summable(leaf, "psum_scatter"), axes)
-        dimension = _dimension(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
-        _check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
+        leaf = vary(summable(leaf, "psum_scatter"), axes)
+        dimension = dimension_of(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
+        check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
         moved = jnp.moveaxis(leaf, dimension, 0)
         part = call(moved)
         return jnp.moveaxis(part, 0, dimension) if tiled else part.reshape(part.shape[1:])
@@ -198,24 +193,24 @@ def all_gather(
     """
     if to not in ("varying", "invarying"):
         raise CollectiveError(f"all_gather gives to='varying' or 'invarying', got {to!r}")
-    names = _names(axis_name)
+    names = names_of(axis_name)
     if not names:
         return x
-    if _is_vmapped(names):
+    if is_vmapped(names):
         return lax.all_gather(
             x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
         )
-    axes = _axes(names)
+    axes = axes_of(names)
     if to == "invarying" and axis_index_groups is not None:
         raise CollectiveError(
             "groups of an axis gather different results, which to='invarying' would call the same"
         )
     invarying = to == "invarying" and internals.checks_vma()
-    call = _Call("all_gather", schedule, axes, axis_index_groups, None, lowering, invarying)
+    call = Call("all_gather", schedule, axes, axis_index_groups, None, lowering, invarying)
 
     def one(leaf):
-        leaf = _vary(_array(leaf, "all_gather"), axes)
-        dimension = _dimension(axis, leaf.ndim + (not tiled), "axis", leaf)
+        leaf = vary(array(leaf, "all_gather"), axes)
+        dimension = dimension_of(axis, leaf.ndim + (not tiled), "axis", leaf)
         moved = jnp.moveaxis(leaf, dimension, 0) if tiled else leaf[None]
         return jnp.moveaxis(call(moved), 0, dimension)
 
@@ -240,10 +235,10 @@ def all_to_all(
             multiple of it.
         schedule: of all_to_all.
     """
-    names = _names(axis_name)
+    names = names_of(axis_name)
     if not names:
         return x
-    if _is_vmapped(names):
+    if is_vmapped(names):
         return lax.all_to_all(
             x,
             axis_name,
@@ -252,15 +247,15 @@ def all_to_all(
             axis_index_groups=axis_index_groups,
             tiled=tiled,
         )
-    axes = _axes(names)
-    call = _Call("all_to_all", schedule, axes, axis_index_groups, lowering=lowering)
-    size = _group_size(axes, axis_index_groups)
+    axes = axes_of(names)
+    call = Call("all_to_all", schedule, axes, axis_index_groups, lowering=lowering)
+    size = group_size(axes, axis_index_groups)
 
     def one(leaf):
-        leaf = _vary(_array(leaf, "all_to_all"), axes)
-        split = _dimension(split_axis, leaf.ndim, "split_axis", leaf)
-        concat = _dimension(concat_axis, leaf.ndim, "concat_axis", leaf)
-        _check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
+        leaf = vary(array(leaf, "all_to_all"), axes)
+        split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
+        concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
+        check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
         moved = jnp.moveaxis(leaf, split, 0)
         out = call(moved)
         if not tiled:
@@ -319,7 +314,7 @@ def gather(x, axis_name: AxisName, root: int, *, schedule: Choice = None, loweri
     Returns:
         Arrays of shape (ranks, ...).
     """
-    stacked = jax.tree.map(lambda leaf: _array(leaf, "gather")[None], x)
+    stacked = jax.tree.map(lambda leaf: array(leaf, "gather")[None], x)
     return _rooted("gather", stacked, axis_name, root, schedule, lowering)
 
 
@@ -338,200 +333,19 @@ def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lower
 
 
 def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
-    names = _names(axis_name)
-    if _is_vmapped(names) or not names:
+    names = names_of(axis_name)
+    if is_vmapped(names) or not names:
         raise CollectiveError(f"{kind} runs over axes of a mesh, got {axis_name!r}")
-    axes = _axes(names)
+    axes = axes_of(names)
     if not 0 <= int(root) < axes.num_ranks:
         raise CollectiveError(f"the root of {kind} must be an index of {axes}, got {root}")
-    call = _Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
+    call = Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
 
     def one(leaf):
-        leaf = _summable(leaf, kind) if kind == "reduce" else _array(leaf, kind)
+        leaf = summable(leaf, kind) if kind == "reduce" else array(leaf, kind)
         if kind == "scatter":
-            _dimension(0, leaf.ndim, "the leading dimension", leaf)
-            _check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
-        return call(_vary(leaf, axes))
+            dimension_of(0, leaf.ndim, "the leading dimension", leaf)
+            check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
+        return call(vary(leaf, axes))
 
     return jax.tree.map(one, x)
-
-
-# ---------------------------------------------------------------------- axes
-
-
-def _names(axis_name: AxisName) -> tuple[str, ...]:
-    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    sizes = internals.axis_sizes()
-    for name in names:
-        if isinstance(name, int):
-            raise CollectiveError(
-                f"axis_name={axis_name!r} names the positional dimension {name}; sum over it with "
-                "jnp.sum first"
-            )
-        if name not in sizes:
-            bound = ", ".join(map(repr, sizes)) or "none"
-            raise UnboundAxisError(
-                f"axis {name!r} is not bound here (bound: {bound}); call this inside jax.shard_map "
-                "over a mesh that has it as a manual axis"
-            )
-    if len(set(names)) < len(names):
-        raise CollectiveError(f"axis_name={axis_name!r} names an axis twice")
-    return names  # type: ignore[return-value]
-
-
-def _is_vmapped(names: tuple[str, ...]) -> bool:
-    """Whether some axis is one of ``vmap``: its ranks share a device, and nothing has to travel."""
-    return any(name not in internals.mesh_axes() for name in names)
-
-
-def _axes(names: tuple[str, ...]) -> Axes:
-    sizes = internals.axis_sizes()
-    canonical = tuple(name for name in internals.mesh_axes() if name in names)
-    return Axes(names, tuple(sizes[name] for name in names), canonical)
-
-
-def _size(names: tuple[str, ...]) -> int:
-    sizes = internals.axis_sizes()
-    return math.prod(sizes[name] for name in names)
-
-
-def _group_size(axes: Axes, groups: Groups) -> int:
-    return axes.num_ranks if groups is None else len(groups[0])
-
-
-# ---------------------------------------------------------------------- running
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """A collective with all but its operand."""
-
-    kind: str
-    choice: Choice
-    axes: Axes
-    groups: Groups = None
-    root: int | None = None
-    lowering: str = "auto"
-    invarying: bool = False
-    accum_dtype: Any = None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = x.dtype if self.accum_dtype is None else np.dtype(self.accum_dtype)
-        if dtype != x.dtype:
-            return self._local(x.astype(dtype)).astype(x.dtype)
-        return self._local(x)
-
-    def _local(self, x: jax.Array) -> jax.Array:
-        """Run on what a device holds, where Explicit axes shard ``x`` further."""
-        spec, explicit = internals.explicit_sharding(x)
-        if not explicit:
-            return self._run(x)
-        if self.kind not in ("all_reduce", "broadcast", "reduce"):
-            raise CollectiveError(
-                f"{self.kind} over {self.axes}: the operand is sharded over the Explicit axes "
-                f"{sorted(explicit)} as well; make these manual too (axis_names= of shard_map), or "
-                "jax.reshard it first"
-            )
-        return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=explicit)(x)
-
-    def _run(self, x: jax.Array) -> jax.Array:
-        axes, chosen = self.resolve(x)
-        return primitives.bind(x, axes, chosen, lowering=self.lowering, invarying=self.invarying)
-
-    def resolve(self, x: jax.Array) -> tuple[Axes, Schedule]:
-        """The axes that a collective of an operand runs over, and by which schedule."""
-        axes, groups = self.axes, self.groups
-        if isinstance(self.choice, Schedule) and groups is None and self.root is None:
-            axes = _axes_of_schedule(self.choice, axes)
-            groups = self.choice.collective.groups if axes.names != axes.over else None
-        ranks = self.axes.num_ranks if groups is None else len(groups[0])
-        nbytes = x.size * x.dtype.itemsize * (ranks if self.kind == "all_gather" else 1)
-        chosen = choose(self.choice, self.kind, axes, groups, self.root, nbytes)
-        agree(chosen, axes, self.lowering)
-        return axes, chosen
-
-
-def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tuple[Axes, Schedule]:
-    """What a collective of ``x`` without groups or root would run: on which axes, which schedule.
-
-    Raises:
-        CollectiveError: as the function of that kind, and for axes of ``vmap``.
-    """
-    names = _names(axis_name)
-    if _is_vmapped(names) or not names:
-        raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
-    return _Call(kind, choice, _axes(names)).resolve(x)
-
-
-def _joined(call: _Call, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Sums of leaves, small ones side by side where that changes neither types nor shardings."""
-    if not internals.is_fully_manual():
-        return [call(leaf) for leaf in leaves]
-    alike: dict[object, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        is_small = leaf.size * leaf.dtype.itemsize < JOINED_BYTES
-        alike.setdefault(internals.varying(leaf) if is_small else i, []).append(i)
-    for members in alike.values():
-        sums = in_buckets(call, [leaves[i] for i in members], JOINED_BYTES, "tree")
-        for i, total in zip(members, sums, strict=True):
-            leaves[i] = total
-    return leaves
-
-
-def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
-    """The axes, or all of the mesh where the schedule serves all groups along them at once."""
-    names, sizes = internals.mesh_axes(), internals.axis_sizes()
-    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names)
-    if schedule.collective.num_ranks == axes.num_ranks != mesh.num_ranks:
-        return axes
-    return mesh if frozenset(schedule.collective.groups) == mesh.groups() else axes
-
-
-# ---------------------------------------------------------------------- operands
-
-
-def _array(leaf, function: str):
-    # Python scalars and NumPy arrays stay concrete, as in jax.lax, where they have a constant sum.
-    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else np.asarray(leaf)
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-        raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
-    return leaf
-
-
-def _summable(leaf, function: str, bools: bool = False):
-    leaf = _array(leaf, function)
-    if leaf.dtype == bool:
-        if not bools:
-            raise CollectiveError(f"{function} cannot add booleans; cast them to an integer type")
-        return leaf.astype(np.int32)
-    return leaf
-
-
-def _vary(leaf, axes: Axes):
-    leaf = jnp.asarray(leaf)
-    pending = internals.unreduced(leaf) & set(axes.over)
-    if pending:
-        raise CollectiveError(
-            f"the operand is an unreduced sum over {sorted(pending)}; use jax.lax for those"
-        )
-    return primitives.vary(leaf, axes.over)
-
-
-def _dimension(dimension: int, ndim: int, name: str, leaf) -> int:
-    if not -ndim <= dimension < ndim:
-        raise CollectiveError(f"{name}={dimension} is not a dimension for shape {leaf.shape}")
-    return dimension % ndim
-
-
-def _check_divides(leaf, dimension: int, size: int, tiled: bool, what: str) -> None:
-    length = leaf.shape[dimension]
-    if tiled and length % size:
-        raise CollectiveError(
-            f"{what} cuts dimension {dimension} of shape {leaf.shape} into {size} parts, and "
-            f"{length} is not a multiple of {size}"
-        )
-    if not tiled and length != size:
-        raise CollectiveError(
-            f"{what} needs dimension {dimension} of shape {leaf.shape} to be {size}, got {length}; "
-            "tiled=True takes any multiple"
-        )

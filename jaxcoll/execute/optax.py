@@ -38,7 +38,7 @@ from jaxcoll.execute.buckets import (
     in_buckets,
     is_void,
 )
-from jaxcoll.execute.functions import AxisName, UnboundAxisError
+from jaxcoll.execute.calls import AxisName, UnboundAxisError
 from jaxcoll.execute.overlap import overlap
 from jaxcoll.execute.primitives import vary
 from jaxcoll.execute.schedules import Choice

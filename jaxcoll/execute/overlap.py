@@ -26,10 +26,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import functions, internals
+from jaxcoll.execute import calls, internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import BUCKET_BYTES, is_void, plan_buckets
-from jaxcoll.execute.functions import AxisName
+from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
 from jaxcoll.execute.primitives import vary
 from jaxcoll.execute.program import program_of
@@ -135,7 +135,7 @@ class _Sum:
         self.like, self.is_cast = leaves, accum_dtype is not None
         x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
         x = x if accum_dtype is None else x.astype(accum_dtype)
-        self.axes, chosen = functions.resolve("all_reduce", x, axis_name, schedule)
+        self.axes, chosen = calls.resolve("all_reduce", x, axis_name, schedule)
         self.size, self.divisor = x.size, None
         if mean:
             self.divisor = self.axes.num_ranks // len(chosen.collective.groups)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.buckets import plan_buckets
-from jaxcoll.execute.functions import UnboundAxisError
+from jaxcoll.execute.calls import UnboundAxisError
 from tests.execute.harness import integers, mesh_of, sharded
 
 N = 8
