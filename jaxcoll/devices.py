@@ -104,7 +104,9 @@ def _slice_of(devices: list) -> list:
 
 
 def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None, whole) -> dict:
-    coords, everywhere = _coordinates(devices), _coordinates(list(whole))
+    # Two cores of one chip share its links; they form one more dimension of the box.
+    cored = any(getattr(device, "core_on_chip", 0) for device in (*devices, *whole))
+    coords, everywhere = _coordinates(devices, cored), _coordinates(list(whole), cored)
     if coords.shape[1] != everywhere.shape[1] or not set(map(tuple, coords)) <= set(
         map(tuple, everywhere)
     ):
@@ -143,8 +145,8 @@ def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None, who
     )
 
 
-def _coordinates(devices: list) -> np.ndarray:
-    """Coordinates of devices, int64 of shape (devices, dimensions)."""
+def _coordinates(devices: list, cored: bool) -> np.ndarray:
+    """Coordinates of devices, the core last if ``cored``; int64 of shape (devices, dimensions)."""
     places = [getattr(device, "coords", None) for device in devices]
     dimensions = {None if place is None else len(place) for place in places}
     if len(dimensions) > 1:
@@ -153,8 +155,7 @@ def _coordinates(devices: list) -> np.ndarray:
         )
     coords = np.asarray(places, dtype=np.int64)
     cores = np.asarray([int(getattr(device, "core_on_chip", 0)) for device in devices])
-    # Two cores of one chip share its links; they form one more dimension of the box.
-    return np.concatenate([coords, cores[:, None]], axis=1) if cores.any() else coords
+    return np.concatenate([coords, cores[:, None]], axis=1) if cored else coords
 
 
 def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:

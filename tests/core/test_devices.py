@@ -319,6 +319,13 @@ def test_the_slice_is_the_clients_unless_given():
     assert wrapped.grid == Grid((4, 4), (False, False))
 
 
+def test_first_cores_of_a_slice_of_two_cores_a_chip():
+    whole = [dataclasses.replace(d, core_on_chip=c) for d in box(2, 2, 1) for c in (0, 1)]
+    first = Topology.from_devices(whole[::2], within=whole)
+    assert first == Topology.from_devices(box(2, 2, 1))
+    assert first.grid == Grid((2, 2, 1, 1), (False,) * 4)
+
+
 def test_a_slice_without_its_devices_is_refused():
     with pytest.raises(TopologyError, match="do not hold all devices"):
         Topology.from_devices(box(2, 4), within=box(2, 2))
