@@ -8,7 +8,7 @@ from jaxcoll.synth.c_cube import CCube
 from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
-from jaxcoll.synth.forestcoll import ForestColl
+from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
 from jaxcoll.synth.multitree import MultiTree
@@ -44,6 +44,7 @@ __all__ = [
     "Tto",
     "best",
     "empty_schedule",
+    "forest",
     "synthesize",
     "synthesizer_named",
 ]

@@ -10,7 +10,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import simulate
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.forestcoll.forest import forest
+from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.throughput import Optimum, fixed_k, optimum
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.synth.forestcoll.forest import forest
 from jaxcoll.synth.forestcoll.packing import pack_trees
+from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.throughput import fixed_k, optimum
 from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mesh, mi250, ring, torus
 from jaxcoll.topology import Topology

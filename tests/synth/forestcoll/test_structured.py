@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 
 from jaxcoll.paths import hop_distances
-from jaxcoll.synth.forestcoll.forest import forest
 from jaxcoll.synth.forestcoll.orbits import moved_trees
 from jaxcoll.synth.forestcoll.rails import find_boxes, inner_scaling
+from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.throughput import fixed_k, optimum
 from jaxcoll.topologies import (
     dgx_a100,
