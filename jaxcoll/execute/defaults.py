@@ -21,8 +21,8 @@ from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer
 from jaxcoll.topology import Topology
 from jaxcoll.verify import verify
 
-# From buffers of this many bytes on, a ring is quicker than few rounds (measured on CPU devices).
-LONG_BYTES = 4 << 20
+# From shards of this many bytes on, a ring is as quick as few rounds (measured on CPU devices).
+LONG_SHARD_BYTES = 96 << 10
 
 
 @functools.lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from jaxcoll.collective import DUALS, Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.defaults import (
-    LONG_BYTES,
+    LONG_SHARD_BYTES,
     default_schedule,
     default_topology,
     synthesized,
@@ -47,7 +47,8 @@ def choose(
     """
     collective = Collective(kind, axes.num_ranks, 1, _checked(groups, axes), root)  # type: ignore[arg-type]
     if choice is None:
-        return default_schedule(collective, nbytes >= LONG_BYTES)
+        shard = nbytes // len(collective.groups[0])
+        return default_schedule(collective, shard >= LONG_SHARD_BYTES)
     if isinstance(choice, TreeFlow):
         choice = _in_one_piece(choice)
     if isinstance(choice, Schedule):
