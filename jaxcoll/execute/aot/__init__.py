@@ -10,10 +10,12 @@ Shows that a program compiles, what is in flight together, and memory. It times 
 from jaxcoll.execute.aot.compiling import compile_for
 from jaxcoll.execute.aot.hlo import Instruction, Module, parse
 from jaxcoll.execute.aot.summary import Burst, Summary, summarize, summarize_module
-from jaxcoll.execute.aot.targets import ENVIRONMENT, Target, is_available, target
+from jaxcoll.execute.aot.targets import ENVIRONMENT, GPUS, TPUS, Target, is_available, target
 
 __all__ = [
     "ENVIRONMENT",
+    "GPUS",
+    "TPUS",
     "Burst",
     "Instruction",
     "Module",
