@@ -221,7 +221,7 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
                 arcs += 1 + joined[j]
     src, dst = np.empty(arcs, np.int64), np.empty(arcs, np.int64)
     capacity = np.empty(arcs, np.int64)
-    a, node = 0, n
+    a, hub = 0, n
     for u in range(n):
         for k in range(n):
             v = neighbour[u, k]
@@ -237,12 +237,12 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
                     src[a], dst[a], capacity[a] = x, vertex[j, 0], weight[j]
                     a += 1
                 continue
-            src[a], dst[a], capacity[a] = x, node, weight[j]
+            src[a], dst[a], capacity[a] = x, hub, weight[j]
             a += 1
             for k in range(joined[j]):
-                src[a], dst[a], capacity[a] = node, vertex[j, k], weight[j]
+                src[a], dst[a], capacity[a] = hub, vertex[j, k], weight[j]
                 a += 1
-            node += 1
+            hub += 1
     ptr, head, mate, room = _listed(n + extra, src, dst, capacity)
     scratch = n + extra + 1
     flow = dinic(
