@@ -66,16 +66,10 @@ def check(row: dict, platform: str) -> None:
     # XLA added no collective of its own, and no pass over the whole buffer.
     assert row["native"] == {}, what
     assert row["unknown_loops"] == 0, what
-    if not is_one_row(row):
-        assert row["copies"] == 0, what
+    assert row["copies"] == 0, what
     assert row["permutes"] == sum(steps), what
     # On GPUs a step is one launch, however many permutes it has.
     assert row["launches"] == (len(steps) if platform == "gpu" else sum(steps)), what
-
-
-def is_one_row(row: dict) -> bool:
-    """Whether a message is the whole buffer, so that to send it is to copy it."""
-    return row["kind"] in ("broadcast", "reduce") and row["lowering"] == "scan"
 
 
 @pytest.mark.parametrize(("name", "wrap", "links"), TARGETS, ids=IDS)

@@ -1,0 +1,45 @@
+"""The benchmark of compiled targets, as far as it goes without compilers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from experiments.benchmarks import compiled, targets
+from jaxcoll.execute import aot
+from tests.execute.harness import mesh_of
+
+
+def test_missing_compilers_are_named(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(aot, "is_available", lambda platform: False)
+    assert targets.main(["--targets", "v5p:4x4x4", "h100:8"]) == 1
+    said = capsys.readouterr().err
+    assert "v5p:4x4x4: its compiler is not installed" in said
+    assert "h100:8: its compiler is not installed" in said
+    written = json.loads((tmp_path / "results/bench/targets.json").read_text())
+    assert written["rows"] == []
+
+
+def test_a_target_that_fails_is_reported():
+    rows, why = targets.compiled_for("no such target")
+    assert rows == []
+    assert "unknown target 'no such target'" in why
+
+
+@pytest.mark.parametrize("function", ["all_gather", "psum_scatter", "psum"])
+def test_native_collectives_as_rows(function, monkeypatch):
+    monkeypatch.setattr(compiled, "LINES", 2)
+    mesh = mesh_of(2, 4)
+    row = compiled.compiled_row(
+        mesh,
+        lambda x: compiled.by_axis(getattr(compiled.lax, function), function, ("x", "y"), x),
+        function,
+        None,
+    )
+    assert row["permutes"] == 0
+    assert row["XLA's own"]
+    # A gather sends 7 of 8 parts, a sum along both axes twice 1/2 and 3/4.
+    least = {"all_gather": 7 / 8, "psum_scatter": 7 / 8, "psum": 2 * (1 / 2 + 3 / 4)}
+    assert row["sent"] == pytest.approx(least[function])
