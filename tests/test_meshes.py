@@ -218,6 +218,16 @@ CASES = [
 ]
 
 
+def shared(schedule: jc.Schedule) -> int:
+    """Times that a link is given to messages of more than one group in the same step."""
+    given: dict[tuple[int, int], set[int]] = {}
+    group = schedule.collective.group_of_chunk[schedule.chunk]
+    for step, edge, g in zip(schedule.step, schedule.edge, group, strict=True):
+        for link in schedule.edges.path(edge):
+            given.setdefault((int(step), link), set()).add(int(g))
+    return sum(len(groups) > 1 for groups in given.values())
+
+
 @pytest.mark.parametrize(("topology", "shape", "axis"), CASES, ids=str)
 def test_groups_synthesized_together_hide_no_contention(topology, shape, axis):
     groups = jc.axis_groups(of_shape(*shape), axis)
@@ -225,18 +235,20 @@ def test_groups_synthesized_together_hide_no_contention(topology, shape, axis):
     grouped = jc.axis_schedule(
         of_shape(*shape), axis, "all_gather", "tacos", chunks=2, topology=topology
     )
-    # What each group was told it would take is not what it takes beside the others.
+    # What each group was told it would take is not what it takes beside the others, since links
+    # carry the loads of all: some are given to two groups at once.
+    np.testing.assert_array_equal(loads(overlay), sum(loads(schedule) for schedule in alone))
+    assert shared(overlay) > 0
     claimed = max(jc.simulate(schedule, 1e6).time for schedule in alone)
     assert jc.simulate(overlay, 1e6).time > claimed
-    np.testing.assert_array_equal(loads(overlay), sum(loads(schedule) for schedule in alone))
-    # Together, the busiest link carries no more, and nothing is slower than the steps say.
-    assert loads(grouped).max() <= loads(overlay).max()
-    assert jc.simulate(grouped, 1e6).time <= jc.simulate(overlay, 1e6).time
+    # Together no link ever is, and the time is what the steps say: a chunk's time each.
+    assert shared(grouped) == 0
     assert (grouped.edges.hops == 1).all()
-    (step, _), sends = np.unique(np.stack([grouped.step, grouped.edge]), axis=1, return_counts=True)
-    busiest = sum(sends[step == t].max() for t in range(grouped.num_steps))
+    _, sends = np.unique(np.stack([grouped.step, grouped.edge]), axis=1, return_counts=True)
+    assert (sends == 1).all()
     chunk = 1e6 / grouped.collective.chunks_per_buffer.max()
-    assert jc.simulate(grouped, 1e6).time <= busiest * chunk / 50e9 * (1 + 1e-9)
+    planned = grouped.num_steps * chunk / 50e9
+    assert jc.simulate(grouped, 1e6).time <= planned * (1 + 1e-9)
 
 
 def test_loads_of_rows_are_equal():
