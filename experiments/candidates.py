@@ -1,4 +1,4 @@
-"""All-reduce schedules of a few synthesizers on one network: proved, timed and compared."""
+"""All-reduce schedules of many synthesizers on one network: proved, timed and compared."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ FAMILIES = {
     "ring": topologies.ring,
     "fully_connected": topologies.fully_connected,
 }
-
-# Few enough to compile and to read; `scripts/bench baselines` compares all.
-COMPARED = ("ring", "direct", "bucket", "tacos")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +54,13 @@ def build_topology(config: TopologyConfig, hardware: HardwareConfig) -> Topology
 def candidates(
     topology: Topology, config: SynthConfig, sizes: Sequence[int], model: str, seed: int
 ) -> Iterator[Candidate]:
-    """The all-reduce of every synthesizer in ``COMPARED``, one by one.
+    """The all-reduce of every synthesizer that the configuration names, one by one.
 
     Args:
         sizes: bytes of a rank's buffer.
         model: link model of the simulation.
     """
-    for name in COMPARED:
+    for name in config.names or jc.SYNTHESIZERS:
         for chunks in config.of(name):
             try:
                 # A schedule that synthesize returns is verified.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.errors import ConfigError
+from jaxcoll.synth import SYNTHESIZERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +62,25 @@ class HardwareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SynthConfig:
-    """How many chunks a shard each synthesizer is run with.
+    """Which synthesizers are run, and with how many chunks a shard.
 
     Attributes:
+        names: of the synthesizers; all that there are where empty.
         chunks: for those without an entry of their own.
         chunks_of: by name of the synthesizer.
     """
 
+    names: tuple[str, ...]
     chunks: tuple[int, ...]
     chunks_of: Mapping[str, tuple[int, ...]]
 
     def __post_init__(self) -> None:
+        unknown = sorted({*self.names, *self.chunks_of} - SYNTHESIZERS.keys())
+        if unknown:
+            raise ConfigError(
+                f"synth names {unknown[0]!r}, which is no synthesizer; known: "
+                f"{', '.join(SYNTHESIZERS)}"
+            )
         for name, counts in {"": self.chunks, **self.chunks_of}.items():
             if not counts or min(counts) < 1:
                 where = f"synth.chunks_of.{name}" if name else "synth.chunks"

@@ -15,6 +15,8 @@ from jaxcoll import draw
 from jaxcoll.bounds import Bound
 from jaxcoll.topology import Topology
 
+# Drawn beside the winners, however they fare.
+BASELINES = ("ring", "direct", "bucket")
 DOCUMENTATION = Path(__file__).parents[1] / "docs" / "images"
 
 
@@ -28,15 +30,17 @@ def pictures(
     """Three figures, by name.
 
     topology: the network, with one chunk's tree in the all-gather of the candidate that is best
-    at the largest size. heatmap: that candidate's links by steps, beside the ring's. algbw: every
-    candidate's bandwidth against size.
+    at the largest size. heatmap: that candidate's links by steps, beside the ring's. algbw: the
+    bandwidth against size of all candidates that are best at some size, and of the baselines.
     """
     defined = [candidate for candidate in found if candidate.schedule is not None]
     best = best_at(found, len(sizes) - 1)
     gather = jc.synthesize(topology, "all_gather", best.synthesizer, chunks=best.chunks, seed=seed)
     ring = next((c for c in defined if c.synthesizer == "ring"), best)
     shown = [ring] if ring is best else [ring, best]
-    algbw = {c.label: [s / t for s, t in zip(sizes, c.times, strict=True)] for c in defined}
+    winners = [best_at(found, i) for i in range(len(sizes))]
+    drawn = [c for c in defined if c in winners or c.synthesizer in BASELINES]
+    algbw = {c.label: [s / t for s, t in zip(sizes, c.times, strict=True)] for c in drawn}
     limit = [size / bound.time for size, bound in zip(sizes, bounds, strict=True)]
     return {
         "topology": draw.draw_topology(topology, gather, chunk=0),

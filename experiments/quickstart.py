@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -36,7 +37,8 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
         CheckError: a schedule does not sum what ``lax.psum`` sums, the two training runs differ,
             or the held-out accuracy is too low. The tables and pictures are written all the same.
     """
-    console = console or Console()
+    # A file or a pipe has no width of its own to fold tables to.
+    console = console or Console(width=None if sys.stdout.isatty() else 100)
     hardware = config.hardware
     topology = build_topology(config.topology, hardware)
     mesh = rank_mesh(topology.num_ranks)

@@ -15,7 +15,6 @@ from experiments.candidates import Candidate, best_at
 from jaxcoll.bounds import Bound
 from jaxcoll.draw import format_bytes
 
-# Narrow enough for 80 columns.
 _STYLE: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
     "padding": 0,

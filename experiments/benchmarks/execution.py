@@ -6,6 +6,7 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +63,7 @@ def networks(ranks: int) -> list[Topology]:
 
 def time_row(
     mesh: Mesh, network: Topology, function: str, nbytes: int, repeat: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Times of one function at one size, as multiples of ``jax.lax``'s.
 
     Args:
@@ -164,7 +165,7 @@ HAND = {
 # ---------------------------------------------------------------------- compile time
 
 
-def scan_row(mesh: Mesh, chunks: int) -> dict[str, object]:
+def scan_row(mesh: Mesh, chunks: int) -> dict[str, Any]:
     """How long the scan lowering of a ring with many chunks takes to compile."""
     n = mesh.size
     schedule = synthesize(topologies.ring(n), "all_gather", "tacos", chunks=chunks)

@@ -67,6 +67,7 @@ def test_every_experiment_has_a_configuration():
         ([QUICKSTART, "hardware.alpha_us=-1"], "hardware.alpha_us must be at least 0"),
         ([QUICKSTART, "hardware.bandwidth_gbps=0"], "hardware.bandwidth_gbps must be above 0"),
         ([QUICKSTART, "hardware.bandwidth_gbps=nan"], "hardware.bandwidth_gbps must be above 0"),
+        ([QUICKSTART, "synth.names=[rong]"], "'rong', which is no synthesizer; known: ring"),
         ([QUICKSTART, "synth.chunks=[0]"], "synth.chunks must be integers of at least 1"),
         ([QUICKSTART, "synth.chunks_of.ring=[]"], "synth.chunks_of.ring must be"),
         ([QUICKSTART, "synth.chunks_of=3"], "synth.chunks_of must be a mapping, got 3"),
