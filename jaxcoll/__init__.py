@@ -29,12 +29,36 @@ from jaxcoll.trees import TreeFlow
 from jaxcoll.verify import verify
 
 if TYPE_CHECKING:
-    from jaxcoll.execute import all_gather, compiler_options, pmean, psum, psum_scatter
+    from jaxcoll.execute import (
+        all_gather,
+        all_to_all,
+        broadcast,
+        compiler_options,
+        gather,
+        pbroadcast,
+        pmean,
+        psum,
+        psum_scatter,
+        reduce,
+        scatter,
+    )
     from jaxcoll.execute import optax as optax
 
-# Names that need jax, and the module each comes from.
-_NEED_JAX = dict.fromkeys(
-    ("all_gather", "compiler_options", "pmean", "psum", "psum_scatter"), "jaxcoll.execute"
+# Names of jaxcoll.execute, which needs jax.
+_NEED_JAX = frozenset(
+    (
+        "all_gather",
+        "all_to_all",
+        "broadcast",
+        "compiler_options",
+        "gather",
+        "pbroadcast",
+        "pmean",
+        "psum",
+        "psum_scatter",
+        "reduce",
+        "scatter",
+    )
 )
 
 __all__ = [
@@ -58,19 +82,25 @@ __all__ = [
     "TopologyError",
     "TreeFlow",
     "all_gather",
+    "all_to_all",
     "axis_groups",
     "axis_schedule",
     "bound",
     "bounds",
+    "broadcast",
     "compiler_options",
     "concatenate",
     "cut_bound",
+    "gather",
     "ideal",
     "optimum",
+    "pbroadcast",
     "pmean",
     "psum",
     "psum_scatter",
+    "reduce",
     "reorder",
+    "scatter",
     "shortest_routes",
     "simulate",
     "simulate_messages",
@@ -86,5 +116,5 @@ def __getattr__(name: str):
     if name == "optax":  # left out of __all__: a star import must not need the package optax
         return importlib.import_module("jaxcoll.execute.optax")
     if name in _NEED_JAX:
-        return getattr(importlib.import_module(_NEED_JAX[name]), name)
+        return getattr(importlib.import_module("jaxcoll.execute"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
