@@ -25,7 +25,6 @@ from jaxcoll.execute import internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup
-from jaxcoll.execute.pieces import in_pieces
 from jaxcoll.execute.program import Program, program_of
 from jaxcoll.execute.values import flow_of
 from jaxcoll.schedule import Schedule
@@ -169,8 +168,11 @@ def _chosen(program: Program, lowering: str, target: str) -> str:
     """
     if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
         return lowering
-    cut = in_pieces(program) if target == "tpu" else program
-    if cut.num_permutes > MOST_STRAIGHT_PERMUTES:
+    size = program.num_permutes
+    if target == "tpu":
+        # There every run of rows is a kernel, and it is those that take the compiler its time.
+        size = sum(r.size for rounds in program.steps for r in rounds)
+    if size > MOST_STRAIGHT_PERMUTES:
         return "scan"
     return "scan" if target == "cpu" and flow_of(program, "result") is None else "ssa"
 

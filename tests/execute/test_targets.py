@@ -102,7 +102,7 @@ def check_memory(row: dict) -> None:
 @pytest.mark.parametrize(("name", "wrap", "links"), TARGETS, ids=IDS)
 def test_all_others(name, wrap, links):
     rows = compiled(name, wrap, "rest")
-    assert len(rows) == 16
+    assert len(rows) == (13 if name.startswith("v5p") else 16)
     for row in rows:
         check(row, platform_of(name))
 
