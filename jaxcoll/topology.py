@@ -14,6 +14,7 @@ import scipy.sparse as sp
 
 from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
+from jaxcoll.graphs import describe_graph, make_graph
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.links import (
     canonical_order,
@@ -373,25 +374,10 @@ class Topology:
         Vertices carry ``kind`` ("rank" or "switch") and, if named, ``name``; links carry ``alpha``
         in seconds and ``bandwidth`` in bytes per second (a ``Fraction`` where a float is inexact).
         """
-        graph = nx.MultiDiGraph() if self.has_parallel_links else nx.DiGraph()
-        for vertex in range(self.num_vertices):
-            graph.add_node(vertex, kind="rank" if vertex < self.num_ranks else "switch")
-            if self.vertex_names:
-                graph.nodes[vertex]["name"] = self.vertex_names[vertex]
-        for link in range(self.num_links):
-            bandwidth = (
-                float(self.bandwidth[link])
-                if self._exact_bandwidth is None
-                else self._exact_bandwidth[link]
-            )
-            graph.add_edge(
-                int(self.src[link]),
-                int(self.dst[link]),
-                alpha=float(self.alpha[link]),
-                bandwidth=bandwidth,
-            )
-        graph.graph["name"] = self.name
-        return graph
+        speeds = self.bandwidth.tolist() if self._exact_bandwidth is None else self._exact_bandwidth
+        links = zip(self.src.tolist(), self.dst.tolist(), self.alpha.tolist(), speeds, strict=True)
+        kinds = ["rank"] * self.num_ranks + ["switch"] * (self.num_vertices - self.num_ranks)
+        return make_graph(self.name, kinds, self.vertex_names, links, self.has_parallel_links)
 
     @classmethod
     def from_networkx(
@@ -415,38 +401,7 @@ class Topology:
             TopologyError: an edge lacks an attribute and no default is given, or the links are
                 refused by ``Topology``.
         """
-        nodes = list(graph.nodes)
-        if all(isinstance(node, (int, np.integer)) for node in nodes):
-            nodes.sort()
-        is_switch = [graph.nodes[node].get("kind", "rank") == "switch" for node in nodes]
-        nodes = [v for v, s in zip(nodes, is_switch, strict=True) if not s] + [
-            v for v, s in zip(nodes, is_switch, strict=True) if s
-        ]
-        index = {node: i for i, node in enumerate(nodes)}
-        rows: list[tuple] = []
-        for u, v, data in graph.edges(data=True):
-            values = (data.get("alpha", alpha), data.get("bandwidth", bandwidth))
-            if None in values:
-                missing = "alpha" if values[0] is None else "bandwidth"
-                raise TopologyError(
-                    f"edge {u!r}->{v!r} has no {missing}; set it or pass {missing}="
-                )
-            rows.append((index[u], index[v], *values))
-            if not graph.is_directed():
-                rows.append((index[v], index[u], *values))
-        src, dst, alphas, bandwidths = zip(*rows, strict=True) if rows else ((), (), (), ())
-        plain = nodes == list(range(len(nodes)))
-        names = [graph.nodes[v].get("name", "" if plain else v) for v in nodes]
-        return cls(
-            len(nodes) - sum(is_switch),
-            np.asarray(src),
-            np.asarray(dst),
-            np.asarray(alphas),
-            bandwidths,  # type: ignore[arg-type]
-            num_vertices=len(nodes),
-            name=str(graph.graph.get("name", "")),
-            vertex_names=tuple(str(name) for name in names) if any(names) else (),
-        )
+        return cls(**describe_graph(graph, alpha, bandwidth))
 
     # ------------------------------------------------------------------ devices
 

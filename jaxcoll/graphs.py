@@ -1,0 +1,71 @@
+"""networkx graphs read into columns of links, and made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+import networkx as nx
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+
+
+def make_graph(
+    name: str,
+    kinds: Sequence[str],
+    vertex_names: Sequence[str],
+    links: Iterable[tuple],
+    parallel: bool,
+) -> nx.DiGraph:
+    """The graph of a network; see ``Topology.to_networkx``.
+
+    Args:
+        kinds: "rank" or "switch" for each vertex.
+        vertex_names: one a vertex, or none.
+        links: (src, dst, alpha, bandwidth) of each.
+        parallel: whether several links join the same two vertices in the same direction.
+    """
+    graph = nx.MultiDiGraph() if parallel else nx.DiGraph()
+    for vertex, kind in enumerate(kinds):
+        graph.add_node(vertex, kind=kind)
+        if vertex_names:
+            graph.nodes[vertex]["name"] = vertex_names[vertex]
+    for src, dst, alpha, bandwidth in links:
+        graph.add_edge(src, dst, alpha=alpha, bandwidth=bandwidth)
+    graph.graph["name"] = name
+    return graph
+
+
+def describe_graph(
+    graph: nx.Graph, alpha: float | None, bandwidth: float | Fraction | None
+) -> dict:
+    """The arguments of ``Topology`` for a graph; see ``Topology.from_networkx``."""
+    nodes = list(graph.nodes)
+    if all(isinstance(node, (int, np.integer)) for node in nodes):
+        nodes.sort()
+    is_switch = {node: graph.nodes[node].get("kind", "rank") == "switch" for node in nodes}
+    nodes.sort(key=is_switch.__getitem__)  # ranks first, otherwise as they were
+    index = {node: i for i, node in enumerate(nodes)}
+    rows: list[tuple] = []
+    for u, v, data in graph.edges(data=True):
+        values = (data.get("alpha", alpha), data.get("bandwidth", bandwidth))
+        if None in values:
+            missing = "alpha" if values[0] is None else "bandwidth"
+            raise TopologyError(f"edge {u!r}->{v!r} has no {missing}; set it or pass {missing}=")
+        rows.append((index[u], index[v], *values))
+        if not graph.is_directed():
+            rows.append((index[v], index[u], *values))
+    src, dst, alphas, bandwidths = zip(*rows, strict=True) if rows else ((), (), (), ())
+    plain = nodes == list(range(len(nodes)))
+    names = [graph.nodes[v].get("name", "" if plain else v) for v in nodes]
+    return {
+        "num_ranks": len(nodes) - sum(is_switch.values()),
+        "src": np.asarray(src),
+        "dst": np.asarray(dst),
+        "alpha": np.asarray(alphas),
+        "bandwidth": bandwidths,
+        "num_vertices": len(nodes),
+        "name": str(graph.graph.get("name", "")),
+        "vertex_names": tuple(str(name) for name in names) if any(names) else (),
+    }
