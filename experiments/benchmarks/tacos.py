@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="tacos", description=__doc__)
     parser.add_argument("--all", action="store_true", help="every size up to 1,024 ranks")
     parser.add_argument("--rule", default=Tacos.rule, help="the matching rule (%(default)s)")
-    parser.add_argument("--attempts", type=int, default=Tacos.attempts, help="(%(default)s)")
+    parser.add_argument("--attempts", type=int, help="as many as TACOS takes by itself")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--repeat", type=int, default=5, help="calls to time (%(default)s)")
     options = parser.parse_args(argv)

@@ -31,6 +31,9 @@ from jaxcoll.synth.tacos_search import (
 from jaxcoll.synth.unwind import degrees, unwind
 from jaxcoll.topology import Topology
 
+# Attempts, and sends matched in all of them, when neither is asked for.
+_ATTEMPTS, _SENDS = 16, 50_000
+
 _Attempt = Callable[[int, int], Found]
 
 
@@ -51,7 +54,8 @@ class Tacos(Synthesizer):
         rule: which of the chunks a link could carry it takes, a name in ``rules.RULES``; see
             ``rules.Rule``. "random" is the paper's.
         attempts: how many times to try, each with its own random numbers. The best schedule is
-            kept; one that meets the bound ends the search.
+            kept; one that meets the bound ends the search. When omitted 16, and on small networks,
+            where luck counts and tries cost little, more: until 50,000 sends have been matched.
         nbytes: bytes of a rank's buffer that unequal links are priced for; 64 MiB when omitted,
             a large gradient bucket. In lockstep it changes nothing.
         degree: how switches are unwound (Sec. IV-G), 1 to the number of their ports less one; or
@@ -65,7 +69,7 @@ class Tacos(Synthesizer):
     """
 
     rule: str = "downstream-need"
-    attempts: int = 16
+    attempts: int | None = None
     nbytes: float = 2**26
     degree: int | str = "best"
     aggregate: int | None = 1
@@ -76,7 +80,8 @@ class Tacos(Synthesizer):
 
     def __post_init__(self) -> None:
         rule_named(self.rule)
-        object.__setattr__(self, "attempts", _count(self.attempts, "attempts"))
+        if self.attempts is not None:
+            object.__setattr__(self, "attempts", _count(self.attempts, "attempts"))
         if self.aggregate is not None:
             object.__setattr__(self, "aggregate", _count(self.aggregate, "aggregate"))
         if self.degree != "best":
@@ -177,12 +182,13 @@ class Tacos(Synthesizer):
             exact: a larger one that takes longer to find.
         """
         best, bound = attempt(0, NO_LIMIT), quick
-        if best.cost > bound and self.attempts > 1:
+        number, sends = 1, len(best.edge)
+        if best.cost > bound and self.attempts != 1:
             bound = exact()
-        for number in range(1, self.attempts):
-            if best.cost <= bound:
-                break
+        least, enough = (self.attempts, 0) if self.attempts else (_ATTEMPTS, _SENDS)
+        while best.cost > bound and (number < least or sends < enough):
             found = attempt(number, best.cost)
+            number, sends = number + 1, sends + max(1, len(found.edge))
             if found.done and found.cost < best.cost:
                 best = found
         return best, bound

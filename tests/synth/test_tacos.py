@@ -77,8 +77,10 @@ def test_other_seeds_give_other_schedules():
 @given(cases(), RULE, strategies.SEEDS)
 def test_another_attempt_never_makes_it_worse(case, rule, seed):
     topology, collective = case
-    once, again = (Tacos(rule, a).synthesize(topology, collective, seed) for a in (1, 4))
-    assert again.num_steps <= once.num_steps
+    once, again, more = (
+        Tacos(rule, attempts).synthesize(topology, collective, seed) for attempts in (1, 4, None)
+    )
+    assert more.num_steps <= again.num_steps <= once.num_steps
 
 
 @given(cases(), strategies.SEEDS)
@@ -244,6 +246,25 @@ def test_square_tori(side):
 @pytest.mark.parametrize("side", range(3, 9))
 def test_cubic_tori(side):
     assert steps(torus(side, side, side)) == ceil(side**3 - 1, 6)
+
+
+@pytest.mark.parametrize("family", [mesh, torus])
+@pytest.mark.parametrize(
+    "sides", [(2, 5), (3, 3), (3, 8), (5, 9), (8, 32), (2, 2, 16), (3, 4, 5), (2, 3, 4, 5)]
+)
+def test_sides_that_differ_and_small_ones(family, sides):
+    topology = family(*sides)
+    assert steps(topology) == step_bound(topology, "all_gather")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "topology",
+    [mesh(64, 64), torus(64, 64), mesh(16, 16, 16), torus(16, 16, 16), hypercube(12)],
+    ids=lambda topology: topology.name,
+)
+def test_as_few_steps_as_can_be_up_to_4096_ranks(topology):
+    assert gather(topology, Tacos()).num_steps == step_bound(topology, "all_gather")
 
 
 @pytest.mark.parametrize("dimensions", range(3, 9))
