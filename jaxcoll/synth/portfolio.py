@@ -24,8 +24,10 @@ from jaxcoll.synth.bucket import Bucket
 from jaxcoll.synth.c_cube import CCube
 from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
+from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.multitree import MultiTree
 from jaxcoll.synth.rhd import Rhd
 from jaxcoll.synth.ring import Ring
 from jaxcoll.synth.ring_2d import Ring2D
@@ -55,7 +57,12 @@ BASELINES: tuple[Synthesizer, ...] = (
     Tto(),
     Tto(pieces=1),
     Hdrm(),
+    MultiTree(),
+    ForestColl(),
+    ForestColl(order="steps"),
 )
+# ForestColl is passed over beyond, unless the network is a box: its exact way takes long.
+MOST_RANKS_OF_A_FOREST = 64
 CHUNKS = (1, 2, 4, 8)
 
 # Called as candidates are timed: how many are, of how many so far known, which, and its seconds
@@ -89,7 +96,8 @@ class Portfolio(Synthesizer):
     Attributes:
         nbytes: bytes of a rank's buffer to be quick for; 64 MiB when omitted.
         model: the link model to be quick by.
-        baselines: synthesizers to try; those not defined for a problem are passed over.
+        baselines: synthesizers to try; those not defined for a problem are passed over, and
+            ``ForestColl`` beyond 64 ranks that form no box.
         rules: rules of TACOS, names in ``rules.RULES``.
         seeds: random seeds a rule.
         attempts: attempts of TACOS a seed.
@@ -141,7 +149,8 @@ class Portfolio(Synthesizer):
         Raises:
             CollectiveError: no candidate is defined for the problem.
         """
-        first = [(repr(each), each, seed) for each in self.baselines]
+        first = [(repr(each), each, seed) for each in self._baselines(topology)]
+        count = len(first)
         sizes = self.aggregate if self.rules else ()
         first += [self._candidate(self.rules[0], most, seed) for most in sizes]
         goal = bound(topology, collective, self.nbytes).time
@@ -149,7 +158,7 @@ class Portfolio(Synthesizer):
             tried = self._try(pool, topology, collective, first, [])
             best = _quickest(tried)
             if sizes and (best.time is None or float(best.time) > goal * (1 + 1e-9)):
-                matched = tried[len(self.baselines) :]
+                matched = tried[count:]
                 most = sizes[matched.index(_quickest(matched))]
                 more = [
                     self._candidate(rule, most, seed + number)
@@ -171,6 +180,10 @@ class Portfolio(Synthesizer):
             "table": tuple(each.row() for each in tried),
         }
         return best.schedule.with_provenance(Provenance(certificate=certificate))
+
+    def _baselines(self, topology: Topology) -> list[Synthesizer]:
+        quick = topology.num_ranks <= MOST_RANKS_OF_A_FOREST or topology.grid is not None
+        return [each for each in self.baselines if quick or not isinstance(each, ForestColl)]
 
     def _candidate(self, rule: str, most: int | None, seed: int) -> tuple[str, Synthesizer, int]:
         size = "any number of chunks" if most is None else f"{most} chunk{'s' * (most > 1)}"
