@@ -74,7 +74,7 @@ class Program:
     @functools.cached_property
     def group_size(self) -> int:
         """Ranks in a group (the largest)."""
-        return max(len(group) for group in self.collective.groups or ())
+        return max(len(group) for group in self.collective.groups)
 
     @property
     def is_whole(self) -> bool:
@@ -102,7 +102,7 @@ class Program:
     def place(self) -> np.ndarray:
         """Place of each rank in its group, 0 for ranks in none; int32 of shape (ranks,)."""
         place = np.zeros(self.num_ranks, np.int32)
-        for group in self.collective.groups or ():
+        for group in self.collective.groups:
             place[list(group)] = np.arange(len(group))
         return place
 
@@ -177,7 +177,7 @@ def _home_rows(collective: Collective) -> int:
     sizes = np.diff(collective.chunk_ptr)
     if collective.kind != "all_to_all":
         return int(sizes.max())
-    groups = collective.groups or ()
+    groups = collective.groups
     return max(2 * len(group) * collective.chunks_per_shard for group in groups)
 
 
@@ -188,7 +188,7 @@ def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np
     if collective.kind != "all_to_all":
         return np.where(collective.group_of_rank[rank] == group, local, -1)
     k = collective.chunks_per_shard
-    size = np.asarray([len(g) for g in collective.groups or ()], np.int64)[group]
+    size = np.asarray([len(g) for g in collective.groups], np.int64)[group]
     source, (target, piece) = local // (size * k), np.divmod(local % (size * k), k)
     row = np.where(rank == collective.target[chunk], source * k + piece, -1)
     return np.where(rank == collective.owner[chunk], (size + target) * k + piece, row)

@@ -194,7 +194,7 @@ def _read_placement(value: object, where: str) -> Grid | Placement:
 
 
 def _write_collective(collective: Collective) -> dict:
-    groups = [list(group) for group in collective.groups or ()]
+    groups = [list(group) for group in collective.groups]
     return {
         "format": COLLECTIVE,
         "kind": collective.kind,
