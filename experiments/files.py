@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from pathlib import Path
 
 from matplotlib.figure import Figure
+
+from jaxcoll.io.files import write_bytes
 
 
 def write_json(path: Path, content: object) -> Path:
@@ -29,10 +30,5 @@ def write_figure(path: Path, figure: Figure, dpi: int = 130) -> Path:
 
 def _replace(path: Path, content: bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    write_bytes(path, content)
     return path

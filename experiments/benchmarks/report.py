@@ -19,6 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from jaxcoll.io.files import write_text
+
 RESULTS = Path("results/bench")
 PACKAGES = ("jaxcoll", "numpy", "numba", "jax")
 
@@ -119,7 +121,8 @@ def report(
         "rows": [{column: _plain(value) for column, value in row.items()} for row in rows],
     }
     path = results / f"{name}.json"
-    _write_atomically(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     return path
 
 
@@ -167,16 +170,6 @@ def _text(value: object) -> str:
     if isinstance(value, np.generic):
         value = value.item()
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _cpu_model() -> str:

@@ -1,4 +1,4 @@
-"""Reading and writing whole text files: bounded, and all or nothing."""
+"""Reading and writing whole files: bounded, and all or nothing."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
+    """``write_bytes`` of UTF-8 text."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | os.PathLike, content: bytes) -> None:
     """Make or replace a file; after an error or an interrupt the old one is still there, whole.
 
     Raises:
@@ -41,8 +46,8 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     # In the same folder, so that replacing is one step of the file system.
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(draft, "x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with open(draft, "xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, target)
