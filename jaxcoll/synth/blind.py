@@ -15,6 +15,16 @@ from jaxcoll.synth.dimensionwise import Sends
 from jaxcoll.topology import Topology
 
 
+def check_everyone(collective: Collective, who: str) -> None:
+    """Refuse groups other than all ranks in order.
+
+    Raises:
+        CollectiveError: naming the synthesizer.
+    """
+    if collective.is_grouped:
+        raise CollectiveError(f"{who} is defined for all ranks at once, in order; got {collective}")
+
+
 def checked_pieces(pieces: int | None) -> int | None:
     """A number of pieces to cut messages into.
 

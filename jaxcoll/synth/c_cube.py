@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import checked_pieces
+from jaxcoll.synth.blind import check_everyone, checked_pieces
 from jaxcoll.synth.pipelined_trees import Tree, all_reduce
 from jaxcoll.topologies import dgx1
 from jaxcoll.topology import Topology
@@ -60,10 +60,7 @@ class CCube(Synthesizer):
             raise TopologyError(
                 f"c_cube is defined on a DGX-1 only (topologies.dgx1), {topology} is none"
             )
-        if collective.is_grouped:
-            raise CollectiveError(
-                f"c_cube is defined for all ranks at once, in order; got {collective}"
-            )
+        check_everyone(collective, self.name)
         return all_reduce(topology, collective, lambda _: two_trees(), self.pieces)
 
 

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import checked_pieces, on_ranks, schedule_of
+from jaxcoll.synth.blind import check_everyone, checked_pieces, on_ranks, schedule_of
 from jaxcoll.synth.dimensionwise import gather_in_order
 from jaxcoll.synth.patterns import doubling, is_power_of_two
 from jaxcoll.topologies import bigraph
@@ -57,10 +57,7 @@ class Hdrm(Synthesizer):
             CollectiveError: the groups are not all ranks in order.
         """
         ranks, switches = _shape(topology)
-        if collective.is_grouped:
-            raise CollectiveError(
-                f"{self.name} is defined for all ranks at once, in order; got {collective}"
-            )
+        check_everyone(collective, self.name)
         n = topology.num_ranks
         everyone = Grid((n,), (False,))
         index = np.arange(collective.chunks_per_shard)

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import checked_pieces, schedule_of
+from jaxcoll.synth.blind import check_everyone, checked_pieces, schedule_of
 from jaxcoll.synth.dimensionwise import Sends, gather_in_order
 from jaxcoll.synth.patterns import exchanges, is_power_of_two
 from jaxcoll.topology import Topology
@@ -56,10 +56,7 @@ class Swing(Synthesizer):
             CollectiveError: the groups are not all ranks in order.
         """
         grid = _torus(topology)
-        if collective.is_grouped:
-            raise CollectiveError(
-                f"{self.name} is defined for all ranks at once, in order; got {collective}"
-            )
+        check_everyone(collective, self.name)
         dims = [d for d, side in enumerate(grid.shape) if side > 1]
         ways = [(first, sign) for sign in (1, -1) for first in range(len(dims))]
         everyone = Grid((grid.size,), (False,))

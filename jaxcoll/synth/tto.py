@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import checked_pieces
+from jaxcoll.synth.blind import check_everyone, checked_pieces
 from jaxcoll.synth.pipelined_trees import Tree, all_reduce
 from jaxcoll.topology import Topology
 
@@ -57,10 +57,7 @@ class Tto(Synthesizer):
             raise TopologyError(
                 f"tto needs a mesh of two dimensions with sides of at least 2; {topology} is none"
             )
-        if collective.is_grouped:
-            raise CollectiveError(
-                f"tto is defined for all ranks at once, in order; got {collective}"
-            )
+        check_everyone(collective, self.name)
         first, second, third, other = three_trees(*sides)
         share = (first, second, third, first, second, other)
         return all_reduce(topology, collective, lambda _: share, self.pieces)

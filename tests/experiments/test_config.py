@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -15,13 +14,13 @@ from experiments.errors import ConfigError
 QUICKSTART = "experiment=quickstart"
 
 
-def test_the_quickstart_is_frozen_and_typed():
-    name, config = configure([QUICKSTART, "train.steps=7", "results=/tmp/elsewhere"])
+def test_the_quickstart_is_frozen_and_typed(tmp_path):
+    name, config = configure([QUICKSTART, "train.steps=7", f"results={tmp_path}"])
     assert name == "quickstart"
     assert isinstance(config, QuickstartConfig)
     assert config.topology == TopologyConfig("torus", (2, 4))
     assert config.train.steps == 7
-    assert config.results == Path("/tmp/elsewhere")
+    assert config.results == tmp_path
     assert isinstance(config.hardware.bandwidth_gbps, float)
     assert config.synth.of("tacos") == (1, 2, 3)
     assert config.synth.of("another") == config.synth.chunks

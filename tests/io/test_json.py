@@ -7,10 +7,7 @@ import math
 import os
 import random
 import re
-import subprocess
-import sys
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +24,8 @@ from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topologies import ring, switch, torus
 from jaxcoll.topology import Topology
 from tests import reference, strategies
+from tests.elsewhere import printed_elsewhere
 
-ROOT = Path(__file__).parents[2]
 NETWORKS = (
     strategies.topologies(min_ranks=1, switches=True, exact=True)
     | strategies.grids()
@@ -177,17 +174,7 @@ def test_the_same_bytes_in_every_process():
         "from tests.reference import synthesize; from jaxcoll.io import dumps\n"
         "print(dumps(synthesize(torus(2, 3), C('all_reduce', 6, 2, ((4, 0, 1), (2, 5))), 3)))"
     )
-    told = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            check=True,
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT), "PATH": ""},
-        ).stdout
-        for seed in ("1", "2")
-    }
+    told = printed_elsewhere(code)
     assert len(told) == 1
     assert isinstance(loads(told.pop()), Schedule)
 
