@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -30,10 +29,11 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    prepare_devices(config.hardware.platform, config.topology.num_ranks)
-    module = importlib.import_module(EXPERIMENTS[name].module)
+    devices = getattr(config, "devices", None)
+    if devices is not None:
+        prepare_devices(*devices)
     try:
-        module.run(config)
+        EXPERIMENTS[name].load().run(config)
     except CheckError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -28,7 +28,7 @@ class TopologyConfig:
     sides: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _one_of("topology.family", self.family, self.FAMILIES)
+        one_of("topology.family", self.family, self.FAMILIES)
         if not self.sides or min(self.sides) < 1:
             raise ConfigError(f"topology.sides must be integers of at least 1, got {self.sides}")
         if self.family in ("ring", "fully_connected") and len(self.sides) != 1:
@@ -55,9 +55,9 @@ class HardwareConfig:
     bandwidth_gbps: float
 
     def __post_init__(self) -> None:
-        _one_of("hardware.platform", self.platform, ("cpu", "gpu", "tpu"))
-        _at_least("hardware.alpha_us", self.alpha_us, 0)
-        _above("hardware.bandwidth_gbps", self.bandwidth_gbps, 0)
+        one_of("hardware.platform", self.platform, ("cpu", "gpu", "tpu"))
+        at_least("hardware.alpha_us", self.alpha_us, 0)
+        above("hardware.bandwidth_gbps", self.bandwidth_gbps, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,12 +117,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "bucket_bytes"):
-            _at_least(f"train.{name}", getattr(self, name), 1)
+            at_least(f"train.{name}", getattr(self, name), 1)
         if any(width < 1 for width in self.hidden):
             raise ConfigError(f"train.hidden must be integers of at least 1, got {self.hidden}")
-        _above("train.learning_rate", self.learning_rate, 0)
+        above("train.learning_rate", self.learning_rate, 0)
         for name in ("loss_tolerance", "accuracy_tolerance", "accuracy_wanted"):
-            _at_least(f"train.{name}", getattr(self, name), 0)
+            at_least(f"train.{name}", getattr(self, name), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,14 +147,19 @@ class QuickstartConfig:
     seed: int
     results: Path
 
+    @property
+    def devices(self) -> tuple[str, int]:
+        """Platform and number of the devices to run on."""
+        return self.hardware.platform, self.topology.num_ranks
+
     def __post_init__(self) -> None:
-        _one_of("link_model", self.link_model, ("astra", "tacos"))
+        one_of("link_model", self.link_model, ("astra", "tacos"))
         if not self.sizes or min(self.sizes) < 1:
             raise ConfigError(f"sizes must be bytes of at least 1, got {self.sizes}")
         if sorted(set(self.sizes)) != list(self.sizes):
             raise ConfigError(f"sizes must rise, got {self.sizes}")
-        _at_least("elements", self.elements, 1)
-        _at_least("seed", self.seed, 0)
+        at_least("elements", self.elements, 1)
+        at_least("seed", self.seed, 0)
         if self.topology.num_ranks < 2:
             raise ConfigError("topology.sides must make two ranks at least, got one")
         if self.train.batch % self.topology.num_ranks:
@@ -218,16 +223,19 @@ def _place(where: str, name: object) -> str:
     return f"{where}.{name}" if where else str(name)
 
 
-def _one_of(where: str, value: str, known: tuple[str, ...]) -> None:
+def one_of(where: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuses a value that is not among the known ones, with a ``ConfigError``."""
     if value not in known:
         raise ConfigError(f"unknown {where} {value!r}; known: {', '.join(known)}")
 
 
-def _at_least(where: str, value: float, least: float) -> None:
+def at_least(where: str, value: float, least: float) -> None:
+    """Refuses a value below ``least`` or not finite, with a ``ConfigError``."""
     if not (math.isfinite(value) and value >= least):
         raise ConfigError(f"{where} must be at least {least}, got {value}")
 
 
-def _above(where: str, value: float, least: float) -> None:
+def above(where: str, value: float, least: float) -> None:
+    """Refuses a value not above ``least`` or not finite, with a ``ConfigError``."""
     if not (math.isfinite(value) and value > least):
         raise ConfigError(f"{where} must be above {least}, got {value}")

@@ -6,37 +6,42 @@ folders are not made.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.config import QuickstartConfig, build
+from experiments import forestcoll, multitree, tacos, tensorstate
+from experiments.config import build
 from experiments.errors import ConfigError
+from experiments.experiment import Experiment
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
+# What a study can be run as: in seconds, to be tested; or as large as in the paper.
+SIZES = ("ci", "paper")
 
-@dataclasses.dataclass(frozen=True)
-class Experiment:
-    """An experiment: the module whose ``run(config)`` it is, and the type of its configuration."""
-
-    module: str
-    config: type
-
-
-EXPERIMENTS = {"quickstart": Experiment("experiments.quickstart", QuickstartConfig)}
+EXPERIMENTS = {
+    "quickstart": Experiment("experiments.quickstart", "experiments.config:QuickstartConfig"),
+    **tacos.EXPERIMENTS,
+    **multitree.EXPERIMENTS,
+    **forestcoll.EXPERIMENTS,
+    **tensorstate.EXPERIMENTS,
+}
 
 
-def configure(arguments: Sequence[str]) -> tuple[str, QuickstartConfig]:
+def configure(arguments: Sequence[str]) -> tuple[str, Any]:
     """The experiment's name and configuration from ``experiment=NAME key=value ...``.
 
+    A configuration with a ``size`` has a part for each size there is, such as ``ci`` and ``paper``;
+    the entries of the one chosen stand beside the others, and the other parts are left out.
+
     Raises:
-        ConfigError: no such experiment, key or value.
+        ConfigError: no such experiment, key, size or value.
     """
     name = ""
     for argument in arguments:
@@ -54,4 +59,15 @@ def configure(arguments: Sequence[str]) -> tuple[str, QuickstartConfig]:
     except (HydraException, OmegaConfBaseException) as error:
         text, _, _ = str(error).partition("Config search path")
         raise ConfigError(" ".join(text.split())) from error
-    return name, build(EXPERIMENTS[name].config, values)
+    return name, build(EXPERIMENTS[name].load_config(), _sized(values))
+
+
+def _sized(values: Any) -> dict[str, Any]:
+    """The values with the part of the chosen size unfolded."""
+    if "size" not in values:
+        return values
+    sizes = [key for key in values if key in SIZES]
+    if values["size"] not in sizes:
+        raise ConfigError(f"unknown size {values['size']!r}; known: {', '.join(sizes)}")
+    common = {key: value for key, value in values.items() if key not in SIZES}
+    return {**common, **values[values["size"]]}

@@ -1,0 +1,7 @@
+"""Studies of the tensor-state search."""
+
+from __future__ import annotations
+
+from experiments.experiment import Experiment
+
+EXPERIMENTS: dict[str, Experiment] = {}
