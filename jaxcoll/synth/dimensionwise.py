@@ -60,10 +60,12 @@ def gather_by_dimension(
 ) -> Sends:
     """Rotated dimension-wise all-gather with aggregated messages.
 
-    Every shard's chunks are dealt to as many parts as there are dimensions; part r gathers along
-    dimension r first, then r+1 and so on, so that all dimensions are busy at once. Along a closed
-    dimension blocks travel both ways to the rank opposite, along an open one to both borders. A
-    message is everything a rank has received in the step before and passes on: it pays alpha once.
+    Every shard's chunks are dealt to as many parts as there are dimensions; the first gathers along
+    the last dimension first, then along the one before, so that its blocks are runs of places; each
+    further part starts one dimension earlier, so that all dimensions are busy at once. Along a
+    closed dimension blocks travel both ways to the rank opposite, along an open one to both
+    borders. A message is everything a rank has received in the step before and passes on: it pays
+    alpha once.
 
     Args:
         grid: the box.
@@ -71,7 +73,7 @@ def gather_by_dimension(
         chunks: chunks in a shard.
         both_ways: False to go round closed dimensions one way only.
     """
-    dims = tuple(d for d in dims if grid.shape[d] > 1)
+    dims = tuple(d for d in reversed(dims) if grid.shape[d] > 1)
     patterns = {
         d: circle(grid.shape[d], both_ways=both_ways) if grid.wrap[d] else line(grid.shape[d])
         for d in dims
@@ -125,6 +127,7 @@ def gather_along(
     block = np.zeros(1, np.int64)
     for d in gathered:
         block = (block[:, None] + np.arange(grid.shape[d]) * stride[d]).ravel()
+    block.sort()
     place = np.arange(grid.size)
     here = coordinates[:, dim]
     base = place - sum(coordinates[:, d] * stride[d] for d in (*gathered, dim))
@@ -146,7 +149,16 @@ def gather_along(
         if move.half < 0:
             sends.append(Sends(*(column.ravel() for column in columns)))
         else:
-            parity = coordinates.sum(axis=1)[owner][:, :, None] + np.arange(len(index))
-            keep = parity % 2 == move.half
+            keep = _halves(shape, coordinates.sum(axis=1)[owner[:, 0]]) == move.half
             sends.append(Sends(*(column[keep] for column in columns)))
     return Sends.joined(sends)
+
+
+def _halves(shape: tuple[int, int, int], turn: np.ndarray) -> np.ndarray:
+    """Which half each chunk of a message is in: the first, 0, or the second, 1, in one run each.
+
+    The chunk in the middle of an odd number is in either, by ``turn`` of the message, an integer.
+    """
+    _, block, index = shape
+    position = np.arange(block * index)
+    return (2 * position + turn[:, None] % 2 >= block * index).astype(np.int64).reshape(shape)

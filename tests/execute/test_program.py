@@ -89,6 +89,7 @@ def test_counts_that_are_known():
     assert program_of(schedule_of("ring", 8, "all_gather", "ring")).num_permutes == 4 + 3
     assert program_of(schedule_of("complete", 8, "all_gather", "direct")).num_permutes == 7
     assert program_of(schedule_of("one-way", 8, "all_gather", "tacos")).num_permutes == 7
+    assert program_of(schedule_of("torus", 8, "all_reduce", "bucket")).num_permutes == 4 + 4
 
 
 def test_symmetric_rounds_are_the_same_on_all_ranks():

@@ -38,6 +38,28 @@ def test_bucket_sends_every_chunk_once_to_every_rank():
     assert (loads == loads[0]).all()
 
 
+@pytest.mark.parametrize(
+    "topology",
+    [
+        topologies.torus(2, 4),
+        topologies.torus(4, 4),
+        topologies.torus(4, 3, 4),
+        topologies.mesh(3, 4),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("k", [1, 3])
+def test_bucket_messages_of_the_first_part_are_runs(topology, k):
+    """One slice of a buffer each: nothing is gathered to be sent."""
+    schedule = synthesize(topology, "all_gather", Bucket(), chunks=k)
+    step = np.repeat(np.arange(schedule.num_steps), np.diff(schedule.step_ptr))
+    first = schedule.chunk % k == 0
+    message = (step * len(schedule.edges) + schedule.edge)[first]
+    for one in np.unique(message):
+        places = np.sort(schedule.chunk[first][message == one] // k)
+        assert places[-1] - places[0] == len(places) - 1
+
+
 def test_bucket_runs_along_a_mesh_axis():
     """Groups that span one dimension: every row at once, and no row uses another's links."""
     topology = topologies.torus(4, 4)
