@@ -18,18 +18,8 @@ from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import MODELS, simulate
-from jaxcoll.synth import (
-    SYNTHESIZERS,
-    Bruck,
-    DoubleBinaryTree,
-    Rhd,
-    Ring,
-    Swing,
-    Synthesizer,
-    Tacos,
-    Tto,
-    synthesize,
-)
+from jaxcoll.synth import SYNTHESIZERS, Portfolio, Synthesizer, Tacos, synthesize
+from jaxcoll.synth.portfolio import BASELINES, for_size
 from jaxcoll.topology import Topology
 
 SIZES = {"1 KB": 10**3, "1 MB": 10**6, "1 GB": 10**9}
@@ -47,15 +37,13 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "dragonfly": lambda: topologies.dragonfly(5, 4),
 }
 
-# Fields that matter besides the number of chunks.
+# What auto tries of each, so that nothing here can be quicker than auto.
 VARIANTS: Mapping[str, Sequence[Synthesizer]] = {
-    "ring": (Ring(), Ring(bidirectional=False)),
-    "rhd": (Rhd(), Rhd(far_first=True), Rhd(pieces=12), Rhd(far_first=True, pieces=12)),
-    "bruck": (Bruck(), Bruck(pieces=12)),
-    "swing": (Swing(), Swing(pieces=12)),
-    "double_binary_tree": (DoubleBinaryTree(), DoubleBinaryTree(pieces=1)),
-    "tto": (Tto(), Tto(pieces=1)),
-    "tacos": (Tacos(attempts=2), Tacos(attempts=2, aggregate=None)),
+    "tacos": [Tacos(attempts=Portfolio.attempts, aggregate=most) for most in (1, None)],
+    **{
+        name: [each for each in BASELINES if each.name == name]
+        for name in {each.name for each in BASELINES}
+    },
 }
 CHUNKS = (1, 4, 12)  # multiples of what bucket and Swing cut shards into
 
@@ -83,13 +71,13 @@ def results_of(
     Raises:
         CollectiveError, TopologyError: none of them is defined for the network.
     """
-    variants = VARIANTS.get(name) or (SYNTHESIZERS[name](),)
+    variants = _variants(name, model)
     found: dict[str, list[Result]] = {size: [] for size in SIZES}
     refusal: CollectiveError | TopologyError | None = None
     for count, variant in itertools.product(chunks, variants):
         made: dict[Synthesizer, Schedule] = {}
         for size, nbytes in SIZES.items():
-            synthesizer = _for_size(variant, nbytes)
+            synthesizer = for_size(variant, nbytes)
             try:
                 if synthesizer not in made:
                     made[synthesizer] = synthesize(
@@ -106,11 +94,10 @@ def results_of(
     return {size: min(results) for size, results in found.items()}
 
 
-def _for_size(synthesizer: Synthesizer, nbytes: int) -> Synthesizer:
-    """The synthesizer, told the size if it has a field for it."""
-    if any(field.name == "nbytes" for field in dataclasses.fields(synthesizer)):  # type: ignore[arg-type]
-        return dataclasses.replace(synthesizer, nbytes=float(nbytes))  # type: ignore[type-var]
-    return synthesizer
+def _variants(name: str, model: str) -> Sequence[Synthesizer]:
+    if name == Portfolio.name:
+        return [Portfolio(model=model)]
+    return VARIANTS.get(name) or [SYNTHESIZERS[name]()]
 
 
 def measure(

@@ -38,6 +38,10 @@ from jaxcoll.synth.themis import Themis
 from jaxcoll.synth.tto import Tto
 from jaxcoll.topology import Topology
 
+# At most one piece a chunk of a shard: messages are cut into as many as there are.
+_ALL = 2**16
+
+# Every algorithm with each of its fields that matter besides the number of chunks.
 BASELINES: tuple[Synthesizer, ...] = (
     Bucket(),
     Ring(),
@@ -45,12 +49,16 @@ BASELINES: tuple[Synthesizer, ...] = (
     Direct(),
     Rhd(),
     Rhd(far_first=True),
+    Rhd(pieces=_ALL),
+    Rhd(far_first=True, pieces=_ALL),
     Bruck(),
+    Bruck(pieces=_ALL),
     DoubleBinaryTree(),
     DoubleBinaryTree(pieces=1),
     HierarchicalRing(),
     Ring2D(),
     Swing(),
+    Swing(pieces=_ALL),
     BlueConnect(),
     Themis(),
     CCube(),
@@ -61,6 +69,8 @@ BASELINES: tuple[Synthesizer, ...] = (
     ForestColl(),
     ForestColl(order="steps"),
 )
+# The rule that most often does best comes first.
+_RULES = (Tacos.rule, *(rule for rule in RULES if rule != Tacos.rule))
 # ForestColl is passed over beyond, unless the network is a box: its exact way takes long.
 MOST_RANKS_OF_A_FOREST = 64
 CHUNKS = (1, 2, 4, 8)
@@ -96,8 +106,9 @@ class Portfolio(Synthesizer):
     Attributes:
         nbytes: bytes of a rank's buffer to be quick for; 64 MiB when omitted.
         model: the link model to be quick by.
-        baselines: synthesizers to try; those not defined for a problem are passed over, and
-            ``ForestColl`` beyond 64 ranks that form no box.
+        baselines: synthesizers to try, each as it is and, where it has a field for it, told
+            ``nbytes``; those not defined for a problem are passed over, and ``ForestColl`` beyond
+            64 ranks that form no box.
         rules: rules of TACOS, names in ``rules.RULES``.
         seeds: random seeds a rule.
         attempts: attempts of TACOS a seed.
@@ -112,9 +123,9 @@ class Portfolio(Synthesizer):
     nbytes: float = 2**26
     model: str = "astra"
     baselines: tuple[Synthesizer, ...] = BASELINES
-    rules: tuple[str, ...] = RULES
+    rules: tuple[str, ...] = _RULES
     seeds: int = 2
-    attempts: int = 1
+    attempts: int = 2  # one by the paths of least cost, one by those of fewest links
     aggregate: tuple[int | None, ...] = (1, 2, 4, 8, None)
     threads: int | None = dataclasses.field(default=None, compare=False)
     progress: Progress | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -183,7 +194,10 @@ class Portfolio(Synthesizer):
 
     def _baselines(self, topology: Topology) -> list[Synthesizer]:
         quick = topology.num_ranks <= MOST_RANKS_OF_A_FOREST or topology.grid is not None
-        return [each for each in self.baselines if quick or not isinstance(each, ForestColl)]
+        tried = [each for each in self.baselines if quick or not isinstance(each, ForestColl)]
+        return list(
+            dict.fromkeys(told for each in tried for told in (each, for_size(each, self.nbytes)))
+        )
 
     def _candidate(self, rule: str, most: int | None, seed: int) -> tuple[str, Synthesizer, int]:
         size = "any number of chunks" if most is None else f"{most} chunk{'s' * (most > 1)}"
@@ -220,6 +234,13 @@ class Portfolio(Synthesizer):
                 each = each._replace(schedule=None)  # only the best so far is worth its memory
             tried.append(each)
         return tried
+
+
+def for_size(synthesizer: Synthesizer, nbytes: float) -> Synthesizer:
+    """The synthesizer, told the bytes of a rank's buffer if it has a field for them."""
+    if any(field.name == "nbytes" for field in dataclasses.fields(synthesizer)):  # type: ignore[arg-type]
+        return dataclasses.replace(synthesizer, nbytes=float(nbytes))  # type: ignore[type-var]
+    return synthesizer
 
 
 def _quickest(tried: Iterable[_Tried]) -> _Tried:

@@ -7,7 +7,8 @@ import pytest
 from experiments.benchmarks import baselines
 from jaxcoll import topologies
 from jaxcoll.errors import TopologyError
-from jaxcoll.synth import SYNTHESIZERS, Tacos
+from jaxcoll.simulate import MODELS
+from jaxcoll.synth import SYNTHESIZERS
 
 # The paper's Table IV: heterogeneous, and ranks that differ in the bandwidth they have.
 HETEROGENEOUS = {"switch-2d", "3d-rfs", "dragonfly"}
@@ -43,10 +44,19 @@ def test_variants_and_sizes():
     results = baselines.results_of(topology, "double_binary_tree", (1, 8), "astra")
     # One piece is best for small data, many for large.
     assert results["1 KB"].messages < results["1 GB"].messages
-    assert baselines._for_size(Tacos(), 1000).nbytes == 1000  # type: ignore[attr-defined]
     with pytest.raises(TopologyError, match="DGX-1 only"):
         baselines.results_of(topology, "c_cube", (1,), "astra")
     assert set(baselines.VARIANTS) <= set(SYNTHESIZERS)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("network", [topologies.torus(4, 4), topologies.mesh(3, 4)], ids=str)
+def test_nothing_is_quicker_than_auto(network, model):
+    """A ring of 64, a 4x4x4 torus and an 8x8 mesh had synthesizers that were."""
+    rows, _ = baselines.measure(network, list(SYNTHESIZERS), (1, 4), model)
+    assert rows[-1]["synthesizer"] == "auto"
+    for size in baselines.SIZES:
+        assert "auto" in baselines.winners(rows, size)
 
 
 def test_it_runs(monkeypatch, tmp_path, capsys):

@@ -12,8 +12,18 @@ from jaxcoll.bounds import ideal
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.simulate import MODELS, simulate
-from jaxcoll.synth import Bucket, Direct, Portfolio, Ring, Tacos, best, synthesize
-from jaxcoll.synth.portfolio import BASELINES
+from jaxcoll.synth import (
+    Bucket,
+    Direct,
+    ForestColl,
+    Portfolio,
+    Ring,
+    Swing,
+    Tacos,
+    best,
+    synthesize,
+)
+from jaxcoll.synth.portfolio import BASELINES, for_size
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.verify import verify
 from tests import strategies
@@ -72,7 +82,26 @@ def test_a_bound_that_is_met_ends_the_search():
     schedule = Portfolio(model="tacos").synthesize(ring(2), Collective("broadcast", 2))
     said = dict(schedule.provenance.certificate)
     assert said["time"] == said["bound"]
-    assert len(said["table"]) == len(BASELINES) + 5
+    told = [each for each in BASELINES if for_size(each, MIB) != each]
+    assert len(said["table"]) == len(BASELINES) + len(told) + 5
+
+
+@pytest.mark.parametrize(
+    ("topology", "nbytes", "chunks", "other"),
+    [
+        (torus(4, 4, 4), 1e9, 12, Swing(pieces=12)),
+        (ring(16), 1e3, 4, ForestColl(nbytes=1e3)),
+        (mesh(8, 8), 1e3, 12, Tacos(attempts=2, nbytes=1e3, aggregate=None)),
+    ],
+    ids=repr,
+)
+def test_pieces_sizes_and_second_attempts_count(topology, nbytes, chunks, other):
+    """Each is quicker than what the others of its kind reach by themselves."""
+    auto, rival = (
+        simulate(synthesize(topology, "all_reduce", each, chunks=chunks), nbytes).exact_time
+        for each in (Portfolio(nbytes, seeds=1), other)
+    )
+    assert auto <= rival
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
