@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
 
 def networks(ranks: int) -> list[Topology]:
     """The networks whose schedules are run."""
-    torus = topologies.torus(4, ranks // 4)
+    torus = topologies.torus(ranks // 4, 4)
     return [topologies.ring(ranks), torus, topologies.hypercube(ranks.bit_length() - 1)]
 
 

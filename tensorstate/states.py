@@ -1,0 +1,254 @@
+"""States of tensors on a device mesh, and the collectives that lead from one to another.
+
+On every mesh axis a tensor is replicated, sharded at one of its positions, or partial: what the
+devices hold must still be combined (Zhao's dissertation, section 5.2.1). A state is a tuple with an
+entry a mesh axis. A position that several axes shard is cut by the first of them first, so that
+only the last of them can be changed.
+
+A move changes the state on one axis and is one collective, or none at all: a replicated tensor is
+sharded by forgetting. Moves make a graph of states; a tensor that several operators read in several
+states travels along the cheapest tree in that graph, and pays for a branch once.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tensorstate.errors import PlanError
+
+# Entries of a state besides positions, which are 0 and above.
+REPLICATED = -1
+SUM, MAX, MIN = -2, -3, -4
+PARTIAL = {"sum": SUM, "max": MAX, "min": MIN}
+
+State = tuple[int, ...]
+"""An entry a mesh axis: a position, ``REPLICATED``, or how partial values are combined."""
+
+
+class Mesh(NamedTuple):
+    """A device mesh: names and sizes of its axes, the first the slowest to vary over devices."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sizes: dict[str, int]) -> Mesh:
+        """The mesh with these axes.
+
+        Raises:
+            PlanError: there is no axis, or a size is no positive integer.
+        """
+        for name, size in sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise PlanError(f"mesh axis {name!r} must have at least one device, got {size!r}")
+        if not sizes:
+            raise PlanError("a mesh has at least one axis, got none")
+        return cls(tuple(sizes), tuple(sizes.values()))
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return math.prod(self.sizes)
+
+    def shards(self, state: State) -> int:
+        """Parts into which a tensor in this state is cut."""
+        return math.prod(size for size, entry in zip(self.sizes, state, strict=True) if entry >= 0)
+
+
+class Move(NamedTuple):
+    """One step from a state to another.
+
+    Attributes:
+        kind: "all_gather", "reduce_scatter", "all_reduce" or "all_to_all"; "slice" when nothing is
+            sent.
+        axis: the mesh axis that changes.
+        source, target: the states before and after.
+        nbytes: of the larger of a device's buffers before and after.
+    """
+
+    kind: str
+    axis: int
+    source: State
+    target: State
+    nbytes: int
+
+
+Price = Callable[[str, int, int], float]
+"""Seconds of a collective: of its kind, mesh axis, and bytes of a device's larger buffer."""
+
+
+def states(sizes: Sequence[int], mesh: Mesh, partial: Sequence[int] = ()) -> Iterator[State]:
+    """All states of a tensor of these sizes, partial ones where ``partial`` names the entries."""
+    entries = (REPLICATED, *partial, *range(len(sizes)))
+    for state in itertools.product(entries, repeat=len(mesh.sizes)):
+        if fits(state, sizes, mesh):
+            yield state
+
+
+def fits(state: State, sizes: Sequence[int], mesh: Mesh) -> bool:
+    """Whether every position can be cut into as many equal parts as the state asks."""
+    return all(
+        sizes[position] % _cuts(state, position, mesh) == 0
+        for position in {entry for entry in state if entry >= 0}
+    )
+
+
+def _cuts(state: State, position: int, mesh: Mesh) -> int:
+    return math.prod(s for s, entry in zip(mesh.sizes, state, strict=True) if entry == position)
+
+
+# ---------------------------------------------------------------------- moves
+
+
+def moves(state: State, sizes: Sequence[int], nbytes: int, mesh: Mesh) -> Iterator[Move]:
+    """All moves out of a state.
+
+    Args:
+        state: where the tensor is.
+        sizes: elements of every position of the whole tensor.
+        nbytes: of the whole tensor.
+        mesh: the device mesh.
+    """
+    here = nbytes // mesh.shards(state)
+    for axis, entry in enumerate(state):
+        if mesh.sizes[axis] == 1 or (entry >= 0 and entry in state[axis + 1 :]):
+            continue
+        for there in (REPLICATED, *range(len(sizes))):
+            target = (*state[:axis], there, *state[axis + 1 :])
+            if there == entry or (there >= 0 and there in state[axis + 1 :]):
+                continue
+            if (entry in (MAX, MIN) and there != REPLICATED) or not fits(target, sizes, mesh):
+                continue
+            larger = here * mesh.sizes[axis] if entry >= 0 and there == REPLICATED else here
+            yield Move(_kind(entry, there), axis, state, target, larger)
+
+
+def _kind(entry: int, there: int) -> str:
+    if entry == REPLICATED:
+        return "slice"
+    if entry >= 0:
+        return "all_gather" if there == REPLICATED else "all_to_all"
+    return "all_reduce" if there == REPLICATED else "reduce_scatter"
+
+
+class Tree(NamedTuple):
+    """The moves that bring a tensor from one state to several.
+
+    Attributes:
+        moves: in an order in which each starts at the source or where another has ended.
+        seconds: of all of them.
+    """
+
+    moves: tuple[Move, ...]
+    seconds: float
+
+
+class Routes:
+    """The cheapest ways of one kind of tensor between its states.
+
+    Args:
+        sizes: elements of every position of the whole tensor.
+        nbytes: of the whole tensor.
+        mesh: the device mesh.
+        price: seconds of a collective.
+    """
+
+    def __init__(self, sizes: Sequence[int], nbytes: int, mesh: Mesh, price: Price):
+        self.sizes, self.nbytes, self.mesh, self.price = tuple(sizes), nbytes, mesh, price
+        self._trees: dict[tuple[State, frozenset[State]], Tree] = {}
+
+    @functools.cached_property
+    def arcs(self) -> tuple[tuple[Move, float], ...]:
+        """All moves between all states, with their seconds."""
+        every = states(self.sizes, self.mesh, tuple(PARTIAL.values()))
+        return tuple((move, self.seconds(move)) for state in every for move in self._out(state))
+
+    def _out(self, state: State) -> Iterator[Move]:
+        return moves(state, self.sizes, self.nbytes, self.mesh)
+
+    def seconds(self, move: Move) -> float:
+        """Seconds of a move."""
+        return 0.0 if move.kind == "slice" else self.price(move.kind, move.axis, move.nbytes)
+
+    def tree(self, source: State, targets: frozenset[State]) -> Tree:
+        """The cheapest tree from a state to others (Dreyfus and Wagner, 1971, on a digraph).
+
+        Raises:
+            PlanError: a target cannot be reached: nothing becomes partial by moving.
+        """
+        key = (source, targets)
+        if key not in self._trees:
+            self._trees[key] = self._steiner(source, tuple(sorted(targets - {source})))
+        return self._trees[key]
+
+    def _steiner(self, source: State, targets: tuple[State, ...]) -> Tree:
+        if not targets:
+            return Tree((), 0.0)
+        # best[subset][state]: seconds from the state to all of the subset; how: the first choice.
+        best: list[dict[State, float]] = [{} for _ in range(1 << len(targets))]
+        how: list[dict[State, Move | int]] = [{} for _ in best]
+        for subset in range(1, len(best)):
+            start: dict[State, float] = {}
+            if subset & (subset - 1) == 0:
+                start[targets[subset.bit_length() - 1]] = 0.0
+            for part in _proper_parts(subset):
+                for state in best[part].keys() & best[subset ^ part].keys():
+                    total = best[part][state] + best[subset ^ part][state]
+                    if total < start.get(state, math.inf):
+                        start[state], how[subset][state] = total, part
+            best[subset] = self._spread(start, how[subset])
+        whole = len(best) - 1
+        if source not in best[whole]:
+            raise PlanError(f"no collectives lead from state {source} to all of {targets}")
+        found: list[Move] = []
+        _collect(how, whole, source, found)
+        ordered = tuple(dict.fromkeys(found))
+        return Tree(ordered, math.fsum(self.seconds(move) for move in ordered))
+
+    def _spread(self, start: dict[State, float], how: dict[State, Move | int]):
+        """Dijkstra against the moves, from states whose seconds are known already."""
+        into = self._into
+        best, done = dict(start), set()
+        heap = [(seconds, state) for state, seconds in start.items()]
+        heapq.heapify(heap)
+        while heap:
+            seconds, state = heapq.heappop(heap)
+            if state in done:
+                continue
+            done.add(state)
+            for move, cost in into.get(state, ()):
+                if seconds + cost < best.get(move.source, math.inf):
+                    best[move.source], how[move.source] = seconds + cost, move
+                    heapq.heappush(heap, (seconds + cost, move.source))
+        return best
+
+    @functools.cached_property
+    def _into(self) -> dict[State, list[tuple[Move, float]]]:
+        into: dict[State, list[tuple[Move, float]]] = {}
+        for move, cost in self.arcs:
+            into.setdefault(move.target, []).append((move, cost))
+        return into
+
+
+def _proper_parts(subset: int) -> Iterator[int]:
+    """Half of the ways to split a set in two: the parts with its highest member."""
+    part = (subset - 1) & subset
+    while part:
+        if part > subset ^ part:
+            yield part
+        part = (part - 1) & subset
+
+
+def _collect(how, subset: int, state: State, found: list[Move]) -> None:
+    choice = how[subset].get(state)
+    if isinstance(choice, int):
+        _collect(how, choice, state, found)
+        _collect(how, subset ^ choice, state, found)
+    elif choice is not None:
+        found.append(choice)
+        _collect(how, subset, choice.target, found)
