@@ -1,6 +1,7 @@
 """Synthesizers, one algorithm a file: from a topology and a collective to a schedule."""
 
 from jaxcoll.synth.base import Synthesizer, empty_schedule
+from jaxcoll.synth.blink import Blink
 from jaxcoll.synth.blueconnect import BlueConnect
 from jaxcoll.synth.bruck import Bruck
 from jaxcoll.synth.bucket import Bucket
@@ -23,6 +24,7 @@ from jaxcoll.synth.tto import Tto
 
 __all__ = [
     "SYNTHESIZERS",
+    "Blink",
     "BlueConnect",
     "Bruck",
     "Bucket",

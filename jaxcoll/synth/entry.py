@@ -8,6 +8,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.blink import Blink
 from jaxcoll.synth.blueconnect import BlueConnect
 from jaxcoll.synth.bruck import Bruck
 from jaxcoll.synth.bucket import Bucket
@@ -47,6 +48,7 @@ SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     "multitree": MultiTree,
     "tacos": Tacos,
     "forestcoll": ForestColl,
+    "blink": Blink,
     "auto": Portfolio,
 }
 

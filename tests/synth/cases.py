@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxcoll import topologies as families
 from jaxcoll.collective import KINDS
 from jaxcoll.synth import (
+    Blink,
     BlueConnect,
     Bruck,
     Bucket,
@@ -100,6 +101,7 @@ BIGRAPHS = st.sampled_from([families.bigraph(*s) for s in ((1, 2), (2, 2), (2, 4
 DGX1 = st.sampled_from([families.dgx1(), families.dgx1(merged=True, bandwidth=7e9)])
 SUMS = ("all_reduce",)
 TREES = (*GATHERS, "broadcast", "reduce")
+FROM_ONE = ("broadcast", "reduce", "all_reduce")
 FEW = Portfolio(rules=("downstream-need",), seeds=1, aggregate=(1, None))
 
 CASES = [
@@ -152,6 +154,10 @@ CASES = [
     Case(ForestColl(guess=False, pieces=2), "boxes", BOXES, TREES, grouped=False),
     Case(ForestColl(k=1, order="steps"), "grids", EVEN_GRIDS, TREES, grouped=False),
     Case(ForestColl(), "one or two ranks", SMALL, TREES, grouped=False),
+    Case(Blink(), "random", strategies.topologies(max_ranks=10), FROM_ONE, grouped=False),
+    Case(Blink(pieces=2), "balanced switches", random_switched(), FROM_ONE, grouped=False),
+    Case(Blink(degree=1), "unwound switches", SWITCHED, FROM_ONE, grouped=False),
+    Case(Blink(), "one or two ranks", SMALL, FROM_ONE, grouped=False),
     *(
         Case(Tacos(rule=rule), family, networks)
         for rule in ("random", "downstream-need")

@@ -10,14 +10,11 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import simulate
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.forestcoll.stages import forest
-from jaxcoll.throughput import Optimum, fixed_k, optimum
+from jaxcoll.synth.forestcoll.fitting import fitting_forest
+from jaxcoll.throughput import optimum
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.trees.lowering import ORDERS
-
-# Trees a rank that are tried where the chunks a shard do not fit the optimum's (Sec. 4.5.5).
-_SCAN = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,22 +65,11 @@ class ForestColl(Synthesizer):
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""
         weights = _weights(topology, collective)
-        best = optimum(topology, weights)
-        k = self._trees(topology, collective.chunks_per_shard, best, weights)
-        flow = forest(topology, weights, k=k, guess=self.guess)
-        certificate = {
-            "seconds a byte of shard": str(flow.inverse),
-            "optimum": str(best.inverse),
-            "cut": str(best),
-            "k": flow.k,
-            "height": flow.height,
-            "mean height": flow.mean_height,
-            **flow.certificate,
-        }
-        flow = dataclasses.replace(flow, certificate=certificate)
+        chunks = collective.chunks_per_shard
+        flow = fitting_forest(topology, weights, chunks, k=self.k, guess=self.guess)
         if self.pieces is None and self.nbytes is not None:
             return self._tuned(flow, collective, self.nbytes)
-        pieces = collective.chunks_per_shard if self.pieces is None else self.pieces
+        pieces = chunks if self.pieces is None else self.pieces
         return flow.to_schedule(pieces, order=self.order, collective=collective)
 
     def _tuned(self, flow: TreeFlow, collective: Collective, nbytes: float) -> Schedule:
@@ -97,23 +83,6 @@ class ForestColl(Synthesizer):
                 break
             best, least, pieces = schedule, taken, 2 * pieces
         return best
-
-    def _trees(
-        self, topology: Topology, chunks: int, best: Optimum, weights: list[int] | None
-    ) -> int | None:
-        """Trees a rank that the chunks can be shared out to; None for the optimum's own."""
-        if self.k is not None:
-            if chunks % self.k:
-                raise CollectiveError(
-                    f"k={self.k} trees a rank need a multiple of {self.k} chunks a shard, "
-                    f"got {chunks}"
-                )
-            return self.k
-        if chunks % best.k == 0:
-            return None
-        divisors = [k for k in range(1, _SCAN + 1) if chunks % k == 0]
-        speed = {k: fixed_k(topology, k, weights, best=best).inverse for k in divisors}
-        return min(speed, key=lambda k: (speed[k], k))
 
 
 def _weights(topology: Topology, collective: Collective) -> list[int] | None:

@@ -1,0 +1,72 @@
+"""As many trees as the chunks of a collective can be shared out to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.exact import Number
+from jaxcoll.synth.forestcoll.stages import forest
+from jaxcoll.throughput import Optimum, fixed_k, optimum
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+
+# Trees a rank that are tried where the chunks a shard do not fit the optimum's (Sec. 4.5.5).
+_SCAN = 16
+
+
+def fitting_forest(
+    topology: Topology,
+    weights: Sequence[Number] | None,
+    chunks: int,
+    *,
+    k: int | None = None,
+    guess: bool = True,
+) -> TreeFlow:
+    """The forest of k trees a rank, or of the fastest number of them, that divides the chunks.
+
+    The optimum's own number where it divides them, otherwise the fastest of up to 16 (Sec. 4.5.5).
+    The certificate says how it was found, how fast it is and how fast any could be.
+
+    Args:
+        weights: see ``forest``.
+        chunks: chunks a shard of weight 1.
+
+    Raises:
+        CollectiveError: k does not divide the chunks.
+        TopologyError: see ``forest``.
+    """
+    best = optimum(topology, weights)
+    flow = forest(topology, weights, k=_trees(topology, weights, chunks, k, best), guess=guess)
+    certificate = {
+        "seconds a byte of shard": str(flow.inverse),
+        "optimum": str(best.inverse),
+        "cut": str(best),
+        "k": flow.k,
+        "height": flow.height,
+        "mean height": flow.mean_height,
+        **flow.certificate,
+    }
+    return dataclasses.replace(flow, certificate=certificate)
+
+
+def _trees(
+    topology: Topology,
+    weights: Sequence[Number] | None,
+    chunks: int,
+    k: int | None,
+    best: Optimum,
+) -> int | None:
+    """Trees a rank that the chunks can be shared out to; None for the optimum's own."""
+    if k is not None:
+        if chunks % k:
+            raise CollectiveError(
+                f"k={k} trees a rank need a multiple of {k} chunks a shard, got {chunks}"
+            )
+        return k
+    if chunks % best.k == 0:
+        return None
+    divisors = [d for d in range(1, _SCAN + 1) if chunks % d == 0]
+    speed = {d: fixed_k(topology, d, weights, best=best).inverse for d in divisors}
+    return min(speed, key=lambda d: (speed[d], d))
