@@ -160,7 +160,7 @@ class Routes:
 
     def __init__(self, sizes: Sequence[int], nbytes: int, mesh: Mesh, price: Price):
         self.sizes, self.nbytes, self.mesh, self.price = tuple(sizes), nbytes, mesh, price
-        self._trees: dict[tuple[State, frozenset[State]], Tree] = {}
+        self._trees: dict[tuple[frozenset[State], frozenset[State]], Tree] = {}
 
     @functools.cached_property
     def arcs(self) -> tuple[tuple[Move, float], ...]:
@@ -175,23 +175,27 @@ class Routes:
         """Seconds of a move."""
         return 0.0 if move.kind == "slice" else self.price(move.kind, move.axis, move.nbytes)
 
-    def tree(self, source: State, targets: frozenset[State]) -> Tree:
-        """The cheapest tree from a state to others (Dreyfus and Wagner, 1971, on a digraph).
+    def tree(self, sources: frozenset[State], targets: frozenset[State]) -> Tree:
+        """The cheapest moves from states that are there to others (Dreyfus and Wagner, 1971).
+
+        With several sources it is several trees.
 
         Raises:
             PlanError: a target cannot be reached: nothing becomes partial by moving.
         """
-        key = (source, targets)
+        key = (sources, targets - sources)
         if key not in self._trees:
-            self._trees[key] = self._steiner(source, tuple(sorted(targets - {source})))
+            self._trees[key] = self._steiner(sorted(sources), sorted(key[1]))
         return self._trees[key]
 
-    def _steiner(self, source: State, targets: tuple[State, ...]) -> Tree:
+    def _steiner(self, sources: list[State], targets: list[State]) -> Tree:
         if not targets:
             return Tree((), 0.0)
         # best[subset][state]: seconds from the state to all of the subset; how: the first choice.
         best: list[dict[State, float]] = [{} for _ in range(1 << len(targets))]
         how: list[dict[State, Move | int]] = [{} for _ in best]
+        # The same from whichever of the sources, or from several: a state or a part.
+        root: list[tuple[float, State | int]] = [(math.inf, 0) for _ in best]
         for subset in range(1, len(best)):
             start: dict[State, float] = {}
             if subset & (subset - 1) == 0:
@@ -202,11 +206,21 @@ class Routes:
                     if total < start.get(state, math.inf):
                         start[state], how[subset][state] = total, part
             best[subset] = self._spread(start, how[subset])
-        whole = len(best) - 1
-        if source not in best[whole]:
-            raise PlanError(f"no collectives lead from state {source} to all of {targets}")
+            choices = [(best[subset].get(s, math.inf), s) for s in sources]
+            parts = _proper_parts(subset)
+            split = [(root[part][0] + root[subset ^ part][0], part) for part in parts]
+            root[subset] = min([*choices, *split], key=lambda choice: choice[0])
+        if math.isinf(root[-1][0]):
+            raise PlanError(f"no collectives lead from any of {sources} to all of {targets}")
         found: list[Move] = []
-        _collect(how, whole, source, found)
+        waiting = [len(best) - 1]
+        while waiting:
+            subset = waiting.pop()
+            choice = root[subset][1]
+            if isinstance(choice, int):
+                waiting += [choice, subset ^ choice]
+            else:
+                _collect(how, subset, choice, found)
         ordered = tuple(dict.fromkeys(found))
         return Tree(ordered, math.fsum(self.seconds(move) for move in ordered))
 

@@ -85,15 +85,15 @@ def test_an_axis_of_one_device_does_not_move():
 def test_known_trees():
     way = routes()
     both = frozenset({(REPLICATED, REPLICATED), (0, REPLICATED)})
-    tree = way.tree((SUM, REPLICATED), both)
+    tree = way.tree(frozenset({(SUM, REPLICATED)}), both)
     # An all-reduce serves both: what is whole is sharded by forgetting.
     assert {move.kind for move in tree.moves} in (
         {"all_reduce", "slice"},
         {"reduce_scatter", "all_gather"},
     )
-    assert way.tree((0, 1), frozenset({(0, 1)})).moves == ()
+    assert way.tree(frozenset({(0, 1)}), frozenset({(0, 1)})).moves == ()
     with pytest.raises(PlanError, match="no collectives lead"):
-        way.tree((0, 1), frozenset({(SUM, 1)}))
+        way.tree(frozenset({(0, 1)}), frozenset({(SUM, 1)}))
 
 
 SHAPES = st.sampled_from([(8, 16), (8,), (2, 4, 8), (3, 8)])
@@ -115,7 +115,7 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
     for move, seconds in way.arcs:
         graph.add_edge(move.source, move.target, weight=seconds)
     graph.add_node(source)
-    tree = way.tree(source, targets)
+    tree = way.tree(frozenset({source}), targets)
     here = {source}
     for move in tree.moves:
         assert move.source in here
@@ -142,7 +142,26 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
 def test_three_axes():
     mesh = Mesh.of({"a": 2, "b": 2, "c": 2})
     way = Routes((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)
-    tree = way.tree((0, 0, 0), frozenset({(REPLICATED,) * 3}))
+    tree = way.tree(frozenset({(0, 0, 0)}), frozenset({(REPLICATED,) * 3}))
     assert [move.axis for move in tree.moves] == [2, 1, 0]
     assert [move.nbytes for move in tree.moves] == [64, 128, 256]
     assert len(list(itertools.islice(states((8, 8), mesh), 100))) == 27
+
+
+@given(questions(), questions())
+def test_several_sources_are_several_trees(one, other):
+    sizes, source, targets = one
+    _, second, _ = other
+    way = routes(sizes)
+    if second not in set(states(sizes, MESH, (SUM,))):
+        return
+    both = way.tree(frozenset({source, second}), targets)
+    best = math.inf
+    for bits in itertools.product((0, 1), repeat=len(targets)):
+        parts = [
+            frozenset(t for t, bit in zip(sorted(targets), bits, strict=True) if bit == which)
+            for which in (0, 1)
+        ]
+        pairs = zip((source, second), parts, strict=True)
+        best = min(best, sum(way.tree(frozenset({s}), part).seconds for s, part in pairs))
+    assert both.seconds == pytest.approx(best)
