@@ -1,0 +1,262 @@
+"""What decisions cost: compute, communication and memory of a training step on one device.
+
+Compute and communication are totals; the step takes their sum when nothing overlaps and their
+maximum when everything does (the dissertation's model, section 5.4). Both are reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from tensorstate.errors import PlanError
+from tensorstate.problem import Demand, Flow, Problem
+from tensorstate.states import REPLICATED, SUM, Move, State, Tree, states
+from tensorstate.ways import Way
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decisions:
+    """What the search decides.
+
+    Attributes:
+        ways: the way of every class.
+        again: classes of the forward pass whose tensors are not kept for the backward pass but made
+            again there, from what is kept.
+        kept: for flows by number the state in which they are kept between the eras. Of others the
+            state is kept from which late demands are cheapest to serve, the smallest among equals.
+    """
+
+    ways: tuple[Way, ...]
+    again: frozenset[int] = frozenset()
+    kept: Mapping[int, State] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trip:
+    """How a flow's tensors travel.
+
+    Attributes:
+        flow: its number.
+        source: the state in which they are made.
+        early, late: the moves in the forward pass, and after it.
+        kept: the state kept between the eras; ``None`` where nothing is, or only an input's own.
+        remade: whether the maker makes them again after the forward pass.
+    """
+
+    flow: int
+    source: State
+    early: Tree
+    late: Tree
+    kept: State | None
+    remade: bool
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """All moves."""
+        return self.early.moves + self.late.moves
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of a device's memory.
+
+    Attributes:
+        inputs: parameters, optimizer state, batch and constants: there all the time.
+        kept: activations and gathered copies, kept from the forward to the backward pass.
+        gradients: from the backward pass to the optimizer.
+        forward_work: the most that an entity of the forward or backward pass reads and writes.
+        backward_work: the same of the backward pass or the optimizer.
+    """
+
+    inputs: int
+    kept: int
+    gradients: int
+    forward_work: int
+    backward_work: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is there at once: as the backward pass starts, or as it ends."""
+        start = self.kept + self.forward_work
+        return self.inputs + max(start, self.gradients + self.backward_work)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cost:
+    """The cost of a training step.
+
+    Attributes:
+        compute: seconds of all operators.
+        communication: seconds of all collectives.
+        volume: bytes (of the larger buffer of a device) by (kind, mesh axis) of the collectives.
+        count: how many there are, likewise.
+        memory: bytes.
+        trips: how each flow travels.
+        remade: classes that run again after the forward pass.
+    """
+
+    compute: float
+    communication: float
+    volume: Mapping[tuple[str, int], int]
+    count: Mapping[tuple[str, int], int]
+    memory: Memory
+    trips: tuple[Trip, ...]
+    remade: frozenset[int]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds without overlap: compute and communication one after the other."""
+        return self.compute + self.communication
+
+    @property
+    def overlapped(self) -> float:
+        """Seconds with perfect overlap: the larger of the two."""
+        return max(self.compute, self.communication)
+
+
+def price(problem: Problem, decisions: Decisions) -> Cost:
+    """The cost of a training step under decisions.
+
+    Raises:
+        PlanError: a tensor is kept in a state in which it never is, or cannot reach a demand.
+    """
+    remade = remade_classes(problem, decisions.again)
+    trips = tuple(_trip(problem, decisions, remade, number) for number in range(len(problem.flows)))
+    volume: dict[tuple[str, int], int] = defaultdict(int)
+    count: dict[tuple[str, int], int] = defaultdict(int)
+    communication = []
+    for flow, trip in zip(problem.flows, trips, strict=True):
+        communication.append(flow.weight * (trip.early.seconds + trip.late.seconds))
+        for move in trip.moves:
+            if move.kind != "slice":
+                volume[move.kind, move.axis] += flow.weight * move.nbytes
+                count[move.kind, move.axis] += flow.weight
+    compute = math.fsum(
+        problem.weight(g) * problem.seconds(g, way) * (1 + (g in remade))
+        for g, way in enumerate(decisions.ways)
+    )
+    memory = _memory(problem, decisions, trips)
+    return Cost(compute, math.fsum(communication), volume, count, memory, trips, remade)
+
+
+def remade_classes(problem: Problem, again: Iterable[int]) -> frozenset[int]:
+    """Of the classes that may be made again those that something after the forward pass needs."""
+    remade: set[int] = set()
+    waiting = set(again)
+    while True:
+        needed = {
+            flow.group
+            for flow in problem.flows
+            if flow.group in waiting
+            and any(demand.late or demand.group in remade for demand in flow.demands)
+        }
+        if not needed:
+            return frozenset(remade)
+        remade |= needed
+        waiting -= needed
+
+
+def late_demands(flow: Flow, remade: frozenset[int]) -> list[Demand]:
+    """Who reads a flow after the forward pass."""
+    return [d for d in flow.demands if d.late or (d.group is not None and d.group in remade)]
+
+
+def _trip(problem: Problem, decisions: Decisions, remade: frozenset[int], number: int) -> Trip:
+    flow = problem.flows[number]
+    routes, ways = problem.routes(flow), decisions.ways
+    source = problem.source(flow, ways[flow.group])
+    here = frozenset({source})
+    nothing = Tree((), 0.0)
+
+    def targets(demands: Sequence[Demand]) -> frozenset[State]:
+        known = {problem.target(d, ways[d.group]) for d in demands if d.group is not None}
+        free = any(d.group is None for d in demands)
+        if free and not any(map(is_whole, known | {source})):
+            known.add(_cheapest_whole(problem, flow, here))
+        return frozenset(known)
+
+    early = nothing
+    if flow.early:
+        early = routes.tree(here, targets([d for d in flow.demands if not d.late]))
+    late = targets(late_demands(flow, remade))
+    if not flow.early or flow.group in remade:
+        return Trip(number, source, early, routes.tree(here, late), None, flow.early)
+    if not late:
+        return Trip(number, source, early, nothing, None, False)
+    there = {source, *(move.target for move in early.moves)}
+    there = {state for state in there if min(state) >= SUM}
+    base = here if flow.stored else frozenset()
+    if number in decisions.kept:
+        kept = decisions.kept[number]
+        if kept not in there:
+            raise PlanError(f"flow {number} is kept in state {kept}, in which it never is")
+    else:
+        kept = min(
+            sorted(there),
+            key=lambda s: (
+                routes.tree(base | {s}, late).seconds,
+                0 if flow.stored and s == source else problem.local_bytes(flow, s),
+            ),
+        )
+    tree = routes.tree(base | {kept}, late)
+    own = flow.stored and kept == source
+    return Trip(number, source, early, tree, None if own else kept, False)
+
+
+def is_whole(state: State) -> bool:
+    """Whether a state has no partial entry."""
+    return all(entry >= REPLICATED for entry in state)
+
+
+def _cheapest_whole(problem: Problem, flow: Flow, here: frozenset[State]) -> State:
+    routes = problem.routes(flow)
+    return min(
+        states(flow.sizes, problem.mesh),
+        key=lambda state: (routes.tree(here, frozenset({state})).seconds, state),
+    )
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def _memory(problem: Problem, decisions: Decisions, trips: Sequence[Trip]) -> Memory:
+    inputs = kept = gradients = 0
+    for flow, trip in zip(problem.flows, trips, strict=True):
+        if flow.stored:
+            inputs += flow.weight * problem.local_bytes(flow, trip.source)
+        if trip.kept is not None:
+            kept += flow.weight * problem.local_bytes(flow, trip.kept)
+        gradients += flow.weight * gradient_bytes(problem, flow, decisions.ways)
+    works: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": 0}
+    for group, way in enumerate(decisions.ways):
+        phase = problem.entity(group).phase
+        if phase is not None:
+            works[phase] = max(works[phase], problem.traffic(group, way))
+    return Memory(
+        inputs,
+        kept,
+        gradients,
+        max(works["forward"], works["backward"]),
+        max(works["backward"], works["optimizer"]),
+    )
+
+
+def optimizer_demand(problem: Problem, flow: Flow) -> Demand | None:
+    """The first demand of the optimizer for what the backward pass makes: such is a gradient."""
+    if problem.entity(flow.group).phase != "backward":
+        return None
+    for demand in flow.demands:
+        if demand.group is not None and problem.entity(demand.group).phase == "optimizer":
+            return demand
+    return None
+
+
+def gradient_bytes(problem: Problem, flow: Flow, ways: Sequence[Way]) -> int:
+    """Bytes of a gradient on a device: it is brought at once to where the optimizer wants it."""
+    demand = optimizer_demand(problem, flow)
+    if demand is None or demand.group is None:
+        return 0
+    return problem.local_bytes(flow, problem.target(demand, ways[demand.group]))

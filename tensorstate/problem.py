@@ -1,0 +1,275 @@
+"""The decisions of a training step, layers that are alike counted once.
+
+The search decides for every class of entities in which way it runs, and whether what it makes in
+the forward pass is kept for the backward pass or made again. All that costs anything follows from
+*flows*: a tensor, the state in which it leaves the class that makes it, and the states in which
+classes demand it. Flows that are alike are one with a weight.
+
+There are two *eras*: the forward pass, and what comes after (backward pass and optimizer). Within
+an era a tensor is brought to a state once, however many read it there. Between the eras one state
+of it is kept in memory, unless it is made again or is an input, whose own state stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+from tensorstate.graph import Edge, Entity, Graph, Output
+from tensorstate.hardware import Hardware, Network
+from tensorstate.states import Mesh, Routes, State
+from tensorstate.ways import Place, Way, Ways
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """A class reads a flow's tensor.
+
+    Attributes:
+        group: the class; ``None`` for the caller of the step, who takes any state but partial ones.
+        labels: label of the class for every position of the tensor.
+        places: the operands that read it.
+        late: whether it is read after the forward pass.
+    """
+
+    group: int | None
+    labels: tuple[int, ...]
+    places: frozenset[Place]
+    late: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flow:
+    """Tensors that are alike: made by one class, demanded alike.
+
+    Attributes:
+        tensors: all of them.
+        group: the class that makes them, or the input's.
+        labels: label of the class for every position.
+        place: which result of which member; (0, 0) for an input.
+        stored: whether it is an input, which stays in memory.
+        early: whether it is there in the forward pass.
+        demands: who reads it.
+        sizes: of the whole tensor.
+        nbytes: of the whole tensor.
+    """
+
+    tensors: tuple[int, ...]
+    group: int
+    labels: tuple[int, ...]
+    place: Place
+    stored: bool
+    early: bool
+    demands: tuple[Demand, ...]
+    sizes: tuple[int, ...]
+    nbytes: int
+
+    @property
+    def weight(self) -> int:
+        """How many tensors it stands for."""
+        return len(self.tensors)
+
+
+class Problem:
+    """A training step on a mesh of devices, ready to be searched.
+
+    Args:
+        graph: the training step.
+        network: the mesh and the prices of collectives.
+        hardware: a device.
+    """
+
+    def __init__(self, graph: Graph, network: Network, hardware: Hardware):
+        self.graph, self.network, self.hardware = graph, network, hardware
+        self.ways = tuple(Ways(graph, self.entity(g), self.mesh) for g in range(len(graph.classes)))
+        self.flows = flows_of(graph)
+        self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
+
+    @property
+    def mesh(self) -> Mesh:
+        """The device mesh."""
+        return self.network.mesh
+
+    def entity(self, group: int) -> Entity:
+        """An entity of a class, which stands for all."""
+        return self.graph.entities[self.graph.classes[group][0]]
+
+    def weight(self, group: int) -> int:
+        """How many entities a class has."""
+        return len(self.graph.classes[group])
+
+    def is_early(self, group: int) -> bool:
+        """Whether a class runs in the forward pass."""
+        return self.entity(group).phase == "forward"
+
+    def routes(self, flow: Flow) -> Routes:
+        """The ways of a flow's tensor between its states."""
+        key = flow.sizes, flow.nbytes
+        if key not in self._routes:
+            self._routes[key] = Routes(*key, self.mesh, self.network.price)
+        return self._routes[key]
+
+    def source(self, flow: Flow, way: Way) -> State:
+        """The state in which a flow's tensor is made."""
+        return self.ways[flow.group].made(way, flow.labels, flow.place)
+
+    def target(self, demand: Demand, way: Way) -> State:
+        """The state in which a class demands a tensor."""
+        if demand.group is None:
+            raise ValueError("the caller of the step demands no state in particular")
+        return self.ways[demand.group].read(way, demand.labels, demand.places)
+
+    def local_bytes(self, flow: Flow, state: State) -> int:
+        """Bytes of a flow's tensor on a device."""
+        return flow.nbytes // self.mesh.shards(state)
+
+    @functools.cache  # noqa: B019 - a problem lives as long as its search
+    def seconds(self, group: int, way: Way) -> float:
+        """Seconds that an entity of a class computes: the longer of arithmetic and memory."""
+        entity, tensors = self.entity(group), self.graph.tensors
+        operators = [self.graph.operators[member.operator] for member in entity.members]
+        if not operators:
+            return 0.0
+        parts = self.mesh.shards(way)
+        arithmetic = math.fsum(
+            operator.flops
+            / self.hardware.flops_of(tensors[operator.operands[0].tensor].dtype.itemsize)
+            for operator in operators
+            if operator.kind in ("einsum", "window") and operator.operands
+        )
+        return max(arithmetic / parts, self.traffic(group, way) / self.hardware.memory_bandwidth)
+
+    @functools.cache  # noqa: B019
+    def traffic(self, group: int, way: Way) -> int:
+        """Bytes that an entity of a class reads and writes on a device, each tensor once.
+
+        What a chain of operators makes for itself alone stays in registers.
+        """
+        entity, tensors = self.entity(group), self.graph.tensors
+        read, made = {}, {}
+        for member in entity.members:
+            operator = self.graph.operators[member.operator]
+            for uses, into in ((operator.operands, read), (operator.results, made)):
+                for use in uses:
+                    into[use.tensor] = tuple(member.labels[label] for label in use.labels)
+        own = {operator.operator for operator in entity.members}
+        total = 0
+        for tensor, labels in {**read, **made}.items():
+            readers = {consumer.operator for consumer in tensors[tensor].consumers}
+            if tensor in made and readers and readers <= own:
+                continue
+            cuts = {entry for entry in way if entry >= 0} & set(labels)
+            axes = zip(self.mesh.sizes, way, strict=True)
+            total += tensors[tensor].nbytes // math.prod(s for s, e in axes if e in cuts)
+        return total
+
+
+# ---------------------------------------------------------------------- flows
+
+
+def flows_of(graph: Graph) -> tuple[Flow, ...]:
+    """The flows of a training step."""
+    demands: dict[int, list[Demand]] = defaultdict(list)
+    labels: dict[int, tuple[int, ...]] = {}
+    source: dict[int, int] = {}
+    for edge in graph.edges:
+        demands[edge.tensor].append(_demand(graph, edge))
+        labels[edge.tensor], source[edge.tensor] = edge.source_labels, edge.source
+    owner = _owners(graph)
+    for output in graph.outputs:
+        tensor = output.view.tensor
+        if tensor is not None:
+            demands[tensor].append(_returned(graph, output))
+            if tensor not in source:
+                source[tensor], labels[tensor] = owner(tensor)
+    for tensor in (*graph.inputs, *(tensor for tensor, _ in graph.constants)):
+        # What nothing reads takes memory all the same.
+        demands.setdefault(tensor, [])
+        source[tensor], labels[tensor] = owner(tensor)
+    alike: dict[object, list[int]] = defaultdict(list)
+    for tensor, read in demands.items():
+        alike[_signature(graph, tensor, source[tensor], labels[tensor], read)].append(tensor)
+    return tuple(
+        _flow(graph, tuple(tensors), source[tensors[0]], labels[tensors[0]], demands[tensors[0]])
+        for tensors in alike.values()
+    )
+
+
+def _owners(graph: Graph) -> Callable[[int], tuple[int, tuple[int, ...]]]:
+    """For a tensor the entity that has it, and the entity's label of every position."""
+    of_operator = {
+        member.operator: (entity.index, member)
+        for entity in graph.entities
+        for member in entity.members
+    }
+    of_input = {e.tensor: e.index for e in graph.entities if e.tensor is not None}
+
+    def owner(tensor: int) -> tuple[int, tuple[int, ...]]:
+        t = graph.tensors[tensor]
+        if t.producer is None:
+            return of_input[tensor], tuple(range(len(t.sizes)))
+        entity, member = of_operator[t.producer]
+        use = graph.operators[t.producer].results[t.result]
+        return entity, tuple(member.labels[label] for label in use.labels)
+
+    return owner
+
+
+def _flow(graph: Graph, tensors, source: int, labels, demands: list[Demand]) -> Flow:
+    tensor, entity = graph.tensors[tensors[0]], graph.entities[source]
+    return Flow(
+        tensors,
+        entity.group,
+        labels,
+        _made_at(graph, tensors[0], entity),
+        entity.tensor is not None,
+        entity.phase in (None, "forward"),
+        tuple(dict.fromkeys(demands)),
+        tensor.sizes,
+        tensor.nbytes,
+    )
+
+
+def _made_at(graph: Graph, tensor: int, entity: Entity) -> Place:
+    producer = graph.tensors[tensor].producer
+    if producer is None:
+        return 0, 0
+    place = next(i for i, m in enumerate(entity.members) if m.operator == producer)
+    return place, graph.tensors[tensor].result
+
+
+def _demand(graph: Graph, edge: Edge) -> Demand:
+    entity = graph.entities[edge.target]
+    place = {member.operator: i for i, member in enumerate(entity.members)}
+    places = frozenset((place[operator], operand) for operator, operand in edge.operands)
+    return Demand(entity.group, edge.target_labels, places, entity.phase != "forward")
+
+
+def _returned(graph: Graph, output: Output) -> Demand:
+    """An output is demanded in the state of the input that it is the new value of."""
+    free = Demand(None, (), frozenset(), late=True)
+    if output.updates is None:
+        return free
+    tensor = graph.inputs[output.updates]
+    layout = graph.tensors[tensor].layout
+    entity = next(e for e in graph.entities if e.tensor == tensor)
+    here = [p for dimension in output.view.positions for p in dimension]
+    there = [p for dimension in layout or () for p in dimension]
+    sizes = graph.tensors[tensor].sizes
+    made = graph.tensors[output.view.tensor or 0].sizes
+    if len(here) != len(there) or any(
+        h is None or made[h] != sizes[t] for h, t in zip(here, there, strict=False)
+    ):
+        return free
+    labels = dict(zip(here, there, strict=True))
+    return Demand(entity.group, tuple(labels[p] for p in range(len(made))), frozenset(), late=True)
+
+
+def _signature(graph: Graph, tensor: int, source: int, labels, demands: list[Demand]) -> object:
+    entity, t = graph.entities[source], graph.tensors[tensor]
+    read = frozenset(demands)
+    made = _made_at(graph, tensor, entity)
+    return entity.group, made, labels, t.sizes, t.nbytes, read

@@ -1,0 +1,1 @@
+"""Searches for the decisions that cost least."""

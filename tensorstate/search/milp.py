@@ -1,0 +1,307 @@
+"""The exact search: a mixed-integer linear program over the ways of all classes.
+
+Variables, all at least 0:
+
+- ``x[g, w, a]``, integer: class g runs in way w; a = 1 where it is made again after the forward
+  pass. Exactly one for every g.
+- ``move[f, era, d, m]``: the part of flow f that takes move m on its way to demand d in an era. A
+  flow's tensor travels through the graph of its states like a commodity: it starts where the way
+  of its maker puts it and ends where the way of its reader wants it.
+- ``paid[f, era, m]``: at least every ``move[f, era, d, m]``: what goes to several demands by the
+  same move is paid for once.
+- ``kept[f, s]``, integer under a memory limit: flow f is kept in state s between the eras. At most
+  one s for every f, and only a state that is reached in the forward pass.
+- ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
+  kept there, what is made there again, and, of an input, what is stored there.
+
+Minimize compute + communication:
+
+    sum of weight[g] seconds[g, w] (1 + a) x[g, w, a] + sum of weight[f] seconds[m] paid[f, era, m]
+
+or, with ``objective="max"``, the larger of the two. Under a memory limit every entity must find
+room for what it reads and writes beside what is there when it runs.
+
+The rows are made by one method each. Solutions of the relaxation are often integer: the moves form
+shortest-path problems once the ways are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tensorstate.cost import Decisions, optimizer_demand
+from tensorstate.problem import Demand, Flow, Problem
+from tensorstate.search.program import Program, Solution, Terms
+from tensorstate.states import SUM, Move, State, states
+from tensorstate.ways import Way
+
+# Program units: microseconds, and megabytes.
+MICRO, MEGA = 1e6, 1e-6
+
+
+class Formulation:
+    """The program of a problem.
+
+    Args:
+        problem: what to decide.
+        allowed: for every class the ways to choose from.
+        recompute: whether classes may be made again.
+        memory_limit: bytes of a device, or ``None``.
+        objective: "sum" or "max" of compute and communication.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        allowed: Sequence[Sequence[Way]],
+        *,
+        recompute: bool = False,
+        memory_limit: float | None = None,
+        objective: str = "sum",
+    ):
+        self.problem, self.allowed = problem, allowed
+        self.recompute, self.memory_limit = recompute, memory_limit
+        self.program = Program()
+        self.compute: list[tuple[int, float]] = []
+        self.communication: list[tuple[int, float]] = []
+        self.x = [self._choices(g) for g in range(len(allowed))]
+        self.kept: dict[int, dict[State, int]] = {}
+        self.persistent: list[tuple[int, float]] = []
+        self.between: list[tuple[int, float]] = []
+        self.gradients: list[tuple[int, float]] = []
+        for number, flow in enumerate(problem.flows):
+            self._flow(number, flow)
+        if memory_limit is not None:
+            self._memory(memory_limit)
+        self._objective(objective)
+
+    # ------------------------------------------------------------------ choices
+
+    def _choices(self, group: int) -> dict[tuple[Way, bool], int]:
+        """x[g, w, a], of which exactly one is chosen."""
+        problem, weight = self.problem, self.problem.weight(group)
+        again = (False, True) if self.recompute and problem.is_early(group) else (False,)
+        choices = {}
+        for way in self.allowed[group]:
+            for a in again:
+                choices[way, a] = self.program.variable(high=1.0, integer=True)
+                seconds = weight * problem.seconds(group, way) * (1 + a)
+                if seconds:
+                    self.compute.append((choices[way, a], seconds))
+        self.program.row([(v, 1.0) for v in choices.values()], 1.0, 1.0)
+        return choices
+
+    def _sources(self, flow: Flow, again: bool | None = None) -> dict[State, list[int]]:
+        """The choices that put a flow's tensor in each state."""
+        found: dict[State, list[int]] = defaultdict(list)
+        for (way, a), variable in self.x[flow.group].items():
+            if again is None or a == again:
+                found[self.problem.source(flow, way)].append(variable)
+        return found
+
+    def _targets(self, demand: Demand, again: bool | None = None) -> dict[State, list[int]]:
+        """The choices that demand a flow's tensor in each state."""
+        found: dict[State, list[int]] = defaultdict(list)
+        for (way, a), variable in self.x[demand.group or 0].items():
+            if again is None or a == again:
+                found[self.problem.target(demand, way)].append(variable)
+        return found
+
+    # ------------------------------------------------------------------ flows
+
+    def _flow(self, number: int, flow: Flow) -> None:
+        sources = self._sources(flow)
+        arcs = self._arcs(flow, sources)
+        early = [d for d in flow.demands if not d.late]
+        late = [d for d in flow.demands if d.late]
+        repeats = [d for d in early if self.recompute and d.group is not None]
+        if flow.stored:
+            for state, variables in sources.items():
+                nbytes = flow.weight * self.problem.local_bytes(flow, state)
+                self.persistent += [(v, nbytes) for v in variables]
+        if not flow.early:
+            starts = [{s: [(v, 1.0) for v in vs] for s, vs in sources.items()}] * len(late)
+            self._era(flow, arcs, late, starts, [self._ends(flow, d) for d in late])
+            self._gradient(flow)
+            return
+        start = {s: [(v, 1.0) for v in vs] for s, vs in sources.items()}
+        ends = [self._ends(flow, d) for d in early]
+        arrived = self._era(flow, arcs, early, [start] * len(early), ends)
+        if late or repeats:
+            self._keep(number, flow, arrived)
+            demands = [*late, *repeats]
+            ends = [self._ends(flow, d) for d in late]
+            ends += [self._ends(flow, d, again=True) for d in repeats]
+            starts = [self._taken(number, flow) for _ in demands]
+            self._era(flow, arcs, demands, starts, ends)
+
+    def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
+        """Moves between states that can come up: partial on an axis only as the maker leaves it."""
+        reached = set(sources)
+        waiting = list(reached)
+        found = []
+        outgoing: dict[State, list[tuple[Move, float]]] = defaultdict(list)
+        for move, seconds in self.problem.routes(flow).arcs:
+            outgoing[move.source].append((move, seconds))
+        while waiting:
+            for move, seconds in outgoing[waiting.pop()]:
+                found.append((move, seconds))
+                if move.target not in reached:
+                    reached.add(move.target)
+                    waiting.append(move.target)
+        return found
+
+    def _ends(self, flow: Flow, demand: Demand, again: bool | None = None) -> dict[State, Terms]:
+        """What of a demand ends in each state."""
+        if demand.group is not None:
+            targets = self._targets(demand, again)
+            return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
+        ends = {s: self.program.variable() for s in states(flow.sizes, self.problem.mesh)}
+        self.program.row([(v, 1.0) for v in ends.values()], 1.0, 1.0)
+        return {s: [(v, 1.0)] for s, v in ends.items()}
+
+    def _era(
+        self,
+        flow: Flow,
+        arcs: Sequence[tuple[Move, float]],
+        demands: Sequence[Demand],
+        starts: Sequence[Mapping[State, Terms]],
+        ends: Sequence[Mapping[State, Terms]],
+    ) -> dict[State, list[int]]:
+        """The travels of a flow in an era; returns the moves paid for by where they end."""
+        paid: dict[Move, int] = {}
+        shared = len(demands) > 1
+        if demands:
+            for move, seconds in arcs:
+                paid[move] = self.program.variable()
+                if seconds:
+                    self.communication.append((paid[move], flow.weight * seconds))
+        for start, end in zip(starts, ends, strict=True):
+            taken = {m: self.program.variable() for m in paid} if shared else paid
+            self._conserve(taken, start, end)
+            if shared:
+                for move, variable in taken.items():
+                    self.program.row([(paid[move], 1.0), (variable, -1.0)], 0.0, np.inf)
+        arrived: dict[State, list[int]] = defaultdict(list)
+        for move, variable in paid.items():
+            arrived[move.target].append(variable)
+        return arrived
+
+    def _conserve(
+        self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
+    ) -> None:
+        """What comes to a state leaves it."""
+        terms: dict[State, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for move, variable in taken.items():
+            terms[move.source][variable] -= 1.0
+            terms[move.target][variable] += 1.0
+        for state, here in start.items():
+            for variable, factor in here:
+                terms[state][variable] += factor
+        for state, here in end.items():
+            for variable, factor in here:
+                terms[state][variable] -= factor
+        for balance in terms.values():
+            self.program.row([(v, f) for v, f in balance.items() if f], 0.0, 0.0)
+
+    # ------------------------------------------------------------------ between the eras
+
+    def _keep(self, number: int, flow: Flow, arrived: Mapping[State, list[int]]) -> None:
+        """kept[f, s]: at most one, and only where the tensor is in the forward pass."""
+        sources = self._sources(flow)
+        limited = self.memory_limit is not None
+        kept = self.kept[number] = {}
+        for state in {**sources, **arrived}:
+            if any(entry < SUM for entry in state):
+                continue
+            kept[state] = self.program.variable(high=1.0, integer=limited)
+            there = [(v, -1.0) for v in (*sources.get(state, ()), *arrived.get(state, ()))]
+            self.program.row([(kept[state], 1.0), *there], -np.inf, 0.0)
+            nbytes = flow.weight * self.problem.local_bytes(flow, state)
+            self.between.append((kept[state], nbytes))
+        self.program.row([(v, 1.0) for v in kept.values()], -np.inf, 1.0)
+
+    def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
+        """taken[f, d, s] of a new demand d."""
+        stays = self._sources(flow, again=None if flow.stored else True)
+        found = {}
+        for state, kept in self.kept[number].items():
+            taken = self.program.variable()
+            there = [(v, -1.0) for v in stays.get(state, ())]
+            self.program.row([(taken, 1.0), (kept, -1.0), *there], -np.inf, 0.0)
+            found[state] = [(taken, 1.0)]
+        return found
+
+    # ------------------------------------------------------------------ memory
+
+    def _gradient(self, flow: Flow) -> None:
+        """What the backward pass makes for the optimizer is there until then."""
+        demand = optimizer_demand(self.problem, flow)
+        if demand is not None:
+            for state, variables in self._targets(demand).items():
+                nbytes = flow.weight * self.problem.local_bytes(flow, state)
+                self.gradients += [(v, nbytes) for v in variables]
+
+    def _memory(self, limit: float) -> None:
+        """Beside what is there, every entity finds room for what it reads and writes."""
+        start, end = self.program.variable(), self.program.variable()
+        self._sum([*self.persistent, *self.between], start)
+        self._sum([*self.persistent, *self.gradients], end)
+        for group, choices in enumerate(self.x):
+            phase = self.problem.entity(group).phase
+            work = [(v, MEGA * self.problem.traffic(group, way)) for (way, _), v in choices.items()]
+            for total, phases in (
+                (start, ("forward", "backward")),
+                (end, ("backward", "optimizer")),
+            ):
+                if phase in phases:
+                    self.program.row([(total, 1.0), *work], -np.inf, MEGA * limit)
+
+    def _sum(self, terms: Terms, total: int) -> None:
+        """A variable that is a sum of bytes, in megabytes."""
+        sums: dict[int, float] = defaultdict(float)
+        for variable, nbytes in terms:
+            sums[variable] += MEGA * nbytes
+        self.program.row([(total, -1.0), *sums.items()], 0.0, 0.0)
+
+    # ------------------------------------------------------------------ objective
+
+    def _objective(self, objective: str) -> None:
+        """The sum of compute and communication, or the larger of the two."""
+        if objective == "sum":
+            for variable, seconds in (*self.compute, *self.communication):
+                self.program.cost(variable, MICRO * seconds)
+            return
+        larger = self.program.variable(cost=1.0)
+        for terms in (self.compute, self.communication):
+            sums: dict[int, float] = defaultdict(float)
+            for variable, seconds in terms:
+                sums[variable] -= MICRO * seconds
+            self.program.row([(larger, 1.0), *sums.items()], 0.0, np.inf)
+
+    # ------------------------------------------------------------------ solutions
+
+    def decisions(self, solution: Solution) -> Decisions:
+        """The decisions of a solution."""
+        values = solution.values
+        ways, again = [], set()
+        for group, choices in enumerate(self.x):
+            way, remade = max(choices, key=lambda choice: values[choices[choice]])
+            ways.append(way)
+            if remade:
+                again.add(group)
+        kept: dict[int, State] = {}
+        if self.memory_limit is not None:
+            for number, variables in self.kept.items():
+                chosen = [s for s, v in variables.items() if values[v] > 0.5]
+                if chosen:
+                    kept[number] = chosen[0]
+        return Decisions(tuple(ways), frozenset(again), kept)
+
+    def seconds(self, objective: float) -> float:
+        """An objective of the program in seconds."""
+        return objective / MICRO if math.isfinite(objective) else objective

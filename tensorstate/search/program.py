@@ -1,0 +1,156 @@
+"""Linear programs with integer variables, built row by row and solved by HiGHS."""
+
+from __future__ import annotations
+
+import dataclasses
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+
+import highspy
+import numpy as np
+
+Terms = Iterable[tuple[int, float]]
+"""A linear expression: (variable, factor)."""
+
+Progress = Callable[[float, float, float], None]
+"""Called with seconds so far, the best objective and the best bound."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Solution:
+    """What the solver found.
+
+    Attributes:
+        status: "optimal", "infeasible", or "limit" when time ran out.
+        values: of the variables; empty without a feasible point.
+        objective: of these values.
+        bound: no feasible point has a smaller objective.
+    """
+
+    status: str
+    values: np.ndarray
+    objective: float
+    bound: float
+
+
+class Program:
+    """A program in the making: minimize costs under rows ``low <= terms <= high``."""
+
+    def __init__(self) -> None:
+        self._costs, self._low, self._high = array("d"), array("d"), array("d")
+        self._integer = array("b")
+        self._starts, self._indices, self._factors = array("i", [0]), array("i"), array("d")
+        self._row_low, self._row_high = array("d"), array("d")
+
+    @property
+    def num_variables(self) -> int:
+        """Number of variables so far."""
+        return len(self._costs)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows so far."""
+        return len(self._row_low)
+
+    def variable(
+        self, cost: float = 0.0, low: float = 0.0, high: float = np.inf, integer: bool = False
+    ) -> int:
+        """A new variable, by number."""
+        self._costs.append(cost)
+        self._low.append(low)
+        self._high.append(high)
+        self._integer.append(integer)
+        return len(self._costs) - 1
+
+    def cost(self, variable: int, cost: float) -> None:
+        """Add to a variable's cost."""
+        self._costs[variable] += cost
+
+    def fix(self, variable: int, value: float) -> None:
+        """Give a variable its value."""
+        self._low[variable] = self._high[variable] = value
+
+    def row(self, terms: Terms, low: float, high: float) -> None:
+        """A new row; a variable may occur in it once."""
+        for variable, factor in terms:
+            self._indices.append(variable)
+            self._factors.append(factor)
+        self._starts.append(len(self._indices))
+        self._row_low.append(low)
+        self._row_high.append(high)
+
+    def solve(
+        self,
+        *,
+        time_limit: float = np.inf,
+        gap: float = 1e-4,
+        threads: int = 2,
+        relax: bool = False,
+        start: Sequence[tuple[int, float]] = (),
+        progress: Progress | None = None,
+    ) -> Solution:
+        """Solve it; the same program gives the same solution unless time runs out.
+
+        Args:
+            time_limit: seconds.
+            gap: relative gap between objective and bound to stop at.
+            threads: of the solver.
+            relax: leave out that variables are integer.
+            start: values of integer variables to start from.
+            progress: called now and then.
+        """
+        solver = highspy.Highs()
+        solver.silent()
+        for name, value in {
+            "threads": threads,
+            "mip_rel_gap": gap,
+            "random_seed": 0,
+            **({"time_limit": float(time_limit)} if np.isfinite(time_limit) else {}),
+        }.items():
+            solver.setOptionValue(name, value)
+        solver.passModel(self._model(relax))
+        if start:
+            variables, values = zip(*start, strict=True)
+            columns = np.asarray(variables, np.int32)
+            solver.setSolution(len(start), columns, np.asarray(values, np.float64))
+        if progress is not None:
+            solver.cbMipInterrupt += lambda event: progress(
+                event.data_out.running_time,
+                event.data_out.mip_primal_bound,
+                event.data_out.mip_dual_bound,
+            )
+        solver.run()
+        return self._solution(solver, relax or not any(self._integer))
+
+    def _model(self, relax: bool) -> highspy.HighsLp:
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = self.num_variables, self.num_rows
+        model.col_cost_ = np.frombuffer(self._costs)
+        model.col_lower_, model.col_upper_ = np.frombuffer(self._low), np.frombuffer(self._high)
+        model.row_lower_ = np.frombuffer(self._row_low)
+        model.row_upper_ = np.frombuffer(self._row_high)
+        matrix = model.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kRowwise
+        matrix.start_ = np.frombuffer(self._starts, np.int32)
+        matrix.index_ = np.frombuffer(self._indices, np.int32)
+        matrix.value_ = np.frombuffer(self._factors)
+        if not relax:
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            model.integrality_ = [kinds[bool(integer)] for integer in self._integer]
+        return model
+
+    def _solution(self, solver: highspy.Highs, continuous: bool) -> Solution:
+        status, info = solver.getModelStatus(), solver.getInfo()
+        infeasible = {
+            highspy.HighsModelStatus.kInfeasible,
+            highspy.HighsModelStatus.kUnboundedOrInfeasible,
+        }
+        if status in infeasible:
+            return Solution("infeasible", np.zeros(0), np.inf, np.inf)
+        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = np.asarray(solver.getSolution().col_value) if found else np.zeros(0)
+        objective = info.objective_function_value if found else np.inf
+        optimal = status == highspy.HighsModelStatus.kOptimal
+        exact = objective if optimal else -np.inf
+        bound = exact if continuous else info.mip_dual_bound
+        return Solution("optimal" if optimal else "limit", values, objective, bound)
