@@ -4,4 +4,15 @@ from __future__ import annotations
 
 from experiments.experiment import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {}
+EXPERIMENTS: dict[str, Experiment] = {
+    "tacos-fig-1": Experiment("experiments.tacos.fig_1"),
+    "tacos-fig-2a": Experiment("experiments.tacos.bandwidths"),
+    "tacos-fig-2b": Experiment("experiments.tacos.bandwidths"),
+    "tacos-fig-15a": Experiment("experiments.tacos.bandwidths"),
+    "tacos-fig-15b": Experiment("experiments.tacos.fig_15b"),
+    "tacos-fig-16a": Experiment("experiments.tacos.bandwidths"),
+    "tacos-fig-16b": Experiment("experiments.tacos.over_time"),
+    "tacos-fig-17a": Experiment("experiments.tacos.bandwidths"),
+    "tacos-fig-17b": Experiment("experiments.tacos.bandwidths"),
+    "tacos-fig-18": Experiment("experiments.tacos.over_time"),
+}

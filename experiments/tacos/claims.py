@@ -1,0 +1,87 @@
+"""What the paper prints of its measurements, beside ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+from experiments.config import above
+from experiments.experiment import Row
+from experiments.tacos.measure import Run, format_size
+
+IDEAL = "ideal"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """A mean that the paper prints.
+
+    Attributes:
+        of: the algorithm it is about.
+        over: another algorithm, whose time is divided by that of the first; or "ideal", for the
+            paper's Ideal in percent of the time.
+        networks: that the mean is over; all where empty.
+        sizes: bytes, likewise.
+        printed: the paper's number.
+    """
+
+    of: str
+    over: str
+    networks: tuple[str, ...]
+    sizes: tuple[int, ...]
+    printed: float
+
+    def __post_init__(self) -> None:
+        above("printed", self.printed, 0)
+
+    def row(self, runs: Sequence[Run]) -> Row:
+        """Our mean beside the paper's; nothing beside it where we ran no such thing."""
+        column = "% of ideal" if self.over == IDEAL else "times as fast"
+        ours = self._ours(runs)
+        return {
+            "network": ", ".join(self.networks) or "mean",
+            "size": ", ".join(map(format_size, self.sizes)) or "all",
+            "algorithm": self.of if self.over == IDEAL else f"{self.of} over {self.over}",
+            column: statistics.fmean(ours) if ours else None,
+            f"paper {column}": self.printed,
+        }
+
+    def _ours(self, runs: Sequence[Run]) -> list[float]:
+        of, over = (
+            {
+                (run.network, run.nbytes): run
+                for run in runs
+                if run.algorithm == name
+                and (not self.networks or run.network in self.networks)
+                and (not self.sizes or run.nbytes in self.sizes)
+            }
+            for name in (self.of, self.over)
+        )
+        if self.over == IDEAL:
+            return [run.of_ideal for run in of.values()]
+        return [over[case].time / of[case].time for case in of if case in over]
+
+
+def overtaken(runs: Sequence[Run], ours: str = "tacos") -> list[str]:
+    """A line for each case in which another algorithm, auto aside, is over 0.1 % quicker."""
+    time = {(run.network, run.nbytes): run.time for run in runs if run.algorithm == ours}
+    return [
+        f"{run.network}, {format_size(run.nbytes)}: {run.algorithm} takes "
+        f"{run.time / time[run.network, run.nbytes]:.3f} of the time of {ours}"
+        for run in runs
+        if (run.network, run.nbytes) in time
+        and run.time < time[run.network, run.nbytes] * 0.999
+        and not run.chosen
+    ]
+
+
+def out_of_reach(runs: Sequence[Run]) -> list[str]:
+    """A line for each network whose worst cut keeps all that go in two phases from Ideal."""
+    most = {run.network: 100 * run.ideal / run.cuts for run in runs}
+    return [
+        f"{network}: a reduce-scatter and an all-gather through the worst cut reach {share:.1f} % "
+        f"of Ideal at most"
+        for network, share in most.items()
+        if share < 98
+    ]

@@ -1,0 +1,171 @@
+"""All-reduces of many algorithms on many networks: proved, and timed at every size."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from experiments.config import at_least, one_of
+from experiments.errors import ConfigError
+from experiments.tacos.networks import NetworkConfig
+from jaxcoll.bounds import cut_bound, ideal
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulate import Timeline, simulate
+from jaxcoll.synth import SYNTHESIZERS, Portfolio, Ring, Synthesizer, Tacos, synthesize
+from jaxcoll.synth.portfolio import for_size
+from jaxcoll.topologies import DGX1_CIRCLES
+from jaxcoll.topology import Topology
+
+# Algorithms with fields of their own, besides those in ``SYNTHESIZERS``.
+VARIANTS: Mapping[str, Callable[[tuple[int, ...]], Synthesizer]] = {
+    "ring one way": lambda _: Ring(bidirectional=False),
+    # As in ASTRA-sim: half of the data each way, all the way round.
+    "two rings": lambda sides: Ring(bidirectional=False, circles=_both_ways(math.prod(sides))),
+    "ring on links": lambda sides: Ring(bidirectional=False, circles=(snake(sides),)),
+    "nvlink rings": lambda _: Ring(circles=DGX1_CIRCLES),
+    "tacos aggregated": lambda _: Tacos(aggregate=None),
+    "tacos rarest first": lambda _: Tacos(rule="rarest-first"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmConfig:
+    """An algorithm, in one or more variants, and the numbers of chunks a shard it is tried with.
+
+    Attributes:
+        by: names in ``SYNTHESIZERS`` or ``VARIANTS``.
+        chunks: chunks a shard. At each size the quickest variant and number count.
+    """
+
+    by: tuple[str, ...]
+    chunks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        known = (*SYNTHESIZERS, *VARIANTS)
+        for name in self.by:
+            one_of("synthesizer", name, known)
+        if not self.by or not self.chunks:
+            raise ConfigError(f"an algorithm needs `by` and `chunks`, got {self}")
+        for count in self.chunks:
+            at_least(f"chunks of {self.by[0]}", count, 1)
+
+    def tried(self, sides: tuple[int, ...], model: str) -> list[tuple[Synthesizer, int]]:
+        """Every variant with every number of chunks."""
+        named = [self._synthesizer(name, sides, model) for name in self.by]
+        return list(itertools.product(named, self.chunks))
+
+    def _synthesizer(self, name: str, sides: tuple[int, ...], model: str) -> Synthesizer:
+        if name == Portfolio.name:
+            return Portfolio(model=model)
+        return VARIANTS[name](sides) if name in VARIANTS else SYNTHESIZERS[name]()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """The quickest schedule of an algorithm at one size, of its numbers of chunks.
+
+    Attributes:
+        network, algorithm: their names in the configuration.
+        nbytes: bytes of a rank's buffer.
+        timeline: its simulated run.
+        ideal: the paper's Ideal, seconds.
+        cuts: seconds that a reduce-scatter and then an all-gather need to cross the worst cut.
+    """
+
+    network: str
+    algorithm: str
+    nbytes: int
+    timeline: Timeline
+    ideal: float
+    cuts: float
+
+    @property
+    def schedule(self) -> Schedule:
+        """What was run."""
+        return self.timeline.schedule
+
+    @property
+    def chunks(self) -> int:
+        """Chunks a shard."""
+        return self.schedule.collective.chunks_per_shard
+
+    @property
+    def time(self) -> float:
+        """Simulated seconds."""
+        return self.timeline.time
+
+    @property
+    def chosen(self) -> str:
+        """The algorithm that auto took; empty for every other one."""
+        return str(self.schedule.provenance.certificate.get("chosen", "")).partition("(")[0]
+
+    @property
+    def of_ideal(self) -> float:
+        """Ideal in percent of the time."""
+        return 100 * self.ideal / self.time
+
+
+def measure(
+    networks: Mapping[str, NetworkConfig],
+    algorithms: Mapping[str, AlgorithmConfig],
+    sizes: Sequence[int],
+    model: str,
+    seed: int,
+) -> tuple[list[Run], list[str]]:
+    """Every algorithm on every network at every size, and a line for each that is not defined."""
+    runs, refused = [], []
+    for network, setting in networks.items():
+        topology = setting.build()
+        least = {nbytes: _least(topology, nbytes) for nbytes in sizes}
+        for algorithm, choice in algorithms.items():
+            tried = choice.tried(setting.sides, model)
+            made: dict[tuple[Synthesizer, int], Schedule] = {}
+            try:
+                for nbytes in sizes:
+                    timelines = []
+                    for synthesizer, k in tried:
+                        case = for_size(synthesizer, nbytes), k
+                        if case not in made:
+                            made[case] = synthesize(
+                                topology, "all_reduce", case[0], chunks=k, seed=seed
+                            )
+                        timelines.append(simulate(made[case], nbytes, model))
+                    best = min(timelines, key=lambda t: (t.time, t.schedule.num_messages))
+                    runs.append(Run(network, algorithm, nbytes, best, *least[nbytes]))
+            except (CollectiveError, TopologyError) as error:
+                refused.append(f"{algorithm} is not defined on {network}: {error}")
+    return runs, refused
+
+
+def _least(topology: Topology, nbytes: int) -> tuple[float, float]:
+    """Ideal, and twice what an all_gather needs to cross the worst cut; seconds."""
+    across = cut_bound(topology, "all_gather", nbytes).time
+    return float(ideal(topology, "all_reduce", nbytes)), 2 * across
+
+
+def _both_ways(ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    around = tuple(range(ranks))
+    return around, around[::-1]
+
+
+def snake(sides: Sequence[int]) -> tuple[int, ...]:
+    """The ranks of a box, innermost side first, so that each differs from the next in one place.
+
+    The last is next to the first, too, if the outermost dimension is closed and its side even.
+    """
+    order = [0]
+    size = 1
+    for side in sides:
+        turned = [order, order[::-1]]
+        order = [layer * size + rank for layer in range(side) for rank in turned[layer % 2]]
+        size *= side
+    return tuple(order)
+
+
+def format_size(nbytes: float) -> str:
+    """``1000`` as ``1 KB``: three digits, and decimal units as the paper's."""
+    unit = min(int(math.log10(nbytes) + 1e-9) // 3, 3)
+    return f"{nbytes / 1000**unit:.3g} {('B', 'KB', 'MB', 'GB')[unit]}"
