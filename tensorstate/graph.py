@@ -291,3 +291,89 @@ class Graph:
     def flops(self) -> int:
         """Floating-point operations of one step."""
         return sum(operator.flops for operator in self.operators)
+
+    def __str__(self) -> str:
+        """The graph as the dissertation prints one (Fig. 5.2b).
+
+        Of a class of entities the first is printed, followed by how many there are.
+        """
+        first = [one[0] for one in self.classes]
+        names = _factor_names(len(self.factors))
+        lines = [
+            f"{len(self.operators)} operators, {len(self.tensors)} tensors, "
+            f"{len(self.entities)} entities in {len(self.classes)} classes",
+            "Nodes:",
+        ]
+        for index in first:
+            entity = self.entities[index]
+            times = len(self.classes[entity.group])
+            suffix = f"  x{times}" if times > 1 else ""
+            for line in _entity_lines(self, entity, names):
+                lines.append(f"  {line}{suffix}")
+        outputs = ", ".join(
+            f"{self.tensors[out.view.tensor].name}{_named(self.tensors[out.view.tensor], names)}"
+            for out in self.outputs
+            if out.view.tensor is not None and out.updates is None
+        )
+        lines.append(f"  output: OUTPUT[{outputs}]")
+        return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------- printing
+
+
+def _factor_names(count: int) -> list[str]:
+    """a to z, A to Z, then a1 and so on."""
+    letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return [
+        letters[i % len(letters)] + (str(i // len(letters)) if i >= len(letters) else "")
+        for i in range(count)
+    ]
+
+
+def _named(tensor: Tensor, names: list[str]) -> str:
+    return "[" + "".join(names[factor] for factor in tensor.dims) + "]"
+
+
+def _entity_lines(graph: Graph, entity: Entity, names: list[str]):
+    if entity.tensor is not None:
+        tensor = graph.tensors[entity.tensor]
+        yield f"{tensor.name}: PLACEHOLDER {_named(tensor, names)} {tensor.role}"
+    for member in entity.members:
+        yield _operator_line(graph, graph.operators[member.operator], names)
+
+
+def _operator_line(graph: Graph, operator: Operator, names: list[str]) -> str:
+    labels = _label_names(graph, operator, names)
+
+    def spelled(use: Use) -> str:
+        return "".join(labels[label] for label in use.labels)
+
+    tensors = [graph.tensors[use.tensor] for use in operator.operands]
+    outs = [f"{graph.tensors[use.tensor].name}" for use in operator.results]
+    head = f"{', '.join(outs)}: {operator.kind.upper()}"
+    if operator.kind == "einsum":
+        equation = ",".join(map(spelled, operator.operands))
+        equation += "->" + ",".join(map(spelled, operator.results))
+        body = f' "{equation}"({", ".join(tensor.name for tensor in tensors)})'
+    else:
+        pairs = zip(tensors, operator.operands, strict=True)
+        body = f" {operator.primitive}"
+        body += "(" + ", ".join(f"{tensor.name}[{spelled(use)}]" for tensor, use in pairs) + ")"
+    if operator.reduced and operator.kind != "einsum":
+        body += " over{" + ",".join(labels[label] for label in operator.reduced) + "}"
+    results = ", ".join(f"[{spelled(use)}]" for use in operator.results)
+    return f"{head}{body} -> {results} {operator.phase}"
+
+
+def _label_names(graph: Graph, operator: Operator, names: list[str]) -> list[str]:
+    """A label is named after its factor; a second label on the same factor gets a prime."""
+    found: dict[int, str] = {}
+    for use in (*operator.operands, *operator.results):
+        for label, factor in zip(use.labels, graph.tensors[use.tensor].dims, strict=True):
+            if label not in found:
+                name = names[factor]
+                while name in found.values():
+                    name += "'"
+                found[label] = name
+    return [found.get(label, "?") for label in range(len(operator.sizes))]

@@ -1,0 +1,30 @@
+"""How every primitive that a training step is made of is read and run, by the primitive's name.
+
+A rule says which dimensions of an equation are one and what it sums over, and how to run it on one
+device's part of its arrays. Primitives that only rename dimensions are no operators and have no
+rule; see ``tensorstate.factors``.
+"""
+
+from tensorstate.rules import elementwise, indexing, products, reductions, shapes
+from tensorstate.rules.signature import (
+    REPLICATED,
+    Argument,
+    Block,
+    Equation,
+    Rule,
+    Signature,
+)
+
+# Of keys there is little to shard.
+_OF_KEYS = ("random_wrap", "random_unwrap", "random_seed", "random_split")
+
+RULES: dict[str, Rule] = {
+    **elementwise.RULES,
+    **products.RULES,
+    **reductions.RULES,
+    **indexing.RULES,
+    **shapes.RULES,
+    **dict.fromkeys(_OF_KEYS, REPLICATED),
+}
+
+__all__ = ["REPLICATED", "RULES", "Argument", "Block", "Equation", "Rule", "Signature"]

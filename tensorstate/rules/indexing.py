@@ -1,0 +1,211 @@
+"""Gathers and scatters: an indexed dimension that is sharded is looked up under a mask.
+
+A device that has rows 10 to 19 of a table looks up those and gives zero for every other row; the
+sum over the devices is the gather. A scatter drops what falls outside the device's rows. So
+embeddings, their gradients and the loss are sharded along the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tensorstate.graph import Reduce
+from tensorstate.rules.signature import (
+    Argument,
+    Block,
+    Equation,
+    Rule,
+    Signature,
+    bind_with,
+    elements,
+    fresh,
+)
+
+Mode = lax.GatherScatterMode
+
+
+def gather(
+    arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
+) -> Signature:
+    """Rows of a table: batch dimensions, windows that are whole, and indexed dimensions."""
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    table, index, out = arguments[0].shape, arguments[1].shape, results[0].shape
+    labels = fresh()
+    frozen, reduced = set[int](), dict[int, Reduce]()
+    index_labels = [next(labels) for _ in index]
+    frozen.add(index_labels[-1])
+    batch = iter(index_labels[:-1])
+    out_labels = [-1 if d in numbers.offset_dims else next(batch) for d in range(len(out))]
+    offsets = iter(numbers.offset_dims)
+    table_labels = []
+    pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    batching = dict(pairs)
+    for d, (size, taken) in enumerate(zip(table, sizes, strict=True)):
+        label = index_labels[batching[d]] if d in batching else next(labels)
+        table_labels.append(label)
+        if d in batching:
+            continue
+        if d in numbers.collapsed_slice_dims:
+            if d in numbers.start_index_map and arguments[0].dtype.kind != "b":
+                reduced[label] = "sum"
+            else:
+                frozen.add(label)
+            continue
+        at = next(offsets)
+        if size == taken and d not in numbers.start_index_map:
+            out_labels[at] = label
+        else:
+            out_labels[at] = next(labels)
+            frozen |= {label, out_labels[at]}
+    return Signature(
+        "gather",
+        (tuple(table_labels), tuple(index_labels)),
+        (tuple(out_labels),),
+        reduced,
+        (frozenset({0}),),
+        frozenset(frozen),
+        elements(results[0]),
+    )
+
+
+def _run_gather(equation: Equation, arrays, block: Block):
+    params, (table, index) = equation.params, arrays
+    numbers, mode = params["dimension_numbers"], Mode.from_any(params["mode"])
+    dims = equation.arguments[0]
+    indexed = [d in numbers.start_index_map for d in range(len(dims))]
+    sizes = tuple(
+        min(taken, block.size(labels)) if inside else _local(taken, labels, block)
+        for taken, labels, inside in zip(params["slice_sizes"], dims, indexed, strict=True)
+    )
+    split = [d for d in numbers.start_index_map if block.split(dims[d])]
+    if not split:
+        return bind_with(equation, arrays, slice_sizes=sizes)
+
+    index, here, inside = _here(index, numbers.start_index_map, dims, mode, block)
+    out = bind_with(equation, (table, index), slice_sizes=sizes, mode=Mode.CLIP, fill_value=None)[0]
+    batch = [d for d in range(out.ndim) if d not in numbers.offset_dims]
+    out = jnp.where(lax.broadcast_in_dim(here, out.shape, batch), out, jnp.zeros((), out.dtype))
+    if mode == Mode.FILL_OR_DROP:
+        # Nobody has what lies outside the table: one device says so.
+        said = ~inside & block.is_first([label for d in split for label in dims[d]])
+        fill = jnp.asarray(_fill_value(params["fill_value"], out.dtype), out.dtype)
+        out = jnp.where(lax.broadcast_in_dim(said, out.shape, batch), fill, out)
+    return [out]
+
+
+def _local(taken: int, labels: Sequence[int], block: Block) -> int:
+    return block.size(labels) if taken == block.whole(labels) else taken
+
+
+def _here(index, dimensions: Sequence[int], dims, mode, block: Block):
+    """Places on this device, whether all of a row's are here, and whether they are inside."""
+    columns, here = [], jnp.ones(index.shape[:-1], bool)
+    inside = here
+    for k, d in enumerate(dimensions):
+        column, size = index[..., k], block.whole(dims[d])
+        if mode == Mode.CLIP:
+            column = jnp.clip(column, 0, size - 1)
+        within = (column >= 0) & (column < size)
+        place, has = block.locate(column, dims[d])
+        here, inside = here & has & within, inside & within
+        columns.append(place.astype(index.dtype))
+    return jnp.stack(columns, axis=-1), here, inside
+
+
+def _fill_value(value, dtype):
+    if value is not None:
+        return value
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return np.nan
+    info = jnp.iinfo(dtype)
+    return info.max if info.min == 0 else info.min
+
+
+# ---------------------------------------------------------------------- scatter
+
+
+def _scatter(sums: bool):
+    def describe(
+        arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
+    ) -> Signature:
+        numbers = params["dimension_numbers"]
+        table, index, update = (argument.shape for argument in arguments)
+        labels = fresh()
+        frozen, reduced = set[int](), dict[int, Reduce]()
+        index_labels = [next(labels) for _ in index]
+        frozen.add(index_labels[-1])
+        batch = iter(index_labels[:-1])
+        windows = numbers.update_window_dims
+        update_labels = [-1 if d in windows else next(batch) for d in range(len(update))]
+        offsets = iter(windows)
+        table_labels = []
+        pairs = zip(
+            numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True
+        )
+        batching = dict(pairs)
+        for d, size in enumerate(table):
+            label = index_labels[batching[d]] if d in batching else next(labels)
+            table_labels.append(label)
+            if d in batching or d in numbers.inserted_window_dims:
+                continue
+            at = next(offsets)
+            if size == update[at] and d not in numbers.scatter_dims_to_operand_dims:
+                update_labels[at] = label
+            else:
+                update_labels[at] = next(labels)
+                frozen |= {label, update_labels[at]}
+        for label in set(index_labels[:-1]) - set(table_labels):
+            if sums:
+                reduced[label] = "sum"
+            else:
+                frozen.add(label)
+        return Signature(
+            "scatter",
+            (tuple(table_labels), tuple(index_labels), tuple(update_labels)),
+            (tuple(table_labels),),
+            reduced,
+            (frozenset({0, 2}),) if sums else (),
+            frozenset(frozen),
+            elements(arguments[2]),
+        )
+
+    return describe
+
+
+def _run_scatter(equation: Equation, arrays, block: Block):
+    table, index, update = arrays
+    numbers = equation.params["dimension_numbers"]
+    dims, index_dims, _ = equation.arguments
+    own = {label for labels in dims for label in labels}
+    summed = [label for labels in index_dims[:-1] for label in labels if label not in own]
+    if block.split(summed):
+        # Every device adds its own updates; what they are added to counts once.
+        table = jnp.where(block.is_first(summed), table, jnp.zeros((), table.dtype))
+    scattered = numbers.scatter_dims_to_operand_dims
+    if not any(block.split(dims[d]) for d in scattered):
+        return bind_with(equation, (table, index, update))
+    mode = Mode.from_any(equation.params["mode"])
+    places, here, _ = _here(index, scattered, dims, mode, block)
+    outside = jnp.asarray([block.size(dims[d]) for d in scattered], index.dtype)
+    return bind_with(
+        equation,
+        (table, jnp.where(here[..., None], places, outside), update),
+        mode=Mode.FILL_OR_DROP,
+        indices_are_sorted=False,
+        unique_indices=False,
+    )
+
+
+RULES: dict[str, Rule] = {
+    "gather": Rule(gather, _run_gather),
+    "scatter-add": Rule(_scatter(True), _run_scatter),
+    **{
+        name: Rule(_scatter(False), _run_scatter)
+        for name in ("scatter", "scatter-mul", "scatter-min", "scatter-max")
+    },
+}
