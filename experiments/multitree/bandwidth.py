@@ -1,0 +1,150 @@
+"""MultiTree, Fig. 9: all-reduce bandwidth against size, by algorithm, on eight networks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.config import at_least, one_of
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.multitree.networks import ALGORITHMS, LABELS, NETWORKS, algorithms
+from experiments.workloads.pictures import panels
+from jaxcoll.draw import format_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The figure.
+
+    Attributes:
+        size: what it is run as.
+        networks: names in ``NETWORKS``.
+        sizes: bytes of a rank's buffer, rising.
+        seed: of the synthesizers; none of them draws anything.
+        results: folder to write to.
+    """
+
+    size: str
+    networks: tuple[str, ...]
+    sizes: tuple[int, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        for network in self.networks:
+            one_of("networks", network, tuple(NETWORKS))
+        if not self.networks or not self.sizes or sorted(set(self.sizes)) != list(self.sizes):
+            raise ConfigError(f"needs networks, and sizes that rise, got {self.sizes}")
+        at_least("sizes", self.sizes[0], 1)
+        at_least("seed", self.seed, 0)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row for each network and algorithm, with the bandwidth at every size in GB/s."""
+    measured = {network: measure(network, config.sizes) for network in config.networks}
+    rows = []
+    for network, speeds in measured.items():
+        for algorithm, curve in speeds.items():
+            row: dict[str, Any] = {"network": network, "algorithm": LABELS[algorithm]}
+            row |= {format_bytes(size): speed for size, speed in curve.items()}
+            row["/ Ring"] = curve[config.sizes[-1]] / speeds["ring"][config.sizes[-1]]
+            if algorithm == "multitree_msg":
+                most = curve[config.sizes[-1]]
+                row["gain %"] = 100 * (most / speeds["multitree"][config.sizes[-1]] - 1)
+                row["paper gain %"] = 6.0  # Sec. VI-A
+            rows.append(row)
+    title = "MultiTree, Fig. 9: all-reduce bandwidth in GB/s by size of the buffer"
+    figure = panels(
+        {
+            network: {LABELS[name]: speeds[name] for name in ALGORITHMS if name in speeds}
+            for network, speeds in measured.items()
+        },
+        label_x="buffer of a rank",
+        label_y="bandwidth (GB/s)",
+    )
+    publish(title, rows, config.results, figure=figure, notes=_notes(measured))
+    return rows
+
+
+Curves = dict[str, dict[int, float]]
+
+
+def measure(network: str, sizes: Sequence[int]) -> Curves:
+    """Bandwidth in GB/s by algorithm and size."""
+    times = algorithms(NETWORKS[network]())
+    return {
+        name: {size: size / float(time(size)) / 1e9 for size in sizes}
+        for name, time in times.items()
+    }
+
+
+# ---------------------------------------------------------------------- what the paper says
+
+
+def beats_all(speeds: Curves) -> bool:
+    """Both MultiTrees are above all others at every size."""
+    others = speeds.keys() - {"multitree", "multitree_msg"}
+    ours = [speeds[name] for name in ("multitree", "multitree_msg")]
+    return all(
+        mine[size] > speeds[other][size] for mine in ours for other in others for size in mine
+    )
+
+
+def double_binary_tree_is_last(speeds: Curves) -> bool:
+    """At the largest size."""
+    most = max(speeds["ring"])
+    return min(speeds, key=lambda name: speeds[name][most]) == "double_binary_tree"
+
+
+def ring_2d_beats_ring(speeds: Curves) -> bool:
+    """At the largest size."""
+    most = max(speeds["ring"])
+    return speeds["ring_2d"][most] > speeds["ring"][most]
+
+
+def ring_beats_ring_2d(speeds: Curves) -> bool:
+    """At the largest size."""
+    return not ring_2d_beats_ring(speeds)
+
+
+def meets_ring(speeds: Curves) -> bool:
+    """MultiTree is above Ring at the smallest size, and within 2 % of it at the largest."""
+    least, most = min(speeds["ring"]), max(speeds["ring"])
+    tree, ring = speeds["multitree"], speeds["ring"]
+    return tree[least] > ring[least] and abs(tree[most] / ring[most] - 1) < 0.02
+
+
+def beats_hdrm_when_small(speeds: Curves) -> bool:
+    """At the smallest size."""
+    least = min(speeds["hdrm"])
+    return speeds["multitree"][least] > speeds["hdrm"][least]
+
+
+_GRIDS = ("4x4 torus", "8x8 torus", "4x4 mesh", "8x8 mesh")
+_TORI = ("4x4 torus", "8x8 torus")
+_SWITCHED = ("16-rank fat tree", "64-rank fat tree", "4x8 BiGraph", "4x16 BiGraph")
+_BIGRAPHS = ("4x8 BiGraph", "4x16 BiGraph")
+# What Sec. VI-A says of Fig. 9, on which networks.
+CLAIMS: dict[str, tuple[Callable[[Curves], bool], Sequence[str]]] = {
+    "MultiTree and MultiTreeMsg are best at every size": (beats_all, _GRIDS),
+    "DBTree is the worst": (double_binary_tree_is_last, _TORI),
+    "2D-Ring is better than Ring": (ring_2d_beats_ring, (*_TORI, "4x4 mesh")),
+    "2D-Ring is worse than Ring": (ring_beats_ring_2d, ("8x8 mesh",)),
+    "MultiTree beats Ring on small data and meets it on large": (meets_ring, _SWITCHED),
+    "HDRM is worse than MultiTree on small data": (beats_hdrm_when_small, _BIGRAPHS),
+}
+
+
+def _notes(measured: dict[str, Curves]) -> list[str]:
+    notes = [
+        "/ Ring: at the largest size. What the paper says of the figure (Sec. VI-A), and ours:"
+    ]
+    for text, (holds, networks) in CLAIMS.items():
+        shown = {network: holds(measured[network]) for network in networks if network in measured}
+        said = ", ".join(f"{network} {'yes' if held else 'NO'}" for network, held in shown.items())
+        if said:
+            notes.append(f"  {text}: {said}")
+    return notes

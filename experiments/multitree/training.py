@@ -1,0 +1,86 @@
+"""MultiTree, Fig. 11: training time of seven networks on a torus, without and with overlap."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from experiments.config import at_least, one_of
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.multitree.networks import LABELS, algorithms, torus
+from experiments.workloads import Overlap, load_accelerator, load_model, workload
+from experiments.workloads import training as shared
+from experiments.workloads.models import known_models
+
+SHOWN = ("ring", "double_binary_tree", "ring_2d", "multitree", "multitree_msg")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The figure.
+
+    Attributes:
+        title: of the table.
+        size: what it is run as.
+        sides: of the torus; the first even.
+        models: names in ``configs/workload``, short for those of the table.
+        accelerator: a name in ``configs/accelerator``.
+        samples: of every rank.
+        value_bytes: bytes of a gradient.
+        overlap: which all-reduces run beside compute.
+        claims: what the paper prints; models by their names in the tables.
+        notes: what differs from the paper.
+        seed: of the synthesizers; none of them draws anything.
+        results: folder to write to.
+    """
+
+    title: str
+    size: str
+    sides: tuple[int, ...]
+    models: tuple[str, ...]
+    accelerator: str
+    samples: int
+    value_bytes: int
+    overlap: Overlap
+    claims: tuple[shared.Claim, ...]
+    notes: tuple[str, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        if len(self.sides) != 2 or min(self.sides) < 2 or self.sides[0] % 2:
+            raise ConfigError(f"sides are two, of at least 2, the first even; got {self.sides}")
+        if not self.models:
+            raise ConfigError("models must name at least one")
+        for model in self.models:
+            one_of("models", model, known_models())
+        for claim in self.claims:
+            one_of("claims.of", claim.of, SHOWN)
+            one_of("claims.over", claim.over, ("", *SHOWN))
+        at_least("seed", self.seed, 0)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row for each network and algorithm, and one for each number that the paper prints."""
+    topology = torus(*config.sides)
+    accelerator = load_accelerator(config.accelerator)
+    works = {}
+    for name in config.models:
+        model = load_model(name)
+        works[model.name] = workload(
+            model,
+            accelerator,
+            samples=config.samples,
+            value_bytes=config.value_bytes,
+            ranks=topology.num_ranks,
+        )
+    defined = algorithms(topology)
+    times = {name: {"all": defined[name]} for name in SHOWN}
+    runs = shared.run_all(works, times, config.overlap)
+    rows = shared.rows(runs, LABELS, "ring")
+    rows += [claim.row(runs, LABELS) for claim in config.claims]
+    figure = shared.draw(runs, LABELS, "ring")
+    publish(config.title, rows, config.results, figure=figure, notes=config.notes)
+    return rows

@@ -1,0 +1,33 @@
+"""Training time: what a network's layers compute and exchange, run against simulated collectives.
+
+A *model* is a table of layers by their shapes (``configs/workload/``), an *accelerator* says how
+long a matrix product takes (``configs/accelerator/``); together they are a *workload*: per layer
+the time of each pass and the bytes of each exchange. ``iteration`` runs one training iteration of
+it, with or without overlap, on collectives whose times ``jaxcoll.simulate`` gives.
+"""
+
+from experiments.workloads.accelerators import Accelerator, Flops, Systolic, load_accelerator
+from experiments.workloads.collectives import Simulated, fastest, ideal, in_turn
+from experiments.workloads.iteration import Iteration, Overlap, iteration
+from experiments.workloads.models import Model, load_model
+from experiments.workloads.workload import Exchange, Layer, Workload, workload
+
+__all__ = [
+    "Accelerator",
+    "Exchange",
+    "Flops",
+    "Iteration",
+    "Layer",
+    "Model",
+    "Overlap",
+    "Simulated",
+    "Systolic",
+    "Workload",
+    "fastest",
+    "ideal",
+    "in_turn",
+    "iteration",
+    "load_accelerator",
+    "load_model",
+    "workload",
+]
