@@ -9,6 +9,7 @@ from jaxcoll.synth.c_cube import CCube
 from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
+from jaxcoll.synth.exact import Sccl, StepMilp
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
@@ -39,6 +40,8 @@ __all__ = [
     "Rhd",
     "Ring",
     "Ring2D",
+    "Sccl",
+    "StepMilp",
     "Swing",
     "Synthesizer",
     "Tacos",

@@ -15,6 +15,7 @@ from jaxcoll.synth.bucket import Bucket
 from jaxcoll.synth.c_cube import CCube
 from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
+from jaxcoll.synth.exact import Sccl, StepMilp
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
@@ -49,6 +50,8 @@ SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     "tacos": Tacos,
     "forestcoll": ForestColl,
     "blink": Blink,
+    "step_milp": StepMilp,
+    "sccl": Sccl,
     "auto": Portfolio,
 }
 

@@ -28,6 +28,8 @@ from jaxcoll.synth import (
     Rhd,
     Ring,
     Ring2D,
+    Sccl,
+    StepMilp,
     Swing,
     Synthesizer,
     Tacos,
@@ -101,6 +103,8 @@ BIGRAPHS = st.sampled_from([families.bigraph(*s) for s in ((1, 2), (2, 2), (2, 4
 DGX1 = st.sampled_from([families.dgx1(), families.dgx1(merged=True, bandwidth=7e9)])
 SUMS = ("all_reduce",)
 TREES = (*GATHERS, "broadcast", "reduce")
+TINY = strategies.topologies(max_ranks=4, homogeneous=True)
+SWITCHED_TINY = strategies.topologies(max_ranks=4, switches=True)
 FROM_ONE = ("broadcast", "reduce", "all_reduce")
 FEW = Portfolio(rules=("downstream-need",), seeds=1, aggregate=(1, None))
 
@@ -158,6 +162,12 @@ CASES = [
     Case(Blink(pieces=2), "balanced switches", random_switched(), FROM_ONE, grouped=False),
     Case(Blink(degree=1), "unwound switches", SWITCHED, FROM_ONE, grouped=False),
     Case(Blink(), "one or two ranks", SMALL, FROM_ONE, grouped=False),
+    Case(Sccl(), "tiny", TINY, KINDS),
+    Case(Sccl(rounds=1), "tiny", TINY, TREES),
+    Case(Sccl(), "one or two ranks", SMALL, KINDS),
+    Case(StepMilp(), "tiny", TINY, KINDS),
+    Case(StepMilp(1e6, ticks=8), "tiny with switches", SWITCHED_TINY, TREES),
+    Case(StepMilp(), "one or two ranks", SMALL, KINDS),
     *(
         Case(Tacos(rule=rule), family, networks)
         for rule in ("random", "downstream-need")
