@@ -14,7 +14,7 @@ from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import Timeline, simulate
-from jaxcoll.synth import SYNTHESIZERS, Portfolio, Ring, Synthesizer, Tacos, synthesize
+from jaxcoll.synth import SYNTHESIZERS, Portfolio, Rhd, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.synth.portfolio import for_size
 from jaxcoll.topologies import DGX1_CIRCLES
 from jaxcoll.topology import Topology
@@ -25,7 +25,9 @@ VARIANTS: Mapping[str, Callable[[tuple[int, ...]], Synthesizer]] = {
     # As in ASTRA-sim: half of the data each way, all the way round.
     "two rings": lambda sides: Ring(bidirectional=False, circles=_both_ways(math.prod(sides))),
     "ring on links": lambda sides: Ring(bidirectional=False, circles=(snake(sides),)),
+    "rhd far first": lambda _: Rhd(far_first=True),
     "nvlink rings": lambda _: Ring(circles=DGX1_CIRCLES),
+    "tacos once": lambda _: Tacos(attempts=1),
     "tacos aggregated": lambda _: Tacos(aggregate=None),
     "tacos rarest first": lambda _: Tacos(rule="rarest-first"),
 }
@@ -70,6 +72,7 @@ class Run:
     Attributes:
         network, algorithm: their names in the configuration.
         nbytes: bytes of a rank's buffer.
+        synthesizer: what made it.
         timeline: its simulated run.
         ideal: the paper's Ideal, seconds.
         cuts: seconds that a reduce-scatter and then an all-gather need to cross the worst cut.
@@ -78,6 +81,7 @@ class Run:
     network: str
     algorithm: str
     nbytes: int
+    synthesizer: Synthesizer
     timeline: Timeline
     ideal: float
     cuts: float
@@ -125,16 +129,18 @@ def measure(
             made: dict[tuple[Synthesizer, int], Schedule] = {}
             try:
                 for nbytes in sizes:
-                    timelines = []
+                    found = []
                     for synthesizer, k in tried:
                         case = for_size(synthesizer, nbytes), k
                         if case not in made:
                             made[case] = synthesize(
                                 topology, "all_reduce", case[0], chunks=k, seed=seed
                             )
-                        timelines.append(simulate(made[case], nbytes, model))
-                    best = min(timelines, key=lambda t: (t.time, t.schedule.num_messages))
-                    runs.append(Run(network, algorithm, nbytes, best, *least[nbytes]))
+                        timeline = simulate(made[case], nbytes, model)
+                        found.append(
+                            Run(network, algorithm, nbytes, case[0], timeline, *least[nbytes])
+                        )
+                    runs.append(min(found, key=lambda run: (run.time, run.schedule.num_messages)))
             except (CollectiveError, TopologyError) as error:
                 refused.append(f"{algorithm} is not defined on {network}: {error}")
     return runs, refused

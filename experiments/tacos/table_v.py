@@ -1,0 +1,168 @@
+"""All-reduces on 3D-RFS of 2 to 16 boxes, and the time to synthesize them (Table V)."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.benchmarks.report import time_it
+from experiments.config import at_least, one_of
+from experiments.errors import ConfigError
+from experiments.experiment import Row, publish
+from experiments.tacos.claims import IDEAL, out_of_reach, overtaken
+from experiments.tacos.measure import AlgorithmConfig, Run, measure
+from experiments.tacos.networks import NetworkConfig
+from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.simulate import MODELS
+
+OURS = "tacos"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The table's networks and algorithms.
+
+    Attributes:
+        title: the table of the paper.
+        size: "ci" or "paper".
+        networks: by name.
+        algorithms: by name; one is "tacos".
+        nbytes: bytes of a rank's buffer.
+        link_model: "astra" or "tacos" (see ``jaxcoll.simulate``).
+        repeat: how often a synthesis is timed; the median counts.
+        printed: of each network, the paper's time of each algorithm in times of TACOS.
+        printed_ms: of each network, the milliseconds that the paper's syntheses took.
+        printed_mean: the paper's mean time of algorithms, in times of TACOS.
+        printed_of_ideal: the paper's mean of Ideal in percent of TACOS's time.
+        timed: algorithms whose synthesis is timed.
+        notes: what differs from the paper, or what it does not say.
+        seed: of everything random.
+        results: folder to write to.
+    """
+
+    title: str
+    size: str
+    networks: Mapping[str, NetworkConfig]
+    algorithms: Mapping[str, AlgorithmConfig]
+    nbytes: int
+    link_model: str
+    repeat: int
+    printed: Mapping[str, Mapping[str, float]]
+    printed_ms: Mapping[str, Mapping[str, float]]
+    printed_mean: Mapping[str, float]
+    printed_of_ideal: float
+    timed: tuple[str, ...]
+    notes: tuple[str, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        one_of("link_model", self.link_model, MODELS)
+        for name in ("nbytes", "repeat"):
+            at_least(name, getattr(self, name), 1)
+        at_least("seed", self.seed, 0)
+        for name in (OURS, *self.timed, *self.printed_mean):
+            if name not in self.algorithms:
+                raise ConfigError(f"algorithms must have {name!r}, which the table names")
+
+
+def run(config: Config) -> list[Row]:
+    """Measures, prints and publishes; returns the rows."""
+    runs, refused = measure(
+        config.networks, config.algorithms, (config.nbytes,), config.link_model, config.seed
+    )
+    rows = [row for network in config.networks for row in rows_of(network, runs, config)]
+    rows += means(runs, config)
+    notes = [f"Link model {config.link_model}.", *config.notes, *refused, *out_of_reach(runs)]
+    figure = draw(rows, [*config.networks])
+    publish(config.title, rows, config.results, figure=figure, notes=[*notes, *overtaken(runs)])
+    return rows
+
+
+def rows_of(network: str, runs: Sequence[Run], config: Config) -> list[Row]:
+    """A row for each algorithm, ours or the paper's, and one for Ideal."""
+    mine = {run.algorithm: run for run in runs if run.network == network}
+    unit = mine[OURS]
+    printed = {OURS: 1.0, **config.printed.get(network, {})}
+    milliseconds = config.printed_ms.get(network, {})
+    rows = []
+    for name in dict.fromkeys([*mine, *printed, *milliseconds, IDEAL]):
+        seconds = unit.ideal if name == IDEAL else mine[name].time if name in mine else None
+        rows.append(
+            {
+                "network": network,
+                "ranks": unit.schedule.topology.num_ranks,
+                "algorithm": name,
+                "chunks": mine[name].chunks if name in mine else None,
+                "us": seconds and seconds * 1e6,
+                "times TACOS's": seconds and seconds / unit.time,
+                "paper times TACOS's": printed.get(name),
+                "synthesis ms": _synthesis(mine[name], config) if name in config.timed else None,
+                "paper synthesis ms": milliseconds.get(name),
+                "% of ideal": mine[name].of_ideal if name in mine else None,
+            }
+        )
+    return rows
+
+
+def means(runs: Sequence[Run], config: Config) -> list[Row]:
+    """What the paper says of all networks together."""
+    unit = [run for run in runs if run.algorithm == OURS]
+    rows: list[Row] = []
+    for name, printed in config.printed_mean.items():
+        ratios = [
+            run.time / ours.time
+            for ours in unit
+            for run in runs
+            if (run.network, run.algorithm) == (ours.network, name)
+        ]
+        ours = {"times TACOS's": statistics.fmean(ratios), "paper times TACOS's": printed}
+        rows.append({"network": "mean", "algorithm": name, **ours})
+    share = statistics.fmean(run.of_ideal for run in unit)
+    paper = {"paper % of ideal": config.printed_of_ideal}
+    return [*rows, {"network": "mean", "algorithm": OURS, "% of ideal": share, **paper}]
+
+
+def _synthesis(run: Run, config: Config) -> float:
+    def synthesize():
+        return run.synthesizer.synthesize(
+            run.schedule.topology, run.schedule.collective, config.seed
+        )
+
+    return time_it(synthesize, config.repeat).median * 1e3
+
+
+def draw(rows: Sequence[Row], networks: Sequence[str]) -> Figure:
+    """Times over ranks, ours filled and the paper's hollow."""
+    figure = Figure(figsize=(6.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    shown = [row for row in rows if row["network"] in networks]
+    ranks = sorted({int(row["ranks"] or 0) for row in shown})
+    for i, name in enumerate(dict.fromkeys(str(row["algorithm"]) for row in shown)):
+        for column, label, hollow in (
+            ("times TACOS's", name, False),
+            ("paper times TACOS's", f"{name}, paper", True),
+        ):
+            at = [row for row in shown if row["algorithm"] == name and row[column] is not None]
+            if at:
+                axes.plot(
+                    [row["ranks"] for row in at],  # type: ignore[misc]
+                    [row[column] for row in at],  # type: ignore[misc]
+                    color=PALETTE[i % len(PALETTE)],
+                    marker=MARKERS[i % len(MARKERS)],
+                    linestyle=":" if hollow else "-",
+                    markerfacecolor="white" if hollow else None,
+                    label=label,
+                )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ranks, [str(r) for r in ranks])
+    axes.set_xlabel("ranks", color=INK)
+    axes.set_ylabel("time of an all_reduce (times TACOS's)", color=INK)
+    axes.grid(color=FAINT, linewidth=0.5)
+    axes.legend(frameon=False, fontsize=7, ncols=2, labelcolor=INK)
+    return figure
