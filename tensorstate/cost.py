@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from tensorstate.errors import PlanError
 from tensorstate.problem import Demand, Flow, Problem
 from tensorstate.states import REPLICATED, SUM, Move, State, Tree, states
 from tensorstate.ways import Way
@@ -121,7 +120,7 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     """The cost of a training step under decisions.
 
     Raises:
-        PlanError: a tensor is kept in a state in which it never is, or cannot reach a demand.
+        PlanError: a tensor cannot reach a state in which it is kept or demanded.
     """
     remade = remade_classes(problem, decisions.again)
     trips = tuple(_trip(problem, decisions, remade, number) for number in range(len(problem.flows)))
@@ -178,32 +177,41 @@ def _trip(problem: Problem, decisions: Decisions, remade: frozenset[int], number
             known.add(_cheapest_whole(problem, flow, here))
         return frozenset(known)
 
-    early = nothing
-    if flow.early:
-        early = routes.tree(here, targets([d for d in flow.demands if not d.late]))
+    wanted = targets([d for d in flow.demands if not d.late]) if flow.early else frozenset()
     late = targets(late_demands(flow, remade))
+    early = routes.tree(here, wanted) if flow.early else nothing
     if not flow.early or flow.group in remade:
         return Trip(number, source, early, routes.tree(here, late), None, flow.early)
     if not late:
         return Trip(number, source, early, nothing, None, False)
-    there = {source, *(move.target for move in early.moves)}
-    there = {state for state in there if min(state) >= SUM}
     base = here if flow.stored else frozenset()
-    if number in decisions.kept:
-        kept = decisions.kept[number]
-        if kept not in there:
-            raise PlanError(f"flow {number} is kept in state {kept}, in which it never is")
-    else:
-        kept = min(
-            sorted(there),
-            key=lambda s: (
-                routes.tree(base | {s}, late).seconds,
-                0 if flow.stored and s == source else problem.local_bytes(flow, s),
-            ),
-        )
+    kept = decisions.kept.get(number)
+    if kept is None:
+        kept = _best_kept(problem, flow, source, wanted, late)
+    early = routes.tree(here, wanted | {kept})
     tree = routes.tree(base | {kept}, late)
     own = flow.stored and kept == source
     return Trip(number, source, early, tree, None if own else kept, False)
+
+
+def _best_kept(
+    problem: Problem, flow: Flow, source: State, early: frozenset[State], late: frozenset[State]
+) -> State:
+    """The state to keep a flow in with which it travels the least; the smallest among equals."""
+    routes = problem.routes(flow)
+    here = frozenset({source})
+
+    def cost(state: State) -> tuple[float, int, State]:
+        after = routes.tree(here | {state} if flow.stored else frozenset({state}), late).seconds
+        nbytes = 0 if flow.stored and state == source else problem.local_bytes(flow, state)
+        return routes.tree(here, early | {state}).seconds + after, nbytes, state
+
+    near = {source, *early, *(move.target for move in routes.tree(here, early).moves)}
+    best = min(cost(state) for state in near if min(state, default=0) >= SUM)
+    if best[0] > routes.tree(here, early).seconds:
+        partial = [state for state in near if not is_whole(state) and min(state) >= SUM]
+        best = min(best, *map(cost, states(flow.sizes, problem.mesh)), *map(cost, partial))
+    return best[2]
 
 
 def is_whole(state: State) -> bool:

@@ -9,8 +9,8 @@ Variables, all at least 0:
   of its maker puts it and ends where the way of its reader wants it.
 - ``paid[f, era, m]``: at least every ``move[f, era, d, m]``: what goes to several demands by the
   same move is paid for once.
-- ``kept[f, s]``, integer under a memory limit: flow f is kept in state s between the eras. At most
-  one s for every f, and only a state that is reached in the forward pass.
+- ``kept[f, s]``, integer under a memory limit: flow f is kept in state s between the eras, at most
+  one s for every f. It travels there in the forward pass as to any demand.
 - ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
   kept there, what is made there again, and, of an input, what is stored there.
 
@@ -125,19 +125,21 @@ class Formulation:
                 self.persistent += [(v, nbytes) for v in variables]
         if not flow.early:
             starts = [{s: [(v, 1.0) for v in vs] for s, vs in sources.items()}] * len(late)
-            self._era(flow, arcs, late, starts, [self._ends(flow, d) for d in late])
+            self._era(flow, arcs, starts, [self._ends(flow, d) for d in late])
             self._gradient(flow)
             return
         start = {s: [(v, 1.0) for v in vs] for s, vs in sources.items()}
-        ends = [self._ends(flow, d) for d in early]
-        arrived = self._era(flow, arcs, early, [start] * len(early), ends)
+        starts: list[Mapping[State, Terms]] = [start] * len(early)
+        ends: list[Mapping[State, Terms]] = [self._ends(flow, d) for d in early]
         if late or repeats:
-            self._keep(number, flow, arrived)
-            demands = [*late, *repeats]
+            kept = self._keep(number, flow, arcs)
+            starts.append(self._share(sources))
+            ends.append({s: [(v, 1.0)] for s, v in kept.items()})
+        self._era(flow, arcs, starts, ends)
+        if late or repeats:
             ends = [self._ends(flow, d) for d in late]
             ends += [self._ends(flow, d, again=True) for d in repeats]
-            starts = [self._taken(number, flow) for _ in demands]
-            self._era(flow, arcs, demands, starts, ends)
+            self._era(flow, arcs, [self._taken(number, flow) for _ in ends], ends)
 
     def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
@@ -168,28 +170,24 @@ class Formulation:
         self,
         flow: Flow,
         arcs: Sequence[tuple[Move, float]],
-        demands: Sequence[Demand],
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
-    ) -> dict[State, list[int]]:
-        """The travels of a flow in an era; returns the moves paid for by where they end."""
+    ) -> None:
+        """The travels of a flow in an era, from starts to ends."""
+        if not starts:
+            return
         paid: dict[Move, int] = {}
-        shared = len(demands) > 1
-        if demands:
-            for move, seconds in arcs:
-                paid[move] = self.program.variable()
-                if seconds:
-                    self.communication.append((paid[move], flow.weight * seconds))
+        for move, seconds in arcs:
+            paid[move] = self.program.variable()
+            if seconds:
+                self.communication.append((paid[move], flow.weight * seconds))
         for start, end in zip(starts, ends, strict=True):
-            taken = {m: self.program.variable() for m in paid} if shared else paid
-            self._conserve(taken, start, end)
-            if shared:
+            taken = paid
+            if len(starts) > 1:
+                taken = {move: self.program.variable() for move in paid}
                 for move, variable in taken.items():
                     self.program.row([(paid[move], 1.0), (variable, -1.0)], 0.0, np.inf)
-        arrived: dict[State, list[int]] = defaultdict(list)
-        for move, variable in paid.items():
-            arrived[move.target].append(variable)
-        return arrived
+            self._conserve(taken, start, end)
 
     def _conserve(
         self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
@@ -210,20 +208,30 @@ class Formulation:
 
     # ------------------------------------------------------------------ between the eras
 
-    def _keep(self, number: int, flow: Flow, arrived: Mapping[State, list[int]]) -> None:
-        """kept[f, s]: at most one, and only where the tensor is in the forward pass."""
-        sources = self._sources(flow)
+    def _keep(
+        self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
+    ) -> dict[State, int]:
+        """kept[f, s], for at most one s: a demand of the forward pass like others."""
+        reached = {**self._sources(flow), **{move.target: None for move, _ in arcs}}
         limited = self.memory_limit is not None
         kept = self.kept[number] = {}
-        for state in {**sources, **arrived}:
-            if any(entry < SUM for entry in state):
-                continue
-            kept[state] = self.program.variable(high=1.0, integer=limited)
-            there = [(v, -1.0) for v in (*sources.get(state, ()), *arrived.get(state, ()))]
-            self.program.row([(kept[state], 1.0), *there], -np.inf, 0.0)
-            nbytes = flow.weight * self.problem.local_bytes(flow, state)
-            self.between.append((kept[state], nbytes))
+        for state in reached:
+            if all(entry >= SUM for entry in state):
+                kept[state] = self.program.variable(high=1.0, integer=limited)
+                nbytes = flow.weight * self.problem.local_bytes(flow, state)
+                self.between.append((kept[state], nbytes))
         self.program.row([(v, 1.0) for v in kept.values()], -np.inf, 1.0)
+        return kept
+
+    def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
+        """What is kept starts where the maker puts it."""
+        found: dict[State, Terms] = {}
+        for state, choices in sources.items():
+            variable = self.program.variable()
+            terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
+            self.program.row(terms, -np.inf, 0.0)
+            found[state] = [(variable, 1.0)]
+        return found
 
     def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
         """taken[f, d, s] of a new demand d."""
@@ -249,17 +257,16 @@ class Formulation:
     def _memory(self, limit: float) -> None:
         """Beside what is there, every entity finds room for what it reads and writes."""
         start, end = self.program.variable(), self.program.variable()
+        self.peak = self.program.variable(high=MEGA * limit)
         self._sum([*self.persistent, *self.between], start)
         self._sum([*self.persistent, *self.gradients], end)
         for group, choices in enumerate(self.x):
             phase = self.problem.entity(group).phase
             work = [(v, MEGA * self.problem.traffic(group, way)) for (way, _), v in choices.items()]
-            for total, phases in (
-                (start, ("forward", "backward")),
-                (end, ("backward", "optimizer")),
-            ):
-                if phase in phases:
-                    self.program.row([(total, 1.0), *work], -np.inf, MEGA * limit)
+            for total, when in ((start, ("forward", "backward")), (end, ("backward", "optimizer"))):
+                if phase in when:
+                    terms = [(total, 1.0), (self.peak, -1.0), *work]
+                    self.program.row(terms, -np.inf, 0.0)
 
     def _sum(self, terms: Terms, total: int) -> None:
         """A variable that is a sum of bytes, in megabytes."""
@@ -282,6 +289,11 @@ class Formulation:
             for variable, seconds in terms:
                 sums[variable] -= MICRO * seconds
             self.program.row([(larger, 1.0), *sums.items()], 0.0, np.inf)
+
+    def minimize_memory(self) -> None:
+        """Minimize the peak of a device's memory instead; there must be a limit."""
+        self.program.forget_costs()
+        self.program.cost(self.peak, 1.0)
 
     # ------------------------------------------------------------------ solutions
 

@@ -66,9 +66,9 @@ class Program:
         """Add to a variable's cost."""
         self._costs[variable] += cost
 
-    def fix(self, variable: int, value: float) -> None:
-        """Give a variable its value."""
-        self._low[variable] = self._high[variable] = value
+    def forget_costs(self) -> None:
+        """Make all variables cost nothing."""
+        self._costs = array("d", bytes(8 * len(self._costs)))
 
     def row(self, terms: Terms, low: float, high: float) -> None:
         """A new row; a variable may occur in it once."""
