@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from experiments.config import one_of
 from experiments.errors import ConfigError
-from experiments.workloads.workload import Exchange, Workload
+from experiments.workloads.workload import Exchange, Workload, exchanging
 
 # Seconds of an all-reduce of so many bytes, by the group that exchanges.
 Times = Mapping[str, Callable[[int], Fraction]]
@@ -91,10 +91,10 @@ def iteration(work: Workload, times: Times, overlap: Overlap) -> Iteration:
     Raises:
         ConfigError: a group without times.
     """
-    missing = _groups(work) - times.keys()
+    missing = [group for group in exchanging(work) if group not in times]
     if missing:
         raise ConfigError(
-            f"{work.name} exchanges in the group {min(missing)!r}, which has no times; "
+            f"{work.name} exchanges in the group {missing[0]!r}, which has no times; "
             f"there are {', '.join(times) or 'none'}"
         )
     run, buckets = _Run(times, overlap), plan_buckets(work, overlap)
@@ -164,11 +164,6 @@ def _together(work: Workload, bucket: tuple[int, ...]) -> Exchange:
     gradients = [work.layers[place].gradient for place in bucket]
     sent = [gradient for gradient in gradients if gradient]
     return Exchange(sent[0].group, sum(gradient.nbytes for gradient in sent))
-
-
-def _groups(work: Workload) -> set[str]:
-    sent = [x for layer in work.layers for x in (layer.activations, layer.gradient) if x]
-    return {exchange.group for exchange in sent}
 
 
 class _Run:

@@ -75,6 +75,12 @@ class Workload:
         return sum(layer.gradient.nbytes for layer in self.layers if layer.gradient)
 
 
+def exchanging(work: Workload) -> tuple[str, ...]:
+    """The groups that a workload exchanges in, in order of their first exchange."""
+    sent = [x for layer in work.layers for x in (layer.activations, layer.gradient) if x]
+    return tuple(dict.fromkeys(exchange.group for exchange in sent))
+
+
 def workload(
     model: Model,
     accelerator: Accelerator,
