@@ -398,9 +398,14 @@ def _use(view: View, labels: Sequence[Sequence[int]]) -> Use:
 def _linear(
     signature: Signature, step: Step, operands: Sequence[int]
 ) -> tuple[frozenset[int], ...]:
-    """The sets of arguments, in numbers of operands; a sum with a constant is not linear."""
+    """The sets of arguments, in numbers of operands, of which partial sums make sense.
+
+    A sum with a constant is not linear, and of truth values and random keys there are no sums.
+    """
     found = []
     for one in signature.linear:
+        if any(getattr(step.inputs[k].dtype, "kind", "O") in "bO" for k in one):
+            continue
         constants = [atom for k, atom in enumerate(step.inputs) if k in one and k not in operands]
         if all(isinstance(atom, Constant) and atom.value == 0 for atom in constants):
             found.append(frozenset(operands.index(k) for k in one if k in operands))

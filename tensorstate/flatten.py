@@ -79,7 +79,7 @@ class Step:
         primitive, params: as traced.
         inputs, outputs: what it reads and makes.
         stack: names of the functions and transformations that it stands in.
-        info: where the user wrote it.
+        infos: where the user wrote it, and where the call that it stands in, if jax wrote it.
         region: number of the checkpoint region that recomputes it, or ``None``.
     """
 
@@ -88,13 +88,13 @@ class Step:
     inputs: list[Atom]
     outputs: list[Variable]
     stack: str
-    info: Any
+    infos: tuple[Any, Any]
     region: int | None
 
     @property
     def source(self) -> Source:
         """Where in the model it came from."""
-        return Source(self.stack, info.summarize(self.info))
+        return _source(self.stack, self.infos)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -114,9 +114,9 @@ def flatten(closed: core.ClosedJaxpr) -> Program:
         PlanError: for a function with side effects, or one whose loops are too long to unroll.
     """
     walk = _Walk()
-    inputs = [walk.variable(invar.aval) for invar in closed.jaxpr.invars]
+    inputs = [walk.variable(aval) for aval in closed.in_avals]
     constants = [walk.close_over(value) for value in closed.consts]
-    outputs = walk.run(closed.jaxpr, constants, inputs, _Place("", None))
+    outputs = walk.run(closed.jaxpr, constants, inputs, _Place("", None, None))
     return Program(inputs, walk.constants, needed(walk.steps, outputs), outputs)
 
 
@@ -133,13 +133,26 @@ def needed(steps: Sequence[Step], outputs: Sequence[Atom]) -> list[Step]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
+    """Where equations stand: names, the user's line that called them, and the region."""
+
     stack: str
+    line: Any
     region: int | None
 
     def inside(self, stack: str) -> _Place:
         if not stack:
             return self
-        return _Place(f"{self.stack}/{stack}" if self.stack else stack, self.region)
+        names = f"{self.stack}/{stack}" if self.stack else stack
+        return dataclasses.replace(self, stack=names)
+
+
+def _source(stack: str, infos: tuple[Any, Any]) -> Source:
+    own, call = infos
+    return Source(stack, _line(own) or _line(call))
+
+
+def _line(source_info) -> str:
+    return "" if source_info is None else info.summarize(source_info)
 
 
 class _Walk:
@@ -179,7 +192,7 @@ class _Walk:
 
         def read(atom) -> Atom:
             if isinstance(atom, core.Literal):
-                return Constant((), atom.aval.dtype, atom.val)
+                return Constant((), _dtype(atom.aval), atom.val)
             return atoms[atom]
 
         stacks: dict[int, _Place] = {}
@@ -201,7 +214,7 @@ class _Walk:
         if name == "scan":
             return self.scan(eqn, inputs, place)
         if eqn.effects:
-            source = Source(place.stack, info.summarize(eqn.source_info))
+            source = _source(place.stack, (eqn.source_info, place.line))
             kinds = ", ".join(sorted(str(effect) for effect in eqn.effects))
             raise PlanError(
                 f"the step has the side effect {kinds} in {name!r} ({source}), expected a pure "
@@ -217,6 +230,13 @@ class _Walk:
             params = {"new_sizes": out.shape, "dimensions": None, "sharding": None}
             self.append(lax.reshape_p, params, [same], [out], place, eqn.source_info)
             return [out]
+        if name == "reshape" and eqn.params["dimensions"] is not None:
+            order = {"permutation": eqn.params["dimensions"]}
+            moved = Variable(
+                tuple(inputs[0].shape[d] for d in order["permutation"]), inputs[0].dtype
+            )
+            self.append(lax.transpose_p, order, inputs, [moved], place, eqn.source_info)
+            inputs = [moved]
         outputs = [self.variable(outvar.aval) for outvar in eqn.outvars]
         self.append(eqn.primitive, eqn.params, inputs, outputs, place, eqn.source_info)
         return outputs
@@ -228,7 +248,15 @@ class _Walk:
                 f"(at {place.stack or 'the top'}): shorten its longest loop"
             )
         self.steps.append(
-            Step(primitive, params, inputs, outputs, place.stack, source_info, place.region)
+            Step(
+                primitive,
+                params,
+                inputs,
+                outputs,
+                place.stack,
+                (source_info, place.line),
+                place.region,
+            )
         )
 
     def call(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
@@ -237,10 +265,10 @@ class _Walk:
         if name in REMAT and eqn.params.get("differentiated"):
             self._regions += 1
             place = dataclasses.replace(place, region=self._regions)
-        if name in ("jit", "pjit") and eqn.params.get("name", "").startswith("_"):
-            pass  # jax's own helpers say nothing about the model
-        elif name in ("jit", "pjit"):
-            place = place.inside(eqn.params["name"])
+        if name in ("jit", "pjit") and not eqn.params["name"].startswith("_"):
+            place = place.inside(eqn.params["name"])  # of others jax's own helpers
+        if _line(eqn.source_info):
+            place = dataclasses.replace(place, line=eqn.source_info)
         return self.run(jaxpr, [self.close_over(c) for c in constants], inputs, place)
 
     # ------------------------------------------------------------------ scan
@@ -304,6 +332,10 @@ class _Walk:
         out = Variable(tuple(aval.shape), aval.dtype, rows=tuple(rows))
         self.append(lax.concatenate_p, {"dimension": 0}, parts, [out], place, source_info)
         return out
+
+
+def _dtype(aval: Any):
+    return aval.dtype
 
 
 def _known(atom: Atom) -> TypeGuard[Constant]:

@@ -67,10 +67,17 @@ def gather(
         (tuple(table_labels), tuple(index_labels)),
         (tuple(out_labels),),
         reduced,
-        (frozenset({0}),),
+        (frozenset({0}),) if _fills_linearly(params) else (),
         frozenset(frozen),
         elements(results[0]),
     )
+
+
+def _fills_linearly(params: Mapping[str, Any]) -> bool:
+    """Whether what stands for places outside the table is the sum of itself and itself."""
+    value = params["fill_value"]
+    fills = Mode.from_any(params["mode"]) == Mode.FILL_OR_DROP
+    return not fills or value is None or value == 0 or value != value
 
 
 def _run_gather(equation: Equation, arrays, block: Block):

@@ -1,0 +1,165 @@
+"""What graphs and operators are checked against: the traced function, and whole operators."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorstate.graph import Graph, Operator
+from tensorstate.run import LocalBlock, interpret, run_operator
+
+
+def arguments(abstract, seed: int = 0):
+    """Arrays of given shapes: small normal floats, integers of 0 to 3, and random keys."""
+    leaves, tree = jax.tree.flatten(abstract)
+    rng = np.random.default_rng(seed)
+    return jax.tree.unflatten(tree, [_array(leaf, rng) for leaf in leaves])
+
+
+def _array(leaf, rng: np.random.Generator):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = rng.integers(0, 2**31, (*leaf.shape, 2)).astype(np.uint32)
+        return jax.random.wrap_key_data(jnp.asarray(data))
+    if leaf.dtype == bool:
+        return jnp.asarray(rng.integers(0, 2, leaf.shape).astype(bool))
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        return jnp.asarray(rng.integers(0, 4, leaf.shape), leaf.dtype)
+    return jnp.asarray(0.1 * rng.normal(size=leaf.shape), leaf.dtype)
+
+
+def positive(tree):
+    """Every float made positive, as second moments of Adam are."""
+    return jax.tree.map(lambda x: abs(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+
+
+def assert_same(graph: Graph, function, args, rtol: float = 2e-5) -> None:
+    """The graph, run on one device, makes of arguments what the function makes of them."""
+    expected = jax.tree.leaves(jax.jit(function)(*args))
+    found = jax.tree.leaves(jax.jit(interpret(graph))(*args))
+    assert len(found) == len(expected)
+    for x, y in zip(found, expected, strict=True):
+        assert x.shape == y.shape
+        assert x.dtype == y.dtype
+        close(x, y, rtol)
+
+
+def close(x, y, rtol: float = 2e-5) -> None:
+    """Equal but for rounding, measured against the largest element."""
+    x, y = (np.asarray(jax.random.key_data(v) if _is_key(v) else v) for v in (x, y))
+    if x.dtype.kind in "biu":
+        np.testing.assert_array_equal(x, y)
+    else:
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        finite = np.abs(y[np.isfinite(y)])
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=rtol * finite.max(initial=1e-30))
+
+
+def _is_key(x) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+# ---------------------------------------------------------------------- operators
+
+
+def values(graph: Graph, args) -> dict[int, jax.Array]:
+    """Every tensor of a step, one dimension a position."""
+
+    def run(leaves):
+        found = {
+            index: jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
+            for index, leaf in zip(graph.inputs, leaves, strict=True)
+        }
+        for index, value in graph.constants:
+            found[index] = jnp.asarray(value).reshape(graph.tensors[index].sizes)
+        for operator in graph.operators:
+            operands = [found[use.tensor] for use in operator.operands]
+            results = run_operator(operator, operands, LocalBlock.all_of(operator.sizes))
+            found.update(zip((use.tensor for use in operator.results), results, strict=True))
+        return found
+
+    return jax.jit(run)(jax.tree.leaves(args))
+
+
+def distinct(graph: Graph) -> list[Operator]:
+    """One operator of each kind, shape and way to be read."""
+    found = {}
+    for operator in graph.operators:
+        dtypes = tuple(str(graph.tensors[use.tensor].dtype) for use in operator.operands)
+        views = tuple((view.positions, str(view.value)) for view in operator.call.inputs)
+        key = (operator.primitive, operator.sizes, operator.operands and dtypes, views)
+        found.setdefault((*key, str(operator.call.output_labels), operator.kind), operator)
+    return list(found.values())
+
+
+def check_operator(operator: Operator, tensors, parts: int = 2) -> int:
+    """Sharded by each label, and given partial sums, an operator makes what it makes whole.
+
+    Returns:
+        How many ways were checked.
+    """
+    operands = [_plain(tensors[use.tensor]) for use in operator.operands]
+    whole = [tensors[use.tensor] for use in operator.results]
+    checked = 0
+    for label, size in enumerate(operator.sizes):
+        if label in operator.frozen or size % parts:
+            continue
+        found = _by_label(operator, operands, label, parts)
+        for x, y in zip(found, whole, strict=True):
+            close(x, y)
+        checked += 1
+    for linear in operator.linear:
+        found = _by_sums(operator, operands, linear)
+        for x, y in zip(found, whole, strict=True):
+            close(x, y, 1e-4)
+        checked += 1
+    return checked
+
+
+COMBINE = {"sum": np.sum, "max": np.max, "min": np.min}
+
+
+def _plain(x):
+    return x if _is_key(x) else np.asarray(x)
+
+
+def _by_label(operator: Operator, operands, label: int, parts: int):
+    results = []
+    for i in range(parts):
+        counts = tuple(parts if other == label else 1 for other in range(len(operator.sizes)))
+        blocks = [
+            np.split(x, parts, use.labels.index(label))[i] if label in use.labels else x
+            for x, use in zip(operands, operator.operands, strict=True)
+        ]
+        block = LocalBlock(operator.sizes, counts, {label: np.int32(i)})
+        results.append([*map(_plain, run_operator(operator, blocks, block))])
+    found = []
+    for k, use in enumerate(operator.results):
+        one = [result[k] for result in results]
+        if label in use.labels:
+            found.append(np.concatenate(one, axis=use.labels.index(label)))
+        elif label in operator.reduced:
+            found.append(COMBINE[operator.reduced[label]](np.stack(one), axis=0))
+        else:
+            for other in one[1:]:
+                close(other, one[0])
+            found.append(one[0])
+    return found
+
+
+def _part(x, rng: np.random.Generator):
+    """One of two arrays that add up to a given one."""
+    if x.dtype.kind in "iu":
+        return rng.integers(-2, 3, x.shape).astype(x.dtype)
+    return (rng.uniform(-1, 1, x.shape) * np.abs(x)).astype(x.dtype)
+
+
+def _by_sums(operator: Operator, operands, linear: frozenset[int]):
+    rng = np.random.default_rng(1)
+    first = [_part(x, rng) if i in linear else x for i, x in enumerate(operands)]
+    second = [x - first[i] if i in linear else x for i, x in enumerate(operands)]
+    block = LocalBlock.all_of(operator.sizes)
+    pairs = zip(
+        run_operator(operator, first, block), run_operator(operator, second, block), strict=True
+    )
+    return [a + b for a, b in pairs]
