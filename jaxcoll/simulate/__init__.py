@@ -16,6 +16,7 @@ first served. It knows the core types only, no synthesizer.
 from jaxcoll.simulate.framing import PACKETS, WHOLE, Framing
 from jaxcoll.simulate.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulate.schedules import simulate
+from jaxcoll.simulate.steady import steady_seconds
 from jaxcoll.simulate.timeline import MODELS, Timeline
 
 __all__ = [
@@ -28,4 +29,5 @@ __all__ = [
     "Timeline",
     "simulate",
     "simulate_messages",
+    "steady_seconds",
 ]

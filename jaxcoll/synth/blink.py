@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from fractions import Fraction
 from typing import ClassVar
 
@@ -10,14 +11,14 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.links import whole_number
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulate import steady_seconds
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.blind import checked_pieces, distinct_edges
 from jaxcoll.synth.forestcoll.fitting import fitting_forest
-from jaxcoll.synth.unwind import unwind
-from jaxcoll.throughput import bottleneck, check_balanced
+from jaxcoll.synth.unwind import Unwound, unwind
+from jaxcoll.throughput import bottleneck, check_balanced, optimum
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
@@ -66,6 +67,15 @@ class Blink(Synthesizer):
                     f"{field} must be an integer of at least {least}, got {value!r}"
                 )
 
+    def granularity(self, topology: Topology) -> int:
+        """Chunks a shard of an all_reduce are best a multiple of this: all its trees fit then."""
+        network, _ = self._without_switches(topology)
+        root = self._root_on(network)
+        alone = [int(rank == root) for rank in range(network.num_ranks)]
+        trees = (optimum(way, alone).k for way in (network, network.transpose()))
+        needed = math.lcm(*trees) if self.k is None else self.k
+        return needed // math.gcd(needed, network.num_ranks)
+
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.
 
@@ -79,20 +89,27 @@ class Blink(Synthesizer):
             raise CollectiveError(
                 f"blink is defined for one group of all {n} ranks, not for {collective}"
             )
-        if self.degree is None or topology.is_direct:
-            return self._on(topology, collective, 1)
-        unwound = unwind(topology, self.degree)
-        found = self._on(unwound.topology, collective, int(unwound.edges.hops.max()))
+        network, unwound = self._without_switches(topology)
+        if unwound is None:
+            return self._on(network, collective, 1)
+        found = self._on(network, collective, int(unwound.edges.hops.max()))
         link = found.edges.first_link[found.edge]
-        on_links = dataclasses.replace(found, edges=Edges.from_links(unwound.topology), edge=link)
+        on_links = dataclasses.replace(found, edges=Edges.from_links(network), edge=link)
         return unwound.carry(on_links, topology).with_provenance(found.provenance)
+
+    def _without_switches(self, topology: Topology) -> tuple[Topology, Unwound | None]:
+        """The network on which trees are packed, and what its links stand for if preset."""
+        if self.degree is None or topology.is_direct:
+            return topology, None
+        unwound = unwind(topology, self.degree)
+        return unwound.topology, unwound
 
     def _on(self, topology: Topology, collective: Collective, hops: int) -> Schedule:
         """A schedule where every link stands for up to so many of the real network."""
         if collective.kind == "broadcast":
             root = collective.groups[0][collective.root or 0]
             return self._broadcast(topology, root, collective, hops)
-        root = self._best_root(topology) if self.root is None else self._given_root(topology)
+        root = self._root_on(topology)
         simple = Collective(
             "broadcast", topology.num_ranks, collective.num_chunks, collective.groups,
             collective.groups[0].index(root),
@@ -124,14 +141,14 @@ class Blink(Synthesizer):
             provenance=Provenance(certificate={"root": root, **found.provenance.certificate}),
         )
 
-    def _given_root(self, topology: Topology) -> int:
-        root = whole_number(self.root, "root")
-        if root >= topology.num_ranks:
-            raise CollectiveError(f"root {root} is no rank; ranks are 0..{topology.num_ranks - 1}")
-        return root
-
-    @staticmethod
-    def _best_root(topology: Topology) -> int:
+    def _root_on(self, topology: Topology) -> int:
+        """The root that is given, or the quickest."""
+        if self.root is not None:
+            if self.root < topology.num_ranks:
+                return self.root
+            raise CollectiveError(
+                f"root {self.root} is no rank; ranks are 0..{topology.num_ranks - 1}"
+            )
         check_balanced(topology)
         back = topology.transpose()
 
@@ -176,18 +193,8 @@ def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> 
         edges=edges,
     )
     certificate = {
-        "seconds a byte": str(_slowest_link(both)),
+        "seconds a byte": str(steady_seconds(both)),
         "reduce": up.provenance.certificate,
         "broadcast": down.provenance.certificate,
     }
     return both.with_provenance(Provenance(certificate=certificate))
-
-
-def _slowest_link(schedule: Schedule) -> Fraction:
-    """Seconds a byte of the buffer on the link that takes longest for all it carries."""
-    on_edge = np.bincount(schedule.edge, minlength=len(schedule.edges))
-    load = np.zeros(schedule.topology.num_links, np.int64)
-    np.add.at(load, schedule.edges.path_link, np.repeat(on_edge, schedule.edges.hops))
-    speed = schedule.topology.exact_bandwidth
-    worst = max(Fraction(int(x)) / b for x, b in zip(load, speed, strict=True))
-    return worst / schedule.collective.num_chunks

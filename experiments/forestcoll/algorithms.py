@@ -1,0 +1,124 @@
+"""Who is compared with ForestColl: schedules by algorithm and kind, each in several pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from experiments.forestcoll.networks import ClusterConfig
+from experiments.workloads.collectives import cut_through
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulate import simulate
+from jaxcoll.synth import (
+    Blink,
+    DoubleBinaryTree,
+    ForestColl,
+    MultiTree,
+    Ring,
+    StepMilp,
+    Synthesizer,
+    Tacos,
+    synthesize,
+)
+from jaxcoll.topology import Topology
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+# A kind of collective that an algorithm is not for, or a network that it cannot search.
+Refused = (CollectiveError, TopologyError)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What an algorithm is asked for.
+
+    Attributes:
+        cluster: the boxes.
+        topology: their network.
+        kind: of the collective.
+        pieces: into which the data that crosses a connection is cut, smallest first.
+        nbytes: largest size.
+        seed: of the synthesizers.
+    """
+
+    cluster: ClusterConfig
+    topology: Topology
+    kind: str
+    pieces: Sequence[int]
+    nbytes: int
+    seed: int
+
+    def made(self, synthesizer: Synthesizer, chunks: int) -> Schedule:
+        """A verified schedule."""
+        return synthesize(self.topology, self.kind, synthesizer, chunks=chunks, seed=self.seed)
+
+
+def _forestcoll(case: Case) -> Iterator[Schedule]:
+    k = ForestColl().granularity(case.topology)
+    for pieces in case.pieces:
+        yield case.made(ForestColl(), k * pieces)
+    yield case.made(ForestColl(), 1)
+
+
+def _blink(case: Case) -> Iterator[Schedule]:
+    least = Blink().granularity(case.topology)
+    for pieces in case.pieces:
+        yield case.made(Blink(), least * pieces)
+
+
+def _vendor_ring(case: Case) -> Iterator[Schedule]:
+    """NCCL's and RCCL's, at best: a ring for each link between boxes, one way and both ways."""
+    circles = case.cluster.circles()
+    for both in (False, True):
+        ring = Ring(bidirectional=both, circles=circles)
+        for pieces in case.pieces:
+            yield cut_through(case.made(ring, (1 + both) * len(circles) * pieces), pieces)
+
+
+def _double_binary_tree(case: Case) -> Iterator[Schedule]:
+    for pieces in case.pieces:
+        yield case.made(DoubleBinaryTree(pieces=pieces), pieces)
+
+
+def _multitree(case: Case) -> Iterator[Schedule]:
+    """With the slowest link as its unit, as the dissertation has it (Sec. 4.6.5)."""
+    unit = float(case.topology.bandwidth.min())
+    for nearest_first in (False, True):
+        multitree = MultiTree(unit=unit, nearest_first=nearest_first)
+        for pieces in case.pieces:
+            yield cut_through(case.made(multitree, pieces), pieces)
+
+
+def _tacos(case: Case) -> Iterator[Schedule]:
+    for chunks in (1, 4):
+        yield case.made(Tacos(nbytes=case.nbytes), chunks)
+
+
+def _step_milp(case: Case) -> Iterator[Schedule]:
+    for chunks in (1, 2):
+        yield case.made(StepMilp(nbytes=case.nbytes, seconds=20.0), chunks)
+
+
+ALGORITHMS: Mapping[str, Callable[[Case], Iterator[Schedule]]] = {
+    "ForestColl": _forestcoll,
+    "vendor ring": _vendor_ring,
+    "double binary tree": _double_binary_tree,
+    "Blink+Switch": _blink,
+    "MultiTree": _multitree,
+    "TACOS": _tacos,
+    "step MILP": _step_milp,
+}
+
+
+def quickest(algorithm: str, case: Case, sizes: Sequence[int]) -> dict[int, float]:
+    """Simulated seconds of the quickest of the algorithm's schedules, by size.
+
+    Raises:
+        CollectiveError, TopologyError: the algorithm is not defined for the case.
+    """
+    times = dict.fromkeys(sizes, math.inf)
+    for schedule in ALGORITHMS[algorithm](case):
+        for nbytes in sizes:
+            times[nbytes] = min(times[nbytes], simulate(schedule, nbytes).time)
+    return times

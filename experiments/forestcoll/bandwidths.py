@@ -1,0 +1,155 @@
+"""Bandwidth against size on boxes of accelerators, by algorithm (Fig. 4.10, 4.11, 4.12)."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.config import above, at_least, one_of
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.forestcoll.algorithms import ALGORITHMS, KINDS, Case, Refused, quickest
+from experiments.forestcoll.networks import ClusterConfig
+from experiments.workloads.pictures import panels
+from jaxcoll.bounds import cut_bound
+from jaxcoll.draw import format_bytes
+
+OURS = "ForestColl"
+# Panel (cluster and kind) to algorithm to bytes to GB/s.
+Curves = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """By how many percent the paper measured ForestColl to be faster.
+
+    Attributes:
+        cluster, kind: of the panel.
+        over: algorithms; the fastest of them at each size counts.
+        nbytes: at this size; the mean over all where 0.
+        printed: percent.
+    """
+
+    cluster: str
+    kind: str
+    over: tuple[str, ...]
+    nbytes: int
+    printed: float
+
+    def __post_init__(self) -> None:
+        one_of("claims.kind", self.kind, KINDS)
+        for name in self.over:
+            one_of("claims.over", name, tuple(ALGORITHMS))
+        at_least("claims.nbytes", self.nbytes, 0)
+        above("claims.printed", self.printed, 0)
+
+    def row(self, curves: Curves) -> dict[str, Any]:
+        """Ours beside it; empty where no such thing was run."""
+        lines = curves.get((self.cluster, self.kind), {})
+        others = [lines[name] for name in self.over if name in lines]
+        ours = None
+        if others:
+            gains = {
+                nbytes: 100 * (speed / max(line[nbytes] for line in others) - 1)
+                for nbytes, speed in lines[OURS].items()
+            }
+            ours = gains.get(self.nbytes) if self.nbytes else statistics.fmean(gains.values())
+        size = format_bytes(self.nbytes) if self.nbytes else "mean of all sizes"
+        return {
+            "cluster": self.cluster,
+            "collective": self.kind,
+            "algorithm": f"{OURS} over {', '.join(self.over)}, {size}",
+            "% faster": ours,
+            "paper % faster": self.printed,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The figure.
+
+    Attributes:
+        title: of the table.
+        size: what it is run as.
+        clusters: by name.
+        kinds: of collectives.
+        algorithms: names in ``ALGORITHMS``.
+        pieces: that are tried, smallest first.
+        nbytes: sizes of a rank's buffer, rising.
+        claims: what the paper prints.
+        notes: what differs from the paper.
+        seed: of the synthesizers.
+        results: folder to write to.
+    """
+
+    title: str
+    size: str
+    clusters: Mapping[str, ClusterConfig]
+    kinds: tuple[str, ...]
+    algorithms: tuple[str, ...]
+    pieces: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    claims: tuple[Claim, ...]
+    notes: tuple[str, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        for kind in self.kinds:
+            one_of("kinds", kind, KINDS)
+        for name in self.algorithms:
+            one_of("algorithms", name, tuple(ALGORITHMS))
+        if OURS not in self.algorithms or not self.clusters or not self.kinds:
+            raise ConfigError(f"needs clusters, kinds, and {OURS} among the algorithms")
+        for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
+            if not values or sorted(set(values)) != list(values) or values[0] < 1:
+                raise ConfigError(f"{name} must rise from 1 or more, got {values}")
+        at_least("seed", self.seed, 0)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row for each cluster, kind and algorithm, and one for each number that the paper prints."""
+    curves, rows, refused = {}, [], {}
+    for name, cluster in config.clusters.items():
+        topology = cluster.build()
+        for kind in config.kinds:
+            case = Case(cluster, topology, kind, config.pieces, config.nbytes[-1], config.seed)
+            lines = curves[name, kind] = {}
+            for algorithm in config.algorithms:
+                try:
+                    times = quickest(algorithm, case, config.nbytes)
+                except Refused as error:
+                    refused[algorithm, name, kind] = str(error)
+                    continue
+                lines[algorithm] = {size: size / time / 1e9 for size, time in times.items()}
+                most = _optimum(case)
+                rows.append(
+                    {
+                        "cluster": name,
+                        "collective": kind,
+                        "algorithm": algorithm,
+                        **{format_bytes(size): speed for size, speed in lines[algorithm].items()},
+                        "optimum GB/s": most,
+                        "% of optimum": 100 * lines[algorithm][case.nbytes] / most,
+                    }
+                )
+    rows += [claim.row(curves) for claim in config.claims]
+    figure = panels(
+        {f"{kind}, {name}": lines for (name, kind), lines in curves.items()},
+        label_x="buffer of a rank",
+        label_y="algbw (GB/s)",
+        columns=min(3, len(curves)),
+    )
+    notes = [*config.notes, *(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())]
+    publish(config.title, rows, config.results, figure=figure, notes=list(dict.fromkeys(notes)))
+    return rows
+
+
+def _optimum(case: Case) -> float:
+    """GB/s that no schedule beats; for all_reduce, no reduce_scatter and all_gather after it."""
+    phases = 2 if case.kind == "all_reduce" else 1
+    gather = cut_bound(case.topology, "all_gather", case.nbytes).time
+    return case.nbytes / (phases * gather) / 1e9

@@ -1,0 +1,115 @@
+"""The clusters of ForestColl's evaluation, and rings through them as vendors lay them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from experiments.config import at_least, one_of
+from experiments.errors import ConfigError
+from jaxcoll import topologies
+from jaxcoll.topology import Topology
+
+# Dissertation, Sec. 4.6.2 and 4.6.3: bytes a second of a rank to its box's switch, and outside.
+NVSWITCH = {"a100": (300e9, 25e9), "h100": (450e9, 50e9)}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterConfig:
+    """Boxes of one kind.
+
+    Attributes:
+        fabric: "a100", "h100" or "mi250".
+        boxes: how many.
+        ranks: of each box; all that a box has (8, 8 and 16) in the paper but for MI250's 8+8.
+    """
+
+    fabric: str
+    boxes: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        one_of("fabric", self.fabric, tuple(FABRICS))
+        at_least("boxes", self.boxes, 1)
+        at_least("ranks", self.ranks, 1)
+
+    def build(self) -> Topology:
+        """The network."""
+        return FABRICS[self.fabric](self.boxes, self.ranks)
+
+    def circles(self) -> tuple[tuple[int, ...], ...]:
+        """A ring for each rank of a box, all of which enter and leave a box at different ranks.
+
+        So all of the links between boxes are used, as NCCL's and RCCL's rings do. Inside a box a
+        ring follows links, round the ranks where a switch joins all.
+        """
+        box = FABRICS[self.fabric](1, self.ranks)
+        ways = _around(self.ranks) if not box.is_direct else _through(box)
+        first = self.ranks * np.arange(self.boxes)
+        return tuple(tuple((first[:, None] + way).ravel().tolist()) for way in ways)
+
+
+def _nvswitch(fabric: str) -> Callable[[int, int], Topology]:
+    def build(boxes: int, ranks: int) -> Topology:
+        if ranks == 8:
+            return {"a100": topologies.dgx_a100, "h100": topologies.dgx_h100}[fabric](boxes)
+        inside, network = NVSWITCH[fabric]
+        return topologies.nvswitch_boxes((ranks,) * boxes, inside=inside, network=network)
+
+    return build
+
+
+FABRICS: Mapping[str, Callable[[int, int], Topology]] = {
+    "a100": _nvswitch("a100"),
+    "h100": _nvswitch("h100"),
+    "mi250": lambda boxes, ranks: topologies.mi250(boxes, ranks=ranks),
+}
+
+
+def _around(ranks: int) -> list[np.ndarray]:
+    return [(np.arange(ranks) + start) % ranks for start in range(ranks)]
+
+
+def _through(box: Topology) -> list[np.ndarray]:
+    """Ways over links through all ranks of a box, one from each rank.
+
+    Each takes the links that are least in use so far, as a depth-first search finds them, and ends
+    where no other has ended, if there is such a way.
+    """
+    n = box.num_ranks
+    wide = np.zeros((n, n))
+    np.add.at(wide, (box.src, box.dst), box.bandwidth)
+    used, ends, ways = np.zeros((n, n)), set(), []
+    for start in range(n):
+        way = _way(wide, used, start, ends) or _way(wide, used, start, set())
+        if not way:
+            raise ConfigError(f"{box} has no way over links through all ranks from rank {start}")
+        used[way[:-1], way[1:]] += 1
+        ends.add(way[-1])
+        ways.append(np.asarray(way))
+    return ways
+
+
+def _way(wide: np.ndarray, used: np.ndarray, start: int, ends: set[int]) -> list[int]:
+    """The first way found that ends elsewhere, links least in use for their bandwidth tried first.
+
+    Empty if there is none.
+    """
+    n = len(wide)
+    way, choices = [start], [iter(_next(wide, used, start))]
+    while way and (len(way) < n or way[-1] in ends):
+        following = next((v for v in choices[-1] if v not in way), None)
+        if following is None:
+            way.pop()
+            choices.pop()
+        else:
+            way.append(following)
+            choices.append(iter(_next(wide, used, following)))
+    return way
+
+
+def _next(wide: np.ndarray, used: np.ndarray, u: int) -> list[int]:
+    near = np.flatnonzero(wide[u])
+    return near[np.argsort((used[u, near] + 1) / wide[u, near], kind="stable")].tolist()
