@@ -9,54 +9,23 @@ far, mapped files included.
 from __future__ import annotations
 
 import argparse
-import math
-import resource
-import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.report import report, time_it
+from experiments.tacos.scale import growth, measure_mesh
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.simulate import simulate
 from jaxcoll.synth.tacos import Tacos
-from jaxcoll.synth.tacos_scale import synthesize_compact
-from jaxcoll.topologies import mesh, ring_fc_switch
+from jaxcoll.topologies import ring_fc_switch
 from jaxcoll.verify import verify
 
 SHOWN: Sequence[tuple[int, ...]] = ((32, 32), (64, 64), (16, 16, 16))
 PAPER: Sequence[tuple[int, ...]] = ((100, 100), (200, 200), (35, 35, 35))
-PAPER_SECONDS = {"mesh 200x200": 2.52 * 3600, "mesh 35x35x35": 3.29 * 3600}
 SIZES = (10**6, 10**9)
-
-
-def measure_mesh(sides: Sequence[int], folder: Path, threads: int, seed: int) -> dict[str, Any]:
-    """One row: what one mesh takes, in seconds of wall and processor, and in memory."""
-    topology = mesh(*sides)
-    started, used = time.perf_counter(), time.process_time()
-    compact = synthesize_compact(topology, folder / topology.name, threads=threads, seed=seed)
-    made, spent = time.perf_counter() - started, time.process_time() - used
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    started = time.perf_counter()
-    verify(compact)
-    replayed = time.perf_counter() - started
-    shutil.rmtree(folder / topology.name)
-    row = {
-        "network": topology.name,
-        "ranks": topology.num_ranks,
-        "steps": compact.num_steps,
-        "bound": -(-(topology.num_ranks - 1) // len(sides)),  # what a corner's links can bring
-        "seconds": made,
-        "processor seconds": spent,
-        "replay seconds": replayed,
-        "memory GB": memory * 1024 / 1e9,
-        "disk GB": compact.nbytes / 1e9,
-        "paper's seconds": PAPER_SECONDS.get(topology.name),
-    }
-    return {column: figure for column, figure in row.items() if figure is not None}
 
 
 def measure_rfs(seed: int, repeat: int) -> list[dict[str, Any]]:
@@ -85,13 +54,6 @@ def measure_rfs(seed: int, repeat: int) -> list[dict[str, Any]]:
     return rows
 
 
-def growth(rows: Sequence[dict[str, Any]]) -> float:
-    """The exponent with which processor time grows with ranks, from the first row to the last."""
-    first, last = rows[0], rows[-1]
-    ratio = last["processor seconds"] / first["processor seconds"]
-    return math.log(ratio) / math.log(last["ranks"] / first["ranks"])
-
-
 def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="tacos-scale", description=__doc__)
@@ -109,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
         measure_mesh((4, 4), Path(folder), options.threads, options.seed)  # compiles
         rows = [measure_mesh(sides, Path(folder), options.threads, options.seed) for sides in sizes]
     report("tacos-scale", rows)
-    planar = [row for row in rows if row["network"].count("x") == 1]
+    planar = [row for row in rows if str(row["network"]).count("x") == 1]
     if len(planar) > 1:
         print(f"Processor time on 2D meshes grows as ranks to the power {growth(planar):.2f}.")
     report("tacos-rfs", measure_rfs(options.seed, options.repeat))

@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "tacos-fig-17a": Experiment("experiments.tacos.bandwidths"),
     "tacos-fig-17b": Experiment("experiments.tacos.bandwidths"),
     "tacos-fig-18": Experiment("experiments.tacos.over_time"),
+    "tacos-fig-19": Experiment("experiments.tacos.synthesis"),
     "tacos-fig-20": Experiment("experiments.tacos.training"),
     "tacos-fig-21": Experiment("experiments.tacos.training"),
 }

@@ -39,15 +39,17 @@ class Claim:
         """Our mean beside the paper's; nothing beside it where we ran no such thing."""
         column = "% of ideal" if self.over == IDEAL else "times as fast"
         ours = self._ours(runs)
+        sizes = list(dict.fromkeys(nbytes for _, nbytes in ours)) or self.sizes
         return {
             "network": ", ".join(self.networks) or "mean",
-            "size": ", ".join(map(format_size, self.sizes)) or "all",
+            "size": ", ".join(map(format_size, sizes)) if self.sizes else "all",
             "algorithm": self.of if self.over == IDEAL else f"{self.of} over {self.over}",
-            column: statistics.fmean(ours) if ours else None,
+            column: statistics.fmean(ours.values()) if ours else None,
             f"paper {column}": self.printed,
         }
 
-    def _ours(self, runs: Sequence[Run]) -> list[float]:
+    def _ours(self, runs: Sequence[Run]) -> dict[tuple[str, int], float]:
+        """What the mean is of, by network and bytes."""
         of, over = (
             {
                 (run.network, run.nbytes): run
@@ -59,8 +61,8 @@ class Claim:
             for name in (self.of, self.over)
         )
         if self.over == IDEAL:
-            return [run.of_ideal for run in of.values()]
-        return [over[case].time / of[case].time for case in of if case in over]
+            return {case: run.of_ideal for case, run in of.items()}
+        return {case: over[case].time / run.time for case, run in of.items() if case in over}
 
 
 def overtaken(runs: Sequence[Run], ours: str = "tacos") -> list[str]:

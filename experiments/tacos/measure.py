@@ -14,7 +14,16 @@ from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import Timeline, simulate
-from jaxcoll.synth import SYNTHESIZERS, Portfolio, Rhd, Ring, Synthesizer, Tacos, synthesize
+from jaxcoll.synth import (
+    SYNTHESIZERS,
+    Portfolio,
+    Rhd,
+    Ring,
+    StepMilp,
+    Synthesizer,
+    Tacos,
+    synthesize,
+)
 from jaxcoll.synth.portfolio import for_size
 from jaxcoll.topologies import DGX1_CIRCLES
 from jaxcoll.topology import Topology
@@ -27,6 +36,7 @@ VARIANTS: Mapping[str, Callable[[tuple[int, ...]], Synthesizer]] = {
     "ring on links": lambda sides: Ring(bidirectional=False, circles=(snake(sides),)),
     "rhd far first": lambda _: Rhd(far_first=True),
     "nvlink rings": lambda _: Ring(circles=DGX1_CIRCLES),
+    "integer program": lambda _: StepMilp(most_ranks=16),
     "tacos once": lambda _: Tacos(attempts=1),
     "tacos aggregated": lambda _: Tacos(aggregate=None),
     "tacos rarest first": lambda _: Tacos(rule="rarest-first"),

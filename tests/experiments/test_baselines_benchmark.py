@@ -10,6 +10,8 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.simulate import MODELS
 from jaxcoll.synth import SYNTHESIZERS
 
+# For tiny networks, until time runs out: no baselines.
+SEARCHES = {"step_milp", "sccl"}
 # The paper's Table IV: heterogeneous, and ranks that differ in the bandwidth they have.
 HETEROGENEOUS = {"switch-2d", "3d-rfs", "dragonfly"}
 
@@ -53,7 +55,8 @@ def test_variants_and_sizes():
 @pytest.mark.parametrize("network", [topologies.torus(4, 4), topologies.mesh(3, 4)], ids=str)
 def test_nothing_is_quicker_than_auto(network, model):
     """A ring of 64, a 4x4x4 torus and an 8x8 mesh had synthesizers that were."""
-    rows, _ = baselines.measure(network, list(SYNTHESIZERS), (1, 4), model)
+    names = [name for name in SYNTHESIZERS if name not in SEARCHES]
+    rows, _ = baselines.measure(network, names, (1, 4), model)
     assert rows[-1]["synthesizer"] == "auto"
     for size in baselines.SIZES:
         assert "auto" in baselines.winners(rows, size)

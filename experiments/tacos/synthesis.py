@@ -1,0 +1,172 @@
+"""Seconds to synthesize, by ranks, beside an integer program (Fig. 19)."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.benchmarks.report import time_it
+from experiments.config import above, at_least
+from experiments.errors import ConfigError
+from experiments.experiment import Row, publish
+from experiments.tacos.scale import growth, measure_mesh
+from jaxcoll.bounds import step_bound
+from jaxcoll.collective import Collective
+from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
+from jaxcoll.errors import TopologyError
+from jaxcoll.synth import StepMilp, Tacos
+from jaxcoll.topologies import mesh
+from jaxcoll.verify import verify
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Meshes to synthesize for.
+
+    Attributes:
+        title: the figure of the paper.
+        size: "ci" or "paper".
+        planar, cubic: sides of 2D and 3D meshes, rising, for TACOS.
+        solved: sides of 2D meshes for the integer program.
+        limit_s: seconds that it may take.
+        threads: of TACOS.
+        notes: what differs from the paper.
+        seed: of everything random.
+        results: folder to write to.
+    """
+
+    title: str
+    size: str
+    planar: tuple[int, ...]
+    cubic: tuple[int, ...]
+    solved: tuple[int, ...]
+    limit_s: float
+    threads: int
+    notes: tuple[str, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        for name in ("planar", "cubic"):
+            sides = getattr(self, name)
+            if len(sides) < 2 or sorted(set(sides)) != [*sides] or sides[0] < 2:
+                raise ConfigError(f"{name} must be two sides or more, rising, got {sides}")
+        for side in self.solved:
+            at_least("solved", side, 2)
+        above("limit_s", self.limit_s, 0)
+        at_least("threads", self.threads, 1)
+        at_least("seed", self.seed, 0)
+
+
+def run(config: Config) -> list[Row]:
+    """Measures, prints and publishes; returns the rows."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        measure_mesh((3, 3), folder, config.threads, config.seed)  # compiles
+        rows = [
+            [
+                {"synthesizer": "tacos", **measure_mesh(sides, folder, config.threads, config.seed)}
+                for sides in meshes
+            ]
+            for meshes in (
+                [(side,) * 2 for side in config.planar],
+                [(side,) * 3 for side in config.cubic],
+            )
+        ]
+    grows = [
+        {
+            "network": f"{dimensions}D meshes",
+            "synthesizer": "tacos",
+            "grows with ranks to the": growth(measured),
+            "paper grows with ranks to the": 2.0,
+        }
+        for dimensions, measured in zip((2, 3), rows, strict=True)
+    ]
+    solved, refused = [], []
+    for side in config.solved:
+        try:
+            solved.append(measure_program(side, config.limit_s))
+        except TopologyError as error:
+            refused.append(str(error))
+    found = [*rows[0], *rows[1], *solved, *grows]
+    notes = [*config.notes, *refused]
+    publish(config.title, found, config.results, figure=draw(found), notes=notes)
+    return found
+
+
+def measure_program(side: int, limit_s: float) -> Row:
+    """One row: what the integer program takes for an all-gather on a square mesh.
+
+    Raises:
+        TopologyError: too large for it, or no schedule was found in time.
+    """
+    topology = mesh(side, side)
+    collective = Collective("all_gather", topology.num_ranks)
+    program = StepMilp(seconds=limit_s, most_ranks=topology.num_ranks)
+    started = time.perf_counter()
+    schedule = program.synthesize(topology, collective)
+    seconds = time.perf_counter() - started
+    verify(schedule)
+    matched = time_it(lambda: Tacos().synthesize(topology, collective), 3).median
+    return {
+        "synthesizer": program.name,
+        "network": topology.name,
+        "ranks": topology.num_ranks,
+        "steps": schedule.num_steps,
+        "bound": step_bound(topology, collective),
+        "seconds": seconds,
+        "times TACOS's": seconds / matched,
+    }
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Seconds over ranks, with the paper's two, and the slope of a square."""
+    figure = Figure(figsize=(6.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    lines = {
+        "TACOS, 2D mesh": [row for row in rows if _is(row, "tacos", 2)],
+        "TACOS, 3D mesh": [row for row in rows if _is(row, "tacos", 3)],
+        "integer program, 2D mesh": [row for row in rows if _is(row, StepMilp.name, 2)],
+    }
+    for i, (label, line) in enumerate(lines.items()):
+        for column, name, filled in (
+            ("seconds", label, True),
+            ("paper seconds", f"{label}, paper", False),
+        ):
+            there = [row for row in line if column in row]
+            if there:
+                axes.plot(
+                    _column(there, "ranks"),
+                    _column(there, column),
+                    color=PALETTE[i],
+                    marker=MARKERS[i],
+                    markerfacecolor=PALETTE[i] if filled else "white",
+                    linestyle="-" if filled else "",
+                    label=name,
+                )
+    first, last = lines["TACOS, 2D mesh"][0], lines["TACOS, 2D mesh"][-1]
+    ends = _column([first, last], "ranks")
+    start = _column([first], "seconds")[0]
+    square = [start, start * (ends[1] / ends[0]) ** 2]
+    axes.plot(ends, square, color=INK, linestyle=":", label="square of ranks")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("ranks", color=INK)
+    axes.set_ylabel("synthesis of an all_gather (s)", color=INK)
+    axes.grid(color=FAINT, linewidth=0.5)
+    axes.legend(frameon=False, fontsize=8, labelcolor=INK)
+    return figure
+
+
+def _is(row: Row, synthesizer: str, dimensions: int) -> bool:
+    wanted = row["synthesizer"] == synthesizer and "seconds" in row
+    return wanted and str(row["network"]).count("x") == dimensions - 1
+
+
+def _column(rows: Sequence[Row], name: str) -> list[float]:
+    return [float(row[name] or 0) for row in rows]
