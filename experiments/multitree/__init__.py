@@ -9,4 +9,5 @@ EXPERIMENTS: dict[str, Experiment] = {
     "multitree-fig-10": Experiment("experiments.multitree.scalability"),
     "multitree-fig-11a": Experiment("experiments.multitree.training"),
     "multitree-fig-11b": Experiment("experiments.multitree.training"),
+    "multitree-overlap": Experiment("experiments.multitree.overlaps"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,53 @@ from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.multitree.networks import LABELS, algorithms, torus
-from experiments.workloads import Overlap, load_accelerator, load_model, workload
+from experiments.workloads import Overlap, Workload, load_accelerator, load_model, workload
 from experiments.workloads import training as shared
 from experiments.workloads.models import known_models
 
 SHOWN = ("ring", "double_binary_tree", "ring_2d", "multitree", "multitree_msg")
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """Models on a torus, data parallel.
+
+    Attributes:
+        sides: of the torus; the first even.
+        models: names in ``configs/workload``.
+        accelerator: a name in ``configs/accelerator``.
+        samples: of every rank.
+        value_bytes: bytes of a gradient.
+    """
+
+    sides: tuple[int, ...]
+    models: tuple[str, ...]
+    accelerator: str
+    samples: int
+    value_bytes: int
+
+    def __post_init__(self) -> None:
+        if len(self.sides) != 2 or min(self.sides) < 2 or self.sides[0] % 2:
+            raise ConfigError(f"sides are two, of at least 2, the first even; got {self.sides}")
+        if not self.models:
+            raise ConfigError("models must name at least one")
+        for model in self.models:
+            one_of("models", model, known_models())
+
+    def workloads(self) -> dict[str, Workload]:
+        """What every model computes and exchanges, by the name in its table."""
+        accelerator = load_accelerator(self.accelerator)
+        models = [load_model(name) for name in self.models]
+        return {
+            model.name: workload(
+                model,
+                accelerator,
+                samples=self.samples,
+                value_bytes=self.value_bytes,
+                ranks=math.prod(self.sides),
+            )
+            for model in models
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +67,9 @@ class Config:
     Attributes:
         title: of the table.
         size: what it is run as.
-        sides: of the torus; the first even.
-        models: names in ``configs/workload``, short for those of the table.
-        accelerator: a name in ``configs/accelerator``.
-        samples: of every rank.
-        value_bytes: bytes of a gradient.
+        setting: what is trained.
         overlap: which all-reduces run beside compute.
-        claims: what the paper prints; models by their names in the tables.
+        claims: what the paper prints; models by the names in their tables.
         notes: what differs from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
@@ -38,11 +77,7 @@ class Config:
 
     title: str
     size: str
-    sides: tuple[int, ...]
-    models: tuple[str, ...]
-    accelerator: str
-    samples: int
-    value_bytes: int
+    setting: Setting
     overlap: Overlap
     claims: tuple[shared.Claim, ...]
     notes: tuple[str, ...]
@@ -50,12 +85,6 @@ class Config:
     results: Path
 
     def __post_init__(self) -> None:
-        if len(self.sides) != 2 or min(self.sides) < 2 or self.sides[0] % 2:
-            raise ConfigError(f"sides are two, of at least 2, the first even; got {self.sides}")
-        if not self.models:
-            raise ConfigError("models must name at least one")
-        for model in self.models:
-            one_of("models", model, known_models())
         for claim in self.claims:
             one_of("claims.of", claim.of, SHOWN)
             one_of("claims.over", claim.over, ("", *SHOWN))
@@ -64,21 +93,10 @@ class Config:
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for each network and algorithm, and one for each number that the paper prints."""
-    topology = torus(*config.sides)
-    accelerator = load_accelerator(config.accelerator)
-    works = {}
-    for name in config.models:
-        model = load_model(name)
-        works[model.name] = workload(
-            model,
-            accelerator,
-            samples=config.samples,
-            value_bytes=config.value_bytes,
-            ranks=topology.num_ranks,
-        )
+    topology = torus(*config.setting.sides)
     defined = algorithms(topology)
     times = {name: {"all": defined[name]} for name in SHOWN}
-    runs = shared.run_all(works, times, config.overlap)
+    runs = shared.run_all(config.setting.workloads(), times, config.overlap)
     rows = shared.rows(runs, LABELS, "ring")
     rows += [claim.row(runs, LABELS) for claim in config.claims]
     figure = shared.draw(runs, LABELS, "ring")
