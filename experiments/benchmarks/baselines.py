@@ -56,11 +56,13 @@ class Result:
         seconds: simulated time.
         messages: messages of the schedule.
         chunks: chunks a shard.
+        took: the algorithm that auto took; empty for every other.
     """
 
     seconds: float
     messages: int
     chunks: int
+    took: str
 
 
 def results_of(
@@ -88,7 +90,12 @@ def results_of(
                 break
             schedule = made[synthesizer]
             seconds = simulate(schedule, nbytes, model).time
-            found[size].append(Result(seconds, schedule.num_messages, count))
+            took = (
+                str(schedule.provenance.certificate.get("chosen", ""))
+                .partition("(")[0]
+                .partition(",")[0]
+            )
+            found[size].append(Result(seconds, schedule.num_messages, count, took))
     if refusal and not all(found.values()):
         raise refusal
     return {size: min(results) for size, results in found.items()}
@@ -118,6 +125,8 @@ def measure(
             row[size] = result.seconds
             row[f"% at {size}"] = 100 * least[size] / result.seconds
         row["chunks"] = "/".join(str(result.chunks) for result in results.values())
+        if name == Portfolio.name:
+            row["took"] = " / ".join(result.took for result in results.values())
         rows.append(row)
     return rows, refused
 

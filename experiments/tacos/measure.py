@@ -114,7 +114,11 @@ class Run:
     @property
     def chosen(self) -> str:
         """The algorithm that auto took; empty for every other one."""
-        return str(self.schedule.provenance.certificate.get("chosen", "")).partition("(")[0]
+        return (
+            str(self.schedule.provenance.certificate.get("chosen", ""))
+            .partition("(")[0]
+            .partition(",")[0]
+        )
 
     @property
     def of_ideal(self) -> float:

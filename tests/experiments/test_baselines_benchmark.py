@@ -60,6 +60,8 @@ def test_nothing_is_quicker_than_auto(network, model):
     assert rows[-1]["synthesizer"] == "auto"
     for size in baselines.SIZES:
         assert "auto" in baselines.winners(rows, size)
+    assert len(rows[-1]["took"].split(" / ")) == len(baselines.SIZES)
+    assert "took" not in rows[0]
 
 
 def test_it_runs(monkeypatch, tmp_path, capsys):
