@@ -24,7 +24,7 @@ from jaxcoll.synth import (
     Tacos,
     synthesize,
 )
-from jaxcoll.synth.portfolio import for_size
+from jaxcoll.synth.portfolio import for_size, taken_by_auto
 from jaxcoll.topologies import DGX1_CIRCLES
 from jaxcoll.topology import Topology
 
@@ -114,11 +114,7 @@ class Run:
     @property
     def chosen(self) -> str:
         """The algorithm that auto took; empty for every other one."""
-        return (
-            str(self.schedule.provenance.certificate.get("chosen", ""))
-            .partition("(")[0]
-            .partition(",")[0]
-        )
+        return taken_by_auto(self.schedule)
 
     @property
     def of_ideal(self) -> float:

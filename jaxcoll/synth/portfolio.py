@@ -243,6 +243,12 @@ def for_size(synthesizer: Synthesizer, nbytes: float) -> Synthesizer:
     return synthesizer
 
 
+def taken_by_auto(schedule: Schedule) -> str:
+    """The algorithm whose schedule auto took, without its fields; empty if auto made none of it."""
+    label = str(schedule.provenance.certificate.get("chosen", ""))
+    return label.partition("(")[0].partition(",")[0]
+
+
 def _quickest(tried: Iterable[_Tried]) -> _Tried:
     """The first of the quickest, or any where all were refused."""
     return min(tried, key=lambda each: (each.time is None, each.time or 0))

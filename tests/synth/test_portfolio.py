@@ -23,7 +23,7 @@ from jaxcoll.synth import (
     best,
     synthesize,
 )
-from jaxcoll.synth.portfolio import BASELINES, for_size
+from jaxcoll.synth.portfolio import BASELINES, for_size, taken_by_auto
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.verify import verify
 from tests import strategies
@@ -57,6 +57,9 @@ def test_the_certificate_says_what_won_and_what_each_took():
     assert said["time"] == rows[said["chosen"]]["time"] == simulate(schedule, MIB).time
     assert said["bound"] <= said["time"]
     assert schedule.provenance.synthesizer == "auto"
+    assert said["chosen"].startswith("tacos downstream-need, ")
+    assert taken_by_auto(schedule) == "tacos downstream-need"
+    assert taken_by_auto(synthesize(mesh(2, 2), "all_gather", Ring())) == ""
     parameters: dict = dict(schedule.provenance.parameters)
     assert parameters["baselines"][0] == {"synthesizer": "bucket"}
     assert "progress" not in parameters
