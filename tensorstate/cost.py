@@ -22,10 +22,11 @@ class Decisions:
 
     Attributes:
         ways: the way of every class.
-        again: classes of the forward pass whose tensors are not kept for the backward pass but made
-            again there, from what is kept.
-        kept: for flows by number the state in which they are kept between the eras. Of others the
-            state is kept from which late demands are cheapest to serve, the smallest among equals.
+        again: entities of the forward pass whose tensors are not kept for the backward pass but
+            made again there, from what is kept. Layers that are tied run in the same way, but some
+            may be made again and others not.
+        kept: for tensors the state in which they are kept between the eras. Of others the state is
+            kept with which they travel the least, the smallest among equals.
     """
 
     ways: tuple[Way, ...]
@@ -35,10 +36,11 @@ class Decisions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trip:
-    """How a flow's tensors travel.
+    """How tensors of a flow travel.
 
     Attributes:
         flow: its number.
+        tensors: those that travel so.
         source: the state in which they are made.
         early, late: the moves in the forward pass, and after it.
         kept: the state kept between the eras; ``None`` where nothing is, or only an input's own.
@@ -46,6 +48,7 @@ class Trip:
     """
 
     flow: int
+    tensors: tuple[int, ...]
     source: State
     early: Tree
     late: Tree
@@ -56,6 +59,11 @@ class Trip:
     def moves(self) -> tuple[Move, ...]:
         """All moves."""
         return self.early.moves + self.late.moves
+
+    @property
+    def weight(self) -> int:
+        """How many tensors travel so."""
+        return len(self.tensors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +101,8 @@ class Cost:
         volume: bytes (of the larger buffer of a device) by (kind, mesh axis) of the collectives.
         count: how many there are, likewise.
         memory: bytes.
-        trips: how each flow travels.
-        remade: classes that run again after the forward pass.
+        trips: how tensors travel.
+        remade: entities that run again after the forward pass.
     """
 
     compute: float
@@ -122,50 +130,74 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     Raises:
         PlanError: a tensor cannot reach a state in which it is kept or demanded.
     """
-    remade = remade_classes(problem, decisions.again)
-    trips = tuple(_trip(problem, decisions, remade, number) for number in range(len(problem.flows)))
+    remade = remade_entities(problem, decisions.again)
+    trips = [
+        trip
+        for number in range(len(problem.flows))
+        for trip in _trips(problem, decisions, remade, number)
+    ]
     volume: dict[tuple[str, int], int] = defaultdict(int)
     count: dict[tuple[str, int], int] = defaultdict(int)
     communication = []
-    for flow, trip in zip(problem.flows, trips, strict=True):
-        communication.append(flow.weight * (trip.early.seconds + trip.late.seconds))
+    for trip in trips:
+        communication.append(trip.weight * (trip.early.seconds + trip.late.seconds))
         for move in trip.moves:
             if move.kind != "slice":
-                volume[move.kind, move.axis] += flow.weight * move.nbytes
-                count[move.kind, move.axis] += flow.weight
+                volume[move.kind, move.axis] += trip.weight * move.nbytes
+                count[move.kind, move.axis] += trip.weight
+    twice: dict[int, int] = defaultdict(int)
+    for entity in remade:
+        twice[problem.graph.entities[entity].group] += 1
     compute = math.fsum(
-        problem.weight(g) * problem.seconds(g, way) * (1 + (g in remade))
+        (problem.weight(g) + twice[g]) * problem.seconds(g, way)
         for g, way in enumerate(decisions.ways)
     )
     memory = _memory(problem, decisions, trips)
-    return Cost(compute, math.fsum(communication), volume, count, memory, trips, remade)
+    return Cost(compute, math.fsum(communication), volume, count, memory, tuple(trips), remade)
 
 
-def remade_classes(problem: Problem, again: Iterable[int]) -> frozenset[int]:
-    """Of the classes that may be made again those that something after the forward pass needs."""
+def remade_entities(problem: Problem, again: Iterable[int]) -> frozenset[int]:
+    """Of the entities that may be made again those that something after the forward pass needs."""
     remade: set[int] = set()
+    # Readers come after makers, so one pass against the order of execution finds all.
     waiting = set(again)
-    while True:
-        needed = {
-            flow.group
-            for flow in problem.flows
-            if flow.group in waiting
-            and any(demand.late or demand.group in remade for demand in flow.demands)
-        }
-        if not needed:
-            return frozenset(remade)
-        remade |= needed
-        waiting -= needed
+    needs: dict[int, list[tuple[bool, int]]] = defaultdict(list)
+    for flow in problem.flows:
+        for maker, readers in zip(flow.makers, flow.readers, strict=True):
+            if maker in waiting:
+                late = (demand.late for demand in flow.demands)
+                needs[maker] += zip(late, readers, strict=True)
+    for entity in sorted(waiting, reverse=True):
+        if any(late or reader in remade for late, reader in needs[entity]):
+            remade.add(entity)
+    return frozenset(remade)
 
 
-def late_demands(flow: Flow, remade: frozenset[int]) -> list[Demand]:
-    """Who reads a flow after the forward pass."""
-    return [d for d in flow.demands if d.late or (d.group is not None and d.group in remade)]
-
-
-def _trip(problem: Problem, decisions: Decisions, remade: frozenset[int], number: int) -> Trip:
+def _trips(
+    problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
+) -> Iterable[Trip]:
+    """Tensors of a flow by what becomes of their makers and readers and where they are kept."""
     flow = problem.flows[number]
-    routes, ways = problem.routes(flow), decisions.ways
+    alike: dict[tuple, list[int]] = defaultdict(list)
+    for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
+        again = tuple(reader in remade for reader in readers)
+        alike[maker in remade, again, decisions.kept.get(tensor)].append(tensor)
+    for (made_again, again, kept), tensors in alike.items():
+        late = [d for d, twice in zip(flow.demands, again, strict=True) if d.late or twice]
+        trip = _trip(problem, decisions.ways, number, made_again, late, kept)
+        yield dataclasses.replace(trip, tensors=tuple(tensors))
+
+
+def _trip(
+    problem: Problem,
+    ways: Sequence[Way],
+    number: int,
+    remade: bool,
+    after: Sequence[Demand],
+    kept: State | None,
+) -> Trip:
+    flow = problem.flows[number]
+    routes = problem.routes(flow)
     source = problem.source(flow, ways[flow.group])
     here = frozenset({source})
     nothing = Tree((), 0.0)
@@ -178,20 +210,19 @@ def _trip(problem: Problem, decisions: Decisions, remade: frozenset[int], number
         return frozenset(known)
 
     wanted = targets([d for d in flow.demands if not d.late]) if flow.early else frozenset()
-    late = targets(late_demands(flow, remade))
+    late = targets(after)
     early = routes.tree(here, wanted) if flow.early else nothing
-    if not flow.early or flow.group in remade:
-        return Trip(number, source, early, routes.tree(here, late), None, flow.early)
+    if not flow.early or remade:
+        return Trip(number, (), source, early, routes.tree(here, late), None, remade)
     if not late:
-        return Trip(number, source, early, nothing, None, False)
+        return Trip(number, (), source, early, nothing, None, False)
     base = here if flow.stored else frozenset()
-    kept = decisions.kept.get(number)
     if kept is None:
         kept = _best_kept(problem, flow, source, wanted, late)
     early = routes.tree(here, wanted | {kept})
     tree = routes.tree(base | {kept}, late)
     own = flow.stored and kept == source
-    return Trip(number, source, early, tree, None if own else kept, False)
+    return Trip(number, (), source, early, tree, None if own else kept, False)
 
 
 def _best_kept(
@@ -232,12 +263,13 @@ def _cheapest_whole(problem: Problem, flow: Flow, here: frozenset[State]) -> Sta
 
 def _memory(problem: Problem, decisions: Decisions, trips: Sequence[Trip]) -> Memory:
     inputs = kept = gradients = 0
-    for flow, trip in zip(problem.flows, trips, strict=True):
+    for trip in trips:
+        flow = problem.flows[trip.flow]
         if flow.stored:
-            inputs += flow.weight * problem.local_bytes(flow, trip.source)
+            inputs += trip.weight * problem.local_bytes(flow, trip.source)
         if trip.kept is not None:
-            kept += flow.weight * problem.local_bytes(flow, trip.kept)
-        gradients += flow.weight * gradient_bytes(problem, flow, decisions.ways)
+            kept += trip.weight * problem.local_bytes(flow, trip.kept)
+        gradients += trip.weight * gradient_bytes(problem, flow, decisions.ways)
     works: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": 0}
     for group, way in enumerate(decisions.ways):
         phase = problem.entity(group).phase

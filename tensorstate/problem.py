@@ -16,7 +16,7 @@ import dataclasses
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from tensorstate.graph import Edge, Entity, Graph, Output
 from tensorstate.hardware import Hardware, Network
@@ -46,7 +46,9 @@ class Flow:
     """Tensors that are alike: made by one class, demanded alike.
 
     Attributes:
-        tensors: all of them.
+        tensors: all of them, in the order of execution.
+        makers: the entity that makes each of them, or the input's.
+        readers: for every tensor and demand the entity that reads it; -1 for the caller.
         group: the class that makes them, or the input's.
         labels: label of the class for every position.
         place: which result of which member; (0, 0) for an input.
@@ -58,6 +60,8 @@ class Flow:
     """
 
     tensors: tuple[int, ...]
+    makers: tuple[int, ...]
+    readers: tuple[tuple[int, ...], ...]
     group: int
     labels: tuple[int, ...]
     place: Place
@@ -170,64 +174,65 @@ class Problem:
 # ---------------------------------------------------------------------- flows
 
 
+@dataclasses.dataclass
+class _Way:
+    """A tensor on its way: who makes it, with which labels, and who reads it."""
+
+    maker: int
+    labels: tuple[int, ...]
+    readers: dict[Demand, int]
+
+
 def flows_of(graph: Graph) -> tuple[Flow, ...]:
-    """The flows of a training step."""
-    demands: dict[int, list[Demand]] = defaultdict(list)
-    labels: dict[int, tuple[int, ...]] = {}
-    source: dict[int, int] = {}
+    """The flows of a training step; inputs that nothing reads are in none."""
+    found: dict[int, _Way] = {}
+    members = {m.operator: (e, m) for e in graph.entities for m in e.members}
+    inputs = {e.tensor: e for e in graph.entities if e.tensor is not None}
+
+    def way(tensor: int) -> _Way:
+        if tensor not in found:
+            maker, labels = _maker(graph, tensor, members, inputs)
+            found[tensor] = _Way(maker, labels, {})
+        return found[tensor]
+
     for edge in graph.edges:
-        demands[edge.tensor].append(_demand(graph, edge))
-        labels[edge.tensor], source[edge.tensor] = edge.source_labels, edge.source
-    owner = _owners(graph)
+        way(edge.tensor).readers.setdefault(_demand(graph, edge), edge.target)
     for output in graph.outputs:
-        tensor = output.view.tensor
-        if tensor is not None:
-            demands[tensor].append(_returned(graph, output))
-            if tensor not in source:
-                source[tensor], labels[tensor] = owner(tensor)
-    for tensor in (*graph.inputs, *(tensor for tensor, _ in graph.constants)):
-        # What nothing reads takes memory all the same.
-        demands.setdefault(tensor, [])
-        source[tensor], labels[tensor] = owner(tensor)
+        if output.view.tensor is not None:
+            demand, reader = _returned(graph, output, inputs)
+            way(output.view.tensor).readers.setdefault(demand, reader)
+    for tensor in inputs:
+        way(tensor)
     alike: dict[object, list[int]] = defaultdict(list)
-    for tensor, read in demands.items():
-        alike[_signature(graph, tensor, source[tensor], labels[tensor], read)].append(tensor)
-    return tuple(
-        _flow(graph, tuple(tensors), source[tensors[0]], labels[tensors[0]], demands[tensors[0]])
-        for tensors in alike.values()
-    )
+    for tensor in sorted(found):
+        alike[_signature(graph, tensor, found[tensor])].append(tensor)
+    return tuple(_flow(graph, tensors, found) for tensors in alike.values())
 
 
-def _owners(graph: Graph) -> Callable[[int], tuple[int, tuple[int, ...]]]:
-    """For a tensor the entity that has it, and the entity's label of every position."""
-    of_operator = {
-        member.operator: (entity.index, member)
-        for entity in graph.entities
-        for member in entity.members
-    }
-    of_input = {e.tensor: e.index for e in graph.entities if e.tensor is not None}
-
-    def owner(tensor: int) -> tuple[int, tuple[int, ...]]:
-        t = graph.tensors[tensor]
-        if t.producer is None:
-            return of_input[tensor], tuple(range(len(t.sizes)))
-        entity, member = of_operator[t.producer]
-        use = graph.operators[t.producer].results[t.result]
-        return entity, tuple(member.labels[label] for label in use.labels)
-
-    return owner
+def _maker(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, ...]]:
+    """The entity that has a tensor, and the entity's label of every position."""
+    t = graph.tensors[tensor]
+    if t.producer is None:
+        return inputs[tensor].index, tuple(range(len(t.sizes)))
+    entity, member = members[t.producer]
+    use = graph.operators[t.producer].results[t.result]
+    return entity.index, tuple(member.labels[label] for label in use.labels)
 
 
-def _flow(graph: Graph, tensors, source: int, labels, demands: list[Demand]) -> Flow:
-    tensor, entity = graph.tensors[tensors[0]], graph.entities[source]
+def _flow(graph: Graph, tensors: list[int], found: Mapping[int, _Way]) -> Flow:
+    first = found[tensors[0]]
+    tensor, entity = graph.tensors[tensors[0]], graph.entities[first.maker]
+    demands = tuple(first.readers)
     return Flow(
-        tensors,
+        tuple(tensors),
+        tuple(found[t].maker for t in tensors),
+        tuple(tuple(found[t].readers[d] for d in demands) for t in tensors),
         entity.group,
-        labels,
+        first.labels,
         _made_at(graph, tensors[0], entity),
         entity.tensor is not None,
         entity.phase in (None, "forward"),
-        tuple(dict.fromkeys(demands)),
+        demands,
         tensor.sizes,
         tensor.nbytes,
     )
@@ -248,28 +253,25 @@ def _demand(graph: Graph, edge: Edge) -> Demand:
     return Demand(entity.group, edge.target_labels, places, entity.phase != "forward")
 
 
-def _returned(graph: Graph, output: Output) -> Demand:
+def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand, int]:
     """An output is demanded in the state of the input that it is the new value of."""
-    free = Demand(None, (), frozenset(), late=True)
-    if output.updates is None:
+    free = Demand(None, (), frozenset(), late=True), -1
+    if output.updates is None or graph.inputs[output.updates] not in inputs:
         return free
-    tensor = graph.inputs[output.updates]
-    layout = graph.tensors[tensor].layout
-    entity = next(e for e in graph.entities if e.tensor == tensor)
+    entity = inputs[graph.inputs[output.updates]]
+    there = [p for dimension in graph.tensors[entity.tensor].layout or () for p in dimension]
     here = [p for dimension in output.view.positions for p in dimension]
-    there = [p for dimension in layout or () for p in dimension]
-    sizes = graph.tensors[tensor].sizes
     made = graph.tensors[output.view.tensor or 0].sizes
+    labels = dict(zip(here, there, strict=False))
     if len(here) != len(there) or any(
-        h is None or made[h] != sizes[t] for h, t in zip(here, there, strict=False)
+        h is None or made[h] != entity.sizes[t] for h, t in labels.items()
     ):
         return free
-    labels = dict(zip(here, there, strict=True))
-    return Demand(entity.group, tuple(labels[p] for p in range(len(made))), frozenset(), late=True)
+    read = tuple(labels[p] for p in range(len(made)))
+    return Demand(entity.group, read, frozenset(), late=True), entity.index
 
 
-def _signature(graph: Graph, tensor: int, source: int, labels, demands: list[Demand]) -> object:
-    entity, t = graph.entities[source], graph.tensors[tensor]
-    read = frozenset(demands)
+def _signature(graph: Graph, tensor: int, way: _Way) -> object:
+    entity, t = graph.entities[way.maker], graph.tensors[tensor]
     made = _made_at(graph, tensor, entity)
-    return entity.group, made, labels, t.sizes, t.nbytes, read
+    return entity.group, made, way.labels, t.sizes, t.nbytes, frozenset(way.readers)

@@ -2,15 +2,16 @@
 
 Variables, all at least 0:
 
-- ``x[g, w, a]``, integer: class g runs in way w; a = 1 where it is made again after the forward
-  pass. Exactly one for every g.
+- ``way[g, w]``, integer: class g runs in way w. Exactly one for every g.
+- ``x[g, w, a]``: the share of the class that does so and (a = 1) is made again after the forward
+  pass. In a solution it stands for whole layers; few layers are counted by integers.
 - ``move[f, era, d, m]``: the part of flow f that takes move m on its way to demand d in an era. A
   flow's tensor travels through the graph of its states like a commodity: it starts where the way
   of its maker puts it and ends where the way of its reader wants it.
 - ``paid[f, era, m]``: at least every ``move[f, era, d, m]``: what goes to several demands by the
   same move is paid for once.
-- ``kept[f, s]``, integer under a memory limit: flow f is kept in state s between the eras, at most
-  one s for every f. It travels there in the forward pass as to any demand.
+- ``kept[f, s]``: the share of flow f that is kept in state s between the eras, where it passes in
+  the forward pass.
 - ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
   kept there, what is made there again, and, of an input, what is stored there.
 
@@ -41,6 +42,9 @@ from tensorstate.ways import Way
 
 # Program units: microseconds, and megabytes.
 MICRO, MEGA = 1e6, 1e-6
+
+# Layers of a class up to which those made again are counted by an integer.
+FEW = 4
 
 
 class Formulation:
@@ -82,17 +86,26 @@ class Formulation:
     # ------------------------------------------------------------------ choices
 
     def _choices(self, group: int) -> dict[tuple[Way, bool], int]:
-        """x[g, w, a], of which exactly one is chosen."""
+        """x[g, w, a] and way[g, w], of which exactly one is chosen."""
         problem, weight = self.problem, self.problem.weight(group)
-        again = (False, True) if self.recompute and problem.is_early(group) else (False,)
-        choices = {}
+        again = self.recompute and problem.is_early(group)
+        choices, ways = {}, []
         for way in self.allowed[group]:
-            for a in again:
-                choices[way, a] = self.program.variable(high=1.0, integer=True)
-                seconds = weight * problem.seconds(group, way) * (1 + a)
-                if seconds:
-                    self.compute.append((choices[way, a], seconds))
-        self.program.row([(v, 1.0) for v in choices.values()], 1.0, 1.0)
+            ways.append(self.program.variable(high=1.0, integer=True))
+            seconds = weight * problem.seconds(group, way)
+            choices[way, False] = ways[-1]
+            if again:
+                choices[way, False] = self.program.variable()
+                # Few are counted; many are rounded.
+                unit, counted = (1.0 / weight, True) if weight <= FEW else (1.0, False)
+                number = self.program.variable(integer=counted)
+                choices[way, True] = self.program.variable()
+                self.program.row([(choices[way, True], 1.0), (number, -unit)], 0.0, 0.0)
+                parts = [(choices[way, a], 1.0) for a in (False, True)]
+                self.program.row([*parts, (ways[-1], -1.0)], 0.0, 0.0)
+                self.compute.append((choices[way, True], 2 * seconds))
+            self.compute.append((choices[way, False], seconds))
+        self.program.row([(v, 1.0) for v in ways], 1.0, 1.0)
         return choices
 
     def _sources(self, flow: Flow, again: bool | None = None) -> dict[State, list[int]]:
@@ -129,14 +142,10 @@ class Formulation:
             self._gradient(flow)
             return
         start = {s: [(v, 1.0) for v in vs] for s, vs in sources.items()}
-        starts: list[Mapping[State, Terms]] = [start] * len(early)
-        ends: list[Mapping[State, Terms]] = [self._ends(flow, d) for d in early]
+        ends = [self._ends(flow, d) for d in early]
+        arrived = self._era(flow, arcs, [start] * len(early), ends)
         if late or repeats:
-            kept = self._keep(number, flow, arcs)
-            starts.append(self._share(sources))
-            ends.append({s: [(v, 1.0)] for s, v in kept.items()})
-        self._era(flow, arcs, starts, ends)
-        if late or repeats:
+            self._keep(number, flow, arrived)
             ends = [self._ends(flow, d) for d in late]
             ends += [self._ends(flow, d, again=True) for d in repeats]
             self._era(flow, arcs, [self._taken(number, flow) for _ in ends], ends)
@@ -172,22 +181,26 @@ class Formulation:
         arcs: Sequence[tuple[Move, float]],
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
-    ) -> None:
-        """The travels of a flow in an era, from starts to ends."""
-        if not starts:
-            return
+    ) -> dict[State, list[int]]:
+        """The travels of a flow in an era; returns those that arrive in each state."""
+        shared = len(starts) > 1
         paid: dict[Move, int] = {}
         for move, seconds in arcs:
-            paid[move] = self.program.variable()
-            if seconds:
-                self.communication.append((paid[move], flow.weight * seconds))
+            # What costs nothing need not be shared.
+            if starts and (seconds or not shared):
+                paid[move] = self.program.variable()
+                if seconds:
+                    self.communication.append((paid[move], flow.weight * seconds))
+        arrived: dict[State, list[int]] = defaultdict(list)
         for start, end in zip(starts, ends, strict=True):
-            taken = paid
-            if len(starts) > 1:
-                taken = {move: self.program.variable() for move in paid}
-                for move, variable in taken.items():
-                    self.program.row([(paid[move], 1.0), (variable, -1.0)], 0.0, np.inf)
+            taken = {m: self.program.variable() for m, _ in arcs} if shared else paid
+            if shared:
+                for move, variable in paid.items():
+                    self.program.row([(variable, 1.0), (taken[move], -1.0)], 0.0, np.inf)
             self._conserve(taken, start, end)
+            for move, variable in taken.items():
+                arrived[move.target].append(variable)
+        return arrived
 
     def _conserve(
         self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
@@ -208,30 +221,19 @@ class Formulation:
 
     # ------------------------------------------------------------------ between the eras
 
-    def _keep(
-        self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
-    ) -> dict[State, int]:
-        """kept[f, s], for at most one s: a demand of the forward pass like others."""
-        reached = {**self._sources(flow), **{move.target: None for move, _ in arcs}}
-        limited = self.memory_limit is not None
+    def _keep(self, number: int, flow: Flow, arrived: Mapping[State, list[int]]) -> None:
+        """kept[f, s], for at most one s: where the tensor is in the forward pass."""
+        sources = self._sources(flow)
         kept = self.kept[number] = {}
-        for state in reached:
-            if all(entry >= SUM for entry in state):
-                kept[state] = self.program.variable(high=1.0, integer=limited)
-                nbytes = flow.weight * self.problem.local_bytes(flow, state)
-                self.between.append((kept[state], nbytes))
+        for state in {**sources, **arrived}:
+            if any(entry < SUM for entry in state):
+                continue
+            kept[state] = self.program.variable(high=1.0)
+            there = [(v, -1.0) for v in (*sources.get(state, ()), *arrived.get(state, ()))]
+            self.program.row([(kept[state], 1.0), *there], -np.inf, 0.0)
+            nbytes = flow.weight * self.problem.local_bytes(flow, state)
+            self.between.append((kept[state], nbytes))
         self.program.row([(v, 1.0) for v in kept.values()], -np.inf, 1.0)
-        return kept
-
-    def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
-        """What is kept starts where the maker puts it."""
-        found: dict[State, Terms] = {}
-        for state, choices in sources.items():
-            variable = self.program.variable()
-            terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
-            self.program.row(terms, -np.inf, 0.0)
-            found[state] = [(variable, 1.0)]
-        return found
 
     def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
         """taken[f, d, s] of a new demand d."""
@@ -298,22 +300,37 @@ class Formulation:
     # ------------------------------------------------------------------ solutions
 
     def decisions(self, solution: Solution) -> Decisions:
-        """The decisions of a solution."""
-        values = solution.values
+        """The decisions of a solution: shares become whole layers, the first ones made again."""
+        values, graph = solution.values, self.problem.graph
         ways, again = [], set()
         for group, choices in enumerate(self.x):
-            way, remade = max(choices, key=lambda choice: values[choices[choice]])
-            ways.append(way)
-            if remade:
-                again.add(group)
+            shares: dict[Way, float] = defaultdict(float)
+            for (way, _), variable in choices.items():
+                shares[way] += values[variable]
+            ways.append(max(shares, key=lambda way: shares[way]))
+            share = values[choices[ways[-1], True]] if (ways[-1], True) in choices else 0.0
+            members = graph.classes[group]
+            again |= set(members[: math.ceil(share * len(members) - 1e-6)])
         kept: dict[int, State] = {}
         if self.memory_limit is not None:
             for number, variables in self.kept.items():
-                chosen = [s for s, v in variables.items() if values[v] > 0.5]
-                if chosen:
-                    kept[number] = chosen[0]
+                tensors = self.problem.flows[number].tensors
+                shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
+                kept |= _dealt(tensors[::-1], shares)
         return Decisions(tuple(ways), frozenset(again), kept)
 
     def seconds(self, objective: float) -> float:
         """An objective of the program in seconds."""
         return objective / MICRO if math.isfinite(objective) else objective
+
+
+def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:
+    """States for tensors, by shares; the first tensors go first."""
+    found: dict[int, State] = {}
+    start, total = 0, 0.0
+    for state, share in sorted(shares.items(), key=lambda pair: -pair[1]):
+        total += share
+        end = min(len(tensors), math.ceil(total * len(tensors) - 1e-6))
+        found |= dict.fromkeys(tensors[start:end], state)
+        start = max(start, end)
+    return found
