@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from experiments.configure import EXPERIMENTS, configure
+from experiments.errors import ConfigError
 from experiments.experiment import Row
 from experiments.multitree import bandwidth
 from experiments.multitree.networks import (
@@ -140,3 +141,21 @@ def test_exposed_share_and_gains_that_the_paper_prints(results):
         ("most ", "MultiTree over Ring", 1.1),
         ("mean ", "MultiTree over 2D-Ring", 1.51),
     } <= said
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("9", "ci.sizes=[4,2]", "sizes that rise"),
+        ("9", "networks=[hypercube]", "unknown networks 'hypercube'; known: 4x4 torus"),
+        ("10", "ci.rows=[3,8]", "rows even"),
+        ("10", "ci.rows=[4]", "as many rows as columns"),
+        ("11a", "ci.setting.sides=[5,4]", "the first even"),
+        ("11a", "ci.setting.models=[vgg]", "unknown models 'vgg'; known: alexnet"),
+        ("11a", "ci.setting.models=[]", "at least one"),
+        ("11b", "overlap.kind=some", "unknown overlap.kind 'some'"),
+    ],
+)
+def test_a_configuration_that_cannot_be(name, change, said):
+    with pytest.raises(ConfigError, match=said):
+        configure([f"experiment=multitree-fig-{name}", change])
