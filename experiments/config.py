@@ -211,12 +211,12 @@ def _convert(kind: typing.Any, value: object, where: str) -> object:
         }
         return types.MappingProxyType(converted)
     accepted = {float: (int, float), Path: (str, Path)}.get(kind, (kind,))
-    if not isinstance(value, accepted) or isinstance(value, bool):
+    if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
         raise ConfigError(f"{where} must be {_NAMES[kind]}, got {value!r}")
     return kind(value)
 
 
-_NAMES = {int: "an integer", float: "a number", str: "text", Path: "a path"}
+_NAMES = {int: "an integer", float: "a number", str: "text", Path: "a path", bool: "true or false"}
 
 
 def _place(where: str, name: object) -> str:

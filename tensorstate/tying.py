@@ -25,9 +25,8 @@ def tie(
     """The entities of a graph, their classes, and the edges between them."""
     clusters = _clusters(tensors, operators)
     entities = [_chain(i, members, operators) for i, members in enumerate(clusters)]
-    read = {out.view.tensor for out in outputs}
     for tensor in tensors:
-        if tensor.producer is None and (tensor.consumers or tensor.index in read):
+        if tensor.producer is None:  # also what nothing reads: it takes memory
             entities.append(_given(len(entities), tensor))
     edges = _edges(entities, tensors, operators)
     groups = _refine(entities, edges, tensors, operators, outputs)

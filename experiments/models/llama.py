@@ -1,0 +1,123 @@
+"""A Llama-style transformer (Flax linen): RMSNorm, grouped queries, rotary positions, SwiGLU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from experiments.config import at_least, one_of
+from experiments.errors import ConfigError
+from experiments.models.attention import attention, rotary
+from experiments.models.training import Model, cross_entropy, trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Sizes of a Llama.
+
+    Attributes:
+        layers, width, heads: of the transformer.
+        groups: of heads that share a key and a value.
+        hidden: width inside its perceptrons.
+        vocabulary: tokens there are.
+        length: tokens of a sequence.
+        batch: sequences a step.
+        accumulate: microbatches of a step.
+        scan: whether layers are one, scanned over stacked parameters.
+        remat: whether layers are recomputed in the backward pass.
+        dtype: in which it computes; parameters are float32.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    groups: int
+    hidden: int
+    vocabulary: int
+    length: int
+    batch: int
+    accumulate: int
+    scan: bool
+    remat: bool
+    dtype: str
+
+    def __post_init__(self) -> None:
+        sizes = ("layers", "width", "heads", "groups", "hidden", "vocabulary", "length", "batch")
+        for name in (*sizes, "accumulate"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
+        if self.width % (2 * self.heads) or self.heads % self.groups:
+            raise ConfigError(
+                f"model.heads={self.heads} must divide the width {self.width} into even parts, and "
+                f"be a multiple of model.groups={self.groups}"
+            )
+
+
+class Layer(nn.Module):
+    """Attention and a gated perceptron, each added to what it reads."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, None]:
+        config = self.config
+        dtype, width = jnp.dtype(config.dtype), config.width
+        head, each = width // config.heads, config.heads // config.groups
+
+        def linear(features, name: str, axis: int | tuple[int, ...] = -1):
+            return nn.DenseGeneral(features, axis, use_bias=False, dtype=dtype, name=name)
+
+        y = nn.RMSNorm(dtype=dtype, name="before_attention")(x)
+        q = rotary(linear((config.groups, each, head), "query")(y))
+        k = rotary(linear((config.groups, head), "key")(y))
+        v = linear((config.groups, head), "value")(y)
+        x = x + linear(width, "out", (-3, -2, -1))(attention(q, k, v))
+        y = nn.RMSNorm(dtype=dtype, name="before_mlp")(x)
+        y = nn.silu(linear(config.hidden, "gate")(y)) * linear(config.hidden, "up")(y)
+        return x + linear(width, "down")(y), None
+
+
+class Llama(nn.Module):
+    """From tokens to logits of the next ones."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        config = self.config
+        dtype = jnp.dtype(config.dtype)
+        layer = nn.remat(Layer, prevent_cse=not config.scan) if config.remat else Layer
+        x = nn.Embed(config.vocabulary, config.width, dtype=dtype, name="tokens")(tokens)
+        if config.scan:
+            scanned = nn.scan(
+                layer,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=config.layers,
+            )
+            x, _ = scanned(config, name="layers")(x)
+        else:
+            for i in range(config.layers):
+                x, _ = layer(config, name=f"layers_{i}")(x)
+        x = nn.RMSNorm(dtype=dtype, name="norm")(x)
+        return nn.Dense(config.vocabulary, use_bias=False, dtype=dtype, name="head")(x)
+
+
+def model(config: Config) -> Model:
+    """Its training step, on sequences and the tokens that follow each of theirs."""
+    module = Llama(config)
+    tokens = jax.ShapeDtypeStruct((config.batch, config.length), jnp.int32)
+
+    def init(key: jax.Array):
+        return module.init(key, jnp.zeros((1, config.length), jnp.int32))["params"]
+
+    def loss_of(params, batch):
+        logits = cast(jax.Array, module.apply({"params": params}, batch["tokens"]))
+        return cross_entropy(logits, batch["next"])
+
+    batch = {"tokens": tokens, "next": tokens}
+    return trained(loss_of, init, batch, config.vocabulary, config.accumulate)

@@ -1,0 +1,103 @@
+"""A training step of any model: loss, gradients, and the update of an optax optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+Tree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A model to train.
+
+    Attributes:
+        step: (parameters, optimizer state, batch) to (parameters, optimizer state, loss).
+        abstract_args: shapes of its arguments. Nothing is allocated.
+        init: parameters, optimizer state and a random batch from a seed; for small models.
+    """
+
+    step: Callable[[Tree, Tree, Tree], tuple[Tree, Tree, jax.Array]]
+    abstract_args: tuple[Tree, Tree, Tree]
+    init: Callable[[int], tuple[Tree, Tree, Tree]]
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.abstract_args[0]))
+
+
+def adamw() -> optax.GradientTransformation:
+    """What all models are trained with; a wide eps, so that rounding makes no whole steps."""
+    return optax.adamw(1e-3, b1=0.9, b2=0.95, eps=1e-5, weight_decay=0.1)
+
+
+def trained(
+    loss_of: Callable[[Tree, Tree], jax.Array],
+    init_params: Callable[[jax.Array], Tree],
+    batch: Tree,
+    integers_below: int,
+    accumulate: int = 1,
+) -> Model:
+    """The training step of a loss.
+
+    Args:
+        loss_of: the loss of parameters and a batch.
+        init_params: parameters from a random key.
+        batch: shapes of a batch.
+        integers_below: of the integers of a random batch.
+        accumulate: microbatches in a step: its gradients are the mean of theirs, added up in a
+            ``lax.scan`` over parts of the batch's first dimension.
+    """
+    optimizer = adamw()
+
+    def gradients_of(params, batch):
+        if accumulate == 1:
+            return jax.value_and_grad(loss_of)(params, batch)
+
+        def add(total, part):
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, part)), None
+
+        parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        total, _ = jax.lax.scan(add, zero, parts)
+        return jax.tree.map(lambda x: x / accumulate, total)
+
+    def step(params, state, batch):
+        loss, gradients = gradients_of(params, batch)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    def init(seed: int):
+        params = jax.jit(init_params)(jax.random.key(seed))
+        rng = np.random.default_rng(seed)
+        return (
+            params,
+            optimizer.init(params),
+            jax.tree.map(lambda leaf: _random(leaf, rng, integers_below), batch),
+        )
+
+    params = jax.eval_shape(init_params, jax.random.key(0))
+    return Model(step, (params, jax.eval_shape(optimizer.init, params), batch), init)
+
+
+def _random(leaf, rng: np.random.Generator, integers_below: int):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key(int(rng.integers(2**31)))
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        return jnp.asarray(rng.integers(0, integers_below, leaf.shape), leaf.dtype)
+    return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+
+
+def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Mean cross entropy in float32 of integer labels."""
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits.astype(jnp.float32), labels
+    ).mean()

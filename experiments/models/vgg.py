@@ -1,0 +1,84 @@
+"""VGG (Simonyan and Zisserman, 2014; configuration E is VGG-19), in Flax nnx."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from experiments.config import at_least
+from experiments.errors import ConfigError
+from experiments.models.functional import init_params
+from experiments.models.training import Model, cross_entropy, trained
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Sizes of a VGG.
+
+    Attributes:
+        channels: of every convolution of every stage; a stage ends by halving the image.
+        hidden: width of the two layers before the last.
+        classes: to tell apart.
+        side: pixels of the image's side.
+        batch: images a step.
+    """
+
+    channels: tuple[tuple[int, ...], ...]
+    hidden: int
+    classes: int
+    side: int
+    batch: int
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "classes", "batch"):
+            at_least(f"model.{name}", getattr(self, name), 1)
+        if self.side < 2 ** len(self.channels) or self.side % 2 ** len(self.channels):
+            raise ConfigError(
+                f"model.side must be a multiple of {2 ** len(self.channels)}, got {self.side}"
+            )
+
+
+class VGG(nnx.Module):
+    """Convolutions of 3 x 3 with ReLU, halved images, three linear layers."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs):
+        stages, before = [], 3
+        for channels in config.channels:
+            stage = []
+            for count in channels:
+                stage.append(nnx.Conv(before, count, (3, 3), rngs=rngs))
+                before = count
+            stages.append(nnx.List(stage))
+        self.stages = nnx.List(stages)
+        side = config.side // 2 ** len(config.channels)
+        widths = (side * side * before, config.hidden, config.hidden, config.classes)
+        pairs = itertools.pairwise(widths)
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in pairs])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for stage in self.stages:
+            for convolution in stage:
+                x = nnx.relu(convolution(x))
+            x = nnx.max_pool(x, (2, 2), (2, 2))
+        x = x.reshape(x.shape[0], -1)
+        for layer in self.layers[:-1]:
+            x = nnx.relu(layer(x))
+        return self.layers[-1](x)
+
+
+def model(config: Config) -> Model:
+    """Its training step, on images and their classes."""
+    graph, init = init_params(lambda rngs: VGG(config, rngs))
+
+    def loss_of(params, batch):
+        return cross_entropy(nnx.merge(graph, params)(batch["image"]), batch["label"])
+
+    batch = {
+        "image": jax.ShapeDtypeStruct((config.batch, config.side, config.side, 3), jnp.float32),
+        "label": jax.ShapeDtypeStruct((config.batch,), jnp.int32),
+    }
+    return trained(loss_of, init, batch, config.classes)
