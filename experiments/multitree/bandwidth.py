@@ -143,8 +143,8 @@ def _notes(measured: dict[str, Curves]) -> list[str]:
         "Virtual cut-through: where messages cross several links they follow one another in up to",
         f"{PIECES} pieces. MultiTree through switches is the better of two orders of its search,",
         "DBTree the best of three numbers of pieces. / Ring: at the largest size.",
-        "2D-Ring, least bytes is not in the paper: it sends as few as one ring, over all links, and",
-        "is quicker than MultiTree on large data.",
+        "2D-Ring, least bytes is not in the paper: it sends as few as one ring, over all links,",
+        "and is quicker than MultiTree on large data.",
         "What the paper says of the figure (Sec. VI-A), and whether ours does so:",
     ]
     for text, (holds, networks) in CLAIMS.items():
