@@ -34,8 +34,8 @@ Every study is one command. It prints its table, and what differs from the paper
 `rows.json`, `rows.csv` and `figure.png` to `results/NAME/SIZE/`:
 
 ```
-python -m experiments experiment=NAME             # size=ci: seconds, tested
-python -m experiments experiment=NAME size=paper  # the paper's setting; its YAML says how long
+scripts/run experiment=NAME             # size=ci: seconds, tested
+scripts/run experiment=NAME size=paper  # the paper's setting; its YAML says how long
 ```
 
 Settings, with their source in the paper, are in `configs/experiment/NAME.yaml`; any can be changed
