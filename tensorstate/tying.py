@@ -89,8 +89,11 @@ def _members(operators: list[int], labels: Sequence[tuple[int, ...]]) -> list[Me
 
 
 def _chains(operator: Operator) -> bool:
-    """Whether an operator may be part of a chain."""
-    if operator.kind != "elementwise" or len(operator.results) != 1:
+    """Whether an operator may be part of a chain.
+
+    Operators on scalars may not: one that many layers read would tell them apart.
+    """
+    if operator.kind != "elementwise" or len(operator.results) != 1 or not operator.sizes:
         return False
     full = sum(_is_full(operator, use.labels) for use in operator.operands)
     joins = operator.primitive in ("add", "add_any") and full > 1
