@@ -5,8 +5,11 @@ from __future__ import annotations
 from experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
+    "forestcoll-table-4-1": Experiment("experiments.forestcoll.table_4_1"),
     "forestcoll-fig-4-10": Experiment("experiments.forestcoll.bandwidths"),
     "forestcoll-fig-4-11": Experiment("experiments.forestcoll.bandwidths"),
     "forestcoll-fig-4-12a": Experiment("experiments.forestcoll.bandwidths"),
     "forestcoll-fig-4-12b": Experiment("experiments.forestcoll.bandwidths"),
+    "forestcoll-fig-4-14": Experiment("experiments.forestcoll.scaling"),
+    "forestcoll-table-b-2": Experiment("experiments.forestcoll.table_b_2"),
 }

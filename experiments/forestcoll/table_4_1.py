@@ -1,0 +1,69 @@
+"""ForestColl, Table 4.1: bandwidth of a fixed number of trees a rank on two MI250 boxes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from experiments.benchmarks.forestcoll import GB, PAPER_FIXED_K, fixed_row
+from experiments.config import at_least
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.workloads.pictures import panels
+from jaxcoll.synth import forest
+from jaxcoll.throughput import optimum
+from jaxcoll.topologies import mi250
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The table.
+
+    Attributes:
+        size: what it is run as.
+        trees: trees a rank, rising; the optimum's own number is added.
+        packed: most trees a rank for which trees are packed and counted, too.
+        seed: of nothing; there are no random choices.
+        results: folder to write to.
+    """
+
+    size: str
+    trees: tuple[int, ...]
+    packed: int
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        if not self.trees or sorted(set(self.trees)) != list(self.trees) or self.trees[0] < 1:
+            raise ConfigError(f"trees must rise from 1 or more, got {self.trees}")
+        at_least("packed", self.packed, 0)
+        at_least("seed", self.seed, 0)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row for each number of trees: what they can reach, and what packed ones do."""
+    topology = mi250(2)
+    best = optimum(topology)
+    rows = []
+    for k in dict.fromkeys([*config.trees, best.k]):
+        row = fixed_row(topology, k, PAPER_FIXED_K.get(k))
+        if k <= config.packed or k == best.k:
+            flow = forest(topology, k=k)
+            row["packed GB/s"] = float(topology.num_ranks / flow.check_load() / GB)
+            row["height"] = flow.height
+        row["% of optimum"] = 100 * row["algbw GB/s"] / float(best.algbw / GB)
+        rows.append(row)
+    curve = {row["trees a rank"]: row["algbw GB/s"] for row in rows}
+    printed = {k: float(x) for k, x in PAPER_FIXED_K.items() if k in curve}
+    figure = panels(
+        {topology.name: {"ours": curve, "paper": printed}},
+        label_x="trees a rank",
+        label_y="algbw (GB/s)",
+        columns=1,
+        in_bytes=False,
+    )
+    title = "ForestColl, Table 4.1: algbw of a fixed number of trees a rank on two MI250 boxes"
+    notes = [f"With {best.k} trees the optimum is reached, {float(best.algbw) / 1e9:.2f} GB/s."]
+    publish(title, rows, config.results, figure=figure, notes=notes)
+    return rows

@@ -1,0 +1,149 @@
+"""ForestColl, Table B.2: where the time goes that 1024 ranks take."""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from experiments.benchmarks.forestcoll import PAPER_STAGES
+from experiments.config import at_least
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.forestcoll.networks import ClusterConfig
+from experiments.workloads.pictures import stacked_bars
+from jaxcoll.errors import TopologyError
+from jaxcoll.synth.forestcoll.packing import pack_trees
+from jaxcoll.synth.forestcoll.rails import Boxes, find_boxes, inner_scaling, joined_trees
+from jaxcoll.synth.forestcoll.removal import remove_switches
+from jaxcoll.synth.forestcoll.stages import assemble
+from jaxcoll.throughput import Scaling, optimum
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+
+T = TypeVar("T")
+STAGES: tuple[str, ...] = (
+    "optimum",
+    "switch removal",
+    "tree packing",
+    "joining boxes",
+    "counting links",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The table.
+
+    Attributes:
+        size: what it is run as.
+        clusters: by name; boxes on rails, as the paper's are.
+        seed: of nothing; there are no random choices.
+        results: folder to write to.
+    """
+
+    size: str
+    clusters: Mapping[str, ClusterConfig]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        if not self.clusters:
+            raise ConfigError("needs clusters")
+        at_least("seed", self.seed, 0)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """Two rows for each cluster: ours, and the paper's where it prints one."""
+    for warm_up in (ClusterConfig("a100", 3, 8), ClusterConfig("mi250", 4, 8)):
+        staged(warm_up.build())
+    rows, bars = [], {}
+    for name, cluster in config.clusters.items():
+        topology = cluster.build()
+        flow, seconds = staged(topology)
+        bars[name] = {"ours": dict(seconds)}
+        rows.append(
+            {
+                "network": name,
+                "whose": "ours, 2 cores",
+                "ranks": topology.num_ranks,
+                **{f"{stage} s": took for stage, took in seconds.items()},
+                "total s": sum(seconds.values()),
+                "height": flow.height,
+                "peak GB of the process": _peak_gb(),
+            }
+        )
+        printed = PAPER_STAGES.get(topology.name)
+        if printed is not None:
+            stages = {f"{s} s": x for s, x in zip(STAGES, printed, strict=False)}
+            rows.append(
+                {
+                    "network": name,
+                    "whose": "paper, 128 cores",
+                    "ranks": topology.num_ranks,
+                    **stages,
+                    "total s": sum(printed),
+                }
+            )
+    figure = stacked_bars(bars, parts=STAGES, label="wall seconds, ours")
+    notes = [
+        "Boxes on rails: switches are removed, and trees packed, in one box only; the paper's code "
+        "does both for all ranks. The result is counted link by link and is of the same throughput."
+    ]
+    title = "ForestColl, Table B.2: seconds by stage for 1024 ranks"
+    publish(title, rows, config.results, figure=figure, notes=notes)
+    return rows
+
+
+def staged(topology: Topology) -> tuple[TreeFlow, dict[str, float]]:
+    """The forest of boxes on rails, and the wall seconds of each stage.
+
+    Raises:
+        ConfigError: the network is not boxes on rails.
+    """
+    watch = _Watch(dict.fromkeys(STAGES, 0.0))
+    scaling = watch.timed("optimum", optimum, topology).scaling
+    for boxes in watch.timed("joining boxes", list, find_boxes(topology, scaling)):
+        flow = _joined(topology, scaling, boxes, watch)
+        if flow is not None:
+            watch.timed("counting links", flow.check_load)
+            return flow, watch.seconds
+    raise ConfigError(f"{topology} is not boxes on rails, which this table is about")
+
+
+def _joined(topology: Topology, scaling: Scaling, boxes: Boxes, watch: _Watch) -> TreeFlow | None:
+    """As ``jaxcoll.synth.forest`` does, stage by stage."""
+    inner, inside = inner_scaling(boxes, scaling), boxes.inside
+    if inner is None:
+        return None
+    try:
+        logical = watch.timed("switch removal", remove_switches, inside, inner)
+    except TopologyError:
+        return None
+    capacity = logical.capacity()
+    trees = watch.timed("tree packing", pack_trees, inside.num_ranks, capacity, inner.trees)
+    spread = watch.timed("joining boxes", assemble, inside, inner, logical, trees)
+    return watch.timed("joining boxes", joined_trees, topology, scaling, boxes, spread)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Watch:
+    """Wall seconds by stage."""
+
+    seconds: dict[str, float]
+
+    def timed(self, stage: str, call: Callable[..., T], *arguments: Any) -> T:
+        """What the call returns; the time it takes is added to the stage's."""
+        start = time.perf_counter()
+        result = call(*arguments)
+        self.seconds[stage] += time.perf_counter() - start
+        return result
+
+
+def _peak_gb() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
