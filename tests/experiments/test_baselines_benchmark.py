@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from experiments.benchmarks import baselines
@@ -51,10 +53,21 @@ def test_variants_and_sizes():
     assert set(baselines.VARIANTS) <= set(SYNTHESIZERS)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("network", [topologies.torus(4, 4), topologies.mesh(3, 4)], ids=str)
+SMALL = (topologies.torus(4, 4), topologies.mesh(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("network", "model"),
+    [
+        *itertools.product(SMALL, MODELS),
+        *(
+            pytest.param(make(), "astra", marks=pytest.mark.slow)
+            for make in baselines.NETWORKS.values()
+        ),
+    ],
+    ids=str,
+)
 def test_nothing_is_quicker_than_auto(network, model):
-    """A ring of 64, a 4x4x4 torus and an 8x8 mesh had synthesizers that were."""
     names = [name for name in SYNTHESIZERS if name not in SEARCHES]
     rows, _ = baselines.measure(network, names, (1, 4), model)
     assert rows[-1]["synthesizer"] == "auto"
