@@ -23,6 +23,7 @@ from jaxcoll.synth import (
     Tacos,
     synthesize,
 )
+from jaxcoll.throughput import fixed_k, optimum
 from jaxcoll.topology import Topology
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
@@ -56,10 +57,12 @@ class Case:
 
 
 def _forestcoll(case: Case) -> Iterator[Schedule]:
-    k = ForestColl().granularity(case.topology)
-    for pieces in case.pieces:
-        yield case.made(ForestColl(), k * pieces)
-    yield case.made(ForestColl(), 1)
+    """With the trees of the optimum, with one, and with the best number below 10 (Sec. 4.5.5)."""
+    best = optimum(case.topology)
+    few = min(range(1, 10), key=lambda k: (fixed_k(case.topology, k, best=best).inverse, k))
+    for k in dict.fromkeys((best.k, min(few, best.k), 1)):
+        for pieces in case.pieces:
+            yield case.made(ForestColl(k=k), k * pieces)
 
 
 def _blink(case: Case) -> Iterator[Schedule]:
