@@ -1,1 +1,29 @@
-"""The tensor-state search, to be built on jaxcoll."""
+"""tensorstate: chooses the state of every tensor of a training step, and runs the plan.
+
+A step is traced to a graph of operators over factors; a search chooses in which state every tensor
+is on a device mesh, against what collectives cost on the real network; the plan is printed,
+compared with the strategies that have names, and applied.
+"""
+
+from tensorstate.errors import PlanError
+from tensorstate.graph import Graph
+from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Network, Scheduled
+from tensorstate.plan import Comparison, Plan, named, search
+from tensorstate.states import Mesh
+from tensorstate.trace import trace
+
+__all__ = [
+    "HARDWARE",
+    "AlphaBeta",
+    "Comparison",
+    "Graph",
+    "Hardware",
+    "Mesh",
+    "Network",
+    "Plan",
+    "PlanError",
+    "Scheduled",
+    "named",
+    "search",
+    "trace",
+]

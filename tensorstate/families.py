@@ -95,16 +95,14 @@ class Families:
         Args:
             names: a family for every axis of the mesh, by the axis's name.
         """
-        mesh = self.problem.mesh
-        chosen = [names[axis] for axis in mesh.names]
+        chosen = [names[axis] for axis in self.problem.mesh.names]
         found = []
         for group, ways in enumerate(self.problem.ways):
-            sharded = [self._must_shard(name, group) for name in chosen]
             allowed = [way for way in ways.all if self._allows(chosen, group, way)]
             # What should be sharded is, as far as its sizes allow.
-            for axis, must in enumerate(sharded):
-                cut = [way for way in allowed if way[axis] >= 0]
-                allowed = cut if must and cut else allowed
+            for axis, name in enumerate(chosen):
+                cut = [way for way in allowed if self._is_cut(name, group, way[axis])]
+                allowed = cut or allowed
             found.append(tuple(allowed))
         return tuple(found)
 
@@ -112,18 +110,22 @@ class Families:
         pairs = zip(names, way, strict=True)
         return all(self._allows_entry(name, group, entry) for name, entry in pairs)
 
-    def _must_shard(self, name: str, group: int) -> bool:
+    def _is_cut(self, name: str, group: int, entry: int) -> bool:
+        """Whether a class is sharded as the name asks: inputs, or work along the batch."""
         entity = self.problem.entity(group)
         if entity.tensor is None:
+            if name in DATA and entity.phase != "optimizer":
+                return entry >= 0 and self.label_factors[group][entry] in self.batch
             return False
-        role = self.graph.tensors[entity.tensor].role
         sharded = {
             "ddp": ("input",),
             "zero1": ("input", "optimizer"),
             "zero2": ("input", "optimizer"),
             "fsdp": ("input", "optimizer", "parameter"),
         }
-        return role in sharded.get(name, ())
+        role = self.graph.tensors[entity.tensor].role
+        wanted = sharded.get(name, ("parameter",) if len(entity.sizes) > 1 else ())
+        return entry >= 0 and role in wanted
 
     def _allows_entry(self, name: str, group: int, entry: int) -> bool:
         entity = self.problem.entity(group)
@@ -136,9 +138,10 @@ class Families:
                 return name in DATA and factor in self.batch
             if role == "constant":
                 return False
-            frozen = {"ddp": ("parameter", "optimizer"), "zero1": ("parameter",)}
-            frozen["zero2"] = frozen["zero1"]
-            return role not in frozen.get(name, ())
+            if name in MODEL:
+                return factor not in self.batch | self.residual | self.sequence
+            whole = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
+            return role not in whole.get(name, ("parameter",))
         if entity.phase == "optimizer":
             return name != "ddp"
         if entry < REPLICATED:

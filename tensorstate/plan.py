@@ -1,0 +1,241 @@
+"""Plans: what a search found for a training step, to be read, compared and run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxcoll.topology import Topology
+from tensorstate import report
+from tensorstate.cost import Cost, Decisions, price
+from tensorstate.errors import PlanError
+from tensorstate.families import FAMILIES, Families, per_axis
+from tensorstate.graph import Graph
+from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
+from tensorstate.pins import Spec, pinned
+from tensorstate.problem import Problem
+from tensorstate.search.exact import Found, descent, milp, objective_of
+from tensorstate.search.program import Progress
+from tensorstate.states import Mesh
+from tensorstate.trace import trace
+
+# Axes up to which all are searched at once.
+AT_ONCE = 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """A plan for a training step on a mesh.
+
+    Attributes:
+        problem: the training step on the mesh, with prices.
+        found: the decisions, their cost, and the bound.
+        memory_limit: bytes of a device that the search was given, or ``None``.
+        objective: "sum" or "max" of compute and communication.
+    """
+
+    problem: Problem
+    found: Found
+    memory_limit: float | None = None
+    objective: str = "sum"
+
+    @property
+    def graph(self) -> Graph:
+        """The traced training step."""
+        return self.problem.graph
+
+    @property
+    def decisions(self) -> Decisions:
+        """What was decided."""
+        return self.found.decisions
+
+    @property
+    def cost(self) -> Cost:
+        """What it costs by the model."""
+        return self.found.cost
+
+    @property
+    def gap(self) -> float:
+        """How far, at most, the plan is from the best: a share of its objective."""
+        return report.gap_of(self.found)
+
+    def __str__(self) -> str:
+        return report.summary(self.problem, self.found, self.memory_limit)
+
+    def explain(self, tensor: str) -> str:
+        """The life of a tensor, by its name: state, moves, readers.
+
+        Raises:
+            PlanError: no tensor has the name.
+        """
+        return report.explain(self.problem, self.found, tensor)
+
+    def compare(self, *names: str) -> Comparison:
+        """The plan beside the best plans of named strategies.
+
+        Args:
+            names: of ``families.FAMILIES``, or a data and a model family joined by ``+``; all
+                families when left out.
+
+        Raises:
+            PlanError: no such strategy.
+        """
+        rows = {"this plan": self.found}
+        for name in names or FAMILIES:
+            rows[name] = named(self.problem, name, objective=self.objective)
+        return Comparison(self.problem, rows, self.memory_limit)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison:
+    """Plans side by side.
+
+    Attributes:
+        problem: what they are plans for.
+        rows: what was found, by name; the first is what the others are compared with.
+        memory_limit: bytes of a device, or ``None``.
+    """
+
+    problem: Problem
+    rows: Mapping[str, Found]
+    memory_limit: float | None
+
+    def __str__(self) -> str:
+        first = next(iter(self.rows.values())).cost.seconds
+        lines = [
+            f"{'strategy':24} {'time':>9} {'ratio':>6} {'compute':>9} {'communication':>13} "
+            f"{'memory':>9}"
+        ]
+        for name, found in self.rows.items():
+            cost = found.cost
+            limit = self.memory_limit or math.inf
+            over = "  does not fit" if cost.memory.peak > limit else ""
+            lines.append(
+                f"{name:24} {report.seconds(cost.seconds):>9} {cost.seconds / first:>6.2f} "
+                f"{report.seconds(cost.compute):>9} {report.seconds(cost.communication):>13} "
+                f"{report.size(cost.memory.peak):>9}{over}"
+            )
+        return "\n".join(lines)
+
+
+def named(problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3) -> Found:
+    """The best plan of a named strategy (see ``families``), whatever its memory.
+
+    Raises:
+        PlanError: no such strategy, or the step cannot follow it.
+    """
+    chosen = per_axis(problem, name)
+    found = milp(problem, Families(problem).ways(chosen), objective=objective, gap=gap)
+    if "fsdp" not in chosen.values():
+        return found
+    # ZeRO-3 gathers parameters anew in the backward pass.
+    ways = found.decisions.ways
+    kept = {
+        tensor: problem.source(flow, ways[flow.group])
+        for flow in problem.flows
+        if flow.stored
+        for tensor in flow.tensors
+    }
+    decisions = dataclasses.replace(found.decisions, kept=kept)
+    cost = price(problem, decisions)
+    return dataclasses.replace(
+        found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
+    )
+
+
+def search(
+    step: Callable[..., Any] | Graph,
+    abstract_args: Sequence[Any] | None = None,
+    *,
+    mesh: Mapping[str, int],
+    topology: Topology | None = None,
+    network: Network | None = None,
+    hardware: str | Hardware = "A100",
+    memory_limit: float | None = None,
+    recompute: bool = False,
+    pin: Mapping[str, Spec] | None = None,
+    forbid: Mapping[str, str | Sequence[str]] | None = None,
+    objective: str = "sum",
+    method: str = "auto",
+    gap: float = 1e-2,
+    time_limit: float = math.inf,
+    progress: Progress | None = None,
+) -> Plan:
+    """Choose the state of every tensor of a training step.
+
+    Args:
+        step: any function that JAX can trace, or its graph.
+        abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; none for a graph.
+        mesh: sizes of the mesh's axes by name; the last varies fastest over devices.
+        topology: the network of the devices, on whose wires collectives are priced.
+        network: prices of collectives, instead of ``topology``.
+        hardware: a device, or its name in ``HARDWARE``.
+        memory_limit: bytes of a device that the plan may take.
+        recompute: whether activations may be made again in the backward pass.
+        pin: states of inputs by patterns of their names (see ``pins``): a ``PartitionSpec`` each.
+        forbid: mesh axes that must not shard inputs, by patterns.
+        objective: minimize the "sum" of compute and communication, or the larger ("max").
+        method: "milp" decides all axes at once; "descent" one after another; "auto" takes the
+            first up to two axes.
+        gap: relative gap to a proved bound at which to stop.
+        time_limit: seconds; the best plan until then is returned with its gap.
+        progress: called with seconds, best objective and bound (both in microseconds).
+
+    Raises:
+        PlanError: arguments that contradict each other or the step, a network of another number
+            of devices, or a memory limit that nothing fits into: it says by how much, and what
+            takes the memory.
+    """
+    sizes = Mesh.of(dict(mesh))
+    graph = _graph(step, abstract_args)
+    problem = Problem(graph, _network(sizes, topology, network), _hardware(hardware))
+    if objective not in ("sum", "max"):
+        raise PlanError(f"objective must be 'sum' or 'max', got {objective!r}")
+    if method not in ("auto", "milp", "descent"):
+        raise PlanError(f"method must be 'auto', 'milp' or 'descent', got {method!r}")
+    if memory_limit is not None and not memory_limit > 0:
+        raise PlanError(f"memory_limit must be above 0 bytes, got {memory_limit}")
+    allowed = pinned(problem, [w.all for w in problem.ways], pin or {}, forbid or {})
+    many = sum(size > 1 for size in sizes.sizes) > AT_ONCE
+    solve = descent if method == "descent" or (method == "auto" and many) else milp
+    found = solve(
+        problem,
+        allowed,
+        recompute=recompute,
+        memory_limit=memory_limit,
+        objective=objective,
+        gap=gap,
+        time_limit=time_limit,
+        progress=progress,
+    )
+    return Plan(problem, found, memory_limit, objective)
+
+
+def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:
+    if isinstance(step, Graph):
+        if abstract_args is not None:
+            raise PlanError("a graph has its arguments; do not give abstract_args again")
+        return step
+    if abstract_args is None:
+        raise PlanError("abstract_args must be given with a function")
+    return trace(step, abstract_args)
+
+
+def _network(mesh: Mesh, topology: Topology | None, network: Network | None) -> Network:
+    if (topology is None) == (network is None):
+        raise PlanError("give either topology, whose wires are priced, or network")
+    if topology is not None:
+        return Scheduled(topology, mesh)
+    if network is None or network.mesh != mesh:
+        raise PlanError(f"the network prices another mesh than {mesh}")
+    return network
+
+
+def _hardware(hardware: str | Hardware) -> Hardware:
+    if isinstance(hardware, Hardware):
+        return hardware
+    if hardware not in HARDWARE:
+        raise PlanError(f"no hardware is called {hardware!r}; known: {', '.join(HARDWARE)}")
+    return HARDWARE[hardware]
