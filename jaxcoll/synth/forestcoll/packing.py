@@ -7,7 +7,6 @@ one flow tells; what is left of the batch goes on without it.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -16,27 +15,11 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.flow import dinic
+from jaxcoll.synth.forestcoll.rehang import Trees, rehang
 from jaxcoll.synth.forestcoll.removal import Pair
 
 _SAFE = 2**61
 _SEVERAL = 64  # ranks up to which several orders are tried
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Trees:
-    """Batches of like spanning trees.
-
-    Attributes:
-        root: root of each batch, int64 of shape (batches,).
-        weight: trees in each batch, int64 of shape (batches,).
-        vertex: its ranks in the order they joined, the root first, int64 of shape (batches, n).
-        parent: the parent of each of them, -1 for the root, int64 of shape (batches, n).
-    """
-
-    root: np.ndarray
-    weight: np.ndarray
-    vertex: np.ndarray
-    parent: np.ndarray
 
 
 def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]) -> Trees:
@@ -44,8 +27,8 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
 
     All batches grow together, one layer at a time, so that early ones do not use up what keeps
     later ones low. A pair of ranks is tried once for a batch: what once stopped it still would (a
-    full set of ranks stays full). Small networks are packed in several orders, and the lowest
-    trees are kept.
+    full set of ranks stays full). Then ranks that hang deep are hung elsewhere. Small networks are
+    packed in several orders, and the lowest trees are kept.
 
     Args:
         capacity: trees that can use each pair of ranks.
@@ -66,13 +49,14 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
     asked = np.asarray(trees, np.int64)[roots]
     best, least = None, (num_ranks, float(num_ranks))
     for neighbour in itertools.islice(_neighbours(left), 1 if num_ranks > _SEVERAL else None):
-        *found, depth = _pack(left.copy(), roots, asked, neighbour)
-        if (depth < 0).any():
+        spare = left.copy()
+        root, weight, vertex, parent = _pack(spare, roots, asked, neighbour)
+        if (vertex < 0).any():
             raise TopologyError("the capacities between ranks hold fewer trees than asked for")
-        heights = depth.max(axis=1)
-        height = (int(heights.max()), float(np.average(heights, weights=found[1])))
+        found, heights = rehang(spare, Trees(root, weight, vertex, parent))
+        height = (int(heights.max()), float(np.average(heights, weights=found.weight)))
         if best is None or height < least:
-            best, least = Trees(*found), height
+            best, least = found, height
         if least[0] <= 2:
             break
     return best  # type: ignore[return-value]
@@ -154,7 +138,7 @@ def _pack(left, roots, weights, neighbour):
                 added = True
         layer += 1
         unfinished &= layer < n
-    return root[:count], weight[:count], vertex[:count], parent[:count], depth[:count]
+    return root[:count], weight[:count], vertex[:count], parent[:count]
 
 
 @nb.njit(cache=True)

@@ -11,8 +11,9 @@ from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.exact import Number
 from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.orbits import moved_trees
-from jaxcoll.synth.forestcoll.packing import Trees, pack_trees
+from jaxcoll.synth.forestcoll.packing import pack_trees
 from jaxcoll.synth.forestcoll.rails import find_boxes, inner_scaling, joined_trees
+from jaxcoll.synth.forestcoll.rehang import Trees
 from jaxcoll.synth.forestcoll.removal import Logical, Piece, remove_switches
 from jaxcoll.throughput import Scaling, fixed_k, optimum
 from jaxcoll.topology import Topology

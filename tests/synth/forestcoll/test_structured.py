@@ -83,7 +83,7 @@ def test_all_grids_are_optimal(topology):
         *((dgx_a100(boxes), 2) for boxes in (3, 4, 6)),
         *((dgx_h100(boxes), 2) for boxes in (5, 6)),
         (mi250(4), 9),
-        (mi250(4, ranks=8), 7),
+        (mi250(4, ranks=8), 6),
         (switch(7), 1),
         (rails(5, 3, 8e9, 2e9), 2),
         (rails(2, 4, 90e9, 1e9), 2),
@@ -110,7 +110,7 @@ def test_fixed_numbers_of_trees_too(k):
     ("topology", "height"),
     [
         (dgx_a100(128), 2),
-        (mi250(64), 9),
+        (mi250(64), 6),
         pytest.param(dgx_h100(128), 2, marks=pytest.mark.slow),
         pytest.param(torus(32, 32), 32, marks=pytest.mark.slow),
         pytest.param(torus(16, 16, 4), 18, marks=pytest.mark.slow),
