@@ -134,7 +134,7 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     trips = [
         trip
         for number in range(len(problem.flows))
-        for trip in _trips(problem, decisions, remade, number)
+        for trip in trips_of(problem, decisions, remade, number)
     ]
     volume: dict[tuple[str, int], int] = defaultdict(int)
     count: dict[tuple[str, int], int] = defaultdict(int)
@@ -173,10 +173,20 @@ def remade_entities(problem: Problem, again: Iterable[int]) -> frozenset[int]:
     return frozenset(remade)
 
 
-def _trips(
+def trips_of(
     problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
 ) -> Iterable[Trip]:
-    """Tensors of a flow by what becomes of their makers and readers and where they are kept."""
+    """Tensors of a flow by what becomes of their makers and readers and where they are kept.
+
+    Of ``decisions.ways`` only those of the classes that make and read the flow matter.
+
+    Args:
+        remade: what ``remade_entities`` finds of ``decisions.again``.
+        number: of the flow.
+
+    Raises:
+        PlanError: a tensor cannot reach a state in which it is kept or demanded.
+    """
     flow = problem.flows[number]
     alike: dict[tuple, list[int]] = defaultdict(list)
     for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
@@ -214,7 +224,7 @@ def _trip(
     early = routes.tree(here, wanted) if flow.early else nothing
     if not flow.early or remade:
         return Trip(number, (), source, early, routes.tree(here, late), None, remade)
-    if not late:
+    if not after:
         return Trip(number, (), source, early, nothing, None, False)
     base = here if flow.stored else frozenset()
     if kept is None:
@@ -238,7 +248,8 @@ def _best_kept(
         return routes.tree(here, early | {state}).seconds + after, nbytes, state
 
     near = {source, *early, *(move.target for move in routes.tree(here, early).moves)}
-    best = min(cost(state) for state in near if min(state, default=0) >= SUM)
+    # Maxima and minima that are still to be combined are not kept, so nothing may be near.
+    best = min((cost(state) for state in near if min(state) >= SUM), default=(math.inf, 0, source))
     if best[0] > routes.tree(here, early).seconds:
         partial = [state for state in near if not is_whole(state) and min(state) >= SUM]
         best = min(best, *map(cost, states(flow.sizes, problem.mesh)), *map(cost, partial))

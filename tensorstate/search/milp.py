@@ -10,8 +10,9 @@ Variables, all at least 0:
   of its maker puts it and ends where the way of its reader wants it.
 - ``paid[f, era, m]``: at least every ``move[f, era, d, m]``: what goes to several demands by the
   same move is paid for once.
-- ``kept[f, s]``: the share of flow f that is kept in state s between the eras, where it passes in
-  the forward pass.
+- ``kept[f, s]``: the share of flow f that is kept in state s between the eras: where it passes in
+  the forward pass, or a part of that. Where no one reads it there, keeping is its one demand.
+  Under a memory limit it stands for whole tensors, as ``x`` does for layers.
 - ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
   kept there, what is made there again, and, of an input, what is stored there.
 
@@ -43,7 +44,8 @@ from tensorstate.ways import Way
 # Program units: microseconds, and megabytes.
 MICRO, MEGA = 1e6, 1e-6
 
-# Layers of a class up to which those made again are counted by an integer.
+# Layers of a class, and tensors of a flow, up to which those made again or kept are counted by an
+# integer.
 FEW = 4
 
 
@@ -96,17 +98,20 @@ class Formulation:
             choices[way, False] = ways[-1]
             if again:
                 choices[way, False] = self.program.variable()
-                # Few are counted; many are rounded.
-                unit, counted = (1.0 / weight, True) if weight <= FEW else (1.0, False)
-                number = self.program.variable(integer=counted)
                 choices[way, True] = self.program.variable()
-                self.program.row([(choices[way, True], 1.0), (number, -unit)], 0.0, 0.0)
+                self._count(choices[way, True], weight)
                 parts = [(choices[way, a], 1.0) for a in (False, True)]
                 self.program.row([*parts, (ways[-1], -1.0)], 0.0, 0.0)
                 self.compute.append((choices[way, True], 2 * seconds))
             self.compute.append((choices[way, False], seconds))
         self.program.row([(v, 1.0) for v in ways], 1.0, 1.0)
         return choices
+
+    def _count(self, share: int, weight: int) -> None:
+        """A share stands for whole layers or tensors; few are counted, many are rounded."""
+        if weight <= FEW:
+            number = self.program.variable(integer=True)
+            self.program.row([(share, 1.0), (number, -1.0 / weight)], 0.0, 0.0)
 
     def _sources(self, flow: Flow, again: bool | None = None) -> dict[State, list[int]]:
         """The choices that put a flow's tensor in each state."""
@@ -142,10 +147,14 @@ class Formulation:
             self._gradient(flow)
             return
         start = {s: [(v, 1.0) for v in vs] for s, vs in sources.items()}
-        ends = [self._ends(flow, d) for d in early]
-        arrived = self._era(flow, arcs, [start] * len(early), ends)
+        starts: list[Mapping[State, Terms]] = [start] * len(early)
+        ends: list[Mapping[State, Terms]] = [self._ends(flow, d) for d in early]
+        if late and not early:
+            starts, ends = [self._share(sources)], [self._keep_anywhere(number, flow, arcs)]
+        paid = self._era(flow, arcs, starts, ends)
         if late or repeats:
-            self._keep(number, flow, arrived)
+            if early:
+                self._keep(number, flow, arcs, paid)
             ends = [self._ends(flow, d) for d in late]
             ends += [self._ends(flow, d, again=True) for d in repeats]
             self._era(flow, arcs, [self._taken(number, flow) for _ in ends], ends)
@@ -181,8 +190,8 @@ class Formulation:
         arcs: Sequence[tuple[Move, float]],
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
-    ) -> dict[State, list[int]]:
-        """The travels of a flow in an era; returns those that arrive in each state."""
+    ) -> dict[Move, int]:
+        """The travels of a flow in an era; returns the variables of moves that are paid for."""
         shared = len(starts) > 1
         paid: dict[Move, int] = {}
         for move, seconds in arcs:
@@ -191,16 +200,14 @@ class Formulation:
                 paid[move] = self.program.variable()
                 if seconds:
                     self.communication.append((paid[move], flow.weight * seconds))
-        arrived: dict[State, list[int]] = defaultdict(list)
         for start, end in zip(starts, ends, strict=True):
-            taken = {m: self.program.variable() for m, _ in arcs} if shared else paid
+            taken = paid
             if shared:
+                taken = {move: self.program.variable() for move, _ in arcs}
                 for move, variable in paid.items():
                     self.program.row([(variable, 1.0), (taken[move], -1.0)], 0.0, np.inf)
             self._conserve(taken, start, end)
-            for move, variable in taken.items():
-                arrived[move.target].append(variable)
-        return arrived
+        return paid
 
     def _conserve(
         self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
@@ -221,19 +228,68 @@ class Formulation:
 
     # ------------------------------------------------------------------ between the eras
 
-    def _keep(self, number: int, flow: Flow, arrived: Mapping[State, list[int]]) -> None:
+    def _keep(
+        self,
+        number: int,
+        flow: Flow,
+        arcs: Sequence[tuple[Move, float]],
+        paid: Mapping[Move, int],
+    ) -> None:
         """kept[f, s], for at most one s: where the tensor is in the forward pass."""
-        sources = self._sources(flow)
-        kept = self.kept[number] = {}
-        for state in {**sources, **arrived}:
-            if any(entry < SUM for entry in state):
-                continue
-            kept[state] = self.program.variable(high=1.0)
-            there = [(v, -1.0) for v in (*sources.get(state, ()), *arrived.get(state, ()))]
-            self.program.row([(kept[state], 1.0), *there], -np.inf, 0.0)
-            nbytes = flow.weight * self.problem.local_bytes(flow, state)
-            self.between.append((kept[state], nbytes))
-        self.program.row([(v, 1.0) for v in kept.values()], -np.inf, 1.0)
+        for state, present in self._present(self._sources(flow), arcs, paid).items():
+            kept = self._kept(number, flow, state)
+            if kept is not None:
+                self.program.row([(kept, 1.0), (present, -1.0)], -np.inf, 0.0)
+        self.program.row([(v, 1.0) for v in self.kept[number].values()], -np.inf, 1.0)
+
+    def _keep_anywhere(
+        self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
+    ) -> Mapping[State, Terms]:
+        """kept[f, s] of a flow that nobody reads in the forward pass, as its one demand."""
+        every = {*self._sources(flow), *(move.target for move, _ in arcs)}
+        ends = {state: self._kept(number, flow, state) for state in sorted(every)}
+        return {state: [(v, 1.0)] for state, v in ends.items() if v is not None}
+
+    def _kept(self, number: int, flow: Flow, state: State) -> int | None:
+        """A new kept[f, s]; maxima that are still to be combined are not kept."""
+        if any(entry < SUM for entry in state):
+            return None
+        kept = self.program.variable(high=1.0)
+        if self.memory_limit is not None:
+            self._count(kept, flow.weight)
+        self.kept.setdefault(number, {})[state] = kept
+        self.between.append((kept, flow.weight * self.problem.local_bytes(flow, state)))
+        return kept
+
+    def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
+        """What is kept starts where the maker puts it; not all need be kept."""
+        found: dict[State, Terms] = {}
+        for state, choices in sources.items():
+            variable = self.program.variable()
+            terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
+            self.program.row(terms, -np.inf, 0.0)
+            found[state] = [(variable, 1.0)]
+        return found
+
+    def _present(
+        self,
+        sources: Mapping[State, list[int]],
+        arcs: Sequence[tuple[Move, float]],
+        paid: Mapping[Move, int],
+    ) -> dict[State, int]:
+        """present[s]: a tensor is in a state where it is made, or where a move brings it.
+
+        Moves that cost nothing lead from where it is.
+        """
+        every = sorted({*sources, *(move.target for move, _ in arcs)})
+        present = {state: self.program.variable() for state in every}
+        rows = {state: [(v, -1.0) for v in sources.get(state, ())] for state in every}
+        for move, _ in arcs:
+            free = move.kind == "slice" or move not in paid
+            rows[move.target].append((present[move.source] if free else paid[move], -1.0))
+        for state, terms in rows.items():
+            self.program.row([(present[state], 1.0), *terms], -np.inf, 0.0)
+        return present
 
     def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
         """taken[f, d, s] of a new demand d."""
@@ -314,9 +370,12 @@ class Formulation:
         kept: dict[int, State] = {}
         if self.memory_limit is not None:
             for number, variables in self.kept.items():
-                tensors = self.problem.flows[number].tensors
+                flow = self.problem.flows[number]
                 shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
-                kept |= _dealt(tensors[::-1], shares)
+                if flow.stored:  # of the rest only the input itself stays
+                    source = self.problem.source(flow, ways[flow.group])
+                    kept |= dict.fromkeys(flow.tensors, source)
+                kept |= _dealt(flow.tensors[::-1], shares)
         return Decisions(tuple(ways), frozenset(again), kept)
 
     def seconds(self, objective: float) -> float:
