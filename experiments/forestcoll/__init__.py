@@ -10,6 +10,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "forestcoll-fig-4-11": Experiment("experiments.forestcoll.bandwidths"),
     "forestcoll-fig-4-12a": Experiment("experiments.forestcoll.bandwidths"),
     "forestcoll-fig-4-12b": Experiment("experiments.forestcoll.bandwidths"),
+    "forestcoll-fig-4-13": Experiment("experiments.forestcoll.fsdp"),
     "forestcoll-fig-4-14": Experiment("experiments.forestcoll.scaling"),
     "forestcoll-table-b-2": Experiment("experiments.forestcoll.table_b_2"),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,9 @@ import pytest
 from experiments.benchmarks.forestcoll import PAPER_FIXED_K
 from experiments.configure import EXPERIMENTS, configure
 from experiments.errors import ConfigError
+from experiments.forestcoll import fsdp
 from experiments.forestcoll.networks import ClusterConfig
+from experiments.workloads import Exchange, Layer, Workload, load_model
 from jaxcoll.throughput import optimum
 from jaxcoll.topologies import mi250
 
@@ -109,3 +113,62 @@ def test_clusters_are_the_papers():
         ClusterConfig("gb200", 2, 8)
     with pytest.raises(ConfigError, match="boxes"):
         ClusterConfig("a100", 0, 8)
+
+
+# ---------------------------------------------------------------------- Fig. 4.13
+
+
+def test_training_is_faster_where_communication_counts(tmp_path):
+    rows = {(r["model"], r["algorithm"]): r for r in rows_of("forestcoll-fig-4-13", tmp_path)}
+    for model in ("Gemma-2-27b", "Llama-2-70b"):
+        ring, ours = rows[model, "vendor ring"], rows[model, "ForestColl"]
+        assert ring["compute %"] == pytest.approx(ring["paper compute %"], abs=3)
+        assert ours["reduction %"] == pytest.approx(ours["paper reduction %"], abs=2)
+    small = rows["Llama-3-8b", "ForestColl"]
+    assert 0 < small["reduction %"] < 5  # "reductions in iteration time of less than 5%"
+    assert rows["Llama-3-8b", "vendor ring"]["compute %"] > 88
+
+
+@pytest.mark.parametrize(
+    ("table", "billions"),
+    [
+        ("gemma_2_2b", 2.61),
+        ("gemma_2_27b", 27.2),
+        ("llama_2_7b", 6.74),
+        ("llama_2_70b", 69.0),
+        ("llama_3_8b", 8.03),
+        ("llama_3_119b", 119.0),
+    ],
+)
+def test_models_have_the_published_parameters(table, billions):
+    assert load_model(table, fsdp.MODELS).parameters / 1e9 == pytest.approx(billions, rel=0.003)
+
+
+def layers(*sizes: int) -> Workload:
+    """Layers of so many bytes, each of which computes 2 seconds forward and 4 backward."""
+    one, two = Fraction(1), Fraction(2)
+    made = (Layer("", two, one, 3 * one, None, Exchange("all", n) if n else None) for n in sizes)
+    return Workload("", tuple(made))
+
+
+def test_an_iteration_by_hand():
+    times = {"all_gather": lambda n: Fraction(n), "reduce_scatter": lambda n: Fraction(2 * n)}
+    work = layers(1, 3)
+    assert fsdp.iteration(work, times, overlap=False) == 12 + 2 * (1 + 3) + 2 * (1 + 3)
+    # Gathered at 1; forward to 3, while 1..4 gathers the next; forward 4..6, gathered again 4..7;
+    # backward 7..11, gathered 7..8, summed 11..17; backward 11..15, summed 17..19.
+    assert fsdp.iteration(work, times, overlap=True) == 19
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_iterations_of_one_kind_of_work(overlap):
+    work = layers(5, 0, 7)
+    free = dict.fromkeys(fsdp.KINDS, lambda n: Fraction(0))
+    assert fsdp.iteration(work, free, overlap) == work.compute == 18
+    none = dict.fromkeys(("forward", "input_gradient", "weight_gradient"), Fraction(0))
+    idle = Workload("", tuple(dataclasses.replace(layer, **none) for layer in work.layers))
+    times = dict.fromkeys(fsdp.KINDS, lambda n: Fraction(n))
+    assert fsdp.iteration(idle, times, overlap) == 3 * 12
+    total = fsdp.iteration(work, times, overlap)
+    assert max(18, 36) <= total <= 18 + 36
+    assert overlap or total == 18 + 36
