@@ -1,0 +1,418 @@
+"""Runs a training step as decided: the factor graph, interpreted inside ``jax.shard_map``.
+
+Every operator runs on the blocks that its way gives a device, and every change of state is a
+collective. The forward pass is one era; what comes after it, backward pass and optimizer, the
+other (see ``tensorstate.problem``). Between them of every tensor that is read in both one copy is
+kept, or none, if its makers run again.
+
+What runs again reads its operands through ``lax.optimization_barrier`` together with the last
+result of the backward pass, or XLA would find that it has them already. On CPU, XLA removes the
+barriers too early; ``Applied.compiler_options`` keep them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tensorstate.collectives import (
+    Collectives,
+    carry_out,
+    cut,
+    part_index,
+    scheduled,
+    shards_of,
+)
+from tensorstate.cost import Cost, Decisions, Trip
+from tensorstate.errors import PlanError
+from tensorstate.graph import Graph, Operator, Output, View
+from tensorstate.problem import Problem
+from tensorstate.run import LocalBlock, read, run_operator
+from tensorstate.states import REPLICATED, Mesh, Move, State
+from tensorstate.ways import Way
+
+Copies = dict[State, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Applied:
+    """A training step on a mesh.
+
+    Attributes:
+        step: takes and returns global arrays, as the traced function does. Not yet jitted.
+        in_shardings, out_shardings: trees of ``NamedSharding``, for ``jax.jit`` and
+            ``jax.device_put``. New values have the shardings of what they replace, so the old ones
+            can be donated.
+        donate_argnums: arguments all of which are replaced by results.
+        compiler_options: for ``jax.jit``; they keep what runs again apart from what ran before.
+    """
+
+    step: Callable[..., Any]
+    in_shardings: Any
+    out_shardings: Any
+    donate_argnums: tuple[int, ...]
+    compiler_options: Mapping[str, str]
+
+    def jit(self, donate: bool = True) -> Callable[..., Any]:
+        """The step, jitted with all of this."""
+        return jax.jit(
+            self.step,
+            in_shardings=self.in_shardings,
+            out_shardings=self.out_shardings,
+            donate_argnums=self.donate_argnums if donate else (),
+            compiler_options=dict(self.compiler_options) or None,
+        )
+
+
+def apply(
+    problem: Problem,
+    decisions: Decisions,
+    cost: Cost,
+    mesh: jax.sharding.Mesh,
+    collectives: Collectives | None = None,
+) -> Applied:
+    """The training step of a problem, run as decided.
+
+    Args:
+        problem: graph and mesh.
+        decisions: the way of every class.
+        cost: its price, which says how tensors travel and what runs again.
+        mesh: devices; its axes are those of the problem.
+        collectives: how to move tensors; schedules of the problem's network by default.
+
+    Raises:
+        PlanError: for a mesh of other axes.
+    """
+    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
+    if dict(mesh.shape) != axes:
+        raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
+    layout = _Layout(problem, decisions, cost)
+    graph = problem.graph
+    in_specs = [_spec(layout.input_view(i), layout.source(i), problem.mesh) for i in graph.inputs]
+    out_specs = [_spec(o.view, layout.returned(o), problem.mesh) for o in graph.outputs]
+
+    moving = collectives or scheduled(problem.network.schedule)
+
+    def on_device(*leaves):
+        return _Device(layout, moving).run(leaves)
+
+    body = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=tuple(in_specs),
+        out_specs=tuple(out_specs),
+        check_vma=False,
+    )
+
+    def step(*args):
+        leaves, tree = jax.tree.flatten(args)
+        if tree != graph.in_tree:
+            raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
+        return jax.tree.unflatten(graph.out_tree, body(*leaves))
+
+    def shardings(tree, specs):
+        return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
+
+    again = cost.remade or any(o.call.region is not None for o in graph.operators)
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = {"xla_disable_hlo_passes": "cse_barrier_expander"} if again and on_cpu else {}
+    return Applied(
+        step,
+        shardings(graph.in_tree, in_specs),
+        shardings(graph.out_tree, out_specs),
+        _replaced(graph),
+        options,
+    )
+
+
+def _replaced(graph: Graph) -> tuple[int, ...]:
+    """The arguments of which every leaf is replaced by a result."""
+    updated = {out.updates for out in graph.outputs}
+    found, start = [], 0
+    for number, child in enumerate(graph.in_tree.children()):
+        leaves = range(start, start + child.num_leaves)
+        start += child.num_leaves
+        if leaves and updated.issuperset(leaves):
+            found.append(number)
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------- what is known beforehand
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an operator stands: its entity, that entity's class, and its number among members."""
+
+    entity: int
+    group: int
+    member: int
+    labels: tuple[int, ...]
+
+
+class _Layout:
+    """The states of all tensors: as made, as read, as returned."""
+
+    def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
+        self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
+        self.ways: Sequence[Way] = decisions.ways
+        self.remade = cost.remade
+        self.trips: dict[int, Trip] = {t: trip for trip in cost.trips for t in trip.tensors}
+        self.places = {
+            member.operator: _Place(entity.index, entity.group, k, member.labels)
+            for entity in self.graph.entities
+            for k, member in enumerate(entity.members)
+        }
+        self._edges = {operand: edge for edge in self.graph.edges for operand in edge.operands}
+        self._given = {e.tensor: e for e in self.graph.entities if e.tensor is not None}
+
+    def way(self, operator: int) -> Way:
+        """An operator's way, in its entity's labels."""
+        return self.ways[self.places[operator].group]
+
+    def source(self, tensor: int) -> State:
+        """The state in which a tensor is made or given."""
+        producer = self.graph.tensors[tensor].producer
+        if producer is None:
+            given = self._given[tensor]
+            labels, group, place = tuple(range(len(given.sizes))), given.group, (0, 0)
+        else:
+            at, result = self.places[producer], self.graph.tensors[tensor].result
+            use = self.graph.operators[producer].results[result]
+            labels = tuple(at.labels[label] for label in use.labels)
+            group, place = at.group, (at.member, result)
+        return self.problem.ways[group].made(self.ways[group], labels, place)
+
+    def wanted(self, operator: int, operand: int) -> State | None:
+        """The state in which an operand is read; ``None`` for what its own entity just made."""
+        edge = self._edges.get((operator, operand))
+        if edge is None:
+            return None
+        group = self.places[operator].group
+        places = frozenset((self.places[o].member, k) for o, k in edge.operands)
+        return self.problem.ways[group].read(self.ways[group], edge.target_labels, places)
+
+    def input_view(self, tensor: int) -> View:
+        """How an argument is read from its tensor."""
+        t = self.graph.tensors[tensor]
+        layout = t.layout or ()
+        sizes = tuple(tuple(t.sizes[p] for p in dimension) for dimension in layout)
+        return View(tensor, layout, sizes, t.dtype)
+
+    def returned(self, out: Output) -> State:
+        """The state in which a result is returned: that of what it replaces, or what is there."""
+        whole = (REPLICATED,) * len(self.mesh.sizes)
+        tensor = out.view.tensor
+        if tensor is None:
+            return whole
+        if out.updates is not None:
+            before = self.input_view(self.graph.inputs[out.updates])
+            moved = _through(before, self.source(self.graph.inputs[out.updates]), out.view)
+            if moved is not None:
+                return moved
+        there = self.late_base(tensor) + [m.target for m in self.trips[tensor].late.moves]
+        fitting = (s for s in there if _spec(out.view, s, self.mesh) is not None)
+        return next(fitting, whole)
+
+    def late_base(self, tensor: int) -> list[State]:
+        """The states in which a tensor is there as the backward pass begins, or once it is made."""
+        trip, given = self.trips[tensor], self.graph.tensors[tensor].producer is None
+        if trip.kept is None:
+            return [trip.source]
+        return [trip.kept, trip.source] if given else [trip.kept]
+
+
+def _through(source: View, state: State, target: View) -> State | None:
+    """The state of a tensor of one view that cuts its array as another view's does its own."""
+    here = [p for dimension in source.positions for p in dimension]
+    there = [p for dimension in target.positions for p in dimension]
+    if source.sizes != target.sizes or None in there:
+        return None
+    other = dict(zip(here, there, strict=True))
+    moved = [entry if entry == REPLICATED else other[entry] for entry in state]
+    return tuple(entry for entry in moved if entry is not None)
+
+
+def _spec(view: View, state: State, mesh: Mesh) -> PartitionSpec | None:
+    """How a state cuts an array; ``None`` if it has partial values or cuts a minor part."""
+    if min(state, default=0) < REPLICATED:
+        return None
+    dimensions = []
+    for positions, sizes in zip(view.positions, view.sizes, strict=True):
+        names: list[str] = []
+        whole = True  # whether all that is major to a position is cut into single elements
+        for position, size in zip(positions, sizes, strict=True):
+            cuts = [n for n, e in zip(mesh.names, state, strict=True) if e == position]
+            if cuts and not whole:
+                return None
+            names += cuts
+            whole = whole and position is not None and shards_of(state, position, mesh) == size
+        dimensions.append(tuple(names) if len(names) > 1 else (names[0] if names else None))
+    return PartitionSpec(*dimensions)
+
+
+# ---------------------------------------------------------------------- on a device
+
+
+class _Device:
+    """What one device does, traced: the copies of every tensor that it has in either era."""
+
+    def __init__(self, layout: _Layout, collectives: Collectives):
+        self.layout, self.graph, self.mesh = layout, layout.graph, layout.mesh
+        self.collectives = collectives
+        self.early: dict[int, Copies] = {}
+        self.late: dict[int, Copies] = {}
+        self.last: jax.Array | None = None  # of what the backward pass has made
+        self._behind: dict[tuple[object, int, State], jax.Array] = {}
+
+    def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The results of a step, from the arguments, each in its state."""
+        self.take(leaves)
+        for operator in self.graph.operators:
+            early = operator.phase == "forward"
+            for use, made in zip(operator.results, self.execute(operator, early), strict=True):
+                self.put(use.tensor, made, early)
+            if operator.phase == "backward":
+                self.last = made
+        return tuple(map(self.result, self.graph.outputs))
+
+    def take(self, leaves: Sequence[jax.Array]) -> None:
+        """Arguments come in their states, constants whole."""
+        for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
+            self.put(tensor, leaf.reshape(self.sizes(tensor, self.layout.source(tensor))), True)
+        for tensor, value in self.graph.constants:
+            whole = jnp.asarray(value).reshape(self.graph.tensors[tensor].sizes)
+            self.put(tensor, cut(whole, self.layout.source(tensor), self.mesh), True)
+
+    def sizes(self, tensor: int, state: State) -> list[int]:
+        """A device's elements of every position."""
+        sizes = enumerate(self.graph.tensors[tensor].sizes)
+        return [size // shards_of(state, position, self.mesh) for position, size in sizes]
+
+    def put(self, tensor: int, made: jax.Array, early: bool) -> None:
+        """Note what was made or given, and bring it where its era wants it."""
+        trip = self.layout.trips.get(tensor)
+        if trip is None:  # nothing but its own entity reads it
+            state = self.layout.source(tensor)
+            (self.early if early else self.late)[tensor] = {state: made}
+        elif early:
+            self.early[tensor] = self.travel({trip.source: made}, trip.early.moves)
+        else:
+            self.late[tensor] = self.travel({trip.source: made}, trip.late.moves)
+
+    def travel(self, copies: Copies, moves: Sequence[Move]) -> Copies:
+        """All copies, after moves that start where one is."""
+        for move in moves:
+            x = copies[move.source]
+            copies[move.target] = carry_out(move, x, self.mesh, self.collectives)
+        return copies
+
+    def copies(self, tensor: int, early: bool) -> Copies:
+        """The copies of a tensor in an era; kept ones travel, others are made again, on demand."""
+        if early:
+            return self.early[tensor]
+        if tensor not in self.late:
+            trip = self.layout.trips.get(tensor)
+            producer = self.graph.tensors[tensor].producer
+            if producer is not None and self.layout.places[producer].entity in self.layout.remade:
+                self.remake(self.graph.operators[producer])
+            elif trip is None:
+                self.late[tensor] = self.early[tensor]
+            else:
+                base = {s: self.early[tensor][s] for s in self.layout.late_base(tensor)}
+                self.late[tensor] = self.travel(base, trip.late.moves)
+        return self.late[tensor]
+
+    def copy(self, tensor: int, state: State, early: bool) -> jax.Array:
+        """The copy of a tensor in a state.
+
+        It is there, but where two entities of a class read one tensor and one of them runs again:
+        a trip is the same for both.
+        """
+        there = self.copies(tensor, early)
+        if state not in there:
+            trip = self.layout.trips[tensor]
+            routes = self.layout.problem.routes(self.layout.problem.flows[trip.flow])
+            self.travel(there, routes.tree(frozenset(there), frozenset({state})).moves)
+        return there[state]
+
+    def remake(self, operator: Operator) -> None:
+        """Run an operator of the forward pass again."""
+        made = self.execute(operator, early=False, again=True)
+        for use, x in zip(operator.results, made, strict=True):
+            self.put(use.tensor, x, early=False)
+
+    def execute(self, operator: Operator, early: bool, again: bool = False) -> list[jax.Array]:
+        """What an operator makes of a device's blocks of its operands."""
+        arrays = []
+        for k, use in enumerate(operator.operands):
+            state = self.layout.wanted(operator.index, k) or self.layout.source(use.tensor)
+            x = self.copy(use.tensor, state, early)
+            if again or operator.call.region is not None:
+                x = self.behind(operator, use.tensor, state, x)
+            arrays.append(x)
+        return run_operator(operator, arrays, self.block(operator))
+
+    def behind(self, operator: Operator, tensor: int, state: State, x: jax.Array) -> jax.Array:
+        """A copy that is there only once the backward pass has come this far.
+
+        What runs again itself needs no barrier of its own.
+        """
+        region = operator.call.region
+        producer = self.graph.tensors[tensor].producer
+        if producer is not None:
+            same = region is not None and self.graph.operators[producer].call.region == region
+            if same or self.layout.places[producer].entity in self.layout.remade:
+                return x
+        if self.last is None:
+            return x
+        key = (region, tensor, state)
+        if key not in self._behind:
+            self._behind[key] = lax.optimization_barrier((x, self.last))[0]
+        return self._behind[key]
+
+    def block(self, operator: Operator) -> LocalBlock:
+        """The part of an operator's labels that this device has."""
+        way, labels = self.layout.way(operator.index), self.layout.places[operator.index].labels
+        counts = tuple(shards_of(way, label, self.mesh) for label in labels)
+        indices = {
+            own: part_index(way, label, self.mesh)
+            for own, label in enumerate(labels)
+            if counts[own] > 1
+        }
+        return LocalBlock(operator.sizes, counts, indices)
+
+    def result(self, out: Output) -> jax.Array:
+        """A result of the step, in the state in which it is returned."""
+        tensor, state = out.view.tensor, self.layout.returned(out)
+        if tensor is None:
+            return read(out.view, None, out.view.sizes)
+        there = self.copies(tensor, early=False)
+        if state not in there:  # a PartitionSpec cannot say what is there
+            whole = next(s for s in there if min(s, default=0) >= REPLICATED)
+            gathers = _gathers(whole, self.graph.tensors[tensor].nbytes, self.mesh)
+            there = self.travel(dict(there), gathers)
+        sizes = iter(self.sizes(tensor, state))
+        by_position = dict(enumerate(sizes))
+        local = [
+            [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]
+            for pair in zip(out.view.positions, out.view.sizes, strict=True)
+        ]
+        return read(out.view, there[state], local)
+
+
+def _gathers(state: State, nbytes: int, mesh: Mesh) -> list[Move]:
+    """The moves that replicate a tensor, the last cut first."""
+    moves = []
+    for axis in reversed(range(len(state))):
+        if state[axis] != REPLICATED:
+            target = (*state[:axis], REPLICATED, *state[axis + 1 :])
+            moves.append(Move("all_gather", axis, state, target, nbytes // mesh.shards(target)))
+            state = target
+    return moves
