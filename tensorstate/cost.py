@@ -22,11 +22,12 @@ class Decisions:
 
     Attributes:
         ways: the way of every class.
-        again: entities of the forward pass whose tensors are not kept for the backward pass but
-            made again there, from what is kept. Layers that are tied run in the same way, but some
-            may be made again and others not.
-        kept: for tensors the state in which they are kept between the eras. Of others the state is
-            kept with which they travel the least, the smallest among equals.
+        again: entities of the forward pass that are run again in the backward pass, from what is
+            kept, where something there needs what they make and it is not in ``kept``. Layers that
+            are tied run in the same way, but some may be run again and others not.
+        kept: for tensors the state in which they are kept between the eras. Of others, unless they
+            are made again, the state is kept with which they travel the least, the smallest among
+            equals.
     """
 
     ways: tuple[Way, ...]
@@ -130,7 +131,7 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     Raises:
         PlanError: a tensor cannot reach a state in which it is kept or demanded.
     """
-    remade = remade_entities(problem, decisions.again)
+    remade = remade_entities(problem, decisions)
     trips = [
         trip
         for number in range(len(problem.flows))
@@ -156,17 +157,17 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     return Cost(compute, math.fsum(communication), volume, count, memory, tuple(trips), remade)
 
 
-def remade_entities(problem: Problem, again: Iterable[int]) -> frozenset[int]:
-    """Of the entities that may be made again those that something after the forward pass needs."""
+def remade_entities(problem: Problem, decisions: Decisions) -> frozenset[int]:
+    """Of the entities that may be run again those that something after the forward pass needs."""
     remade: set[int] = set()
-    # Readers come after makers, so one pass against the order of execution finds all.
-    waiting = set(again)
+    waiting = decisions.again
     needs: dict[int, list[tuple[bool, int]]] = defaultdict(list)
     for flow in problem.flows:
-        for maker, readers in zip(flow.makers, flow.readers, strict=True):
-            if maker in waiting:
+        for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
+            if maker in waiting and tensor not in decisions.kept:
                 late = (demand.late for demand in flow.demands)
                 needs[maker] += zip(late, readers, strict=True)
+    # Readers come after makers, so one pass against the order of execution finds all.
     for entity in sorted(waiting, reverse=True):
         if any(late or reader in remade for late, reader in needs[entity]):
             remade.add(entity)
@@ -181,7 +182,7 @@ def trips_of(
     Of ``decisions.ways`` only those of the classes that make and read the flow matter.
 
     Args:
-        remade: what ``remade_entities`` finds of ``decisions.again``.
+        remade: what ``remade_entities`` finds.
         number: of the flow.
 
     Raises:
@@ -222,17 +223,17 @@ def _trip(
     wanted = targets([d for d in flow.demands if not d.late]) if flow.early else frozenset()
     late = targets(after)
     early = routes.tree(here, wanted) if flow.early else nothing
-    if not flow.early or remade:
+    if not flow.early or (remade and kept is None):
         return Trip(number, (), source, early, routes.tree(here, late), None, remade)
     if not after:
         return Trip(number, (), source, early, nothing, None, False)
-    base = here if flow.stored else frozenset()
+    base = here if flow.stored or remade else frozenset()
     if kept is None:
         kept = _best_kept(problem, flow, source, wanted, late)
     early = routes.tree(here, wanted | {kept})
     tree = routes.tree(base | {kept}, late)
     own = flow.stored and kept == source
-    return Trip(number, (), source, early, tree, None if own else kept, False)
+    return Trip(number, (), source, early, tree, None if own else kept, remade)
 
 
 def _best_kept(
