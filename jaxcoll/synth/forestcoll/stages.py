@@ -43,13 +43,27 @@ def forest(
     scaling = optimum(topology, weights).scaling if k is None else fixed_k(topology, k, weights)
     if guess:
         for flow in _structured(topology, scaling):
-            if _holds(flow):
-                return flow
+            try:
+                return _counted(flow)
+            except ScheduleError:  # this form of network only seemed to be there
+                continue
     flow = _packed(topology, scaling, guess)
     if k is not None:  # links that were trimmed may turn out to be needed less than allowed
         flow = dataclasses.replace(flow, inverse=flow.slowest_link())
-    flow.check_load()
-    return flow
+    return _counted(flow)
+
+
+def _counted(flow: TreeFlow) -> TreeFlow:
+    """The trees, once they are counted link by link, with what was found.
+
+    Raises:
+        ScheduleError: they are no such trees.
+    """
+    said = (
+        f"{flow.num_trees} different trees that span all ranks, those of every rank as many as "
+        f"its shard asks for, no link over its bandwidth at {flow.check_load()} s a byte of shard"
+    )
+    return dataclasses.replace(flow, certificate={**flow.certificate, "counted": said})
 
 
 def _structured(topology: Topology, scaling: Scaling) -> Iterator[TreeFlow]:
@@ -70,14 +84,6 @@ def _structured(topology: Topology, scaling: Scaling) -> Iterator[TreeFlow]:
         joined = joined_trees(topology, scaling, boxes, inner)
         if joined is not None:
             yield joined
-
-
-def _holds(flow: TreeFlow) -> bool:
-    try:
-        flow.check_load()
-    except ScheduleError:
-        return False
-    return True
 
 
 def _inside(topology: Topology, scaling: Scaling) -> TreeFlow:

@@ -118,6 +118,12 @@ def test_the_way_taken_is_said():
     assert forest(torus(3, 3)).certificate["switches"] == "none"
 
 
+def test_the_check_that_passed_is_said():
+    said = str(forest(dgx_a100(2)).certificate["counted"])
+    assert "no link over its bandwidth at 3/65000000000 s a byte of shard" in said
+    assert said == forest(dgx_a100(2), k=13).certificate["counted"]
+
+
 def test_too_much_or_too_little_to_pack_is_refused():
     with pytest.raises(TopologyError, match="fewer trees than asked for"):
         pack_trees(3, {(0, 1): 1, (1, 2): 1, (2, 0): 1}, (1, 1, 1))
