@@ -12,5 +12,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "forestcoll-fig-4-12b": Experiment("experiments.forestcoll.bandwidths"),
     "forestcoll-fig-4-13": Experiment("experiments.forestcoll.fsdp"),
     "forestcoll-fig-4-14": Experiment("experiments.forestcoll.scaling"),
+    "forestcoll-pieces": Experiment("experiments.forestcoll.pieces"),
     "forestcoll-table-b-2": Experiment("experiments.forestcoll.table_b_2"),
 }

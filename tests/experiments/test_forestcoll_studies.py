@@ -172,3 +172,15 @@ def test_iterations_of_one_kind_of_work(overlap):
     total = fsdp.iteration(work, times, overlap)
     assert max(18, 36) <= total <= 18 + 36
     assert overlap or total == 18 + 36
+
+
+def test_low_trees_need_fewer_pieces(tmp_path):
+    rows = {(r["trees"], r["buffer"]): r for r in rows_of("forestcoll-pieces", tmp_path)}
+    low, high = (rows[way, GIB] for way in ("guesses first", "exact way"))
+    assert low["height"] <= high["height"]
+    for row in rows.values():
+        assert 0 < row["% with 1"] <= 100
+        assert row["% with 16"] <= 100
+    assert low["% with 16"] > 90 > low["% with 1"]
+    assert all(low[f"% with {p}"] >= high[f"% with {p}"] for p in (1, 4, 16))
+    assert rows["guesses first", "1 MiB"]["best pieces"] < low["best pieces"]
