@@ -6,8 +6,12 @@ other (see ``tensorstate.problem``). Between them of every tensor that is read i
 kept, or none, if its makers run again.
 
 What runs again reads its operands through ``lax.optimization_barrier`` together with the last
-result of the backward pass, or XLA would find that it has them already. On CPU, XLA removes the
-barriers too early; ``Applied.compiler_options`` keep them.
+result of the backward pass, and what is gathered again stands behind the end of the forward pass;
+XLA would find otherwise that it has both already. On CPU, XLA removes the barriers too early;
+``Applied.compiler_options`` keep them.
+
+Loops over layers or microbatches are not rolled up again: every iteration stands for itself, as in
+the graph.
 """
 
 from __future__ import annotations
@@ -119,9 +123,8 @@ def apply(
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
 
-    again = cost.remade or any(o.call.region is not None for o in graph.operators)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    options = {"xla_disable_hlo_passes": "cse_barrier_expander"} if again and on_cpu else {}
+    options = {"xla_disable_hlo_passes": "cse_barrier_expander"} if on_cpu else {}
     return Applied(
         step,
         shardings(graph.in_tree, in_specs),
@@ -268,7 +271,8 @@ class _Device:
         self.collectives = collectives
         self.early: dict[int, Copies] = {}
         self.late: dict[int, Copies] = {}
-        self.last: jax.Array | None = None  # of what the backward pass has made
+        self.last: jax.Array | None = None  # made by the operators so far
+        self.turn: jax.Array | None = None  # made by the forward pass
         self._behind: dict[tuple[object, int, State], jax.Array] = {}
 
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -276,9 +280,10 @@ class _Device:
         self.take(leaves)
         for operator in self.graph.operators:
             early = operator.phase == "forward"
+            if not early and self.turn is None:
+                self.turn = self.last
             for use, made in zip(operator.results, self.execute(operator, early), strict=True):
                 self.put(use.tensor, made, early)
-            if operator.phase == "backward":
                 self.last = made
         return tuple(map(self.result, self.graph.outputs))
 
@@ -326,6 +331,8 @@ class _Device:
                 self.late[tensor] = self.early[tensor]
             else:
                 base = {s: self.early[tensor][s] for s in self.layout.late_base(tensor)}
+                if any(move.kind != "slice" for move in trip.late.moves):
+                    base = {s: _after(self.turn, x) for s, x in base.items()}
                 self.late[tensor] = self.travel(base, trip.late.moves)
         return self.late[tensor]
 
@@ -370,11 +377,9 @@ class _Device:
             same = region is not None and self.graph.operators[producer].call.region == region
             if same or self.layout.places[producer].entity in self.layout.remade:
                 return x
-        if self.last is None:
-            return x
         key = (region, tensor, state)
         if key not in self._behind:
-            self._behind[key] = lax.optimization_barrier((x, self.last))[0]
+            self._behind[key] = _after(self.last, x)
         return self._behind[key]
 
     def block(self, operator: Operator) -> LocalBlock:
@@ -405,6 +410,11 @@ class _Device:
             for pair in zip(out.view.positions, out.view.sizes, strict=True)
         ]
         return read(out.view, there[state], local)
+
+
+def _after(made: jax.Array | None, x: jax.Array) -> jax.Array:
+    """A value that is there no sooner than what was made."""
+    return x if made is None else lax.optimization_barrier((x, made))[0]
 
 
 def _gathers(state: State, nbytes: int, mesh: Mesh) -> list[Move]:

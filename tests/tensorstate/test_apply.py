@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
+import re
+from collections import defaultdict
 
 import jax
 import numpy as np
@@ -18,6 +21,7 @@ from tensorstate.collectives import native
 from tensorstate.cost import Decisions, price
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBeta, Scheduled
+from tensorstate.plan import named
 from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh
 from tensorstate.trace import trace
@@ -136,6 +140,36 @@ def test_data_parallelism_sums_gradients_and_donates_parameters():
     state = jax.tree.leaves(model.abstract_args[:2])
     assert memory.alias_size_in_bytes == sum(x.size * x.dtype.itemsize for x in state)
     check("mlp", applied, steps=3)
+
+
+COLLECTIVE = re.compile(
+    r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all)\(.*replica_groups=\{\{([\d,]*)\}"
+)
+
+
+def compiled_bytes(text: str) -> dict[tuple[str, int], int]:
+    """Bytes of the larger buffer of all collectives, by kind and size of their groups."""
+    found: dict[tuple[str, int], int] = defaultdict(int)
+    for shapes, kind, group in COLLECTIVE.findall(text):
+        size = len(group.split(","))
+        for shape in re.findall(r"[fsu]32\[([\d,]*)\]", shapes):
+            count = math.prod(int(n) for n in shape.split(",") if n)
+            found[kind, size] += 4 * count * (size if kind == "reduce-scatter" else 1)
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", ["zero2", "fsdp", "megatron"])
+def test_compiled_bytes_are_those_that_were_priced(name):
+    """Gathers of the backward pass included, which XLA would take from the forward pass."""
+    problem = problem_of("mlp", PLANE)
+    found = named(problem, name)
+    applied = apply(problem, found.decisions, found.cost, devices(PLANE), native)
+    model, _ = traced("mlp")
+    text = applied.jit().lower(*model.abstract_args).compile().as_text()
+    sizes = problem.mesh.sizes
+    priced = {(k.replace("_", "-"), sizes[axis]): n for (k, axis), n in found.cost.volume.items()}
+    assert compiled_bytes(text) == priced
+    check("mlp", applied)
 
 
 def test_what_is_made_again_is_not_kept():
