@@ -40,7 +40,7 @@ def test_forests_are_fastest_at_large_sizes(name, tmp_path):
         assert all(row["% of optimum"] <= 100.0 + 1e-9 for row in here)
         assert ours["% of optimum"] > 85
     claims = [row for row in rows if "paper % faster" in row]
-    assert claims
+    assert bool(claims) == (name != "forestcoll-fig-4-12a")  # the paper's are of 16 boxes
     assert all(row["% faster"] is None or row["% faster"] > 0 for row in claims)
 
 
