@@ -120,6 +120,40 @@ def flatten(closed: core.ClosedJaxpr) -> Program:
     return Program(inputs, walk.constants, needed(walk.steps, outputs), outputs)
 
 
+def without_checkpoints(program: Program) -> Program:
+    """The program without what ``jax.checkpoint`` makes again: equations that are alike are one."""
+    first: dict[object, list[Variable]] = {}
+    same: dict[int, Atom] = {}
+    steps = []
+    for step in program.steps:
+        inputs = [same.get(id(atom), atom) for atom in step.inputs]
+        key = _look(step, inputs)
+        known = first.get(key)
+        if known is None:
+            first[key] = step.outputs
+            steps.append(dataclasses.replace(step, inputs=inputs, region=None))
+        else:
+            same.update(zip(map(id, step.outputs), known, strict=True))
+    outputs = [same.get(id(atom), atom) for atom in program.outputs]
+    return dataclasses.replace(program, steps=needed(steps, outputs), outputs=outputs)
+
+
+def _look(step: Step, inputs: Sequence[Atom]) -> object:
+    """What equations of equal results have in common."""
+    reads = tuple(
+        (atom.shape, str(atom.dtype), np.asarray(atom.value).tobytes())
+        if isinstance(atom, Constant)
+        else id(atom)
+        for atom in inputs
+    )
+    key = (step.primitive, tuple(sorted(step.params.items(), key=lambda item: item[0])), reads)
+    try:
+        hash(key)
+    except TypeError:
+        return id(step)
+    return key
+
+
 def needed(steps: Sequence[Step], outputs: Sequence[Atom]) -> list[Step]:
     """The steps that some output depends on, in order."""
     live = {id(atom) for atom in outputs}
@@ -242,11 +276,7 @@ class _Walk:
         return outputs
 
     def append(self, primitive, params, inputs, outputs, place: _Place, source_info) -> None:
-        if len(self.steps) == MOST_EQUATIONS:
-            raise PlanError(
-                f"the step has more than {MOST_EQUATIONS} equations once its scans are unrolled "
-                f"(at {place.stack or 'the top'}): shorten its longest loop"
-            )
+        self.check_length(1, place, source_info)
         self.steps.append(
             Step(
                 primitive,
@@ -258,6 +288,14 @@ class _Walk:
                 place.region,
             )
         )
+
+    def check_length(self, more: int, place: _Place, source_info) -> None:
+        """Refuse a program that is about to grow too long."""
+        if len(self.steps) + more > MOST_EQUATIONS:
+            raise PlanError(
+                f"the step has more than {MOST_EQUATIONS} equations once its scans are unrolled "
+                f"({_source(place.stack, (source_info, place.line))}): shorten its longest loop"
+            )
 
     def call(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
         name = eqn.primitive.name
@@ -281,6 +319,7 @@ class _Walk:
         first_carry, first_xs = params["num_consts"], params["num_consts"] + params["num_carry"]
         fixed, carry, xs = inputs[:first_carry], inputs[first_carry:first_xs], inputs[first_xs:]
         order = range(params["length"])
+        self.check_length(len(order) * len(jaxpr.eqns), place, eqn.source_info)
         stacked: list[list[Atom]] = [[] for _ in eqn.outvars[len(carry) :]]
         for i in reversed(order) if params["reverse"] else order:
             rows = [self.row(x, i, place, eqn.source_info) for x in xs]

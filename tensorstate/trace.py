@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorstate.build import Body, Operation, build
 from tensorstate.errors import PlanError
-from tensorstate.flatten import flatten
+from tensorstate.flatten import flatten, without_checkpoints
 from tensorstate.graph import Consumer, Graph, Operator, Output, Phase, Tensor
 from tensorstate.roles import phases, roles
 from tensorstate.tying import tie
@@ -31,6 +31,7 @@ def trace(
     *,
     updates: Mapping[int, int] | None = None,
     unknown: Literal["refuse", "replicate"] = "refuse",
+    checkpoints: Literal["keep", "drop"] = "keep",
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
 
@@ -44,6 +45,8 @@ def trace(
             new value.
         unknown: what to do with a primitive that has no rule: "refuse" it, or "replicate" it, which
             means to run it on whole arrays on every device.
+        checkpoints: what to do with ``jax.checkpoint``: "keep" what it makes again in the backward
+            pass, or "drop" that, so that the search alone decides what is made again.
 
     Raises:
         PlanError: for arguments that are no arrays or do not fit the function, a function with side
@@ -52,8 +55,10 @@ def trace(
     """
     if unknown not in ("refuse", "replicate"):
         raise PlanError(f"unknown={unknown!r}: expected 'refuse' or 'replicate'")
+    if checkpoints not in ("keep", "drop"):
+        raise PlanError(f"checkpoints={checkpoints!r}: expected 'keep' or 'drop'")
     with _uncollected():
-        return _trace(step_fn, tuple(abstract_args), updates, unknown)
+        return _trace(step_fn, tuple(abstract_args), updates, unknown, checkpoints == "drop")
 
 
 @contextlib.contextmanager
@@ -71,10 +76,10 @@ def _uncollected():
             gc.enable()
 
 
-def _trace(step_fn, args: tuple[Any, ...], updates, unknown: str) -> Graph:
+def _trace(step_fn, args: tuple[Any, ...], updates, unknown: str, drop: bool) -> Graph:
     shapes = [jax.tree.map_with_path(_shape, arg) for arg in args]
     closed, out_shape = _jaxpr(step_fn, shapes)
-    program = flatten(closed)
+    program = without_checkpoints(flatten(closed)) if drop else flatten(closed)
     body = build(program, unknown)
 
     in_tree = jax.tree.structure(tuple(shapes))

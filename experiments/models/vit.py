@@ -59,7 +59,8 @@ class Block(nnx.Module):
         self.down = nnx.Linear(config.hidden, config.width, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        q, k, v = (linear(self.before_attention(x)) for linear in self.qkv)
+        y = self.before_attention(x)
+        q, k, v = (linear(y) for linear in self.qkv)
         y = attention(q[..., None, :], k, v, causal=False)[..., 0, :]
         x = x + self.out(y)
         return x + self.down(nnx.gelu(self.up(self.before_mlp(x))))

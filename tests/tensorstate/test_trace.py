@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from tensorstate.errors import PlanError
 from tensorstate.run import interpret
 from tensorstate.trace import trace
 from tests.tensorstate.oracle import arguments, assert_same, check_operator, distinct
-from tests.tensorstate.steps import STEPS, s
+from tests.tensorstate.steps import STEPS, matmul, s
 
 
 @functools.cache
@@ -205,6 +206,17 @@ def test_recomputed_operators_are_backward_and_in_one_region():
     assert {o.phase for o in graph.operators if o.call.region} == {"backward"}
 
 
+def test_checkpoints_can_be_left_to_the_search():
+    function, *shapes = STEPS["recomputed"]
+    graph = trace(function, shapes, checkpoints="drop")
+    assert {operator.call.region for operator in graph.operators} == {None}
+    products = [
+        sum(o.primitive == "sin" for o in g.operators) for g in (traced("recomputed"), graph)
+    ]
+    assert products == [2, 1]
+    assert_same(graph, function, arguments(tuple(shapes)))
+
+
 def step(params, state, batch):
     def loss_of(params):
         return jnp.square(jnp.tanh(batch @ params["up"]) @ params["down"]).mean()
@@ -274,6 +286,10 @@ def printing(x):
     return x
 
 
+def endless(x):
+    return jax.lax.scan(lambda c, _: (c * 2, None), x, None, length=10**9)[0]
+
+
 def branching(x):
     return x if x[0] > 0 else -x
 
@@ -286,6 +302,7 @@ def selecting(x):
     ("function", "shapes", "message"),
     [
         (printing, [s(4)], "side effect.*debug_print.*remove prints"),
+        (endless, [s(4)], "more than 400000 equations.*endless.*shorten"),
         (branching, [s(4)], "depend on the values"),
         (selecting, [s(4)], "depend on the values"),
         (lambda x, w: x @ w, [s(4, 6), s(4, 2)], r"does not take.*float32\[4, 6\]"),
@@ -297,6 +314,25 @@ def selecting(x):
 def test_refusals(function, shapes, message):
     with pytest.raises(PlanError, match=message):
         trace(function, shapes)
+
+
+def counting(x):
+    """A loop and a choice that depend on data."""
+    y = jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x)
+    return jax.lax.cond(y[0, 0] > 0, jnp.sin, jnp.cos, y).sum(0)
+
+
+def test_loops_that_depend_on_data_run_whole_if_asked():
+    graph = trace(counting, [s(2, 4)], unknown="replicate")
+    assert [o.kind for o in graph.operators if o.primitive in ("while", "cond")] == ["opaque"] * 2
+    assert_same(graph, counting, arguments((s(2, 4),)))
+
+
+@pytest.mark.parametrize("option", ["unknown", "checkpoints"])
+def test_options_that_there_are_not(option):
+    options: dict[str, Any] = {option: "perhaps"}
+    with pytest.raises(PlanError, match=f"{option}='perhaps': expected"):
+        trace(matmul, [s(4, 6), s(6, 2)], **options)
 
 
 @pytest.mark.parametrize(
