@@ -16,7 +16,8 @@ from tensorstate.graph import Graph
 from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
 from tensorstate.pins import Spec, pinned
 from tensorstate.problem import Problem
-from tensorstate.search.exact import Found, descent, milp, objective_of
+from tensorstate.search.descent import descent
+from tensorstate.search.exact import Found, milp, objective_of
 from tensorstate.search.program import Progress
 from tensorstate.states import Mesh
 from tensorstate.trace import trace

@@ -12,11 +12,10 @@ states travels along the cheapest tree in that graph, and pays for a branch once
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tensorstate.errors import PlanError
@@ -161,15 +160,26 @@ class Routes:
     def __init__(self, sizes: Sequence[int], nbytes: int, mesh: Mesh, price: Price):
         self.sizes, self.nbytes, self.mesh, self.price = tuple(sizes), nbytes, mesh, price
         self._trees: dict[tuple[frozenset[State], frozenset[State]], Tree] = {}
+        self._out: dict[State, tuple[tuple[Move, float], ...]] = {}
+        self._into: dict[State, dict[State, list[tuple[Move, float]]]] = {}
 
-    @functools.cached_property
-    def arcs(self) -> tuple[tuple[Move, float], ...]:
-        """All moves between all states, with their seconds."""
-        every = states(self.sizes, self.mesh, tuple(PARTIAL.values()))
-        return tuple((move, self.seconds(move)) for state in every for move in self._out(state))
+    def out(self, state: State) -> tuple[tuple[Move, float], ...]:
+        """The moves out of a state, with their seconds."""
+        if state not in self._out:
+            every = moves(state, self.sizes, self.nbytes, self.mesh)
+            self._out[state] = tuple((move, self.seconds(move)) for move in every)
+        return self._out[state]
 
-    def _out(self, state: State) -> Iterator[Move]:
-        return moves(state, self.sizes, self.nbytes, self.mesh)
+    def reached(self, sources: Iterable[State]) -> list[State]:
+        """The states that can be reached, the sources first."""
+        found = dict.fromkeys(sources)
+        waiting = list(found)
+        while waiting:
+            for move, _ in self.out(waiting.pop()):
+                if move.target not in found:
+                    found[move.target] = None
+                    waiting.append(move.target)
+        return list(found)
 
     def seconds(self, move: Move) -> float:
         """Seconds of a move."""
@@ -194,6 +204,7 @@ class Routes:
         # best[subset][state]: seconds from the state to all of the subset; how: the first choice.
         best: list[dict[State, float]] = [{} for _ in range(1 << len(targets))]
         how: list[dict[State, Move | int]] = [{} for _ in best]
+        into = self._into_from(sources)
         # The same from whichever of the sources, or from several: a state or a part.
         root: list[tuple[float, State | int]] = [(math.inf, 0) for _ in best]
         for subset in range(1, len(best)):
@@ -205,7 +216,7 @@ class Routes:
                     total = best[part][state] + best[subset ^ part][state]
                     if total < start.get(state, math.inf):
                         start[state], how[subset][state] = total, part
-            best[subset] = self._spread(start, how[subset])
+            best[subset] = _spread(start, how[subset], into)
             choices = [(best[subset].get(s, math.inf), s) for s in sources]
             parts = _proper_parts(subset)
             split = [(root[part][0] + root[subset ^ part][0], part) for part in parts]
@@ -224,29 +235,47 @@ class Routes:
         ordered = tuple(dict.fromkeys(found))
         return Tree(ordered, math.fsum(self.seconds(move) for move in ordered))
 
-    def _spread(self, start: dict[State, float], how: dict[State, Move | int]):
-        """Dijkstra against the moves, from states whose seconds are known already."""
-        into = self._into
-        best, done = dict(start), set()
-        heap = [(seconds, state) for state, seconds in start.items()]
-        heapq.heapify(heap)
-        while heap:
-            seconds, state = heapq.heappop(heap)
-            if state in done:
-                continue
-            done.add(state)
-            for move, cost in into.get(state, ()):
-                if seconds + cost < best.get(move.source, math.inf):
-                    best[move.source], how[move.source] = seconds + cost, move
-                    heapq.heappush(heap, (seconds + cost, move.source))
-        return best
+    def _into_from(self, sources: Sequence[State]) -> dict[State, list[tuple[Move, float]]]:
+        """The moves into every state that can be reached."""
+        found: dict[State, list[tuple[Move, float]]] = {}
+        # Which states can be reached depends on what is partial only.
+        partial = {tuple(min(entry, REPLICATED) for entry in source) for source in sources}
+        for kind in partial:
+            if kind not in self._into:
+                one = self._into[kind] = {}
+                for state in self.reached([s for s in sources if _is_kind(s, kind)]):
+                    for move, cost in self.out(state):
+                        one.setdefault(move.target, []).append((move, cost))
+            if len(partial) == 1:
+                return self._into[kind]
+            for state, into in self._into[kind].items():
+                found[state] = list(dict.fromkeys((*found.get(state, ()), *into)))
+        return found
 
-    @functools.cached_property
-    def _into(self) -> dict[State, list[tuple[Move, float]]]:
-        into: dict[State, list[tuple[Move, float]]] = {}
-        for move, cost in self.arcs:
-            into.setdefault(move.target, []).append((move, cost))
-        return into
+
+def _is_kind(state: State, kind: State) -> bool:
+    return tuple(min(entry, REPLICATED) for entry in state) == kind
+
+
+def _spread(
+    start: dict[State, float],
+    how: dict[State, Move | int],
+    into: Mapping[State, Sequence[tuple[Move, float]]],
+) -> dict[State, float]:
+    """Dijkstra against the moves, from states whose seconds are known already."""
+    best, done = dict(start), set()
+    heap = [(seconds, state) for state, seconds in start.items()]
+    heapq.heapify(heap)
+    while heap:
+        seconds, state = heapq.heappop(heap)
+        if state in done:
+            continue
+        done.add(state)
+        for move, cost in into.get(state, ()):
+            if seconds + cost < best.get(move.source, math.inf):
+                best[move.source], how[move.source] = seconds + cost, move
+                heapq.heappush(heap, (seconds + cost, move.source))
+    return best
 
 
 def _proper_parts(subset: int) -> Iterator[int]:

@@ -112,8 +112,9 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
     sizes, source, targets = question
     way = routes(sizes)
     graph = nx.DiGraph()
-    for move, seconds in way.arcs:
-        graph.add_edge(move.source, move.target, weight=seconds)
+    for state in states(sizes, MESH, (SUM,)):
+        for move, seconds in way.out(state):
+            graph.add_edge(move.source, move.target, weight=seconds)
     graph.add_node(source)
     tree = way.tree(frozenset({source}), targets)
     here = {source}
