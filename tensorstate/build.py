@@ -7,28 +7,22 @@ becomes an operator whose labels are the parts of its dimensions.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from tensorstate.errors import PlanError
-from tensorstate.factors import Factors, UnalignedError, reshape_segments
-from tensorstate.flatten import Atom, Constant, Program, Step, Variable
 from tensorstate.graph import Call, Kind, Reduce, Source, Use, View
-from tensorstate.rules import REPLICATED, RULES, Argument, Signature
-
-VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim"})
-
-Dims = tuple[int, ...]  # factors of an array's dimensions
+from tensorstate.program import Atom, Constant, Program, Step, Variable
+from tensorstate.relate import Axes, relate
+from tensorstate.rules import Signature
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
     """A tensor before it is known what it is for."""
 
-    dims: Dims
+    dims: tuple[int, ...]
     sizes: tuple[int, ...]
     dtype: Any
     producer: int | None
@@ -72,8 +66,8 @@ def build(program: Program, unknown: str) -> Body:
     Raises:
         PlanError: naming the primitive without a rule, and where in the model it stands.
     """
-    dims = _Dims()
-    signatures = [_relate(step, dims, unknown) for step in program.steps]
+    dims = Axes()
+    signatures = [relate(step, dims, unknown) for step in program.steps]
     reader = _Reader(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
         reader.make(variable, None, 0)
@@ -88,120 +82,13 @@ def build(program: Program, unknown: str) -> Body:
     return Body(reader.values, reader.operations, outputs, layouts, reader.factors())
 
 
-# ---------------------------------------------------------------------- factors
-
-
-class _Dims:
-    """The factors of every variable's dimensions."""
-
-    def __init__(self) -> None:
-        self.factors = Factors()
-        self._of: dict[Variable, Dims] = {}
-
-    def of(self, variable: Variable) -> Dims:
-        known = self._of.get(variable)
-        if known is None:
-            known = self._of[variable] = tuple(self.factors.new(size) for size in variable.shape)
-        return known
-
-    def set(self, variable: Variable, dims: Sequence[int]) -> None:
-        self._of[variable] = tuple(dims)
-
-    def leaves(self, variable: Variable) -> tuple[tuple[int, ...], ...]:
-        return tuple(self.factors.leaves(factor) for factor in self.of(variable))
-
-
-def _relate(step: Step, dims: _Dims, unknown: str) -> Signature | None:
-    """Unite what an equation shows to be one; its signature, or ``None`` for a view."""
-    name = step.primitive.name
-    source = step.inputs[0] if name in VIEWS else None
-    if isinstance(source, Variable) and _relate_view(name, step, source, dims):
-        return None
-    rule = RULES.get(name)
-    if rule is None:
-        if unknown != "replicate":
-            raise PlanError(
-                f"no rule for the primitive {name!r} ({step.source}): write the model without it, "
-                "or pass unknown='replicate' to run it on whole arrays on every device"
-            )
-        rule = REPLICATED
-    arguments = [_argument(atom) for atom in step.inputs]
-    signature = rule.describe(arguments, [_argument(out) for out in step.outputs], step.params)
-    first: dict[int, int] = {}
-    factors = dims.factors
-    for atom, labels in zip(step.inputs, signature.arguments, strict=True):
-        if isinstance(atom, Constant):
-            continue
-        for label, factor in zip(labels, dims.of(atom), strict=True):
-            if label is None:
-                continue
-            known = first.setdefault(label, factor)
-            if known != factor:
-                _unite(factors, known, factor)
-    for out, labels in zip(step.outputs, signature.results, strict=True):
-        found = []
-        for label, size in zip(labels, out.shape, strict=True):
-            if label is None:
-                found.append(factors.new(size))
-            elif label in first:
-                found.append(first[label])
-            else:
-                found.append(factors.new(size))
-                first[label] = found[-1]
-        dims.set(out, found)
-    return signature
-
-
-def _argument(atom: Atom) -> Argument:
-    return Argument(atom.shape, atom.dtype, atom.value if isinstance(atom, Constant) else None)
-
-
-def _unite(factors: Factors, a: int, b: int) -> None:
-    # Two splittings may not fit. The operator's label is whole then, see `_Labels`.
-    with contextlib.suppress(UnalignedError):
-        factors.unite(a, b)
-
-
-def _relate_view(name: str, step: Step, source: Variable, dims: _Dims) -> bool:
-    """Give the result of a view its factors; false for a reshape that no splitting explains."""
-    out, of_source = step.outputs[0], dims.of(source)
-    if name == "transpose":
-        dims.set(out, [of_source[d] for d in step.params["permutation"]])
-    elif name == "broadcast_in_dim":
-        found = [-1] * len(out.shape)
-        for d, at in enumerate(step.params["broadcast_dimensions"]):
-            if source.shape[d] == out.shape[at]:
-                found[at] = of_source[d]
-        new = dims.factors.new
-        dims.set(out, [new(n) if f < 0 else f for f, n in zip(found, out.shape, strict=True)])
-    else:
-        if 0 in source.shape:
-            return False
-        found = [-1] * len(out.shape)
-        splits = []
-        for ins, outs in reshape_segments(source.shape, out.shape):
-            if len(ins) == len(outs) == 1:
-                found[outs[0]] = of_source[ins[0]]
-            else:
-                splits.append((ins, outs))
-        new = dims.factors.new
-        dims.set(out, [new(n) if f < 0 else f for f, n in zip(found, out.shape, strict=True)])
-        of_out = dims.of(out)
-        for ins, outs in splits:
-            try:
-                dims.factors.align([of_source[d] for d in ins], [of_out[d] for d in outs])
-            except UnalignedError:
-                return False
-    return True
-
-
 # ---------------------------------------------------------------------- views and operators
 
 
 class _Reader:
     """Reads arrays as views of tensors, once all factors are known."""
 
-    def __init__(self, dims: _Dims) -> None:
+    def __init__(self, dims: Axes) -> None:
         self.dims = dims
         self.values: list[Value] = []
         self.operations: list[Operation] = []

@@ -11,16 +11,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jax import lax
 from jax.extend import core
-from jax.extend import source_info_util as info
 
 from tensorstate.errors import PlanError
-from tensorstate.graph import Source
+from tensorstate.program import (
+    Atom,
+    Constant,
+    Program,
+    Step,
+    Variable,
+    is_constant,
+    line_of,
+    needed,
+    source_of,
+)
 from tensorstate.rules import elementwise
 
 MOST_EQUATIONS = 400_000
@@ -45,68 +54,6 @@ SAME = frozenset(
 )
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Variable:
-    """An array of the program.
-
-    Attributes:
-        shape, dtype: of it.
-        rows: what it is the stack of, along its first dimension; ``None`` if that is not known.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    rows: tuple[Atom, ...] | None = None
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Constant:
-    """A scalar, repeated over a shape."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    value: Any
-
-
-Atom = Variable | Constant
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Step:
-    """An equation of the flat program.
-
-    Attributes:
-        primitive, params: as traced.
-        inputs, outputs: what it reads and makes.
-        stack: names of the functions and transformations that it stands in.
-        infos: where the user wrote it, and where the call that it stands in, if jax wrote it.
-        region: number of the checkpoint region that recomputes it, or ``None``.
-    """
-
-    primitive: Any
-    params: Mapping[str, Any]
-    inputs: list[Atom]
-    outputs: list[Variable]
-    stack: str
-    infos: tuple[Any, Any]
-    region: int | None
-
-    @property
-    def source(self) -> Source:
-        """Where in the model it came from."""
-        return _source(self.stack, self.infos)
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Program:
-    """A flat program: what it is given, what it closes over, what it does, what it returns."""
-
-    inputs: list[Variable]
-    constants: list[tuple[Variable, np.ndarray]]
-    steps: list[Step]
-    outputs: list[Atom]
-
-
 def flatten(closed: core.ClosedJaxpr) -> Program:
     """Inline all calls, unroll all scans, compute what is constant, drop what nothing needs.
 
@@ -118,51 +65,6 @@ def flatten(closed: core.ClosedJaxpr) -> Program:
     constants = [walk.close_over(value) for value in closed.consts]
     outputs = walk.run(closed.jaxpr, constants, inputs, _Place("", None, None))
     return Program(inputs, walk.constants, needed(walk.steps, outputs), outputs)
-
-
-def without_checkpoints(program: Program) -> Program:
-    """The program without what ``jax.checkpoint`` makes again: equations that are alike are one."""
-    first: dict[object, list[Variable]] = {}
-    same: dict[int, Atom] = {}
-    steps = []
-    for step in program.steps:
-        inputs = [same.get(id(atom), atom) for atom in step.inputs]
-        key = _look(step, inputs)
-        known = first.get(key)
-        if known is None:
-            first[key] = step.outputs
-            steps.append(dataclasses.replace(step, inputs=inputs, region=None))
-        else:
-            same.update(zip(map(id, step.outputs), known, strict=True))
-    outputs = [same.get(id(atom), atom) for atom in program.outputs]
-    return dataclasses.replace(program, steps=needed(steps, outputs), outputs=outputs)
-
-
-def _look(step: Step, inputs: Sequence[Atom]) -> object:
-    """What equations of equal results have in common."""
-    reads = tuple(
-        (atom.shape, str(atom.dtype), np.asarray(atom.value).tobytes())
-        if isinstance(atom, Constant)
-        else id(atom)
-        for atom in inputs
-    )
-    key = (step.primitive, tuple(sorted(step.params.items(), key=lambda item: item[0])), reads)
-    try:
-        hash(key)
-    except TypeError:
-        return id(step)
-    return key
-
-
-def needed(steps: Sequence[Step], outputs: Sequence[Atom]) -> list[Step]:
-    """The steps that some output depends on, in order."""
-    live = {id(atom) for atom in outputs}
-    kept = []
-    for step in reversed(steps):
-        if any(id(output) in live for output in step.outputs):
-            kept.append(step)
-            live.update(map(id, step.inputs))
-    return kept[::-1]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,15 +80,6 @@ class _Place:
             return self
         names = f"{self.stack}/{stack}" if self.stack else stack
         return dataclasses.replace(self, stack=names)
-
-
-def _source(stack: str, infos: tuple[Any, Any]) -> Source:
-    own, call = infos
-    return Source(stack, _line(own) or _line(call))
-
-
-def _line(source_info) -> str:
-    return "" if source_info is None else info.summarize(source_info)
 
 
 class _Walk:
@@ -248,7 +141,7 @@ class _Walk:
         if name == "scan":
             return self.scan(eqn, inputs, place)
         if eqn.effects:
-            source = _source(place.stack, (eqn.source_info, place.line))
+            source = source_of(place.stack, (eqn.source_info, place.line))
             kinds = ", ".join(sorted(str(effect) for effect in eqn.effects))
             raise PlanError(
                 f"the step has the side effect {kinds} in {name!r} ({source}), expected a pure "
@@ -294,7 +187,7 @@ class _Walk:
         if len(self.steps) + more > MOST_EQUATIONS:
             raise PlanError(
                 f"the step has more than {MOST_EQUATIONS} equations once its scans are unrolled "
-                f"({_source(place.stack, (source_info, place.line))}): shorten its longest loop"
+                f"({source_of(place.stack, (source_info, place.line))}): shorten its longest loop"
             )
 
     def call(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
@@ -305,7 +198,7 @@ class _Walk:
             place = dataclasses.replace(place, region=self._regions)
         if name in ("jit", "pjit") and not eqn.params["name"].startswith("_"):
             place = place.inside(eqn.params["name"])  # of others jax's own helpers
-        if _line(eqn.source_info):
+        if line_of(eqn.source_info):
             place = dataclasses.replace(place, line=eqn.source_info)
         return self.run(jaxpr, [self.close_over(c) for c in constants], inputs, place)
 
@@ -355,8 +248,8 @@ class _Walk:
         """Arrays side by side along a new first dimension."""
         if not rows:
             return Constant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
-        values = {np.asarray(row.value).tobytes(): row.value for row in rows if _known(row)}
-        if len(values) == 1 and all(map(_known, rows)):
+        values = {np.asarray(row.value).tobytes(): row.value for row in rows if is_constant(row)}
+        if len(values) == 1 and all(map(is_constant, rows)):
             return Constant(tuple(aval.shape), aval.dtype, *values.values())
         parts = []
         for row in rows:
@@ -375,10 +268,6 @@ class _Walk:
 
 def _dtype(aval: Any):
     return aval.dtype
-
-
-def _known(atom: Atom) -> TypeGuard[Constant]:
-    return isinstance(atom, Constant)
 
 
 def _opened(jaxpr) -> tuple[Any, Sequence[Any]]:
@@ -401,11 +290,11 @@ def _same_elements(eqn, inputs: Sequence[Atom]) -> Variable | None:
     elif name == "scatter-add":
         table, index, source = inputs
         whole = table.shape
-        if not (_known(table) and table.value == 0):
+        if not (is_constant(table) and table.value == 0):
             return None
     else:
         return None
-    if not (_known(index) and index.value == 0 and isinstance(source, Variable)):
+    if not (is_constant(index) and index.value == 0 and isinstance(source, Variable)):
         return None
     sizes = {math.prod(shape) for shape in (eqn.outvars[0].aval.shape, source.shape, whole)}
     return source if len(sizes) == 1 else None

@@ -13,8 +13,9 @@ import numpy as np
 
 from tensorstate.build import Body, Operation, build
 from tensorstate.errors import PlanError
-from tensorstate.flatten import flatten, without_checkpoints
+from tensorstate.flatten import flatten
 from tensorstate.graph import Consumer, Graph, Operator, Output, Phase, Tensor
+from tensorstate.program import without_checkpoints
 from tensorstate.roles import phases, roles
 from tensorstate.tying import tie
 
