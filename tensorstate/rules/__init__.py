@@ -5,7 +5,7 @@ device's part of its arrays. Primitives that only rename dimensions are no opera
 rule; see ``tensorstate.factors``.
 """
 
-from tensorstate.rules import elementwise, indexing, products, reductions, shapes
+from tensorstate.rules import elementwise, indexing, products, random, reductions, shapes
 from tensorstate.rules.signature import (
     REPLICATED,
     Argument,
@@ -24,6 +24,7 @@ RULES: dict[str, Rule] = {
     **reductions.RULES,
     **indexing.RULES,
     **shapes.RULES,
+    **random.RULES,
     **dict.fromkeys(_OF_KEYS, REPLICATED),
 }
 

@@ -16,7 +16,6 @@ from tensorstate.rules.signature import (
     Equation,
     Rule,
     Signature,
-    bind,
     bind_with,
     elements,
     fresh,
@@ -159,17 +158,6 @@ def _run_iota(equation: Equation, arrays, block: Block):
     return [lax.broadcast_in_dim(places, shape, (dimension,))]
 
 
-def _run_then_take(equation: Equation, arrays, block: Block):
-    """Make the whole and keep the device's part."""
-    taken = []
-    for out, dims in zip(bind(equation, arrays, block), equation.results, strict=True):
-        for d, labels in enumerate(dims):
-            if block.split(labels):
-                out = jnp.take(out, block.positions(labels), axis=d, mode="clip")
-        taken.append(out)
-    return taken
-
-
 # ---------------------------------------------------------------------- windows
 
 
@@ -211,7 +199,6 @@ RULES: dict[str, Rule] = {
     "dynamic_update_slice": Rule(dynamic_update_slice),
     "reshape": Rule(reshape, _run_reshape),
     "iota": Rule(source, _run_iota),
-    "random_bits": Rule(source, _run_then_take),
     "reduce_window_sum": Rule(_window(FIRST)),
     "reduce_window_max": Rule(_window()),
     "reduce_window_min": Rule(_window()),

@@ -121,7 +121,12 @@ def custom(x):
 def dropout(x, key):
     first, second = jax.random.split(key)
     keep = jax.random.bernoulli(first, 0.7, x.shape)
-    return jnp.where(keep, x / 0.7, 0) + jax.random.normal(second, x.shape)
+    noise = jax.random.normal(second, x.shape), jax.random.bits(second, x.shape, "uint8")
+    return jnp.where(keep, x / 0.7, 0), noise
+
+
+def other_generator(x):
+    return jax.random.uniform(jax.random.key(0, impl="rbg"), x.shape) + x
 
 
 def convolution(x, kernel):
@@ -194,6 +199,7 @@ STEPS = {
     "recomputed": (recomputed, s(6, 2), s(4, 6)),
     "custom": (custom, s(4, 6)),
     "dropout": (dropout, s(4, 6), KEY),
+    "other_generator": (other_generator, s(4, 6)),
     "convolution": (convolution, s(2, 4, 4, 2), s(3, 3, 2, 4)),
     "gradient_of_convolution": (gradient_of_convolution, s(2, 4, 4, 2), s(3, 3, 2, 4)),
     "grouped": (grouped, s(2, 4, 4, 4), s(3, 3, 2, 4)),
