@@ -17,6 +17,7 @@ the graph.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ class Applied:
             can be donated.
         donate_argnums: arguments all of which are replaced by results.
         compiler_options: for ``jax.jit``; they keep what runs again apart from what ran before.
+        unsaid: what shardings of arguments and results leave open, one phrase each.
     """
 
     step: Callable[..., Any]
@@ -62,6 +64,7 @@ class Applied:
     out_shardings: Any
     donate_argnums: tuple[int, ...]
     compiler_options: Mapping[str, str]
+    unsaid: tuple[str, ...]
 
     def jit(self, donate: bool = True) -> Callable[..., Any]:
         """The step, jitted with all of this."""
@@ -71,6 +74,24 @@ class Applied:
             out_shardings=self.out_shardings,
             donate_argnums=self.donate_argnums if donate else (),
             compiler_options=dict(self.compiler_options) or None,
+        )
+
+    def annotate(self, step_fn: Callable[..., Any], donate: bool = True) -> Callable[..., Any]:
+        """The traced function itself, jitted with the shardings of arguments and results alone.
+
+        XLA decides about the rest; a warning says of what, where that may be other than planned.
+        """
+        if self.unsaid:
+            warnings.warn(
+                f"shardings of arguments and results leave open {'; '.join(self.unsaid)}: XLA may "
+                "choose otherwise. Applied.jit() runs the plan",
+                stacklevel=2,
+            )
+        return jax.jit(
+            step_fn,
+            in_shardings=self.in_shardings,
+            out_shardings=self.out_shardings,
+            donate_argnums=self.donate_argnums if donate else (),
         )
 
 
@@ -131,7 +152,26 @@ def apply(
         shardings(graph.out_tree, out_specs),
         _replaced(graph),
         options,
+        _unsaid(layout),
     )
+
+
+def _unsaid(layout: Layout) -> tuple[str, ...]:
+    """What of a plan is said by no sharding of an argument or result."""
+    inside = {
+        trip.flow
+        for tensor, trip in layout.trips.items()
+        if layout.graph.tensors[tensor].role == "activation"
+        and any(move.kind in ("all_gather", "all_to_all", "reduce_scatter") for move in trip.moves)
+    }
+    kept = {trip.flow for trip in layout.trips.values() if trip.kept not in (None, trip.source)}
+    again = len(layout.remade)
+    found = (
+        (len(inside), "how {} kinds of activations change their states"),
+        (len(kept), "in which state {} kinds of tensors are kept for the backward pass"),
+        (again, "that {} groups of operators run again there"),
+    )
+    return tuple(text.format(count) for count, text in found if count)
 
 
 def _replaced(graph: Graph) -> tuple[int, ...]:

@@ -198,6 +198,23 @@ def _chains(problem: Problem, forward: set[int]) -> frozenset[int]:
     return frozenset(i for i in forward if problem.graph.entities[i].kind == "elementwise")
 
 
+def test_annotations_say_what_they_leave_open():
+    model, _ = traced("mlp")
+    problem = problem_of("mlp", LINE)
+    plain = Decisions(data_parallel(problem))
+    applied = apply(problem, plain, price(problem, plain), devices(LINE), native)
+    assert applied.unsaid == ()
+    run = applied.annotate(model.step, donate=False)
+    args = model.init(0)
+    assert_alike(jax.device_get(run(*args)), jax.jit(model.step)(*args), 1e-4)
+
+    forward = frozenset(e.index for e in problem.graph.entities if e.phase == "forward")
+    again = Decisions(plain.ways, forward)
+    applied = apply(problem, again, price(problem, again), devices(LINE), native)
+    with pytest.warns(UserWarning, match=r"leave open that \d+ groups of operators run again"):
+        applied.annotate(model.step)
+
+
 def test_a_mesh_of_other_axes_is_refused():
     problem = problem_of("mlp", PLANE)
     decisions = drawn(problem, 0)
