@@ -7,13 +7,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jaxcoll.topology import Topology
 from tensorstate import report
+from tensorstate.apply import Applied, apply
+from tensorstate.collectives import Collectives
 from tensorstate.cost import Cost, Decisions, price
 from tensorstate.errors import PlanError
 from tensorstate.families import FAMILIES, Families, per_axis
 from tensorstate.graph import Graph
 from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
+from tensorstate.page import page
 from tensorstate.pins import Spec, pinned
 from tensorstate.problem import Problem
 from tensorstate.search.descent import descent
@@ -64,6 +69,31 @@ class Plan:
 
     def __str__(self) -> str:
         return report.summary(self.problem, self.found, self.memory_limit)
+
+    def html(self, title: str = "Plan") -> str:
+        """A web page with the graph, every entity coloured by its state."""
+        return page(self.problem, self.found, self.memory_limit, title)
+
+    def apply(
+        self, mesh: jax.sharding.Mesh | None = None, collectives: Collectives | None = None
+    ) -> Applied:
+        """The training step, run as planned: ``plan.apply().jit()(params, state, batch)``.
+
+        Args:
+            mesh: devices; its axes are those of the plan. By default JAX makes one.
+            collectives: how to move tensors; by default by the schedules that were priced, and
+                where there are none by ``jax.lax`` (``collectives.native``).
+
+        Raises:
+            PlanError: a mesh of other axes, or too few devices.
+        """
+        if mesh is None:
+            count, wanted = jax.device_count(), self.problem.mesh.num_devices
+            if count < wanted:
+                raise PlanError(f"the plan is for {wanted} devices, JAX has {count}")
+            sizes, names = self.problem.mesh.sizes, self.problem.mesh.names
+            mesh = jax.make_mesh(sizes, names, devices=jax.devices()[:wanted])
+        return apply(self.problem, self.decisions, self.cost, mesh, collectives)
 
     def explain(self, tensor: str) -> str:
         """The life of a tensor, by its name: state, moves, readers.
