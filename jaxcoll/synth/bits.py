@@ -49,3 +49,29 @@ def next_random(x):
 def random_below(x, count):
     """A number 0..count-1, int64, from the upper half of a random uint64; count < 2**32."""
     return nb.int64(((x >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
+
+
+@nb.njit(inline="always")
+def draw_bit(candidates, words, x):
+    """A random bit of those set in some words, of which there is at least one; all alike likely.
+
+    Args:
+        candidates: the words, uint64.
+        words: how many there are; a constant makes it quick.
+        x: a random uint64.
+    """
+    count = nb.int64(0)
+    for q in range(words):
+        count += count_bits(candidates[q])
+    draw = random_below(x, count)
+    # Which word the draw falls into is as good as random: without a branch nobody need guess it.
+    count = before = q = nb.int64(0)
+    for i in range(words - 1):
+        count += count_bits(candidates[i])
+        if count <= draw:
+            before = count
+            q = i + 1
+    word = candidates[q]
+    for _ in range(draw - before):
+        word &= word - np.uint64(1)
+    return (q << 6) + lowest_bit(word)

@@ -103,7 +103,7 @@ def keep_rarest(candidates, block, copies):
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
-            slot = (block << 9) + (q << 6) + lowest_bit(word)
+            slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
             if copies[slot] < best:
                 best, kept = nb.int64(copies[slot]), _ZERO
                 _clear(candidates, q)
@@ -152,7 +152,7 @@ def keep_farthest(candidates, block, distance, target):
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
-            slot = (block << 9) + (q << 6) + lowest_bit(word)
+            slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
             far = distance[target[slot]]
             if far > best:
                 best, kept = far, _ZERO

@@ -97,19 +97,24 @@ class Tacos(Synthesizer):
         """A schedule of a collective that does not sum; see ``Synthesizer``."""
         if topology.is_direct:
             return self._match(topology, collective, seed)
-        tried = degrees(topology) if self.degree == "best" else (int(self.degree),)
-        unwound = [self._unwind(topology, collective, seed, degree) for degree in tried]
-        return min(unwound, key=lambda found: found[0])[1]
+        if self.degree != "best":
+            schedule = self._unwind(topology, collective, seed, int(self.degree))
+            return schedule.with_provenance(Provenance(certificate={"degree": self.degree}))
+
+        def timed(degree: int) -> tuple[Fraction, int, Schedule]:
+            schedule = self._unwind(topology, collective, seed, degree)
+            return simulate(schedule, self.nbytes, "tacos").exact_time, degree, schedule
+
+        time, degree, schedule = min(map(timed, degrees(topology)), key=lambda found: found[0])
+        said = {"degree": degree, "model": "tacos", "nbytes": self.nbytes, "time": float(time)}
+        return schedule.with_provenance(Provenance(certificate=said))
 
     def _unwind(
         self, topology: Topology, collective: Collective, seed: int, degree: int
-    ) -> tuple[Fraction, Schedule]:
-        """The time and the schedule found on the network without switches, sent through them."""
+    ) -> Schedule:
+        """The schedule found on the network without switches, sent through them."""
         straight = unwind(topology, degree)
-        schedule = straight.carry(self._match(straight.topology, collective, seed), topology)
-        time = simulate(schedule, self.nbytes, "tacos").exact_time
-        said = {"degree": degree, "model": "tacos", "nbytes": self.nbytes, "time": float(time)}
-        return time, schedule.with_provenance(Provenance(certificate=said))
+        return straight.carry(self._match(straight.topology, collective, seed), topology)
 
     def _match(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         in_lockstep = (

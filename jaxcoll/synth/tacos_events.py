@@ -6,7 +6,7 @@ be done first before the others. A chunk leaves only after it has arrived. Times
 
 Chunks that one rank wants (gather, scatter, all_to_all) move: there is one copy, and it only takes
 links that bring it nearer. Chunks that many ranks want are copied. Bitsets and slots are those of
-``tacos_kernel``.
+``tacos_tables``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.synth import rules
-from jaxcoll.synth.bits import bit_of, next_random, random_below
-from jaxcoll.synth.tacos_kernel import (
-    WORDS,
-    Holdings,
-    Network,
-    draw,
-    measure,
-    next_block,
-    place,
-)
+from jaxcoll.synth.bits import bit_of, draw_bit, next_random, random_below
+from jaxcoll.synth.tacos_tables import WORD, Holdings, Network, measure, next_block, place
+
+# Words in a block: the networks are smaller than those that run in lockstep.
+WORDS = 8
+BLOCK = WORD * WORDS
 
 _ZERO = np.uint64(0)
 _RANDOM = int(rules.Rule.RANDOM)
@@ -115,7 +111,7 @@ def place_tokens(net: Network, cost, holder, slot, tokens: Tokens, now: Holdings
         measure(net, cost, v, tokens.distance[v])
     now.left[:] = 1  # a rank may always get something to pass on
     for c in range(len(slot)):
-        block, word, bit = place(slot[c])
+        block, word, bit = place(slot[c], WORDS)
         u, t = holder[c], tokens.target[slot[c]]
         if u == t:
             continue
@@ -128,7 +124,7 @@ def place_tokens(net: Network, cost, holder, slot, tokens: Tokens, now: Holdings
         for s in range(len(slot)):
             t = tokens.target[s]
             if tokens.distance[v, t] + cost[link] == tokens.distance[u, t]:
-                block, word, bit = place(s)
+                block, word, bit = place(s, WORDS)
                 tokens.onward[block, link, word] |= bit
     return wanted
 
@@ -203,7 +199,7 @@ def expand(
             size = _pop(times, events, size)
             v = dst[link]
             for i in range(first[link], last[link]):
-                b, word, bit = place(slot[i])
+                b, word, bit = place(slot[i], WORDS)
                 if moves:
                     if v == target[slot[i]]:
                         wanted -= 1
@@ -313,8 +309,8 @@ def _match(
                 if rule in (_NEED, _SCARCE):
                     rules.keep_rarest(candidates, block, copies)
             x = next_random(x)
-            s = draw(candidates, x) + (block << 9)
-            block, word, bit = place(s)
+            s = draw_bit(candidates, WORDS, x) + block * BLOCK
+            block, word, bit = place(s, WORDS)
             if moves:
                 have[block, src[link], word] &= ~bit
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Provenance
 from jaxcoll.synth import tacos_kernel as kernel
+from jaxcoll.synth import tacos_tables as tables
 from jaxcoll.synth.rules import Rule, rule_named
 from jaxcoll.synth.tacos_search import prepare_lockstep, read_network
 from jaxcoll.topology import Topology
@@ -38,7 +38,7 @@ def synthesize_compact(
     """A compact schedule of an all_gather, written to disk as it is found; not yet verified.
 
     The schedule is that of ``Tacos(rule, attempts=1)`` with the same seed, whatever the number of
-    threads. Memory is 2 bits a (rank, chunk).
+    threads. Memory is a bit a (rank, chunk).
 
     Args:
         folder: to be made; after an error or an interrupt it is not there.
@@ -67,7 +67,7 @@ def synthesize_compact(
     order[search.chunk_of_slot] = np.arange(collective.num_chunks)
     writer = CompactWriter(folder, topology, collective, order)
     with writer, ThreadPoolExecutor(threads) as pool:
-        _search(network, search, writer, pool, _parts(network, threads), progress)
+        _search(network, search, writer, pool, threads, progress)
         writer.provenance = Provenance(
             "tacos",
             {"rule": rule, "attempts": 1, "threads": threads},
@@ -77,17 +77,18 @@ def synthesize_compact(
     return open_compact(folder, topology)
 
 
-def _parts(network: kernel.Network, threads: int) -> list[tuple[int, int]]:
-    """Ranges of ranks with about equally many links into them."""
-    cuts = np.searchsorted(network.in_ptr, np.linspace(0, network.in_ptr[-1], threads + 1))
-    cuts[-1] = len(network.in_ptr) - 1
-    return [(int(a), int(b)) for a, b in itertools.pairwise(cuts) if a < b]
+def _parts(network: tables.Network, ranks: np.ndarray, threads: int) -> list[np.ndarray]:
+    """The ranks, divided into runs with about equally many links into them."""
+    links = np.cumsum(np.diff(network.in_ptr)[ranks])
+    cuts = np.searchsorted(links, np.linspace(0, links[-1], threads + 1)[1:-1])
+    return [part for part in np.split(ranks, cuts) if len(part)]
 
 
-def _search(network, search, writer, pool, parts, progress) -> None:
+def _search(network, search, writer, pool, threads, progress) -> None:
     """Algorithm 2: matches and delivers step by step, every part of the ranks in a thread."""
     now, links = search.now, len(network.src)
-    blocks = now.have.shape[0]
+    blocks, ranks = now.have.shape[0], np.arange(now.have.shape[1])
+    parts = _parts(network, ranks, threads)
     carried = np.empty(links, np.int32)
     row_bytes = -(-links // 8)
     active = np.zeros((_STEPS_AT_ONCE, row_bytes), np.uint8)
@@ -95,11 +96,11 @@ def _search(network, search, writer, pool, parts, progress) -> None:
     counts: list[int] = []
     left = search.wanted
 
-    def match(part: tuple[int, int], start: int) -> None:
-        kernel.match(network, now, search.planes, search.states, start, *part, carried)
+    def match(part: np.ndarray, start: int) -> None:
+        kernel.match(network, now, search.planes, search.states, start, part, carried)
 
-    def deliver(part: tuple[int, int]) -> int:
-        return kernel.deliver(network, now, carried, *part)
+    def deliver(part: np.ndarray) -> int:
+        return kernel.deliver(network, now, carried, part)
 
     while left > 0:
         start = kernel.next_start(search.states, blocks)
@@ -114,3 +115,8 @@ def _search(network, search, writer, pool, parts, progress) -> None:
             active[:], counts = 0, []
             if progress is not None:
                 progress(search.wanted - left, search.wanted)
+            # Ranks in the middle of a network are done long before those at its edges.
+            unfinished = np.flatnonzero(now.left)
+            if 0 < len(unfinished) < 0.9 * len(ranks):
+                ranks, carried[:] = unfinished, -1
+                parts = _parts(network, ranks, threads)

@@ -13,6 +13,7 @@ from jaxcoll.exact import Number, as_fraction
 from jaxcoll.simulate.clock import Clock
 from jaxcoll.synth import tacos_events as events
 from jaxcoll.synth import tacos_kernel as kernel
+from jaxcoll.synth import tacos_tables as tables
 from jaxcoll.synth.rules import Rule
 from jaxcoll.topology import Topology
 
@@ -33,13 +34,13 @@ class Found(NamedTuple):
     done: bool
 
 
-def read_network(topology: Topology) -> kernel.Network:
+def read_network(topology: Topology) -> tables.Network:
     """A direct network as the kernels read it."""
     in_ptr, in_link = topology.in_links
     ranks = np.arange(topology.num_ranks + 1)
     joined = np.ones(topology.num_links, bool)
     joined[1:] = (np.diff(topology.src) != 0) | (np.diff(topology.dst) != 0)
-    return kernel.Network(
+    return tables.Network(
         src=topology.src,
         dst=topology.dst,
         in_ptr=in_ptr,
@@ -72,28 +73,39 @@ def _everyone(collective: Collective) -> bool:
     return all(len(group) == collective.num_ranks for group in collective.groups)
 
 
-def _holdings(links: int, collective: Collective, relay: bool) -> kernel.Holdings:
-    """Nobody holds, wants or relays anything."""
-    blocks = -(-collective.num_chunks // kernel.BLOCK)
-    ranks = collective.num_ranks
-    return kernel.Holdings(
-        have=np.zeros((blocks, ranks, kernel.WORDS), np.uint64),
-        lack=np.zeros((blocks, ranks, kernel.WORDS), np.uint64),
-        relay=np.zeros((blocks if relay else 0, ranks, kernel.WORDS), np.uint64),
-        left=np.zeros(ranks, np.int64),
-        offer=np.zeros((links, -(-blocks // kernel.WORD)), np.uint64),
+def _holdings(
+    links: int, collective: Collective, words: int, lists: bool, relay: bool
+) -> tables.Holdings:
+    """Nobody holds, wants or relays anything.
+
+    Args:
+        words: words in a block.
+        lists: whether to keep a table of what ranks lack.
+        relay: whether ranks relay what they do not want.
+    """
+    blocks = -(-collective.num_chunks // (tables.WORD * words))
+
+    def table(wanted: bool) -> np.ndarray:
+        return np.zeros((blocks if wanted else 0, collective.num_ranks, words), np.uint64)
+
+    return tables.Holdings(
+        have=table(True),
+        lack=table(lists),
+        relay=table(relay),
+        left=np.zeros(collective.num_ranks, np.int64),
+        offer=np.zeros((links, -(-blocks // tables.WORD)), np.uint64),
     )
 
 
 def _prepare(
-    network: kernel.Network,
+    network: tables.Network,
     cost: np.ndarray,
     slot: np.ndarray,
     collective: Collective,
-    now: kernel.Holdings,
+    now: tables.Holdings,
 ) -> tuple[int, int]:
     shard = slice(None, None, collective.chunks_per_shard)
-    return kernel.prepare(
+    return tables.prepare(
         network,
         cost,
         slot,
@@ -114,30 +126,31 @@ class Lockstep(NamedTuple):
     ``most`` is the most sends there can be, ``slot`` the slot of each chunk.
     """
 
-    now: kernel.Holdings
+    now: tables.Holdings
     wanted: int
     most: int
-    planes: int
+    planes: int | None
     states: np.ndarray
     chunk_of_slot: np.ndarray
     slot: np.ndarray
 
 
 def prepare_lockstep(
-    network: kernel.Network, collective: Collective, rule: Rule, random: np.random.Generator
+    network: tables.Network, collective: Collective, rule: Rule, random: np.random.Generator
 ) -> Lockstep:
     """A search in lockstep, by the rule random or downstream-need."""
     ranks, links = collective.num_ranks, len(network.src)
-    planes = 0 if rule == Rule.RANDOM else int(np.diff(network.near_ptr).max()).bit_length()
+    planes = None if rule == Rule.RANDOM else int(np.diff(network.near_ptr).max()).bit_length()
     chunk_of_slot, slot = _slots(collective, random)
-    now = _holdings(links, collective, not _everyone(collective))
+    some = not _everyone(collective)
+    now = _holdings(links, collective, kernel.WORDS, some, some)
     wanted, most = _prepare(network, np.ones(links, np.int64), slot, collective, now)
     states = random.integers(1, 2**64, size=ranks + 1, dtype=np.uint64)
     return Lockstep(now, wanted, most, planes, states, chunk_of_slot, slot)
 
 
 def search_in_lockstep(
-    network: kernel.Network,
+    network: tables.Network,
     collective: Collective,
     rule: Rule,
     random: np.random.Generator,
@@ -152,7 +165,7 @@ def search_in_lockstep(
         network, now, wanted, planes, states, min(limit, most), chunk_of_slot, edge, chunk
     )
     if done and len(now.relay):
-        step_ptr = kernel.prune(network, now.relay, slot, step_ptr, edge, chunk)
+        step_ptr = tables.prune(network, now.relay, slot, step_ptr, edge, chunk)
     sends = step_ptr[-1]
     return Found(step_ptr, edge[:sends], chunk[:sends], len(step_ptr) - 1, done)
 
@@ -198,7 +211,7 @@ def prices(topology: Topology, collective: Collective, nbytes: Number) -> Prices
 
 
 def search_by_events(
-    network: kernel.Network,
+    network: tables.Network,
     collective: Collective,
     price: Prices,
     path_cost: np.ndarray,
@@ -217,7 +230,7 @@ def search_by_events(
     chunk_of_slot, slot = _slots(collective, random)
     copied = collective.kind in _COPIED
     relay = copied and not _everyone(collective)
-    now = _holdings(links, collective, relay)
+    now = _holdings(links, collective, events.WORDS, True, relay)
     cost = price.alpha + price.serial[:, 0]
     costs = events.Costs(
         price.alpha,
@@ -227,7 +240,7 @@ def search_by_events(
     )
     if copied:
         tokens = events.Tokens(
-            np.zeros((0, 0, kernel.WORDS), np.uint64),
+            np.zeros((0, 0, events.WORDS), np.uint64),
             np.zeros(0, np.int32),
             np.zeros((0, 0), np.int64),
         )
@@ -237,7 +250,7 @@ def search_by_events(
         if collective.kind == "scatter":
             holder, target = target, holder
         tokens = events.Tokens(
-            np.zeros((len(now.have), links, kernel.WORDS), np.uint64),
+            np.zeros((len(now.have), links, events.WORDS), np.uint64),
             target[chunk_of_slot],
             np.empty((collective.num_ranks,) * 2, np.int64),
         )
@@ -251,7 +264,7 @@ def search_by_events(
     step_ptr = _step_ptr(start)
     chunk = np.take(chunk_of_slot, slots)
     if done and relay:
-        step_ptr = kernel.prune(network, now.relay, slot, step_ptr, edge, chunk)
+        step_ptr = tables.prune(network, now.relay, slot, step_ptr, edge, chunk)
         edge, chunk = edge[: step_ptr[-1]], chunk[: step_ptr[-1]]
         available = np.zeros((collective.num_ranks, collective.num_chunks), np.int64)
         start = np.empty(len(edge), np.int64)
@@ -261,7 +274,7 @@ def search_by_events(
     return Found(step_ptr, edge, chunk, int(finish), done)
 
 
-def _desk(network: kernel.Network, ranks: int, slots: int, most: int) -> events.Desk:
+def _desk(network: tables.Network, ranks: int, slots: int, most: int) -> events.Desk:
     """A desk for a search that has not begun."""
     links = len(network.src)
     ports = int(np.diff(network.in_ptr).max())
@@ -274,9 +287,9 @@ def _desk(network: kernel.Network, ranks: int, slots: int, most: int) -> events.
         head=np.empty(ports, np.int64),
         slot=np.empty(chunks, np.int32),
         next=np.empty(chunks, np.int64),
-        candidates=np.empty(kernel.WORDS, np.uint64),
-        planes=np.empty((1, planes, kernel.WORDS), np.uint64),
-        carry=np.empty(kernel.WORDS, np.uint64),
+        candidates=np.empty(events.WORDS, np.uint64),
+        planes=np.empty((1, planes, events.WORDS), np.uint64),
+        carry=np.empty(events.WORDS, np.uint64),
         copies=np.ones(slots, np.int32),
         first=np.zeros(links, np.int64),
         last=np.zeros(links, np.int64),

@@ -17,6 +17,7 @@ from fractions import Fraction
 import numpy as np
 import scipy.sparse as sp
 
+from jaxcoll.exact import as_fraction
 from jaxcoll.links import canonical_order, exact_column, float_column
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
@@ -214,7 +215,7 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
     share += _fair_shares(topology, through)
     src = np.asarray([topology.src[path[0]] for path in every], np.int32)
     dst = np.asarray([topology.dst[path[-1]] for path in every], np.int32)
-    latency = [float(sum(topology.exact_alpha[i] for i in path)) for path in every]
+    latency = _latencies(topology, every)
     alpha, bandwidth = float_column(latency, "alpha"), float_column(share, "bandwidth")
     order = canonical_order(src, dst, alpha, bandwidth, exact_column(share, "bandwidth"))
     return Unwound(
@@ -226,6 +227,13 @@ def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
             np.asarray([link for i in order for link in every[i]], np.int32),
         ),
     )
+
+
+def _latencies(topology: Topology, paths: list[_Path]) -> list[float]:
+    """Latency of every path: the exact sum, rounded once for all with the same links' latencies."""
+    alphas = [tuple(topology.alpha[list(path)].tolist()) for path in paths]
+    total = {each: float(sum(map(as_fraction, each), Fraction(0))) for each in set(alphas)}
+    return [total[each] for each in alphas]
 
 
 def _fair_shares(topology: Topology, paths: list[_Path]) -> list[Fraction]:

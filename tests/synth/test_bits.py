@@ -49,3 +49,24 @@ def test_numbers_are_in_range_and_about_equally_frequent(count):
     assert len(frequency) == count
     # Ten standard deviations of a binomial with mean 2000.
     assert (abs(frequency - 2000) < 450).all()
+
+
+@nb.njit
+def _draws(words, seed, draws):
+    x, found = seed, np.zeros(64 * len(words), np.int64)
+    for _ in range(draws):
+        x = bits.next_random(x)
+        found[bits.draw_bit(words, 4, x)] += 1
+    return found
+
+
+@given(st.sets(st.integers(0, 255), min_size=1), st.integers(1, 2**64 - 1))
+def test_a_bit_drawn_is_one_of_those_set_each_about_as_often(chosen, seed):
+    words = np.zeros(4, np.uint64)
+    for i in chosen:
+        words[i // 64] |= np.uint64(1 << i % 64)
+    draws = 400 * len(chosen)
+    found = _draws(words, np.uint64(seed), draws)
+    assert set(np.flatnonzero(found).tolist()) == chosen
+    # Ten standard deviations of a binomial with mean 400.
+    assert (abs(found[sorted(chosen)] - 400) < 200).all()

@@ -16,6 +16,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import tacos_kernel as kernel
+from jaxcoll.synth import tacos_tables as tables
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.tacos_search import read_network
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
@@ -185,15 +186,16 @@ def test_a_matching_does_not_depend_on_how_ranks_are_divided(topology, cut, seed
     states = random.integers(1, 2**63, size=n, dtype=np.uint64)
     slot = random.permutation(np.arange(n, dtype=np.int32))
     found = []
-    for parts in (((0, n),), ((cut, n), (0, cut))):
-        now = kernel.Holdings(
+    everyone = np.arange(n)
+    for parts in ((everyone,), (everyone[cut:], everyone[:cut])):
+        now = tables.Holdings(
             have=np.zeros((1, n, kernel.WORDS), np.uint64),
-            lack=np.zeros((1, n, kernel.WORDS), np.uint64),
+            lack=np.zeros((0, n, kernel.WORDS), np.uint64),
             relay=np.zeros((0, n, kernel.WORDS), np.uint64),
             left=np.zeros(n, np.int64),
             offer=np.zeros((topology.num_links, 1), np.uint64),
         )
-        kernel.prepare(
+        tables.prepare(
             network,
             np.ones(topology.num_links, np.int64),
             slot,
@@ -204,10 +206,10 @@ def test_a_matching_does_not_depend_on_how_ranks_are_divided(topology, cut, seed
             now,
         )
         carried = np.empty(topology.num_links, np.int32)
-        for first, last in parts:
-            kernel.match(network, now, 5, states.copy(), 0, first, last, carried)
-        for first, last in parts:
-            kernel.deliver(network, now, carried, first, last)
+        for part in parts:
+            kernel.match(network, now, 5, states.copy(), 0, part, carried)
+        for part in parts:
+            kernel.deliver(network, now, carried, part)
         found.append((carried, now.have))
     for one, other in zip(*found, strict=True):
         assert (one == other).all()
