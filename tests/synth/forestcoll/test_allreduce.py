@@ -26,6 +26,8 @@ from jaxcoll.topologies import (
 )
 from tests import strategies
 
+GB = 10**9
+
 
 @pytest.mark.parametrize(
     "topology",
@@ -116,6 +118,23 @@ def test_any_prices_prove_a_bound_and_any_shares_are_reached(topology, random):
     if any(roots):
         rate = min(reached_rate(n, arcs, for_copies, roots), reached_rate(n, back, for_sums, roots))
         assert bound is None or rate * sum(roots) <= bound
+
+
+def test_prices_of_a_pair_of_ranks():
+    topology, one = ring(2, bandwidth=1e9), Fraction(1)
+    arcs = tuple(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+
+    def proved(worth: Fraction, length: Fraction) -> Fraction | None:
+        side = ((worth, [length] * len(arcs)),) * 2
+        return proved_rate(topology, Prices(arcs, side, side, []))
+
+    # Every byte crosses to the other rank once as a part and once as a sum, at a length of 1; both
+    # links of 1 GB/s are as dear as both ranks ask for.
+    assert proved(one, one) == 2 * GB
+    # A rank that counts for less asks no farther, and one that counts for nothing proves nothing.
+    assert proved(one / 2, one) == 4 * GB
+    assert proved(Fraction(0), one) is None
+    assert proved(one, Fraction(0)) is None
 
 
 @given(strategies.topologies(max_ranks=6, exact=True), st.data())
