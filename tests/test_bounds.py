@@ -121,7 +121,24 @@ def test_small_messages_are_bound_by_distance():
 def test_all_reduce_sends_every_byte_2n_minus_2_times():
     found = bound(topologies.hypercube(4), "all_reduce", 1e9)
     assert found.name == "traffic"
-    assert found.time == pytest.approx(30 * 1e9 / (64 * 50e9))
+    assert found.time == pytest.approx(30 * 1e9 / (64 * 50e9) + 0.5e-6)
+
+
+def test_all_reduce_crosses_slow_links_between_boxes():
+    """3D-RFS: 16 boxes of 8 ranks, each with 8 links of 50 GB/s to switches, twice 0.5 us."""
+    found = bound(topologies.ring_fc_switch(2, 4, 16), "all_reduce", 1e9)
+    assert found.name == "traffic"
+    assert found.time == pytest.approx(30 * 1e9 / (16 * 8 * 50e9) + 1e-6)
+    assert "out of 16 parts" in found.reason
+
+
+def test_parts_of_a_network_that_a_group_stays_inside_cost_it_nothing():
+    """Pairs of quick links, joined by slow ones: a group of one pair never leaves it."""
+    topology = topologies.mesh(2, 2, bandwidth=(1e9, 100e9))
+    pairs = Collective("all_reduce", 4, 1, ((0, 1), (2, 3)))
+    assert bound(topology, pairs, 1e6).time < 1e6 / 50e9 + 1e-6
+    # Two parts of two links each: 2 MB over 4 GB/s.
+    assert bound(topology, "all_reduce", 1e6).time >= 2e6 / 4e9
 
 
 def test_groups_bound_their_own_traffic():
