@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from experiments.experiment import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {}
+EXPERIMENTS: dict[str, Experiment] = {
+    "tensorstate-quickstart": Experiment("experiments.tensorstate.quickstart"),
+}

@@ -1,0 +1,188 @@
+"""From a training step to a plan, and the plan trained on devices beside one device alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments.candidates import build_topology
+from experiments.config import HardwareConfig, TopologyConfig, above, at_least
+from experiments.errors import CheckError, ConfigError
+from experiments.experiment import publish
+from experiments.models import Model, load_model
+from experiments.tensorstate.text import VOCABULARY, Text, python_text
+from jaxcoll.io.files import write_text
+from tensorstate import Plan, PlanError, search
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The quickstart of the search.
+
+    Attributes:
+        size: "ci" or "paper".
+        seed: of parameters and batches.
+        results: folder to write to.
+        topology: the network of the devices.
+        hardware: devices to run on, and links to plan for.
+        device: what the plan is made for: a name in ``tensorstate.HARDWARE``.
+        mesh: sizes of the mesh's axes by name, over the devices in order.
+        memory_mb: megabytes of a device that the plan may take.
+        recompute: whether activations may be made again, 0 or 1.
+        gap: relative gap to the proved bound at which the search stops.
+        layers, width, heads, hidden, length, batch: of the GPT.
+        steps: training steps.
+        tolerance: largest relative difference of the loss to one device's, at any step.
+        fall: the last loss is at most this share of the first.
+    """
+
+    size: str
+    seed: int
+    results: Path
+    topology: TopologyConfig
+    hardware: HardwareConfig
+    device: str
+    mesh: Mapping[str, int]
+    memory_mb: float
+    recompute: int
+    gap: float
+    layers: int
+    width: int
+    heads: int
+    hidden: int
+    length: int
+    batch: int
+    steps: int
+    tolerance: float
+    fall: float
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "hidden", "length", "batch", "steps"):
+            at_least(name, getattr(self, name), 1)
+        at_least("seed", self.seed, 0)
+        at_least("recompute", self.recompute, 0)
+        for name in ("memory_mb", "gap", "tolerance", "fall"):
+            above(name, getattr(self, name), 0)
+        if math.prod(self.mesh.values()) != self.topology.num_ranks:
+            raise ConfigError(
+                f"mesh {dict(self.mesh)} has {math.prod(self.mesh.values())} devices, the topology "
+                f"{self.topology.num_ranks} ranks"
+            )
+
+    @property
+    def devices(self) -> tuple[str, int]:
+        """Platform and number of the devices to run on."""
+        return self.hardware.platform, self.topology.num_ranks
+
+
+def run(config: Config, console: Console | None = None) -> list[dict[str, Any]]:
+    """Searches, prints the plan, trains with it and without, and draws both losses.
+
+    Raises:
+        CheckError: the losses differ by more than the tolerance, or do not fall as they should.
+            Everything is written all the same.
+    """
+    console = console or Console(width=None if sys.stdout.isatty() else 120)
+    model = load_model(
+        "gpt",
+        layers=config.layers,
+        width=config.width,
+        heads=config.heads,
+        hidden=config.hidden,
+        vocabulary=VOCABULARY,
+        length=config.length,
+        batch=config.batch,
+    )
+    plan = plan_for(config, model)
+    console.print(str(plan), highlight=False, markup=False)
+    console.print("")
+    console.print(str(plan.compare()), highlight=False, markup=False)
+    config.results.mkdir(parents=True, exist_ok=True)
+    write_text(config.results / "plan.html", plan.html("A GPT's training step"))
+    losses = train(config, model, plan)
+    rows = [
+        {"step": step, "loss by plan": planned, "loss on one device": alone}
+        for step, (planned, alone) in enumerate(zip(*losses, strict=True))
+    ]
+    publish(
+        f"A GPT of {model.parameters} parameters on Python's documentation",
+        [row for row in rows if row["step"] % max(1, len(rows) // 10) == 0 or row is rows[-1]],
+        config.results,
+        figure=_figure(*losses),
+        notes=[f"the plan, as a page: {config.results / 'plan.html'}"],
+        console=console,
+    )
+    _check(config, *losses)
+    return rows
+
+
+def plan_for(config: Config, model: Model) -> Plan:
+    """The plan that the configuration asks for.
+
+    Raises:
+        ConfigError: what it asks for cannot be.
+    """
+    try:
+        return search(
+            model.step,
+            model.abstract_args,
+            mesh=config.mesh,
+            topology=build_topology(config.topology, config.hardware),
+            hardware=config.device,
+            memory_limit=1e6 * config.memory_mb,
+            recompute=bool(config.recompute),
+            gap=config.gap,
+        )
+    except PlanError as error:
+        raise ConfigError(str(error)) from error
+
+
+def train(config: Config, model: Model, plan: Plan) -> tuple[list[float], list[float]]:
+    """The losses of all steps: by the plan, and on one device."""
+    text = Text.of(python_text())
+    applied = plan.apply()
+    runs = [applied.jit(), jax.jit(model.step, donate_argnums=(0, 1))]
+    losses: list[list[float]] = [[], []]
+    for step, found, shardings in zip(runs, losses, (applied.in_shardings, None), strict=True):
+        params, state, _ = model.init(config.seed)
+        for number in range(config.steps):
+            batch = text.batch(number, config.batch, config.length, config.seed)
+            args = (params, state, batch)
+            if shardings is not None:
+                args = jax.device_put(args, shardings)
+            params, state, loss = step(*args)
+            found.append(float(loss))
+    return losses[0], losses[1]
+
+
+def _check(config: Config, planned: list[float], alone: list[float]) -> None:
+    differ = np.abs(np.subtract(planned, alone)) / np.abs(alone)
+    if differ.max() > config.tolerance:
+        raise CheckError(
+            f"the losses differ by {differ.max():.2g} at step {int(differ.argmax())}, more than "
+            f"{config.tolerance:g}"
+        )
+    if planned[-1] > config.fall * planned[0]:
+        raise CheckError(
+            f"the loss fell from {planned[0]:.3f} to {planned[-1]:.3f} only, not to "
+            f"{config.fall:g} of it"
+        )
+
+
+def _figure(planned: list[float], alone: list[float]) -> Figure:
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(alone, color="0.6", linewidth=4, label="one device")
+    axes.plot(planned, linewidth=1.5, label="by plan")
+    axes.set(xlabel="training step", ylabel="loss (nats a character)")
+    axes.legend(frameon=False)
+    return figure

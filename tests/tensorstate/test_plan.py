@@ -1,0 +1,211 @@
+"""Searches from the outside: arguments, reports, comparisons, names."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from jaxcoll import topologies
+from tensorstate import HARDWARE, AlphaBeta, Mesh, PlanError, named, search, trace
+from tensorstate.naming import axis_names, expert_factors, full_name
+from tensorstate.report import common_name
+
+MESH = {"data": 2, "model": 4}
+NETWORK = AlphaBeta(Mesh.of(MESH), (1e-9, 1e-9), (1e11, 4e11))
+WIDTH, BATCH = 256, 512
+
+
+def optimizer() -> optax.GradientTransformation:
+    return optax.adam(1e-3)
+
+
+def perceptron(params, state, x, y):
+    def loss(params):
+        hidden = jax.nn.relu(x @ params["up"])
+        return jnp.mean((hidden @ params["down"] - y) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    updates, state = optimizer().update(gradients, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+
+def arguments(width=WIDTH, batch=BATCH):
+    params = {
+        "up": jax.ShapeDtypeStruct((width, 4 * width), jnp.float32),
+        "down": jax.ShapeDtypeStruct((4 * width, width), jnp.float32),
+    }
+    state = jax.eval_shape(optimizer().init, params)
+    x = jax.ShapeDtypeStruct((batch, width), jnp.float32)
+    return params, state, x, x
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return trace(perceptron, arguments())
+
+
+@pytest.fixture(scope="module")
+def plan(graph):
+    return search(graph, mesh=MESH, network=NETWORK, hardware="CPU")
+
+
+def test_a_plan_is_proved_and_printed(plan):
+    assert plan.gap <= 1e-2
+    text = str(plan)
+    assert "8 x CPU, mesh data 2 x model 4" in text
+    assert f"= {full_name(plan.problem, plan.decisions, plan.cost)}" in text
+    for part in ("parameter:", "optimizer:", "input:", "params/up", "memory: [", "gradients"):
+        assert part in text
+
+
+def test_no_family_is_better(plan):
+    comparison = plan.compare()
+    assert next(iter(comparison.rows)) == "this plan"
+    assert len(comparison.rows) == 7
+    for found in comparison.rows.values():
+        assert found.cost.seconds >= plan.cost.seconds * (1 - 1e-2)
+    assert "megatron-sp" in str(comparison)
+    small = search(
+        plan.graph, mesh=MESH, network=NETWORK, hardware="CPU", memory_limit=plan.cost.memory.peak
+    )
+    assert "does not fit" in str(small.compare("ddp"))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ddp", {"data": ["DDP"], "model": ["DDP"]}),
+        ("zero2", {"data": ["ZeRO-2"], "model": ["ZeRO-2"]}),
+        ("fsdp", {"data": ["ZeRO-3 (FSDP)"], "model": ["ZeRO-3 (FSDP)"]}),
+        ("megatron", {"data": ["DDP"], "model": ["Megatron"]}),
+        ("fsdp + megatron", {"data": ["ZeRO-3 (FSDP)"], "model": ["Megatron"]}),
+    ],
+)
+def test_names_are_found_again(plan, name, expected):
+    found = named(plan.problem, name)
+    assert axis_names(plan.problem, found.decisions, found.cost) == expected
+
+
+def test_experts_are_told_from_heads():
+    def step(w, x):
+        return jnp.einsum("ebi,eio->ebo", x, w).sum()
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 8, 8), (4, 16, 8))]
+
+    def train(params, state, x):
+        value, gradient = jax.value_and_grad(step)(params, x)
+        return params - gradient, state, value
+
+    graph = trace(train, (shapes[0], (), shapes[1]))
+    made = search(graph, mesh={"x": 4}, network=AlphaBeta(Mesh.of({"x": 4}), (0.0,), (1e9,)))
+    assert len(expert_factors(made.problem)) == 1
+
+
+def test_explain(plan):
+    text = plan.explain("params/up")
+    assert text.startswith("params/up: parameter of 1.05 MB")
+    assert "state:" in text
+    assert "read by dot_general (forward)" in text
+    assert "becomes params/up" not in text
+    with pytest.raises(PlanError, match="no tensor is called 'params/left'"):
+        plan.explain("params/left")
+
+
+def test_the_page_is_whole_and_escaped(plan):
+    page = plan.html("<b>")
+    assert page.startswith("<!doctype html>")
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    for part in ("Forward pass", "Backward pass", "Optimizer", "params/down", "dot_general"):
+        assert part in page
+
+
+def test_topologies_are_priced(graph):
+    made = search(graph, mesh=MESH, topology=topologies.torus(2, 4), hardware="A100")
+    assert math.isfinite(made.cost.seconds)
+
+
+def test_three_axes_are_searched_one_by_one(graph):
+    mesh = {"a": 2, "b": 2, "c": 2}
+    network = AlphaBeta(Mesh.of(mesh), (1e-9,) * 3, (1e11, 1e11, 1e11))
+    found = search(graph, mesh=mesh, network=network, hardware="CPU").found
+    assert found.method == "descent"
+    assert 0 < found.bound <= found.objective
+    best = search(graph, mesh=mesh, network=network, hardware="CPU", method="milp").found
+    assert best.objective <= found.objective * (1 + 1e-2)
+    assert found.bound <= best.objective
+
+
+def deep(params, x):
+    def loss(params):
+        hidden = x
+        for _ in range(4):
+            hidden = hidden + jnp.tanh(jnp.sin(hidden) * 2.0) * jnp.exp(-hidden)
+        return jnp.mean((hidden @ params) ** 2)
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    return params - gradient, value
+
+
+def test_limits_only_cost():
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (8192, 64))]
+    graph = trace(deep, shapes)
+
+    def limited(limit):
+        return search(
+            graph,
+            mesh=MESH,
+            network=NETWORK,
+            hardware="CPU",
+            memory_limit=limit,
+            recompute=True,
+        )
+
+    first = limited(1e9)
+    costs = [first.cost.seconds]
+    for share in (0.95, 0.9):
+        made = limited(share * first.cost.memory.peak)
+        assert made.cost.memory.peak <= share * first.cost.memory.peak * (1 + 1e-6)
+        assert made.cost.seconds >= costs[-1] * (1 - 1e-2)
+        costs.append(made.cost.seconds)
+    with pytest.raises(PlanError, match=r"no plan fits into .* the least is about .* largest are"):
+        limited(0.1 * first.cost.memory.peak)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"mesh": {}}, "at least one axis"),
+        ({"mesh": {"x": 0}}, "at least one device"),
+        ({"network": None}, "either topology"),
+        ({"topology": topologies.ring(8)}, "either topology"),
+        ({"mesh": {"x": 8}}, "another mesh"),
+        ({"hardware": "abacus"}, "no hardware is called 'abacus'; known: A100"),
+        ({"objective": "least"}, "objective must be"),
+        ({"method": "guess"}, "method must be"),
+        ({"memory_limit": 0}, "memory_limit must be above 0"),
+        ({"memory_limit": 1e3}, r"no plan fits into 1\.0 kB"),
+        ({"abstract_args": ()}, "do not give abstract_args"),
+    ],
+)
+def test_refused(graph, changed, expected):
+    given = {"mesh": MESH, "network": NETWORK, "hardware": HARDWARE["CPU"], **changed}
+    with pytest.raises(PlanError, match=expected):
+        search(graph, **given)
+
+
+def test_a_function_needs_arguments_and_a_network_its_ranks():
+    with pytest.raises(PlanError, match="abstract_args must be given"):
+        search(perceptron, mesh=MESH, network=NETWORK)
+    with pytest.raises(PlanError, match="it has other ranks"):
+        search(perceptron, arguments(), mesh=MESH, topology=topologies.ring(4))
+
+
+def test_common_names():
+    assert common_name(["a/0/w", "a/1/w"]) == "a/*/w"
+    assert common_name(["a"]) == "a"
+    assert common_name(["a/0", "b"]) == "a/0 and others"
