@@ -208,32 +208,50 @@ def _trip(
     kept: State | None,
 ) -> Trip:
     flow = problem.flows[number]
-    routes = problem.routes(flow)
     source = problem.source(flow, ways[flow.group])
-    here = frozenset({source})
+    early = [d for d in flow.demands if not d.late] if flow.early else []
+    wanted = _targets(problem, ways, early)
+    late = _targets(problem, ways, after)
+    there = {source, *late} if kept is None else {source, *late, kept}
+    ends = [late]
+    if any(d.group is None for d in after) and not any(map(is_whole, there)):
+        # The caller takes any state but partial ones: the cheapest beside the others.
+        ends = [late | {state} for state in states(flow.sizes, problem.mesh)]
+    trips = (_between(problem, number, source, wanted, end, remade, kept, after) for end in ends)
+    return min(trips, key=lambda trip: trip.early.seconds + trip.late.seconds)
+
+
+def _targets(problem: Problem, ways: Sequence[Way], demands: Iterable[Demand]) -> frozenset[State]:
+    """The states that classes demand."""
+    return frozenset(problem.target(d, ways[d.group]) for d in demands if d.group is not None)
+
+
+def _between(
+    problem: Problem,
+    number: int,
+    source: State,
+    early: frozenset[State],
+    late: frozenset[State],
+    remade: bool,
+    kept: State | None,
+    after: Sequence[Demand],
+) -> Trip:
+    """A trip from its source to states in both eras, by way of the state that is kept."""
+    flow = problem.flows[number]
+    routes, here = problem.routes(flow), frozenset({source})
     nothing = Tree((), 0.0)
-
-    def targets(demands: Sequence[Demand]) -> frozenset[State]:
-        known = {problem.target(d, ways[d.group]) for d in demands if d.group is not None}
-        free = any(d.group is None for d in demands)
-        if free and not any(map(is_whole, known | {source})):
-            known.add(_cheapest_whole(problem, flow, here))
-        return frozenset(known)
-
-    wanted = targets([d for d in flow.demands if not d.late]) if flow.early else frozenset()
-    late = targets(after)
-    early = routes.tree(here, wanted) if flow.early else nothing
-    if not flow.early or (remade and kept is None):
-        return Trip(number, (), source, early, routes.tree(here, late), None, remade)
-    if not after:
-        return Trip(number, (), source, early, nothing, None, False)
-    base = here if flow.stored or remade else frozenset()
+    if not flow.early:
+        return Trip(number, (), source, nothing, routes.tree(here, late), None, remade)
+    if not after or (remade and kept is None):
+        tree = routes.tree(here, late)
+        return Trip(number, (), source, routes.tree(here, early), tree, None, remade)
     if kept is None:
-        kept = _best_kept(problem, flow, source, wanted, late)
-    early = routes.tree(here, wanted | {kept})
+        kept = _best_kept(problem, flow, source, early, late)
+    base = here if flow.stored or remade else frozenset()
+    first = routes.tree(here, early | {kept})
     tree = routes.tree(base | {kept}, late)
     own = flow.stored and kept == source
-    return Trip(number, (), source, early, tree, None if own else kept, remade)
+    return Trip(number, (), source, first, tree, None if own else kept, remade)
 
 
 def _best_kept(
@@ -260,14 +278,6 @@ def _best_kept(
 def is_whole(state: State) -> bool:
     """Whether a state has no partial entry."""
     return all(entry >= REPLICATED for entry in state)
-
-
-def _cheapest_whole(problem: Problem, flow: Flow, here: frozenset[State]) -> State:
-    routes = problem.routes(flow)
-    return min(
-        states(flow.sizes, problem.mesh),
-        key=lambda state: (routes.tree(here, frozenset({state})).seconds, state),
-    )
 
 
 # ---------------------------------------------------------------------- memory

@@ -1,0 +1,187 @@
+"""The least cost of a small problem, found by looking at all decisions there are.
+
+A column has a dimension a class, along its ways: what any choice of ways costs is one element. What
+a flow costs depends on the classes that make and read it only, so its table is broadcast over the
+others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tensorstate.cost import Decisions, gradient_bytes, remade_entities, trips_of
+from tensorstate.errors import PlanError
+from tensorstate.problem import Flow, Problem
+from tensorstate.states import SUM, State, states
+from tensorstate.ways import Way
+
+Allowed = Sequence[Sequence[Way]]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+    """Seconds and bytes of all choices of ways, with what is made again and kept as decided."""
+
+    decisions: Decisions
+    compute: np.ndarray
+    communication: np.ndarray
+    peak: np.ndarray
+
+    def objective(self, name: str) -> np.ndarray:
+        """The sum of compute and communication, or the larger."""
+        if name == "sum":
+            return self.compute + self.communication
+        return np.maximum(self.compute, self.communication)
+
+
+class Every:
+    """All decisions for a problem.
+
+    Args:
+        problem: what to decide.
+        allowed: for every class the ways to choose from.
+        recompute: whether all sets of entities are made again too.
+        keep: whether all states to keep tensors in are looked at; of those that cost the least time
+            otherwise.
+    """
+
+    def __init__(
+        self, problem: Problem, allowed: Allowed, *, recompute: bool = False, keep: bool = False
+    ):
+        self.problem, self.allowed = problem, allowed
+        self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
+        found: dict[Hashable, Decisions] = {}
+        for again in _sets_made_again(problem) if recompute else [frozenset()]:
+            for kept in _kept(problem, allowed, again) if keep else [{}]:
+                decisions = Decisions((), again, kept)
+                remade = remade_entities(problem, decisions)
+                found.setdefault((remade, frozenset(kept.items())), decisions)
+        self.columns = [self._columns(decisions) for decisions in found.values()]
+
+    @property
+    def least_peak(self) -> float:
+        """The least memory that is enough."""
+        return min(float(columns.peak.min()) for columns in self.columns)
+
+    def best(
+        self, objective: str = "sum", memory_limit: float = math.inf
+    ) -> tuple[float, Decisions | None]:
+        """The least objective, infinite where nothing fits, and decisions that reach it."""
+        least, best = math.inf, None
+        for columns in self.columns:
+            fits = columns.peak <= memory_limit
+            total = np.where(fits, columns.objective(objective), math.inf)
+            at = np.unravel_index(int(total.argmin()), total.shape)
+            if total[at] < least:
+                ways = tuple(choices[int(i)] for choices, i in zip(self.allowed, at, strict=True))
+                least, best = float(total[at]), dataclasses.replace(columns.decisions, ways=ways)
+        return least, best
+
+    # ------------------------------------------------------------------ columns
+
+    def _columns(self, decisions: Decisions) -> Columns:
+        problem, allowed = self.problem, self.allowed
+        remade = remade_entities(problem, decisions)
+        shape = tuple(map(len, allowed))
+        compute, start, end = (np.zeros(shape) for _ in range(3))
+        totals = communication, inputs, between, gradients = [np.zeros(shape) for _ in range(4)]
+        for group, choices in enumerate(allowed):
+            entity, members = problem.entity(group), problem.graph.classes[group]
+            runs = len(members) + len(remade.intersection(members))
+            seconds = [runs * problem.seconds(group, way) for way in choices]
+            compute += _along(np.array(seconds), (group,), shape)
+            work = np.array([problem.traffic(group, way) for way in choices])
+            if entity.phase in ("forward", "backward"):
+                np.maximum(start, _along(work, (group,), shape), out=start)
+            if entity.phase in ("backward", "optimizer"):
+                np.maximum(end, _along(work, (group,), shape), out=end)
+        for number in range(len(problem.flows)):
+            groups, table = self._table(decisions, remade, number)
+            for total, column in zip(totals, np.moveaxis(table, -1, 0), strict=True):
+                total += _along(column, groups, shape)
+        peak = inputs + np.maximum(between + start, gradients + end)
+        return Columns(decisions, compute, communication, peak)
+
+    def _table(
+        self, decisions: Decisions, remade: frozenset[int], number: int
+    ) -> tuple[tuple[int, ...], np.ndarray]:
+        """Seconds, and bytes of inputs, between the eras and of gradients, of a flow."""
+        flow, allowed = self.problem.flows[number], self.allowed
+        around = {*flow.makers, *(reader for readers in flow.readers for reader in readers)}
+        kept = tuple(decisions.kept.get(tensor) for tensor in flow.tensors)
+        key = number, remade & around, kept
+        if key in self._tables:
+            return self._tables[key]
+        readers = (d.group for d in flow.demands if d.group is not None)
+        groups = tuple(sorted({flow.group, *readers}))
+        table = np.zeros((*(len(allowed[g]) for g in groups), 4))
+        ways = [choices[0] for choices in allowed]
+        for at in itertools.product(*(range(len(allowed[g])) for g in groups)):
+            for group, i in zip(groups, at, strict=True):
+                ways[group] = allowed[group][i]
+            decided = dataclasses.replace(decisions, ways=tuple(ways))
+            table[at] = _costs(self.problem, decided, remade, number)
+        self._tables[key] = groups, table
+        return groups, table
+
+
+def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """A table over the ways of some classes, in order, to be broadcast over all."""
+    return table.reshape([n if group in groups else 1 for group, n in enumerate(shape)])
+
+
+def _costs(
+    problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
+) -> tuple[float, float, float, float]:
+    flow = problem.flows[number]
+    try:
+        trips = list(trips_of(problem, decisions, remade, number))
+    except PlanError:  # it cannot be kept so
+        return math.inf, math.inf, math.inf, math.inf
+    inputs = sum(flow.stored * t.weight * problem.local_bytes(flow, t.source) for t in trips)
+    between = sum(t.weight * problem.local_bytes(flow, t.kept) for t in trips if t.kept is not None)
+    gradients = flow.weight * gradient_bytes(problem, flow, decisions.ways)
+    seconds = sum(t.weight * (t.early.seconds + t.late.seconds) for t in trips)
+    return seconds, inputs, between, gradients
+
+
+# ---------------------------------------------------------------------- what is decided
+
+
+def _sets_made_again(problem: Problem) -> Iterator[frozenset[int]]:
+    early = [e.index for e in problem.graph.entities if e.phase == "forward"]
+    for size in range(len(early) + 1):
+        yield from map(frozenset, itertools.combinations(early, size))
+
+
+def _kept(
+    problem: Problem, allowed: Allowed, again: frozenset[int]
+) -> Iterator[Mapping[int, State]]:
+    """Every choice of a kept state for every tensor that may be kept; none if it is made again."""
+    tensors, choices = [], []
+    for flow in problem.flows:
+        for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
+            late = any(d.late for d in flow.demands) or any(r in again for r in readers)
+            if flow.early and late:
+                tensors.append(tensor)
+                none = [None] if maker in again else []
+                choices.append([*none, *_states(problem, flow, allowed)])
+    for one in itertools.product(*choices):
+        pairs = zip(tensors, one, strict=True)
+        yield {tensor: state for tensor, state in pairs if state is not None}
+
+
+def _states(problem: Problem, flow: Flow, allowed: Allowed) -> list[State]:
+    """States in which a flow can be kept: whole ones, and partial as one of its ways makes it."""
+    sources = {problem.source(flow, way) for way in allowed[flow.group]}
+    entries = {(axis, entry) for state in sources for axis, entry in enumerate(state)}
+    return [
+        state
+        for state in states(flow.sizes, problem.mesh, (SUM,))
+        if all(entry != SUM or (axis, SUM) in entries for axis, entry in enumerate(state))
+    ]

@@ -1,0 +1,95 @@
+"""Problems small enough to look at all their decisions, on networks and devices that are drawn."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from hypothesis import strategies as st
+
+from tensorstate.graph import Graph
+from tensorstate.hardware import AlphaBeta, Hardware
+from tensorstate.problem import Problem
+from tensorstate.states import Mesh
+from tensorstate.trace import trace
+from tensorstate.ways import Way
+from tests.tensorstate.steps import I32, s
+
+
+def _sgd(loss):
+    def step(w, *batch):
+        value, gradient = jax.value_and_grad(loss)(w, *batch)
+        return w - 0.1 * gradient, value
+
+    return step
+
+
+def _norm(x):
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
+
+
+def _tied(x, ws):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return x.sum()
+
+
+X, W = s(8, 4), s(4, 4)
+
+TINY = {
+    "chain": (lambda x, w, v: jax.nn.relu(x @ w) @ v, X, s(4, 8), s(8, 4)),
+    "einsums": (lambda a, b, c: jnp.einsum("ab,bc,cd->ad", a, b, c), W, s(4, 8), s(8, 4)),
+    "norm": (_norm, X),
+    "greatest": (lambda x, w: (x @ w).max(0), X, s(4, 8)),
+    "residual": (lambda x, w: x + jax.nn.relu(x @ w), X, W),
+    "embedding": (lambda t, i, w: (t[i] @ w).sum(), s(8, 4), s(4, dtype=I32), W),
+    "linear": (_sgd(lambda w, x: jnp.square(x @ w).sum()), W, X),
+    "twice": (_sgd(lambda w, x: (jax.nn.relu(x @ w) @ w).sum()), W, X),
+    "tanh": (_sgd(lambda w, x: jnp.tanh(jnp.tanh(x @ w)).sum()), W, X),
+    "layers": (_sgd(lambda ws, x: _tied(x, ws)), s(2, 4, 4), X),
+}
+LINES = (Mesh.of({"data": 2}), Mesh.of({"data": 4}))
+MESHES = (*LINES, Mesh.of({"data": 2, "model": 2}))
+
+
+@functools.cache
+def graph(name: str) -> Graph:
+    """The graph of one of these functions."""
+    function, *shapes = TINY[name]
+    return trace(function, shapes)
+
+
+def rates(low: float, high: float) -> st.SearchStrategy[float]:
+    """Numbers between powers of ten."""
+    return st.floats(low, high).map(lambda exponent: float(f"{10**exponent:.3g}"))
+
+
+@st.composite
+def problems(draw, names=tuple(TINY), meshes=MESHES) -> Problem:
+    """One of these functions on a mesh, with links and devices of any speed."""
+    mesh = draw(st.sampled_from(meshes))
+    axes = len(mesh.sizes)
+    network = AlphaBeta(
+        mesh,
+        tuple(draw(st.lists(rates(-9, -6), min_size=axes, max_size=axes))),
+        tuple(draw(st.lists(rates(7, 10), min_size=axes, max_size=axes))),
+    )
+    device = Hardware("drawn", {4: draw(rates(8, 10))}, draw(rates(7, 10)), 1e9)
+    return Problem(graph(draw(st.sampled_from(names))), network, device)
+
+
+@st.composite
+def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Way, ...], ...]:
+    """Ways to choose from: some of each class, so that there are not too many choices.
+
+    Where sharding is possible some of it is left in, and always the replicated way, so that the
+    choices fit together.
+    """
+    kept = [list(ways.all) for ways in problem.ways]
+    while math.prod(map(len, kept)) > most:
+        largest = max(range(len(kept)), key=lambda group: len(kept[group]))
+        kept[largest].pop(draw(st.integers(1, len(kept[largest]) - 1)))
+    return tuple(map(tuple, kept))
