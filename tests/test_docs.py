@@ -17,25 +17,39 @@ def text(page: str) -> str:
     return (DOCS / page).read_text(encoding="utf-8")
 
 
-def test_the_training_page_trains(tmp_path):
-    code = re.findall(r"```python\n(.*?)```", text("training.md"), re.DOTALL)
-    assert len(code) == 4
+def run_page(page: str, blocks: int, folder: Path) -> list[str]:
+    """What a page's code prints on 8 devices."""
+    code = re.findall(r"```python\n(.*?)```", text(page), re.DOTALL)
+    assert len(code) == blocks
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
     }
-    printed = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-c", "\n".join(code)],
-        cwd=tmp_path,
+        cwd=folder,
         env=environment,
         check=True,
         capture_output=True,
         text=True,
     ).stdout.splitlines()
-    first, second, third = map(float, printed)
+
+
+def test_the_training_page_trains(tmp_path):
+    first, second, third = map(float, run_page("training.md", 4, tmp_path))
     assert second < first < 0.5
     assert third < 2
+
+
+def test_the_page_of_plans_plans_and_runs(tmp_path):
+    printed = run_page("tensorstate.md", 2, tmp_path)
+    assert printed[1].startswith("= ")
+    assert any("megatron" in line for line in printed)
+    assert any(line.startswith("params/up: parameter") for line in printed)
+    losses = re.fullmatch(r"loss ([\d.]+), on one device ([\d.]+)", printed[-1])
+    assert losses is not None
+    assert float(losses[1]) == pytest.approx(float(losses[2]), rel=1e-5)
 
 
 def test_two_lines_of_the_step_are_changed():
