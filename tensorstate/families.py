@@ -18,6 +18,7 @@ import functools
 from collections.abc import Mapping
 
 from tensorstate.errors import PlanError
+from tensorstate.graph import Graph
 from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED
 from tensorstate.ways import Way
@@ -60,11 +61,11 @@ class Families:
         for operator in self.graph.operators:
             if operator.kind == "gather" and operator.phase == "forward":
                 table = operator.operands[0]
-                tensor = self.graph.tensors[table.tensor]
-                if tensor.role == "parameter":
+                if is_parameter(self.graph, table.tensor):
+                    dims = self.graph.tensors[table.tensor].dims
                     found |= {
                         factor
-                        for factor, label in zip(tensor.dims, table.labels, strict=True)
+                        for factor, label in zip(dims, table.labels, strict=True)
                         if label not in operator.reduced and label not in operator.frozen
                     }
         return frozenset(found)
@@ -153,6 +154,17 @@ class Families:
         if factor in self.sequence:
             return name == "megatron-sp" and entity.kind != "einsum"
         return True
+
+
+def is_parameter(graph: Graph, tensor: int) -> bool:
+    """Whether a tensor is a parameter, or one in another type of numbers."""
+    found = graph.tensors[tensor]
+    while found.producer is not None:
+        operator = graph.operators[found.producer]
+        if operator.primitive != "convert_element_type":
+            return False
+        found = graph.tensors[operator.operands[0].tensor]
+    return found.role == "parameter"
 
 
 def per_axis(problem: Problem, name: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from tensorstate.cost import Cost, Decisions
-from tensorstate.families import Families
+from tensorstate.families import Families, is_parameter
 from tensorstate.problem import Problem
 
 # Of the work or bytes in question at least this share is as a name says.
@@ -82,7 +82,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
         if operator.kind != "einsum" or operator.phase != "forward":
             continue
         for use in operator.operands:
-            if tensors[use.tensor].role != "parameter":
+            if not is_parameter(problem.graph, use.tensor):
                 continue
             others = [u for u in (*operator.operands, *operator.results) if u is not use]
             for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):

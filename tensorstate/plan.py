@@ -13,7 +13,7 @@ from jaxcoll.topology import Topology
 from tensorstate import report
 from tensorstate.apply import Applied, apply
 from tensorstate.collectives import Collectives
-from tensorstate.cost import Cost, Decisions, price
+from tensorstate.cost import Cost, Decisions, is_whole, price
 from tensorstate.errors import PlanError
 from tensorstate.families import FAMILIES, Families, per_axis
 from tensorstate.graph import Graph
@@ -24,7 +24,7 @@ from tensorstate.problem import Problem
 from tensorstate.search.descent import descent
 from tensorstate.search.exact import Found, milp, objective_of
 from tensorstate.search.program import Progress
-from tensorstate.states import Mesh
+from tensorstate.states import Mesh, State
 from tensorstate.trace import trace
 
 # Axes up to which all are searched at once.
@@ -159,21 +159,32 @@ def named(problem: Problem, name: str, *, objective: str = "sum", gap: float = 1
     """
     chosen = per_axis(problem, name)
     found = milp(problem, Families(problem).ways(chosen), objective=objective, gap=gap)
-    if "fsdp" not in chosen.values():
+    kept = _gathered_anew(problem, found, frozenset(chosen.values()))
+    if not kept:
         return found
-    # ZeRO-3 gathers parameters anew in the backward pass.
-    ways = found.decisions.ways
-    kept = {
-        tensor: problem.source(flow, ways[flow.group])
-        for flow in problem.flows
-        if flow.stored
-        for tensor in flow.tensors
-    }
     decisions = dataclasses.replace(found.decisions, kept=kept)
     cost = price(problem, decisions)
     return dataclasses.replace(
         found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
     )
+
+
+def _gathered_anew(problem: Problem, found: Found, families: frozenset[str]) -> dict[int, State]:
+    """The states in which tensors are kept that a family gathers again in the backward pass.
+
+    ZeRO-3 does so with parameters; Megatron's sequence parallelism with activations, of which every
+    device keeps its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
+    """
+    kept: dict[int, State] = {}
+    for trip in found.cost.trips:
+        flow, own = problem.flows[trip.flow], trip.source
+        if flow.stored and "fsdp" in families:
+            kept |= dict.fromkeys(trip.tensors, own)
+        if not flow.stored and "megatron-sp" in families and trip.kept is not None:
+            larger = problem.local_bytes(flow, trip.kept) > problem.local_bytes(flow, own)
+            if is_whole(own) and larger:
+                kept |= dict.fromkeys(trip.tensors, own)
+    return kept
 
 
 def search(

@@ -6,4 +6,5 @@ from experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     "tensorstate-quickstart": Experiment("experiments.tensorstate.quickstart"),
+    "tensorstate-autoccl-table-1": Experiment("experiments.tensorstate.autoccl"),
 }

@@ -1,0 +1,53 @@
+"""Device meshes of studies, and rings along their axes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from experiments.config import above, at_least
+from experiments.errors import ConfigError
+from tensorstate import AlphaBeta, Mesh
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisConfig:
+    """An axis of a device mesh, and links of its own along it.
+
+    Attributes:
+        name: what it is called.
+        devices: along it.
+        alpha_us: microseconds that a step of a collective takes at least.
+        bandwidth_gbps: of a device, in GB/s.
+    """
+
+    name: str
+    devices: int
+    alpha_us: float
+    bandwidth_gbps: float
+
+    def __post_init__(self) -> None:
+        at_least(f"{self.name}.devices", self.devices, 1)
+        at_least(f"{self.name}.alpha_us", self.alpha_us, 0)
+        above(f"{self.name}.bandwidth_gbps", self.bandwidth_gbps, 0)
+
+
+def sizes_of(axes: Sequence[AxisConfig]) -> dict[str, int]:
+    """Devices along every axis, by its name.
+
+    Raises:
+        ConfigError: no axes, or two of one name.
+    """
+    sizes = {axis.name: axis.devices for axis in axes}
+    if not sizes or len(sizes) < len(axes):
+        raise ConfigError(f"axes must have names of their own, got {[axis.name for axis in axes]}")
+    return sizes
+
+
+def rings(axes: Sequence[AxisConfig]) -> AlphaBeta:
+    """The prices of ring collectives along the axes."""
+    return AlphaBeta(
+        Mesh.of(sizes_of(axes)),
+        tuple(1e-6 * axis.alpha_us for axis in axes),
+        tuple(1e9 * axis.bandwidth_gbps for axis in axes),
+    )
