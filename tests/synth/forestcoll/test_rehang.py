@@ -74,3 +74,17 @@ def test_trades_part_batches_of_like_trees():
     high, low = check(mi250(2))
     assert max(low) < max(high)
     assert len(low) > len(high)
+
+
+def test_capacity_to_spare_is_used_up():
+    # Two chains of four, and room for one more tree from the first rank to each of the last two.
+    spare = np.zeros((4, 4), np.int64)
+    spare[0, 2] = spare[0, 3] = 1
+    chain = Trees(
+        np.asarray([0]), np.asarray([2]), np.asarray([[0, 1, 2, 3]]), np.asarray([[-1, 0, 1, 2]])
+    )
+    lower, heights = rehang(spare, chain)
+    load, roots, low = load_and_heights(lower)
+    assert roots == {0: 2}
+    assert low == heights.tolist() == [2, 2]
+    assert load == {(0, 1): 2, (0, 2): 1, (0, 3): 1, (1, 2): 1, (2, 3): 1}
