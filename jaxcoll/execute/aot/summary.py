@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import jax
 
 from jaxcoll.errors import FormatError
+from jaxcoll.execute.aot.groups import replica_groups
 from jaxcoll.execute.aot.hlo import Instruction, Module, parse
 
 # Collectives that XLA has of its own; schedules run as collective-permute only.
@@ -288,19 +289,10 @@ def _permute_bytes(i: Instruction, devices: int) -> float:
 
 
 def _native_bytes(name: str, i: Instruction, devices: int) -> float:
-    size = _group_size(i.attribute("replica_groups") or "", devices)
+    size = replica_groups(i, devices).shape[1]
     share = (size - 1) / size
     if name == "all-reduce":
         return 2 * share * i.nbytes
     if name == "reduce-scatter":
         return (size - 1) * i.nbytes
     return share * i.largest_part
-
-
-def _group_size(groups: str, devices: int) -> int:
-    """Devices of the first group, from ``{{0,1},{2,3}}`` or ``[2,4]<=[8]``."""
-    listed = re.match(r"\{\{([\d,]*)\}", groups)
-    if listed:
-        return listed.group(1).count(",") + 1
-    counted = re.match(r"\[(\d+),(\d+)\]<=", groups)
-    return int(counted.group(2)) if counted else devices
