@@ -6,9 +6,10 @@ other (see ``tensorstate.problem``). Between them of every tensor that is read i
 kept, or none, if its makers run again.
 
 What runs again reads its operands through ``lax.optimization_barrier`` together with the last
-result of the backward pass, and what is gathered again stands behind the end of the forward pass;
-XLA would find otherwise that it has both already. On CPU, XLA removes the barriers too early;
-``Applied.compiler_options`` keep them.
+result of the backward pass, and so does what is gathered again; XLA would find otherwise that it
+has both already. Gathers on accelerators wait for the end of the forward pass only, so that they
+can overlap; XLA on CPU, which overlaps nothing, would do all of them at once. It also removes
+barriers too early; ``Applied.compiler_options`` keep them.
 
 Loops over layers or microbatches are not rolled up again: every iteration stands for itself, as in
 the graph.
@@ -122,10 +123,11 @@ def apply(
     in_specs = [spec_of(layout.input_view(i), layout.source(i), problem.mesh) for i in graph.inputs]
     out_specs = [spec_of(o.view, layout.returned(o), problem.mesh) for o in graph.outputs]
 
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
     moving = collectives or scheduled(problem.network.schedule)
 
     def on_device(*leaves):
-        return _Device(layout, moving).run(leaves)
+        return _Device(layout, moving, overlap=not on_cpu).run(leaves)
 
     body = jax.shard_map(
         on_device,
@@ -144,7 +146,6 @@ def apply(
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
 
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = {"xla_disable_hlo_passes": "cse_barrier_expander"} if on_cpu else {}
     return Applied(
         step,
@@ -192,9 +193,11 @@ def _replaced(graph: Graph) -> tuple[int, ...]:
 class _Device:
     """What one device does, traced: the copies of every tensor that it has in either era."""
 
-    def __init__(self, layout: Layout, collectives: Collectives):
+    def __init__(self, layout: Layout, collectives: Collectives, overlap: bool):
+        self.overlap = overlap
         self.layout, self.graph, self.mesh = layout, layout.graph, layout.mesh
         self.collectives = collectives
+        self.given: dict[int, jax.Array] = {}
         self.early: dict[int, Copies] = {}
         self.late: dict[int, Copies] = {}
         self.last: jax.Array | None = None  # made by the operators so far
@@ -214,12 +217,12 @@ class _Device:
         return tuple(map(self.result, self.graph.outputs))
 
     def take(self, leaves: Sequence[jax.Array]) -> None:
-        """Arguments come in their states, constants whole."""
+        """Arguments come in their states, constants whole. They travel when they are first read."""
         for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
-            self.put(tensor, leaf.reshape(self.sizes(tensor, self.layout.source(tensor))), True)
+            self.given[tensor] = leaf.reshape(self.sizes(tensor, self.layout.source(tensor)))
         for tensor, value in self.graph.constants:
             whole = jnp.asarray(value).reshape(self.graph.tensors[tensor].sizes)
-            self.put(tensor, cut(whole, self.layout.source(tensor), self.mesh), True)
+            self.given[tensor] = cut(whole, self.layout.source(tensor), self.mesh)
 
     def sizes(self, tensor: int, state: State) -> list[int]:
         """A device's elements of every position."""
@@ -246,6 +249,8 @@ class _Device:
 
     def copies(self, tensor: int, early: bool) -> Copies:
         """The copies of a tensor in an era; kept ones travel, others are made again, on demand."""
+        if tensor in self.given and tensor not in self.early:
+            self.put(tensor, self.given[tensor], early=True)
         if early:
             return self.early[tensor]
         if tensor not in self.late:
@@ -258,7 +263,8 @@ class _Device:
             else:
                 base = {s: self.early[tensor][s] for s in self.layout.late_base(tensor)}
                 if any(move.kind != "slice" for move in trip.late.moves):
-                    base = {s: _after(self.turn, x) for s, x in base.items()}
+                    moment = self.turn if self.overlap else self.last
+                    base = {s: _after(moment, x) for s, x in base.items()}
                 self.late[tensor] = self.travel(base, trip.late.moves)
         return self.late[tensor]
 
