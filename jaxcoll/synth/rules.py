@@ -30,12 +30,17 @@ class Rule(enum.IntEnum):
             receiver lack; any.
         SCARCE_LINK: one that the other links into the receiver could bring least quickly, and of
             those as for DOWNSTREAM_NEED; one with the fewest links to leave by.
+        PATIENT: as DOWNSTREAM_NEED, but over a slow link nothing that a rank has or is about to
+            get from which it comes sooner over quick links, see ``tacos_patience``. Where not
+            every rank wants everything, the quick way may be closed, and it is DOWNSTREAM_NEED;
+            any.
     """
 
     RANDOM = 0
     DOWNSTREAM_NEED = 1
     RAREST_FIRST = 2
     SCARCE_LINK = 3
+    PATIENT = 4
 
 
 RULES = tuple(rule.name.lower().replace("_", "-") for rule in Rule)

@@ -29,6 +29,7 @@ _RANDOM = int(rules.Rule.RANDOM)
 _NEED = int(rules.Rule.DOWNSTREAM_NEED)
 _RAREST = int(rules.Rule.RAREST_FIRST)
 _SCARCE = int(rules.Rule.SCARCE_LINK)
+_PATIENT = int(rules.Rule.PATIENT)
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -40,12 +41,18 @@ class Costs(NamedTuple):
         serial: what each chunk of a message adds, int64 of shape (links, sizes), above 0.
         size: which size the chunk of each slot has, int32 of shape (slots,).
         rate: chunks a link carries in some time, for comparison, int64 of shape (links,).
+        first, last, quicker: a link brings nothing that one of the ranks
+            ``quicker[first[i]:last[i]]`` has or is about to get, by the rule patient, int64; see
+            ``tacos_patience``.
     """
 
     alpha: np.ndarray
     serial: np.ndarray
     size: np.ndarray
     rate: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    quicker: np.ndarray
 
 
 class Tokens(NamedTuple):
@@ -290,7 +297,7 @@ def _match(
             if chosen < 0:
                 break
             link = links[chosen]
-            block = _look(net, now, tokens, candidates, start_block, link, v)
+            block = _look(net, now, tokens, costs, candidates, start_block, link, v)
             if block < 0:
                 number[chosen] = most
                 continue
@@ -306,7 +313,7 @@ def _match(
                     rules.keep_scarcest(candidates, net, have, link, v, block, rate)
                 if rule != _RANDOM:
                     rules.keep_most_needed(candidates, net, lack, v, block, planes, desk.carry)
-                if rule in (_NEED, _SCARCE):
+                if rule in (_NEED, _SCARCE, _PATIENT):
                     rules.keep_rarest(candidates, block, copies)
             x = next_random(x)
             s = draw_bit(candidates, WORDS, x) + block * BLOCK
@@ -338,7 +345,7 @@ def _match(
 
 
 @nb.njit(cache=True, nogil=True)
-def _look(net, now, tokens, candidates, start, link, v):
+def _look(net, now, tokens, costs, candidates, start, link, v):
     """The first block, from ``start`` on, in which a link into rank v could carry something.
 
     What that is goes to ``candidates``; -1 for nothing in any block.
@@ -346,6 +353,7 @@ def _look(net, now, tokens, candidates, start, link, v):
     have, lack, relay, offer = now.have, now.lack, now.relay, now.offer
     onward, near_ptr, near = tokens.onward, net.near_ptr, net.near
     blocks, u = have.shape[0], net.src[link]
+    quicker, first, last = costs.quicker, costs.first[link], costs.last[link]
     moves, relays = len(onward) > 0, len(relay) > 0
     block = next_block(offer, link, start, start, blocks)
     while block >= 0:
@@ -363,6 +371,13 @@ def _look(net, now, tokens, candidates, start, link, v):
                     word &= lacked
             candidates[q] = word
             found |= word
+        if first < last and found != _ZERO:
+            for i in range(first, last):
+                for q in range(WORDS):
+                    candidates[q] &= lack[block, quicker[i], q]
+            found = _ZERO
+            for q in range(WORDS):
+                found |= candidates[q]
         if found != _ZERO:
             break
         # Nothing more until the source receives something in this block.

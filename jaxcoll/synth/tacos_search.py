@@ -15,6 +15,7 @@ from jaxcoll.synth import tacos_events as events
 from jaxcoll.synth import tacos_kernel as kernel
 from jaxcoll.synth import tacos_tables as tables
 from jaxcoll.synth.rules import Rule
+from jaxcoll.synth.tacos_patience import quicker_ranks
 from jaxcoll.topology import Topology
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
@@ -232,11 +233,15 @@ def search_by_events(
     relay = copied and not _everyone(collective)
     now = _holdings(links, collective, events.WORDS, True, relay)
     cost = price.alpha + price.serial[:, 0]
+    patience = (np.zeros(links, np.int64),) * 2 + (np.zeros(0, np.int64),)
+    if copied and not relay and rule == Rule.PATIENT:
+        patience = quicker_ranks(network, price.chunk)
     costs = events.Costs(
         price.alpha,
         price.serial,
         price.size[chunk_of_slot],
         cost.max() // np.maximum(cost // 64, 1),
+        *patience,
     )
     if copied:
         tokens = events.Tokens(
