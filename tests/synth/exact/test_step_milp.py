@@ -116,17 +116,16 @@ def test_dgx1_gathers_in_half_the_time_of_its_diameter_in_single_links():
     ],
     ids=lambda t: f"{t.name} {t.bandwidth.max():g}",
 )
-def test_forests_are_as_quick_on_boxes(topology):
+def test_forests_of_one_piece_come_close_on_boxes(topology):
     nbytes = 10**10
     collective = Collective("all_gather", topology.num_ranks)
     schedule = quickest(topology, collective, nbytes=nbytes)
     assert schedule.provenance.certificate["exact"] is False
     time = simulate(schedule, nbytes).time
     assert time >= cut_bound(topology, collective, nbytes).time
-    # One chunk a rank pays for every link of its way; a forest cannot do better than the best.
-    assert simulate(ForestColl().synthesize(topology, collective), nbytes).time == pytest.approx(
-        time, rel=1e-3
-    )
+    # The forest's trees are the fastest in many pieces; the program's are made for one.
+    forest = simulate(ForestColl().synthesize(topology, collective), nbytes).time
+    assert time * (1 - 1e-3) <= forest <= 1.1 * time
 
 
 def test_time_that_runs_out_is_said():
