@@ -344,7 +344,7 @@ def _match(
     return sends, size, finish, x
 
 
-@nb.njit(cache=True, nogil=True)
+@nb.njit(inline="always")
 def _look(net, now, tokens, costs, candidates, start, link, v):
     """The first block, from ``start`` on, in which a link into rank v could carry something.
 

@@ -102,8 +102,11 @@ class _Wires:
         """Links from vertex to vertex, those that carry least for their bandwidth so far."""
         taken = []
         for ends in itertools.pairwise(vertices):
-            link = min(self.between[ends], key=lambda i: self.load[i])
-            self.load[link] += 1 / self.topology.exact_bandwidth[link]
+            links = self.between[ends]
+            link = links[0]
+            if len(links) > 1:
+                link = min(links, key=lambda i: self.load[i])
+                self.load[link] += 1 / self.topology.exact_bandwidth[link]
             taken.append(link)
         return tuple(taken)
 
@@ -250,11 +253,14 @@ def _fair_shares(topology: Topology, paths: list[_Path]) -> list[Fraction]:
     while users:
         least = min(left[link] / len(rising) for link, rising in users.items())
         full = [link for link, rising in users.items() if left[link] == least * len(rising)]
-        for p in {p for link in full for p in users[link]}:
+        done = {p for link in full for p in users[link]}
+        for p in done:
             share[p] = least
-            for link in set(paths[p]):
-                left[link] -= least
-                users[link].discard(p)
-                if not users[link]:
-                    del users[link]
+        for link in {link for p in done for link in paths[p]}:
+            rising = users[link] - done
+            left[link] -= least * (len(users[link]) - len(rising))
+            if rising:
+                users[link] = rising
+            else:
+                del users[link]
     return share
