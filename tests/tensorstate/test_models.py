@@ -123,3 +123,10 @@ def test_models_that_cannot_be_built(values, message):
         build_model(values)
     with pytest.raises(ConfigError, match="no model 'rnn'; known: gpt"):
         load_model("rnn")
+
+
+def test_switches_are_true_or_false():
+    with pytest.raises(ConfigError, match="model.scan must be true or false, got 1"):
+        load_model("llama", scan=1)
+    with pytest.raises(ConfigError, match="model.batch must be an integer, got True"):
+        load_model("llama", batch=True)
