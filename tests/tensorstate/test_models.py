@@ -126,7 +126,7 @@ def test_models_that_cannot_be_built(values, message):
 
 
 def test_switches_are_true_or_false():
-    with pytest.raises(ConfigError, match="model.scan must be true or false, got 1"):
+    with pytest.raises(ConfigError, match=r"model\.scan must be true or false, got 1"):
         load_model("llama", scan=1)
-    with pytest.raises(ConfigError, match="model.batch must be an integer, got True"):
+    with pytest.raises(ConfigError, match=r"model\.batch must be an integer, got True"):
         load_model("llama", batch=True)
