@@ -69,6 +69,7 @@ BASELINES: tuple[Synthesizer, ...] = (
     ForestColl(),
     ForestColl(order="steps"),
 )
+_NEED, _PATIENT = "downstream-need", "patient"
 # The rule that most often does best comes first.
 _RULES = (Tacos.rule, *(rule for rule in RULES if rule != Tacos.rule))
 # ForestColl is passed over beyond, unless the network is a box: its exact way takes long.
@@ -174,7 +175,7 @@ class Portfolio(Synthesizer):
                 more = [
                     self._candidate(rule, most, seed + number)
                     for number in range(self.seeds)
-                    for rule in self.rules
+                    for rule in self._rules(topology)
                     if (rule, number) != (self.rules[0], 0)
                 ]
                 tried += self._try(pool, topology, collective, more, tried)
@@ -191,6 +192,11 @@ class Portfolio(Synthesizer):
             "table": tuple(each.row() for each in tried),
         }
         return best.schedule.with_provenance(Provenance(certificate=certificate))
+
+    def _rules(self, topology: Topology) -> tuple[str, ...]:
+        """The rules, but for patience where no link is slow: that is downstream-need again."""
+        alike = topology.is_direct and topology.is_homogeneous and _NEED in self.rules
+        return tuple(rule for rule in self.rules if not (alike and rule == _PATIENT))
 
     def _baselines(self, topology: Topology) -> list[Synthesizer]:
         quick = topology.num_ranks <= MOST_RANKS_OF_A_FOREST or topology.grid is not None

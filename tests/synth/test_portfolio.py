@@ -207,3 +207,11 @@ def test_the_ring_wins_where_it_should():
     schedule = synthesize(ring(8), "all_gather", Portfolio(1e9))
     ours = simulate(schedule, 1e9).exact_time
     assert ours <= simulate(synthesize(ring(8), "all_gather", Ring()), 1e9).exact_time
+
+
+def test_rules_that_cannot_differ_are_tried_once():
+    """Where all links are alike none has to be patient; elsewhere it is a rule like others."""
+    for topology, tried in ((mesh(2, 3), 0), (mesh(2, 3, bandwidth=(1e9, 9e9)), 1)):
+        schedule = synthesize(topology, "all_gather", Portfolio(1, baselines=(), seeds=1))
+        table = schedule.provenance.certificate["table"]
+        assert sum("patient" in str(row) for row in table) == tried  # type: ignore[union-attr]
