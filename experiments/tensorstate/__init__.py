@@ -7,4 +7,6 @@ from experiments.experiment import Experiment
 EXPERIMENTS: dict[str, Experiment] = {
     "tensorstate-quickstart": Experiment("experiments.tensorstate.quickstart"),
     "tensorstate-autoccl-table-1": Experiment("experiments.tensorstate.autoccl"),
+    "tensorstate-rediscovery": Experiment("experiments.tensorstate.rediscovery"),
+    "tensorstate-search-time": Experiment("experiments.tensorstate.search_time"),
 }

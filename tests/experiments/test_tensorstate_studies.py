@@ -25,3 +25,32 @@ def test_collectives_are_as_many_as_autoccl_prints(size, tmp_path):
     embeddings = [row for row in counted if "embedding" in row["collective"]]
     assert len(counted) - len(embeddings) == len(printed)
     assert all(row["a microbatch"] == 1 for row in embeddings)
+
+
+def test_no_family_beats_the_search_and_small_memory_takes_longer(tmp_path):
+    rows = rows_of("tensorstate-rediscovery", tmp_path)
+    families = ("ddp", "zero2", "fsdp", "megatron")
+    for row in rows:
+        assert all(row[name] > 1 - 0.0101 for name in families if row.get(name) is not None)
+    free = {(row["model"], row["batch"]): row for row in rows if row["limit GB"] is None}
+    # Many sequences of a narrow model are shared out; few of a wide one are not.
+    narrow, wide = ("llama, layers 1, width 32", 64), ("llama, layers 1, width 1024", 4)
+    assert "ZeRO" in free[narrow]["found"]
+    assert "Megatron" not in free[narrow]["found"]
+    assert free[wide]["found"] == "Megatron on `data`"
+    for row in rows:
+        if row["limit GB"] is None:
+            assert all(row[name] is not None for name in families)
+        elif "ms" in row:
+            assert row["GB"] <= row["limit GB"]
+            assert row["ms"] >= free[row["model"], row["batch"]]["ms"] * (1 - 0.0101)
+        else:
+            assert row["found"].startswith("nothing fits: the least is about ")
+
+
+def test_programs_hardly_grow_with_depth(tmp_path):
+    rows = rows_of("tensorstate-search-time", tmp_path)
+    assert [row["layers"] for row in rows] == [1, 2, 4]
+    assert rows[2]["operators"] > 1.9 * rows[0]["operators"]
+    assert rows[2]["variables"] < 1.1 * rows[1]["variables"]
+    assert all(row["gap %"] <= 1 for row in rows)

@@ -1,0 +1,172 @@
+"""Which strategies that have names an unrestricted search finds again, and how far others are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.config import above, at_least, one_of
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.models import load_model
+from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
+from jaxcoll.draw.style import MARKERS, PALETTE
+from tensorstate import HARDWARE, Graph, Plan, PlanError, named, search, trace
+from tensorstate.naming import full_name
+from tensorstate.search.exact import Found
+
+NOTHING = "nothing fits"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A model to search.
+
+    Attributes:
+        name: in ``configs/model``.
+        fields: of it that are changed.
+        batches: sequences a step, of all devices.
+    """
+
+    name: str
+    fields: Mapping[str, int]
+    batches: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """``llama, width 64``."""
+        return ", ".join([self.name, *(f"{k} {v}" for k, v in self.fields.items())])
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The sweep.
+
+    Attributes:
+        size: what it is run as.
+        models: to search.
+        axes: of the mesh.
+        memory_shares: memory limits, as shares of what the plan without a limit takes.
+        families: to compare with (see ``tensorstate.families``).
+        hardware: a name in ``tensorstate.HARDWARE``.
+        gap: relative gap at which a search may stop.
+        time_limit: seconds of a search.
+        seed: nothing is drawn.
+        results: folder to write to.
+    """
+
+    size: str
+    models: tuple[ModelConfig, ...]
+    axes: tuple[AxisConfig, ...]
+    memory_shares: tuple[float, ...]
+    families: tuple[str, ...]
+    hardware: str
+    gap: float
+    time_limit: float
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        one_of("hardware", self.hardware, tuple(HARDWARE))
+        sizes_of(self.axes)
+        above("time_limit", self.time_limit, 0)
+        at_least("gap", self.gap, 0)
+        at_least("seed", self.seed, 0)
+        for share in self.memory_shares:
+            above("memory_shares", share, 0)
+        if not self.models or not self.families:
+            raise ConfigError("needs models and families")
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row for each model, batch and memory limit."""
+    rows = []
+    for model in config.models:
+        for batch in model.batches:
+            traced = load_model(model.name, **{**model.fields, "batch": batch})
+            graph = trace(traced.step, traced.abstract_args)
+            rows += _row_for_each_limit(config, {"model": model.label, "batch": batch}, graph)
+    notes = [
+        "Columns of families: the time of their best plan over that of the search, empty where it "
+        "does not fit into the memory. Families are compared without recompute, which the search "
+        "may use where there is a limit. Limits are shares of what the plan without one takes."
+    ]
+    title = "Named strategies found again, by batch, model and memory"
+    publish(title, rows, config.results, figure=_figure(rows, config.families), notes=notes)
+    return rows
+
+
+def _row_for_each_limit(
+    config: Config, start: dict[str, Any], graph: Graph
+) -> list[dict[str, Any]]:
+    free = _searched(config, graph, None)
+    families = {name: named(free.problem, name) for name in config.families}
+    rows = [{**start, "limit GB": None, **_found(free, families)}]
+    for share in config.memory_shares:
+        limit = share * free.cost.memory.peak
+        row = {**start, "limit GB": limit / 1e9}
+        try:
+            row |= _found(_searched(config, graph, limit), families)
+        except PlanError as error:
+            least = str(error).partition(":")[2].partition(",")[0]
+            row |= {"found": f"{NOTHING}:{least}"}
+        rows.append(row)
+    return rows
+
+
+def _searched(config: Config, graph: Graph, limit: float | None) -> Plan:
+    return search(
+        graph,
+        mesh=sizes_of(config.axes),
+        network=rings(config.axes),
+        hardware=config.hardware,
+        memory_limit=limit,
+        recompute=limit is not None,
+        gap=config.gap,
+        time_limit=config.time_limit,
+    )
+
+
+def _found(plan: Plan, families: Mapping[str, Found]) -> dict[str, Any]:
+    """What the search found, and times of families over its own."""
+    cost, limit = plan.cost, plan.memory_limit
+    ratios = {
+        name: found.cost.seconds / cost.seconds
+        if limit is None or found.cost.memory.peak <= limit
+        else None
+        for name, found in families.items()
+    }
+    return {
+        "found": full_name(plan.problem, plan.decisions, cost),
+        "ms": 1e3 * cost.seconds,
+        "communication ms": 1e3 * cost.communication,
+        "GB": cost.memory.peak / 1e9,
+        "gap %": 100 * plan.gap,
+        **ratios,
+    }
+
+
+def _figure(rows: Sequence[dict[str, Any]], families: Sequence[str]) -> Figure:
+    """Times of families without a limit over the search's, against the batch."""
+    free = [row for row in rows if row["limit GB"] is None]
+    models = list(dict.fromkeys(row["model"] for row in free))
+    figure = Figure(figsize=(4.2 * len(models), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
+    for axes, model in zip(panels, models, strict=True):
+        here = [row for row in free if row["model"] == model]
+        batches = [row["batch"] for row in here]
+        for i, name in enumerate(families):
+            style = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
+            axes.plot(batches, [row[name] for row in here], label=name, **style)
+        axes.axhline(1, color="k", linewidth=0.8, linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(batches, [str(n) for n in batches])
+        axes.set_title(model, fontsize="medium")
+        axes.set_xlabel("sequences a step")
+    panels[0].set_ylabel("time over the search's")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure

@@ -1,0 +1,152 @@
+"""How long the search takes, against the depth of a model and the axes of the mesh."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.config import above, at_least, one_of
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.models import load_model
+from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
+from jaxcoll.draw.style import MARKERS, PALETTE
+from tensorstate import HARDWARE, Graph, search, trace
+from tensorstate.problem import Problem
+from tensorstate.search.milp import Formulation
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """A mesh, and how deep models are searched on it.
+
+    Attributes:
+        axes: of the mesh.
+        layers: smallest first.
+    """
+
+    axes: tuple[AxisConfig, ...]
+    layers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        sizes_of(self.axes)
+        if not self.layers or sorted(set(self.layers)) != list(self.layers):
+            raise ConfigError(f"layers must rise, got {self.layers}")
+
+    @property
+    def name(self) -> str:
+        """``4 x 8``."""
+        return " x ".join(str(axis.devices) for axis in self.axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The study.
+
+    Attributes:
+        size: what it is run as.
+        model: in ``configs/model``; it must have ``layers``.
+        meshes: to search on.
+        hardware: a name in ``tensorstate.HARDWARE``.
+        gap: relative gap at which a search may stop.
+        time_limit: seconds of a search.
+        seed: nothing is drawn.
+        results: folder to write to.
+    """
+
+    size: str
+    model: str
+    meshes: tuple[MeshConfig, ...]
+    hardware: str
+    gap: float
+    time_limit: float
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        one_of("hardware", self.hardware, tuple(HARDWARE))
+        at_least("gap", self.gap, 0)
+        above("time_limit", self.time_limit, 0)
+        at_least("seed", self.seed, 0)
+        if not self.meshes:
+            raise ConfigError("needs meshes")
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row for each mesh and depth."""
+    graphs = {n: _traced(config.model, n) for mesh in config.meshes for n in mesh.layers}
+    rows = [
+        _measured(config, mesh, layers, *graphs[layers])
+        for mesh in config.meshes
+        for layers in mesh.layers
+    ]
+    notes = [
+        "Layers that are alike are decided once, so that classes, and the program, hardly grow "
+        "with depth. Variables and constraints are those of the program of all axes at once; on "
+        "three axes the search takes one after another, and its bound is that of two of them.",
+    ]
+    title = "Search time against depth and axes of the mesh"
+    publish(title, rows, config.results, figure=_figure(rows), notes=notes)
+    return rows
+
+
+def _traced(name: str, layers: int) -> tuple[Graph, float]:
+    """The graph, and seconds to trace it."""
+    model = load_model(name, layers=layers)
+    start = time.perf_counter()
+    return trace(model.step, model.abstract_args), time.perf_counter() - start
+
+
+def _measured(
+    config: Config, mesh: MeshConfig, layers: int, graph: Graph, traced: float
+) -> dict[str, Any]:
+    network, hardware = rings(mesh.axes), HARDWARE[config.hardware]
+    plan = search(
+        graph,
+        mesh=sizes_of(mesh.axes),
+        network=network,
+        hardware=hardware,
+        gap=config.gap,
+        time_limit=config.time_limit,
+    )
+    program = None
+    if plan.found.method == "milp":
+        problem = Problem(graph, network, hardware)
+        program = Formulation(problem, [ways.all for ways in problem.ways]).program
+    return {
+        "mesh": mesh.name,
+        "layers": layers,
+        "operators": len(graph.operators),
+        "classes": len(graph.classes),
+        "variables": None if program is None else program.num_variables,
+        "constraints": None if program is None else program.num_rows,
+        "trace s": traced,
+        "search s": plan.found.seconds,
+        "method": plan.found.method,
+        "gap %": 100 * plan.gap,
+        "step ms": 1e3 * plan.cost.seconds,
+    }
+
+
+def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    axes = figure.subplots()
+    meshes = list(dict.fromkeys(row["mesh"] for row in rows))
+    for mesh, colour, marker in zip(meshes, PALETTE, MARKERS, strict=False):
+        here = [row for row in rows if row["mesh"] == mesh]
+        seconds = [row["search s"] for row in here]
+        axes.plot([r["layers"] for r in here], seconds, color=colour, marker=marker, label=mesh)
+    depths = {row["layers"]: row["trace s"] for row in rows}
+    axes.plot(sorted(depths), [depths[n] for n in sorted(depths)], "k--", label="to trace")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(sorted(depths), [str(n) for n in sorted(depths)])
+    axes.set_xlabel("layers")
+    axes.set_ylabel("seconds")
+    axes.legend(title="search on a mesh of", frameon=False)
+    return figure
