@@ -10,9 +10,9 @@ Variables, all at least 0:
   of its maker puts it and ends where the way of its reader wants it.
 - ``paid[f, era, m]``: at least every ``move[f, era, d, m]``: what goes to several demands by the
   same move is paid for once.
-- ``kept[f, s]``: the share of flow f that is kept in state s between the eras: where it passes in
-  the forward pass, or a part of that. Where no one reads it there, keeping is its one demand.
-  Under a memory limit it stands for whole tensors, as ``x`` does for layers.
+- ``kept[f, s]``: the share of flow f that is kept in state s between the eras. Keeping is a demand
+  of the forward pass that ends in any state. Under a memory limit it stands for whole tensors, as
+  ``x`` does for layers.
 - ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
   kept there, what is made there again, and, of an input, what is stored there.
 
@@ -152,12 +152,11 @@ class Formulation:
         start = {s: [(v, 1.0) for v in vs] for s, vs in sources.items()}
         starts: list[Mapping[State, Terms]] = [start] * len(early)
         ends: list[Mapping[State, Terms]] = [self._ends(flow, d) for d in early]
-        if late and not early:
-            starts, ends = [self._share(sources)], [self._keep_anywhere(number, flow, arcs)]
-        paid = self._era(flow, arcs, starts, ends)
         if late or repeats:
-            if early:
-                self._keep(number, flow, arcs, paid)
+            starts.append(self._share(sources))
+            ends.append(self._keep(number, flow, arcs))
+        self._era(flow, arcs, starts, ends)
+        if late or repeats:
             ends = [self._ends(flow, d) for d in late]
             ends += [self._ends(flow, d, again=True) for d in repeats]
             self._era(flow, arcs, [self._taken(number, flow) for _ in ends], ends)
@@ -206,8 +205,8 @@ class Formulation:
         arcs: Sequence[tuple[Move, float]],
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
-    ) -> dict[Move, int]:
-        """The travels of a flow in an era; returns the variables of moves that are paid for."""
+    ) -> None:
+        """The travels of a flow in an era, from each start to its end."""
         shared = len(starts) > 1
         paid: dict[Move, int] = {}
         for move, seconds in arcs:
@@ -223,7 +222,6 @@ class Formulation:
                 for move, variable in paid.items():
                     self.program.row([(variable, 1.0), (taken[move], -1.0)], 0.0, np.inf)
             self._conserve(taken, start, end)
-        return paid
 
     def _conserve(
         self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
@@ -245,23 +243,9 @@ class Formulation:
     # ------------------------------------------------------------------ between the eras
 
     def _keep(
-        self,
-        number: int,
-        flow: Flow,
-        arcs: Sequence[tuple[Move, float]],
-        paid: Mapping[Move, int],
-    ) -> None:
-        """kept[f, s], for at most one s: where the tensor is in the forward pass."""
-        for state, present in self._present(self._sources(flow), arcs, paid).items():
-            kept = self._kept(number, flow, state)
-            if kept is not None:
-                self.program.row([(kept, 1.0), (present, -1.0)], -np.inf, 0.0)
-        self.program.row([(v, 1.0) for v in self.kept[number].values()], -np.inf, 1.0)
-
-    def _keep_anywhere(
         self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
     ) -> Mapping[State, Terms]:
-        """kept[f, s] of a flow that nobody reads in the forward pass, as its one demand."""
+        """kept[f, s]: keeping is a demand of the forward pass, which ends in any state."""
         every = {*self._sources(flow), *(move.target for move, _ in arcs)}
         ends = {state: self._kept(number, flow, state) for state in sorted(every)}
         return {state: [(v, 1.0)] for state, v in ends.items() if v is not None}
@@ -286,26 +270,6 @@ class Formulation:
             self.program.row(terms, -np.inf, 0.0)
             found[state] = [(variable, 1.0)]
         return found
-
-    def _present(
-        self,
-        sources: Mapping[State, list[int]],
-        arcs: Sequence[tuple[Move, float]],
-        paid: Mapping[Move, int],
-    ) -> dict[State, int]:
-        """present[s]: a tensor is in a state where it is made, or where a move brings it.
-
-        Moves that cost nothing lead from where it is.
-        """
-        every = sorted({*sources, *(move.target for move, _ in arcs)})
-        present = {state: self.program.variable() for state in every}
-        rows = {state: [(v, -1.0) for v in sources.get(state, ())] for state in every}
-        for move, _ in arcs:
-            free = move.kind == "slice" or move not in paid
-            rows[move.target].append((present[move.source] if free else paid[move], -1.0))
-        for state, terms in rows.items():
-            self.program.row([(present[state], 1.0), *terms], -np.inf, 0.0)
-        return present
 
     def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
         """taken[f, d, s] of a new demand d."""

@@ -138,6 +138,15 @@ def test_less_memory_is_never_quicker():
     milp(problem, allowed, recompute=True, memory_limit=least)
 
 
+def test_what_is_kept_comes_from_where_the_tensor_is():
+    """Not from moves in a circle, which end where they started and cost less."""
+    network = AlphaBeta(MESHES[-1], (1e-8,) * 2, (1e8,) * 2)
+    problem = Problem(graph("twice"), network, Hardware("slow", {4: 1e9}, 1e8, 1e9))
+    found = milp(problem, [ways.all for ways in problem.ways], gap=GAP)
+    assert found.objective == pytest.approx(9.33e-6, rel=1e-6)
+    assert found.bound == pytest.approx(found.objective, rel=1e-6)
+
+
 def test_ways_that_do_not_fit_together():
     problem = Problem(graph("residual"), AlphaBeta(MESHES[0], (0.0,), (1e9,)), CPU)
     allowed = [tuple(way for way in ways.all if way[0] == SUM) or ways.all for ways in problem.ways]
