@@ -147,7 +147,8 @@ class Scheduled(Network):
         topology: the network; rank r is device r of the mesh, its last axis fastest, unless
             ``order`` says otherwise.
         mesh: the device mesh.
-        order: the rank of each device of the mesh: which wires every axis gets.
+        order: the rank of each device of the mesh: which wires every axis gets. Schedules number
+            devices by their place on the mesh.
         candidates: synthesizers with chunks a shard, of which each size takes the quickest.
         seed: of the synthesizers.
 
@@ -172,14 +173,16 @@ class Scheduled(Network):
         order = tuple(range(n)) if order is None else tuple(int(rank) for rank in order)
         if sorted(order) != list(range(n)):
             raise PlanError(f"order must name every rank from 0 to {n - 1} once")
-        self.topology, self.mesh, self.order = topology, mesh, order
+        self.mesh, self.order = mesh, order
+        # Rank order[i] of the network is device i.
+        self.topology = topology.relabel(np.argsort(order))
         self.candidates, self.seed = tuple(candidates), seed
         self._schedules = functools.cache(self._synthesize)
         self._best = functools.cache(self._quickest)
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
-        """The ranks of every group along an axis."""
-        ranks = np.asarray(self.order).reshape(self.mesh.sizes)
+        """The devices of every group along an axis."""
+        ranks = np.arange(self.mesh.num_devices).reshape(self.mesh.sizes)
         lines = np.moveaxis(ranks, axis, -1).reshape(-1, self.mesh.sizes[axis])
         return tuple(tuple(int(rank) for rank in line) for line in lines)
 

@@ -33,12 +33,14 @@ class Demand:
         labels: label of the class for every position of the tensor.
         places: the operands that read it.
         late: whether it is read after the forward pass.
+        number: counts entities of the class that read it alike.
     """
 
     group: int | None
     labels: tuple[int, ...]
     places: frozenset[Place]
     late: bool
+    number: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,6 +184,12 @@ class _Way:
     labels: tuple[int, ...]
     readers: dict[Demand, int]
 
+    def read(self, demand: Demand, reader: int) -> None:
+        """Another reader."""
+        while self.readers.get(demand, reader) != reader:
+            demand = dataclasses.replace(demand, number=demand.number + 1)
+        self.readers[demand] = reader
+
 
 def flows_of(graph: Graph) -> tuple[Flow, ...]:
     """The flows of a training step; inputs that nothing reads are in none."""
@@ -196,11 +204,11 @@ def flows_of(graph: Graph) -> tuple[Flow, ...]:
         return found[tensor]
 
     for edge in graph.edges:
-        way(edge.tensor).readers.setdefault(_demand(graph, edge), edge.target)
+        way(edge.tensor).read(_demand(graph, edge), edge.target)
     for output in graph.outputs:
         if output.view.tensor is not None:
             demand, reader = _returned(graph, output, inputs)
-            way(output.view.tensor).readers.setdefault(demand, reader)
+            way(output.view.tensor).read(demand, reader)
     for tensor in inputs:
         way(tensor)
     alike: dict[object, list[int]] = defaultdict(list)

@@ -1,0 +1,47 @@
+"""Flows: every tensor in one, every reader in its demands."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.models import load_model
+from tensorstate.problem import flows_of
+from tensorstate.trace import trace
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "moe"])
+def test_nothing_is_lost(name):
+    model = load_model(name)
+    graph = trace(model.step, model.abstract_args)
+    flows = flows_of(graph)
+    tensors = [tensor for flow in flows for tensor in flow.tensors]
+    assert len(tensors) == len(set(tensors))
+    read = {
+        (tensor, reader)
+        for flow in flows
+        for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
+        for reader in readers
+    }
+    assert {(edge.tensor, edge.target) for edge in graph.edges} <= read
+    for flow in flows:
+        assert len(flow.makers) == len(flow.readers) == flow.weight
+        assert len(set(flow.demands)) == len(flow.demands)
+        for readers in flow.readers:
+            for demand, reader in zip(flow.demands, readers, strict=True):
+                if reader >= 0:
+                    assert graph.entities[reader].group == demand.group
+
+
+def test_entities_of_a_class_that_read_alike_are_all_readers():
+    def step(x, w, v):
+        return jnp.sin(x @ w), jnp.sin(x @ v)
+
+    shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 3
+    graph = trace(step, shapes, updates={})
+    flow = next(flow for flow in flows_of(graph) if graph.inputs[0] in flow.tensors)
+    products = [e.index for e in graph.entities if e.kind == "einsum"]
+    assert graph.entities[products[0]].group == graph.entities[products[1]].group
+    assert sorted(flow.readers[0]) == products
+    assert len(flow.demands) == 2
