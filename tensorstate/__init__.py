@@ -11,6 +11,7 @@ from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Network, Schedul
 from tensorstate.plan import Comparison, Plan, named, search
 from tensorstate.states import Mesh
 from tensorstate.trace import trace
+from tensorstate.wires import co_optimize
 
 __all__ = [
     "HARDWARE",
@@ -23,6 +24,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Scheduled",
+    "co_optimize",
     "named",
     "search",
     "trace",

@@ -54,3 +54,12 @@ def test_programs_hardly_grow_with_depth(tmp_path):
     assert rows[2]["operators"] > 1.9 * rows[0]["operators"]
     assert rows[2]["variables"] < 1.1 * rows[1]["variables"]
     assert all(row["gap %"] <= 1 for row in rows)
+
+
+def test_plans_that_know_the_network_are_best(tmp_path):
+    rows = rows_of("tensorstate-regret", tmp_path)
+    for blind, states, both in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+        assert blind["us"] >= states["us"] * 0.99 >= both["us"] * 0.98
+        assert blind["regret %"] > 10
+        assert blind["us"] > 1.2 * blind["it expected us"]
+        assert both["regret %"] == 0

@@ -1,0 +1,183 @@
+"""What it costs to plan without the network: mesh, wires and states chosen blindly, then priced."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from experiments.config import TopologyConfig, above, at_least, one_of
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.models import load_model
+from jaxcoll import topologies
+from jaxcoll.draw.style import FAINT, PALETTE
+from jaxcoll.synth import SYNTHESIZERS
+from jaxcoll.topology import Topology
+from tensorstate import HARDWARE, AlphaBeta, Graph, Mesh, Plan, Scheduled, search, trace
+from tensorstate.wires import co_optimize, layouts, repriced
+
+BLIND, STATES, BOTH = "blind", "states on the network", "mesh, wires and states"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The study.
+
+    Attributes:
+        size: what it is run as.
+        network: whose sides are the grid that meshes are laid over.
+        alpha_us: latency of a link in microseconds.
+        bandwidth_gbps: bandwidth of a link in GB/s.
+        model: in ``configs/model``.
+        widths: of it: one model each.
+        batch: of it.
+        axes: names of the mesh axes.
+        candidates: synthesizers that are tried, and the chunks a shard of each.
+        hardware: a name in ``tensorstate.HARDWARE``.
+        seed: of the synthesizers.
+        results: folder to write to.
+    """
+
+    size: str
+    network: TopologyConfig
+    alpha_us: float
+    bandwidth_gbps: float
+    model: str
+    widths: tuple[tuple[int, ...], ...]
+    batch: int
+    axes: tuple[str, ...]
+    candidates: Mapping[str, int]
+    hardware: str
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        one_of("hardware", self.hardware, tuple(HARDWARE))
+        at_least("alpha_us", self.alpha_us, 0)
+        above("bandwidth_gbps", self.bandwidth_gbps, 0)
+        at_least("seed", self.seed, 0)
+        for name, chunks in self.candidates.items():
+            one_of("candidates", name, tuple(SYNTHESIZERS))
+            at_least(f"candidates.{name}", chunks, 1)
+        if not self.widths or not self.axes or not self.candidates:
+            raise ConfigError("needs widths, axes and candidates")
+        if self.network.family not in ("torus", "mesh"):
+            raise ConfigError(f"network.family must be torus or mesh, got {self.network.family!r}")
+
+    def build(self) -> Topology:
+        """The network."""
+        family = topologies.torus if self.network.family == "torus" else topologies.mesh
+        alpha, bandwidth = 1e-6 * self.alpha_us, 1e9 * self.bandwidth_gbps
+        return family(*self.network.sides, alpha=alpha, bandwidth=bandwidth)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """Three rows for each model: planned blindly, half so, and on the network."""
+    rows, spread = [], {}
+    for widths in config.widths:
+        model = load_model(config.model, widths=list(widths), batch=config.batch)
+        graph = trace(model.step, model.abstract_args)
+        label = "-".join(map(str, widths))
+        here, plans = _rows(config, graph, label)
+        rows += here
+        spread[label] = [1e6 * plan.cost.seconds for plan in plans]
+    notes = [
+        "Blind: a mesh and states that are best where every axis has links of its own, as fast as "
+        "all links of a rank together; laid over the network by the numbers of ranks. All times "
+        "but the last column are on the network, by schedules simulated on its links.",
+        "Of blind meshes that are equally good the first is taken. What is kept between the "
+        "passes is chosen anew when a blind plan is priced, which is in its favour.",
+    ]
+    title = "Regret of plans that do not know the network"
+    figure = _figure(spread, rows)
+    publish(title, rows, config.results, figure=figure, notes=notes)
+    return rows
+
+
+def _rows(
+    config: Config, graph: Graph, label: str
+) -> tuple[list[dict[str, Any]], tuple[Plan, ...]]:
+    topology = config.build()
+    candidates = [(SYNTHESIZERS[name](), chunks) for name, chunks in config.candidates.items()]
+    plans = co_optimize(
+        graph,
+        topology=topology,
+        sides=config.network.sides,
+        axes=config.axes,
+        candidates=candidates,
+        seed=config.seed,
+        hardware=config.hardware,
+    )
+    blind = _blind(config, graph, topology)
+    mesh = blind.problem.mesh
+    real = Scheduled(topology, mesh, candidates=candidates, seed=config.seed)
+    sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
+    aware = search(graph, mesh=sizes, network=real, hardware=config.hardware)
+    best = plans[0]
+    found = (
+        (BLIND, mesh, real.order, repriced(blind, real), blind.cost.seconds),
+        (STATES, mesh, real.order, aware.cost, None),
+        (BOTH, best.problem.mesh, _order(best), best.cost, None),
+    )
+    rows = [
+        {
+            "model": label,
+            "chosen": chosen,
+            "mesh": " x ".join(map(str, mesh.sizes)),
+            "wires": "as numbered" if list(order) == sorted(order) else "others",
+            "us": 1e6 * cost.seconds,
+            "communication us": 1e6 * cost.communication,
+            "regret %": 100 * (cost.seconds / best.cost.seconds - 1),
+            "it expected us": None if expected is None else 1e6 * expected,
+        }
+        for chosen, mesh, order, cost, expected in found
+    ]
+    return rows, plans
+
+
+def _order(plan: Plan) -> tuple[int, ...]:
+    network = plan.problem.network
+    return network.order if isinstance(network, Scheduled) else ()
+
+
+def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
+    """The best plan of all mesh shapes on equal links."""
+    shapes = dict.fromkeys(lay.mesh for lay in layouts((topology.num_ranks,), config.axes))
+    degree = topology.num_links / topology.num_ranks
+    bandwidth = (degree * 1e9 * config.bandwidth_gbps,) * len(config.axes)
+    alpha = (1e-6 * config.alpha_us,) * len(config.axes)
+    plans = [
+        search(
+            graph,
+            mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
+            network=AlphaBeta(Mesh(*mesh), alpha, bandwidth),
+            hardware=config.hardware,
+        )
+        for mesh in shapes
+    ]
+    return min(plans, key=lambda plan: plan.cost.seconds)
+
+
+def _figure(spread: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> Figure:
+    """Every layout's best plan as a dot, over the best of all; the blind plan beside them."""
+    figure = Figure(figsize=(6.5, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for x, (label, times) in enumerate(spread.items()):
+        best = min(times)
+        axes.scatter([x] * len(times), [t / best for t in times], color=FAINT, label="_")
+        for chosen, colour in zip((BLIND, STATES, BOTH), PALETTE, strict=False):
+            row = next(r for r in rows if r["model"] == label and r["chosen"] == chosen)
+            name = chosen if x == 0 else "_"
+            axes.scatter([x], [row["us"] / best], color=colour, marker="D", label=name)
+    axes.scatter([], [], color=FAINT, label="best states of another mesh or wires")
+    axes.set_xticks(range(len(spread)), list(spread))
+    axes.margins(x=0.3)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("widths of the model")
+    axes.set_ylabel("time over the best")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
