@@ -1,0 +1,98 @@
+"""Prices against closed forms of the papers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from experiments.models import load_model
+from tensorstate.cost import Decisions, price
+from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware
+from tensorstate.plan import named
+from tensorstate.problem import Problem
+from tensorstate.states import REPLICATED, Mesh
+from tensorstate.trace import trace
+from tests.tensorstate.tiny import LINES, graph
+
+DEVICES = 8
+WIDTHS = (16, 32, 32, 8)
+
+
+def problem_of(name: str, axis: str, size: int, **changed) -> Problem:
+    model = load_model(name, **changed)
+    mesh = Mesh.of({axis: size})
+    network = AlphaBeta(mesh, (1e-6,), (1e9,))
+    return Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
+
+
+PSI = sum(4 * (a * b + b) for a, b in itertools.pairwise(WIDTHS))
+# What the backward pass reads of the parameters: all kernels but the first.
+AGAIN = sum(4 * a * b for a, b in itertools.pairwise(WIDTHS[1:]))
+LOSS = 4
+
+
+@pytest.mark.parametrize(
+    ("name", "volume"),
+    [
+        ("ddp", {"all_reduce": PSI + LOSS}),
+        ("zero1", {"reduce_scatter": PSI, "all_gather": PSI, "all_reduce": LOSS}),
+        ("zero2", {"reduce_scatter": PSI, "all_gather": PSI, "all_reduce": LOSS}),
+        ("fsdp", {"reduce_scatter": PSI, "all_gather": PSI + AGAIN, "all_reduce": LOSS}),
+    ],
+)
+def test_volumes_of_zero(name, volume):
+    """2, 2 and 3 times the parameters (Rajbhandari et al., 2020, section 7).
+
+    An all_reduce moves its buffer twice. The backward pass needs neither biases nor the first
+    kernel, so those are not gathered again.
+    """
+    cost = named(problem_of("mlp", "data", DEVICES), name).cost
+    assert cost.volume == {(kind, 0): nbytes for kind, nbytes in volume.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "gradients"),
+    [("ddp", 1, 1), ("zero2", DEVICES, DEVICES), ("fsdp", DEVICES, DEVICES)],
+)
+def test_memory_of_zero(name, state, gradients):
+    """16 bytes a parameter: itself, its gradient and Adam's two moments, 4 bytes each."""
+    memory = named(problem_of("mlp", "data", DEVICES), name).cost.memory
+    parameters = PSI // (DEVICES if name == "fsdp" else 1)
+    batch = (16 * 16 + 16) * 4 // DEVICES
+    count = 4
+    assert memory.inputs == parameters + 2 * PSI // state + batch + count
+    assert memory.gradients == PSI // gradients
+
+
+def test_a_layer_of_megatron_has_two_and_two_all_reduces():
+    """Shoeybi et al., 2019, section 3: of (batch, sequence, width) each."""
+    costs = [
+        named(problem_of("gpt", "model", 4, layers=layers), "megatron").cost for layers in (2, 3)
+    ]
+    key = "all_reduce", 0
+    assert costs[1].count[key] - costs[0].count[key] == 4
+    batch = load_model("gpt", layers=2).abstract_args[2]
+    tokens = math.prod(next(iter(batch.values())).shape)
+    width = (costs[1].volume[key] - costs[0].volume[key]) / 4 / 4 / tokens
+    assert width == 32
+    assert {k: n for k, n in costs[1].count.items() if k != key} == {
+        k: n for k, n in costs[0].count.items() if k != key
+    }
+
+
+def test_compute_is_arithmetic_or_memory_whichever_is_longer():
+    mesh = LINES[0]
+    ways = tuple((REPLICATED,) for _ in graph("chain").classes)
+    seconds = {}
+    for flops, bandwidth in ((1e9, 1e18), (1e18, 1e9)):
+        device = Hardware("one-sided", {4: flops}, bandwidth, 1e9)
+        problem = Problem(graph("chain"), AlphaBeta(mesh, (0.0,), (1e9,)), device)
+        cost = price(problem, Decisions(ways))
+        seconds[flops] = cost.compute
+        assert cost.communication == 0
+        assert cost.overlapped == cost.seconds == cost.compute
+    # (8, 4) by (4, 8) by (8, 4); what is read and written: x, w, t, t, relu, relu, v, result.
+    assert seconds[1e9] == pytest.approx(2 * 2 * 8 * 4 * 8 / 1e9)
+    assert seconds[1e18] == pytest.approx(4 * (32 + 32 + 64 + 64 + 64 + 64 + 32 + 32) / 1e9)
