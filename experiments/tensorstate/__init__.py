@@ -8,6 +8,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "tensorstate-quickstart": Experiment("experiments.tensorstate.quickstart"),
     "tensorstate-autoccl-table-1": Experiment("experiments.tensorstate.autoccl"),
     "tensorstate-rediscovery": Experiment("experiments.tensorstate.rediscovery"),
+    "tensorstate-fsdp-fig-4-13": Experiment("experiments.tensorstate.fsdp"),
     "tensorstate-regret": Experiment("experiments.tensorstate.regret"),
     "tensorstate-search-time": Experiment("experiments.tensorstate.search_time"),
 }

@@ -63,3 +63,13 @@ def test_plans_that_know_the_network_are_best(tmp_path):
         assert blind["regret %"] > 10
         assert blind["us"] > 1.2 * blind["it expected us"]
         assert both["regret %"] == 0
+
+
+def test_forests_shorten_fully_sharded_steps_across_boxes(tmp_path):
+    """Fig. 4.13's shape: the compute is the same, the communication of forests is less."""
+    rows = rows_of("tensorstate-fsdp-fig-4-13", tmp_path)
+    for ring, forest in zip(rows[::2], rows[1::2], strict=True):
+        assert (ring["algorithm"], forest["algorithm"]) == ("vendor ring", "ForestColl")
+        assert forest["compute ms"] == ring["compute ms"]
+        assert 5 < forest["reduction %"] < 60
+        assert forest["overlapped ms"] <= ring["overlapped ms"]

@@ -1,0 +1,190 @@
+"""Fully sharded training planned on boxes: prices of ForestColl's schedules beside rings'."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.config import at_least, one_of
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.forestcoll.algorithms import ALGORITHMS, Case
+from experiments.forestcoll.networks import ClusterConfig
+from experiments.models import load_model
+from experiments.workloads.pictures import stacked_bars
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulate import simulate
+from tensorstate import HARDWARE, Graph, Mesh, Network, named, trace
+from tensorstate.cost import Cost
+from tensorstate.problem import Problem
+
+RING, FOREST = "vendor ring", "ForestColl"
+
+
+class Boxes(Network):
+    """Collectives of all ranks of a cluster by schedules of one algorithm.
+
+    An all_to_all, which the algorithms have none of, is priced as an all_gather.
+
+    Args:
+        cluster: the boxes.
+        algorithm: a name in ``ALGORITHMS``.
+        pieces: that are tried.
+        seed: of the synthesizers.
+    """
+
+    def __init__(self, cluster: ClusterConfig, algorithm: str, pieces: Sequence[int], seed: int):
+        self.mesh = Mesh.of({"data": cluster.boxes * cluster.ranks})
+        self.cluster, self.algorithm = cluster, algorithm
+        self.pieces, self.seed = tuple(pieces), seed
+        self._schedules = functools.cache(self._made)
+        self._best = functools.cache(self._quickest)
+
+    def price(self, kind: str, axis: int, nbytes: int) -> float:
+        """See ``Network``."""
+        return self._best(kind, nbytes)[0] if nbytes else 0.0
+
+    def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
+        """See ``Network``."""
+        return self._best(kind, nbytes)[1] if nbytes and kind != "all_to_all" else None
+
+    def _quickest(self, kind: str, nbytes: int) -> tuple[float, Schedule]:
+        schedules = self._schedules("all_gather" if kind == "all_to_all" else kind)
+        times = [(simulate(schedule, nbytes).time, i) for i, schedule in enumerate(schedules)]
+        seconds, best = min(times)
+        return seconds, schedules[best]
+
+    def _made(self, kind: str) -> tuple[Schedule, ...]:
+        case = Case(self.cluster, self.cluster.build(), kind, self.pieces, 1 << 30, self.seed)
+        return tuple(ALGORITHMS[self.algorithm](case))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """A model as it is trained.
+
+    Attributes:
+        name: in ``configs/model``.
+        layers: of it.
+        length: tokens of a sequence.
+        samples: sequences of every rank.
+    """
+
+    name: str
+    layers: int
+    length: int
+    samples: int
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "length", "samples"):
+            at_least(f"models.{name}", getattr(self, name), 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class BoxesConfig:
+    """Boxes, and what is in them.
+
+    Attributes:
+        cluster: the boxes.
+        hardware: a name in ``tensorstate.HARDWARE``.
+    """
+
+    cluster: ClusterConfig
+    hardware: str
+
+    def __post_init__(self) -> None:
+        one_of("hardware", self.hardware, tuple(HARDWARE))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The study.
+
+    Attributes:
+        size: what it is run as.
+        boxes: to train on.
+        models: smallest first.
+        strategy: a family of plans.
+        pieces: into which what crosses a connection is cut, smallest first.
+        seed: of the synthesizers; none of them draws anything.
+        results: folder to write to.
+    """
+
+    size: str
+    boxes: tuple[BoxesConfig, ...]
+    models: tuple[ModelConfig, ...]
+    strategy: str
+    pieces: tuple[int, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        if not self.boxes or not self.models or not self.pieces:
+            raise ConfigError("needs boxes, models and pieces")
+        at_least("seed", self.seed, 0)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """Two rows for each model and cluster."""
+    rows, bars = [], {}
+    for boxes in config.boxes:
+        cluster = boxes.cluster
+        where = f"{cluster.boxes} x {cluster.ranks} {cluster.fabric}"
+        networks = {
+            name: Boxes(cluster, name, config.pieces, config.seed) for name in (RING, FOREST)
+        }
+        for model in config.models:
+            graph = _traced(model, networks[RING].mesh.num_devices)
+            costs = {name: _cost(config, boxes, graph, net) for name, net in networks.items()}
+            rows += _rows({"boxes": where, "model": model.name, "layers": model.layers}, costs)
+            bars[f"{where}\n{model.name}"] = {
+                name: {
+                    "compute": cost.compute / costs[RING].seconds,
+                    "communication": cost.communication / costs[RING].seconds,
+                }
+                for name, cost in costs.items()
+            }
+    notes = [
+        "Times are those of the best plan of the strategy by each algorithm's schedules, simulated "
+        "link by link; first without any overlap, then with perfect overlap. forestcoll-fig-4-13 "
+        "has the paper's models and numbers, layer by layer.",
+        "What a device computes is of its data sheet: MI250 dies are taken for A100, so that only "
+        "their links differ.",
+    ]
+    figure = stacked_bars(
+        bars, parts=("compute", "communication"), label="step over that with rings, no overlap"
+    )
+    title = "Training steps of fully sharded plans, by the schedules that are priced"
+    publish(title, rows, config.results, figure=figure, notes=notes)
+    return rows
+
+
+def _traced(model: ModelConfig, ranks: int) -> Graph:
+    batch = model.samples * ranks
+    traced = load_model(model.name, layers=model.layers, length=model.length, batch=batch)
+    return trace(traced.step, traced.abstract_args)
+
+
+def _cost(config: Config, boxes: BoxesConfig, graph: Graph, network: Network) -> Cost:
+    problem = Problem(graph, network, HARDWARE[boxes.hardware])
+    return named(problem, config.strategy).cost
+
+
+def _rows(start: dict[str, Any], costs: dict[str, Cost]) -> list[dict[str, Any]]:
+    ring = costs[RING]
+    return [
+        {
+            **start,
+            "algorithm": name,
+            "compute ms": 1e3 * cost.compute,
+            "communication ms": 1e3 * cost.communication,
+            "step ms": 1e3 * cost.seconds,
+            "reduction %": 100 * (1 - cost.seconds / ring.seconds),
+            "overlapped ms": 1e3 * cost.overlapped,
+            "overlapped reduction %": 100 * (1 - cost.overlapped / ring.overlapped),
+        }
+        for name, cost in costs.items()
+    ]
