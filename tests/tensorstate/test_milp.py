@@ -1,0 +1,69 @@
+"""The program of a problem: its objective is the price, and its relaxation a bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorstate.cost import Decisions, price
+from tensorstate.errors import PlanError
+from tensorstate.problem import Problem
+from tensorstate.search.milp import Formulation
+from tests.tensorstate.tiny import problems, some_ways
+
+
+def _price(problem: Problem, decisions: Decisions, objective: str) -> float:
+    """Infinite where nothing leads from a partial state to another that is demanded."""
+    try:
+        cost = price(problem, decisions)
+    except PlanError:
+        return math.inf
+    return cost.seconds if objective == "sum" else cost.overlapped
+
+
+@given(st.data(), st.sampled_from(("sum", "max")))
+@settings(max_examples=150)
+def test_for_given_ways_the_program_is_the_price(data, objective):
+    """Trees of moves included: with the ways given, no fractions of moves do better."""
+    problem = data.draw(problems())
+    ways = tuple(data.draw(st.sampled_from(ways.all)) for ways in problem.ways)
+    formulation = Formulation(problem, [(way,) for way in ways], objective=objective)
+    solution = formulation.program.solve(gap=1e-9)
+    expected = _price(problem, Decisions(ways), objective)
+    if math.isinf(expected):
+        assert solution.status == "infeasible"
+        return
+    assert solution.status == "optimal"
+    assert formulation.seconds(solution.objective) == pytest.approx(expected, rel=1e-6)
+    assert formulation.decisions(solution).ways == ways
+
+
+@given(st.data(), st.booleans())
+@settings(max_examples=30)
+def test_the_relaxation_is_a_bound(data, recompute):
+    problem = data.draw(problems())
+    allowed = data.draw(some_ways(problem, 1_000))
+    formulation = Formulation(problem, allowed, recompute=recompute)
+    whole = formulation.program.solve(gap=1e-9)
+    relaxed = formulation.program.solve(relax=True)
+    assert relaxed.bound <= whole.objective * (1 + 1e-6)
+    assert relaxed.objective == relaxed.bound
+    assert whole.bound <= whole.objective * (1 + 1e-9)
+
+
+@given(st.data())
+@settings(max_examples=20)
+def test_the_least_memory_is_no_more_than_any(data):
+    problem = data.draw(problems(("linear", "residual", "norm")))
+    allowed = data.draw(some_ways(problem, 1_000))
+    formulation = Formulation(problem, allowed, memory_limit=math.inf)
+    formulation.minimize_memory()
+    solution = formulation.program.solve(gap=1e-6)
+    least = price(problem, formulation.decisions(solution)).memory.peak
+    for _ in range(5):
+        ways = tuple(data.draw(st.sampled_from(choices)) for choices in allowed)
+        if math.isfinite(_price(problem, Decisions(ways), "sum")):
+            assert price(problem, Decisions(ways)).memory.peak >= least
