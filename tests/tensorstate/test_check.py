@@ -130,8 +130,8 @@ def _axes(problem) -> dict[str, int]:
 def test_no_plan_moves_more_than_was_predicted(axes):
     """Of ways drawn at random, what is made again included.
 
-    XLA may move less: it makes one of two operators that are alike, as of the places that a gather
-    and its transpose look up, and of what they gather.
+    XLA may move less: it computes what is made of constants alone when it compiles, as the places
+    of a loss's cotangent, and gathers none of it.
     """
     problem = problem_of("mlp", axes)
     decisions = drawn(problem, 2)
