@@ -16,7 +16,8 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
-from tensorstate import HARDWARE, Graph, search, trace
+from tensorstate import HARDWARE, Graph, PlanError, search, trace
+from tensorstate.plan import AT_ONCE
 from tensorstate.problem import Problem
 from tensorstate.search.milp import Formulation
 
@@ -51,6 +52,7 @@ class Config:
     Attributes:
         size: what it is run as.
         model: in ``configs/model``; it must have ``layers``.
+        batch: sequences a step, of all devices.
         meshes: to search on.
         hardware: a name in ``tensorstate.HARDWARE``.
         gap: relative gap at which a search may stop.
@@ -61,6 +63,7 @@ class Config:
 
     size: str
     model: str
+    batch: int
     meshes: tuple[MeshConfig, ...]
     hardware: str
     gap: float
@@ -71,6 +74,7 @@ class Config:
     def __post_init__(self) -> None:
         one_of("hardware", self.hardware, tuple(HARDWARE))
         at_least("gap", self.gap, 0)
+        at_least("batch", self.batch, 1)
         above("time_limit", self.time_limit, 0)
         at_least("seed", self.seed, 0)
         if not self.meshes:
@@ -79,7 +83,7 @@ class Config:
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for each mesh and depth."""
-    graphs = {n: _traced(config.model, n) for mesh in config.meshes for n in mesh.layers}
+    graphs = {n: _traced(config, n) for mesh in config.meshes for n in mesh.layers}
     rows = [
         _measured(config, mesh, layers, *graphs[layers])
         for mesh in config.meshes
@@ -95,9 +99,9 @@ def run(config: Config) -> list[dict[str, Any]]:
     return rows
 
 
-def _traced(name: str, layers: int) -> tuple[Graph, float]:
+def _traced(config: Config, layers: int) -> tuple[Graph, float]:
     """The graph, and seconds to trace it."""
-    model = load_model(name, layers=layers)
+    model = load_model(config.model, layers=layers, batch=config.batch)
     start = time.perf_counter()
     return trace(model.step, model.abstract_args), time.perf_counter() - start
 
@@ -106,26 +110,27 @@ def _measured(
     config: Config, mesh: MeshConfig, layers: int, graph: Graph, traced: float
 ) -> dict[str, Any]:
     network, hardware = rings(mesh.axes), HARDWARE[config.hardware]
-    plan = search(
-        graph,
-        mesh=sizes_of(mesh.axes),
-        network=network,
-        hardware=hardware,
-        gap=config.gap,
-        time_limit=config.time_limit,
-    )
-    program = None
-    if plan.found.method == "milp":
-        problem = Problem(graph, network, hardware)
-        program = Formulation(problem, [ways.all for ways in problem.ways]).program
-    return {
+    row = {
         "mesh": mesh.name,
         "layers": layers,
         "operators": len(graph.operators),
         "classes": len(graph.classes),
-        "variables": None if program is None else program.num_variables,
-        "constraints": None if program is None else program.num_rows,
+        **_program(Problem(graph, network, hardware)),
         "trace s": traced,
+    }
+    try:
+        plan = search(
+            graph,
+            mesh=sizes_of(mesh.axes),
+            network=network,
+            hardware=hardware,
+            gap=config.gap,
+            time_limit=config.time_limit,
+        )
+    except PlanError:
+        return {**row, "search s": None, "method": f"none in {config.time_limit:g} s"}
+    return {
+        **row,
         "search s": plan.found.seconds,
         "method": plan.found.method,
         "gap %": 100 * plan.gap,
@@ -133,12 +138,20 @@ def _measured(
     }
 
 
+def _program(problem: Problem) -> dict[str, int | None]:
+    """The size of the program of all axes at once, where it is solved."""
+    if len(problem.mesh.sizes) > AT_ONCE:
+        return {"variables": None, "constraints": None}
+    program = Formulation(problem, [ways.all for ways in problem.ways]).program
+    return {"variables": program.num_variables, "constraints": program.num_rows}
+
+
 def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes = figure.subplots()
     meshes = list(dict.fromkeys(row["mesh"] for row in rows))
     for mesh, colour, marker in zip(meshes, PALETTE, MARKERS, strict=False):
-        here = [row for row in rows if row["mesh"] == mesh]
+        here = [row for row in rows if row["mesh"] == mesh and row["search s"] is not None]
         seconds = [row["search s"] for row in here]
         axes.plot([r["layers"] for r in here], seconds, color=colour, marker=marker, label=mesh)
     depths = {row["layers"]: row["trace s"] for row in rows}
