@@ -23,6 +23,8 @@ from tensorstate.hardware import Hardware, Network
 from tensorstate.states import Mesh, Routes, State
 from tensorstate.ways import Place, Way, Ways
 
+SLICES = frozenset({"slice", "dynamic_slice"})
+
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
@@ -146,7 +148,12 @@ class Problem:
             for operator in operators
             if operator.kind in ("einsum", "window") and operator.operands
         )
-        return max(arithmetic / parts, self.traffic(group, way) / self.hardware.memory_bandwidth)
+        moved = self.traffic(group, way)
+        if all(operator.primitive in SLICES for operator in operators):
+            # Of what a slice is taken from nothing else is read: a layer's part of all layers'.
+            made = {use.tensor for operator in operators for use in operator.results}
+            moved = min(moved, 2 * sum(tensors[tensor].nbytes for tensor in made) / parts)
+        return max(arithmetic / parts, moved / self.hardware.memory_bandwidth)
 
     @functools.cache  # noqa: B019
     def traffic(self, group: int, way: Way) -> int:

@@ -69,3 +69,24 @@ def test_sharded_work_is_a_share(name):
             assert whole / 2 <= problem.traffic(group, way) <= whole
             assert seconds / 2 <= problem.seconds(group, way) * (1 + 1e-12)
             assert problem.seconds(group, way) <= seconds
+
+
+def test_a_slice_reads_what_it_takes():
+    """Work of scanned layers grows with their number, though each is cut out of all of them."""
+    spent = []
+    for layers in (4, 8):
+        model = load_model("llama", layers=layers)
+        one = trace(model.step, model.abstract_args)
+        mesh = Mesh.of({"data": 2})
+        problem = Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
+        slices = [
+            problem.weight(group) * problem.seconds(group, (REPLICATED,))
+            for group in range(len(one.classes))
+            if any(
+                one.operators[m.operator].primitive == "slice"
+                for m in problem.entity(group).members
+            )
+        ]
+        assert slices
+        spent.append(sum(slices))
+    assert spent[1] == pytest.approx(2 * spent[0], rel=0.05)
