@@ -108,9 +108,31 @@ def attempt(
         raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
+    if memory_limit is not None and cost.memory.peak > memory_limit:
+        decisions = _counted(problem, decisions, recompute, memory_limit, objective) or decisions
+        cost = price(problem, decisions)
     bound = formulation.seconds(solution.bound)
     minimized = objective_of(cost, objective)
     return Found(decisions, cost, minimized, bound, "milp", time.perf_counter() - start)
+
+
+def _counted(
+    problem: Problem, decisions: Decisions, recompute: bool, limit: float, objective: str
+) -> Decisions | None:
+    """Where shares of layers, rounded up, take too much: whole layers, the ways as they are.
+
+    ``None`` where no whole layers fit.
+    """
+    formulation = Formulation(
+        problem,
+        [[way] for way in decisions.ways],
+        recompute=recompute,
+        memory_limit=limit,
+        objective=objective,
+        counted=True,
+    )
+    solution = formulation.program.solve(gap=1e-3, time_limit=30)
+    return formulation.decisions(solution) if len(solution.values) else None
 
 
 def objective_of(cost: Cost, objective: str) -> float:

@@ -176,6 +176,35 @@ def test_limits_only_cost():
         limited(0.1 * first.cost.memory.peak)
 
 
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+def test_whole_layers_fit(share):
+    """Many tied layers, of which the program takes shares: rounded, they still fit."""
+
+    def layers(params, x):
+        def loss(params):
+            hidden = x
+            for kernel in params:
+                hidden = jnp.tanh(jnp.sin(hidden @ kernel) * 2.0)
+            return jnp.mean(hidden**2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return [p - g for p, g in zip(params, gradients, strict=True)], value
+
+    kernel = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    graph = trace(layers, ([kernel] * 12, jax.ShapeDtypeStruct((4096, 32), jnp.float32)))
+    mesh = {"x": 4}
+    given = {
+        "mesh": mesh,
+        "network": AlphaBeta(Mesh.of(mesh), (1e-9,), (1e11,)),
+        "hardware": HARDWARE["CPU"],
+    }
+    limit = share * search(graph, **given).cost.memory.peak
+    made = search(graph, memory_limit=limit, recompute=True, **given)
+    assert made.cost.memory.peak <= limit
+    assert made.cost.remade
+    assert made.gap < 0.05
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
