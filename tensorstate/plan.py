@@ -12,6 +12,7 @@ import jax
 from jaxcoll.topology import Topology
 from tensorstate import report
 from tensorstate.apply import Applied, apply
+from tensorstate.check import Report, compare
 from tensorstate.collectives import Collectives
 from tensorstate.cost import Cost, Decisions, is_whole, price
 from tensorstate.errors import PlanError
@@ -23,6 +24,7 @@ from tensorstate.pins import Spec, pinned
 from tensorstate.problem import Problem
 from tensorstate.search.descent import descent
 from tensorstate.search.exact import Found, milp, objective_of
+from tensorstate.search.genetic import genetic
 from tensorstate.search.program import Progress
 from tensorstate.states import Mesh, State
 from tensorstate.trace import trace
@@ -92,8 +94,22 @@ class Plan:
             if count < wanted:
                 raise PlanError(f"the plan is for {wanted} devices, JAX has {count}")
             sizes, names = self.problem.mesh.sizes, self.problem.mesh.names
-            mesh = jax.make_mesh(sizes, names, devices=jax.devices()[:wanted])
+            kinds = (jax.sharding.AxisType.Auto,) * len(names)
+            mesh = jax.make_mesh(sizes, names, kinds, devices=jax.devices()[:wanted])
         return apply(self.problem, self.decisions, self.cost, mesh, collectives)
+
+    def check(self, compiled: jax.stages.Compiled) -> Report:
+        """A compiled step beside its prediction: collectives, their bytes, memory.
+
+        Args:
+            compiled: ``plan.apply(collectives=native).jit().lower(...).compile()``: by schedules
+                every collective is made of permutes, which are not told apart.
+
+        Raises:
+            FormatError: a compiler that does not show its HLO.
+            PlanError: a program for another number of devices.
+        """
+        return compare(compiled, self.problem.mesh, self.cost)
 
     def explain(self, tensor: str) -> str:
         """The life of a tensor, by its name: state, moves, readers.
@@ -203,6 +219,7 @@ def search(
     method: str = "auto",
     gap: float = 1e-2,
     time_limit: float = math.inf,
+    seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
     """Choose the state of every tensor of a training step.
@@ -219,10 +236,11 @@ def search(
         pin: states of inputs by patterns of their names (see ``pins``): a ``PartitionSpec`` each.
         forbid: mesh axes that must not shard inputs, by patterns.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
-        method: "milp" decides all axes at once; "descent" one after another; "auto" takes the
-            first up to two axes.
+        method: "milp" decides all axes at once; "descent" one after another; "genetic" breeds
+            plans, without a bound; "auto" takes the first up to two axes, else the second.
         gap: relative gap to a proved bound at which to stop.
         time_limit: seconds; the best plan until then is returned with its gap.
+        seed: of the genetic search.
         progress: called with seconds, best objective and bound (both in microseconds).
 
     Raises:
@@ -235,23 +253,26 @@ def search(
     problem = Problem(graph, _network(sizes, topology, network), _hardware(hardware))
     if objective not in ("sum", "max"):
         raise PlanError(f"objective must be 'sum' or 'max', got {objective!r}")
-    if method not in ("auto", "milp", "descent"):
-        raise PlanError(f"method must be 'auto', 'milp' or 'descent', got {method!r}")
+    if method not in ("auto", "milp", "descent", "genetic"):
+        raise PlanError(f"method must be auto, milp, descent or genetic, got {method!r}")
     if memory_limit is not None and not memory_limit > 0:
         raise PlanError(f"memory_limit must be above 0 bytes, got {memory_limit}")
     allowed = pinned(problem, [w.all for w in problem.ways], pin or {}, forbid or {})
     many = sum(size > 1 for size in sizes.sizes) > AT_ONCE
-    solve = descent if method == "descent" or (method == "auto" and many) else milp
-    found = solve(
-        problem,
-        allowed,
-        recompute=recompute,
-        memory_limit=memory_limit,
-        objective=objective,
-        gap=gap,
-        time_limit=time_limit,
-        progress=progress,
-    )
+    if method == "auto":
+        method = "descent" if many else "milp"
+    options: dict[str, Any] = {
+        "recompute": recompute,
+        "memory_limit": memory_limit,
+        "objective": objective,
+        "time_limit": time_limit,
+        "progress": progress,
+    }
+    if method == "genetic":
+        found = genetic(problem, allowed, seed=seed, **options)
+    else:
+        solve = descent if method == "descent" else milp
+        found = solve(problem, allowed, gap=gap, **options)
     return Plan(problem, found, memory_limit, objective)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from jaxcoll import topologies
 from tensorstate import HARDWARE, AlphaBeta, Mesh, PlanError, named, search, trace
+from tensorstate.collectives import native
 from tensorstate.naming import axis_names, expert_factors, full_name
 from tensorstate.report import common_name
 
@@ -149,6 +150,22 @@ def deep(params, x):
 
     value, gradient = jax.value_and_grad(loss)(params)
     return params - gradient, value
+
+
+def test_the_genetic_search_is_not_far(graph, plan):
+    made = search(graph, mesh=MESH, network=NETWORK, hardware="CPU", method="genetic", seed=1)
+    assert made.found.method == "genetic"
+    assert math.isinf(made.found.bound)
+    assert "no bound" in str(made)
+    assert plan.found.bound <= made.cost.seconds <= 1.1 * plan.cost.seconds
+
+
+def test_the_compiled_step_is_what_was_priced(graph):
+    """Collectives, bytes and the memory of arguments, on 8 devices."""
+    made = search(graph, mesh=MESH, network=NETWORK, hardware="CPU", pin={"x": ("data", "model")})
+    compiled = made.apply(collectives=native).jit().lower(*arguments()).compile()
+    checked = made.check(compiled)
+    assert checked.agrees, str(checked)
 
 
 def test_limits_only_cost():
