@@ -99,6 +99,8 @@ class Program:
             start: values of integer variables to start from.
             progress: called now and then.
         """
+        # Threads are shared by all solvers of a process: another number needs a fresh start.
+        highspy.Highs.resetGlobalScheduler(True)
         solver = highspy.Highs()
         solver.silent()
         for name, value in {
@@ -119,7 +121,8 @@ class Program:
                 event.data_out.mip_primal_bound,
                 event.data_out.mip_dual_bound,
             )
-        solver.run()
+        if solver.run() == highspy.HighsStatus.kError:
+            raise RuntimeError("HiGHS refuses the program or its options")
         return self._solution(solver, relax or not any(self._integer))
 
     def _model(self, relax: bool) -> highspy.HighsLp:

@@ -96,7 +96,8 @@ def test_the_command_says_what_is_wrong_in_one_line(capsys):
     assert command.main(["experiment=quick"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "error: there is no experiment 'quick'; known: quickstart\n"
+    known = ", ".join(EXPERIMENTS)
+    assert captured.err == f"error: there is no experiment 'quick'; known: {known}\n"
 
 
 @pytest.mark.parametrize(

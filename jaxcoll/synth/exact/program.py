@@ -114,6 +114,8 @@ class Program:
         model.a_matrix_.index_ = np.asarray(self._column)
         model.a_matrix_.value_ = np.asarray(self._value, float)
         model.integrality_ = [highspy.HighsVarType.kInteger] * self.columns
+        # Threads are shared by all solvers of a process: another number needs a fresh start.
+        highspy.Highs.resetGlobalScheduler(True)
         solver = highspy.Highs()
         for name, value in {
             "output_flag": False,
@@ -125,7 +127,8 @@ class Program:
         }.items():
             solver.setOptionValue(name, value)
         solver.passModel(model)
-        solver.run()
+        if solver.run() == highspy.HighsStatus.kError:
+            raise RuntimeError("HiGHS refuses the program or its options")
         status, info = solver.getModelStatus(), solver.getInfo()
         if status == _IMPOSSIBLE:
             return Answer(None, np.inf)

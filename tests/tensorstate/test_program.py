@@ -1,0 +1,50 @@
+"""Programs are solved whatever else a process has solved before."""
+
+from __future__ import annotations
+
+import math
+
+import highspy
+import pytest
+
+from tensorstate.search.program import Program
+
+
+def small() -> Program:
+    """Two of three things, each worth something, of which two weigh too much together."""
+    program = Program()
+    chosen = [program.variable(cost=-worth, high=1.0, integer=True) for worth in (3.0, 2.0, 2.0)]
+    program.row([(v, w) for v, w in zip(chosen, (2.0, 1.0, 1.0), strict=True)], -math.inf, 2.0)
+    return program
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_other_solvers_of_the_process_do_not_matter(threads):
+    other = highspy.Highs()
+    other.silent()
+    highspy.Highs.resetGlobalScheduler(True)
+    other.setOptionValue("threads", 3 - threads)
+    other.addVar(0, 1)
+    other.run()
+    found = small().solve(threads=threads)
+    assert found.status == "optimal"
+    assert found.objective == pytest.approx(-4)
+    assert found.values.tolist() == pytest.approx([0, 1, 1])
+
+
+def test_the_relaxation_is_a_bound():
+    relaxed = small().solve(relax=True)
+    assert relaxed.bound == relaxed.objective == pytest.approx(-4)
+
+
+def test_what_cannot_be_is_said():
+    program = small()
+    program.row([(0, 1.0), (1, 1.0)], 3.0, 4.0)
+    assert program.solve().status == "infeasible"
+
+
+def test_costs_can_be_forgotten():
+    program = small()
+    program.forget_costs()
+    program.cost(0, -1.0)
+    assert program.solve().objective == pytest.approx(-1)
