@@ -157,6 +157,17 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     return Cost(compute, math.fsum(communication), volume, count, memory, tuple(trips), remade)
 
 
+def times(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
+    """Seconds of the collectives by (kind, mesh axis)."""
+    spent: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for trip in cost.trips:
+        routes = problem.routes(problem.flows[trip.flow])
+        for move in trip.moves:
+            if move.kind != "slice":
+                spent[move.kind, move.axis].append(trip.weight * routes.seconds(move))
+    return {key: math.fsum(values) for key, values in spent.items()}
+
+
 def remade_entities(problem: Problem, decisions: Decisions) -> frozenset[int]:
     """Of the entities that may be run again those that something after the forward pass needs."""
     remade: set[int] = set()

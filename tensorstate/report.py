@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from tensorstate.cost import Trip
+from tensorstate.cost import Trip, times
 from tensorstate.errors import PlanError
 from tensorstate.graph import Tensor
 from tensorstate.naming import full_name
@@ -170,24 +170,13 @@ def _collectives(problem: Problem, found: Found) -> list[str]:
     if not cost.count:
         return ["no collectives"]
     lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}"]
-    spent = times(problem, found)
+    spent = times(problem, found.cost)
     for kind, axis in sorted(cost.count, key=lambda key: -spent[key]):
         lines.append(
             f"{kind:16} {problem.mesh.names[axis]:8} {cost.count[kind, axis]:>7} "
             f"{size(cost.volume[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
         )
     return lines
-
-
-def times(problem: Problem, found: Found) -> Mapping[tuple[str, int], float]:
-    """Seconds of the collectives by (kind, mesh axis)."""
-    spent: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for trip in found.cost.trips:
-        routes = problem.routes(problem.flows[trip.flow])
-        for move in trip.moves:
-            if move.kind != "slice":
-                spent[move.kind, move.axis].append(trip.weight * routes.seconds(move))
-    return {key: math.fsum(values) for key, values in spent.items()}
 
 
 # ---------------------------------------------------------------------- one tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
 
 import flax.linen as nn
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models.attention import attention, rotary
-from experiments.models.training import Model, cross_entropy, trained
+from experiments.models.training import Model, language_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,15 +108,5 @@ class Llama(nn.Module):
 
 def model(config: Config) -> Model:
     """Its training step, on sequences and the tokens that follow each of theirs."""
-    module = Llama(config)
-    tokens = jax.ShapeDtypeStruct((config.batch, config.length), jnp.int32)
-
-    def init(key: jax.Array):
-        return module.init(key, jnp.zeros((1, config.length), jnp.int32))["params"]
-
-    def loss_of(params, batch):
-        logits = cast(jax.Array, module.apply({"params": params}, batch["tokens"]))
-        return cross_entropy(logits, batch["next"])
-
-    batch = {"tokens": tokens, "next": tokens}
-    return trained(loss_of, init, batch, config.vocabulary, config.accumulate)
+    shape = (config.batch, config.length)
+    return language_model(Llama(config), shape, config.vocabulary, config.accumulate)

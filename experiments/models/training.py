@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,3 +102,25 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(
         logits.astype(jnp.float32), labels
     ).mean()
+
+
+def language_model(
+    module: nn.Module, shape: tuple[int, int], vocabulary: int, accumulate: int
+) -> Model:
+    """The training step of a linen module that gives logits of the tokens that follow.
+
+    Args:
+        module: called with tokens of shape (batch, length).
+        shape: of a batch.
+        vocabulary, accumulate: as for ``trained``.
+    """
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def init(key: jax.Array):
+        return module.init(key, jnp.zeros((1, shape[1]), jnp.int32))["params"]
+
+    def loss_of(params, batch):
+        logits = cast(jax.Array, module.apply({"params": params}, batch["tokens"]))
+        return cross_entropy(logits, batch["next"])
+
+    return trained(loss_of, init, {"tokens": tokens, "next": tokens}, vocabulary, accumulate)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tensorstate.cost import times
 from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware, Network
 from tensorstate.problem import Problem
@@ -177,8 +178,6 @@ def axes_bound(
 def _busiest(problem: Problem, found: Found) -> list[int]:
     """The axes, those with the longest communication first."""
     spent = [0.0] * len(problem.mesh.sizes)
-    for trip in found.cost.trips:
-        routes = problem.routes(problem.flows[trip.flow])
-        for move in trip.moves:
-            spent[move.axis] += trip.weight * routes.seconds(move)
+    for (_, axis), seconds in times(problem, found.cost).items():
+        spent[axis] += seconds
     return sorted(range(len(spent)), key=lambda axis: -spent[axis])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import highspy
 import numpy as np
+
+from jaxcoll import highs
 
 Terms = Iterable[tuple[int, float]]
 """A linear expression: (variable, factor)."""
@@ -86,7 +88,6 @@ class Program:
         gap: float = 1e-4,
         threads: int = 2,
         relax: bool = False,
-        start: Sequence[tuple[int, float]] = (),
         progress: Progress | None = None,
     ) -> Solution:
         """Solve it; the same program gives the same solution unless time runs out.
@@ -96,33 +97,19 @@ class Program:
             gap: relative gap between objective and bound to stop at.
             threads: of the solver.
             relax: leave out that variables are integer.
-            start: values of integer variables to start from.
             progress: called now and then.
         """
-        # Threads are shared by all solvers of a process: another number needs a fresh start.
-        highspy.Highs.resetGlobalScheduler(True)
-        solver = highspy.Highs()
-        solver.silent()
-        for name, value in {
-            "threads": threads,
-            "mip_rel_gap": gap,
-            "random_seed": 0,
-            **({"time_limit": float(time_limit)} if np.isfinite(time_limit) else {}),
-        }.items():
-            solver.setOptionValue(name, value)
-        solver.passModel(self._model(relax))
-        if start:
-            variables, values = zip(*start, strict=True)
-            columns = np.asarray(variables, np.int32)
-            solver.setSolution(len(start), columns, np.asarray(values, np.float64))
+        options: dict[str, float] = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0}
+        if np.isfinite(time_limit):
+            options["time_limit"] = float(time_limit)
+        solver = highs.solver_for(self._model(relax), options)
         if progress is not None:
             solver.cbMipInterrupt += lambda event: progress(
                 event.data_out.running_time,
                 event.data_out.mip_primal_bound,
                 event.data_out.mip_dual_bound,
             )
-        if solver.run() == highspy.HighsStatus.kError:
-            raise RuntimeError("HiGHS refuses the program or its options")
+        highs.run(solver)
         return self._solution(solver, relax or not any(self._integer))
 
     def _model(self, relax: bool) -> highspy.HighsLp:

@@ -9,6 +9,7 @@ import highspy
 import numpy as np
 import scipy.sparse as sp
 
+from jaxcoll import highs
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.paths import Edges
@@ -114,21 +115,15 @@ class Program:
         model.a_matrix_.index_ = np.asarray(self._column)
         model.a_matrix_.value_ = np.asarray(self._value, float)
         model.integrality_ = [highspy.HighsVarType.kInteger] * self.columns
-        # Threads are shared by all solvers of a process: another number needs a fresh start.
-        highspy.Highs.resetGlobalScheduler(True)
-        solver = highspy.Highs()
-        for name, value in {
-            "output_flag": False,
+        options = {
             "threads": 1,
             "random_seed": 0,
             "time_limit": max(seconds, 0.0),
             "mip_rel_gap": 0.0,
             "mip_abs_gap": 0.99,  # costs are whole
-        }.items():
-            solver.setOptionValue(name, value)
-        solver.passModel(model)
-        if solver.run() == highspy.HighsStatus.kError:
-            raise RuntimeError("HiGHS refuses the program or its options")
+        }
+        solver = highs.solver_for(model, options)
+        highs.run(solver)
         status, info = solver.getModelStatus(), solver.getInfo()
         if status == _IMPOSSIBLE:
             return Answer(None, np.inf)

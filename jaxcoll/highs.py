@@ -1,0 +1,32 @@
+"""Running HiGHS, whose solvers share their threads within a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import highspy
+
+
+def solver_for(model: highspy.HighsLp, options: Mapping[str, float]) -> highspy.Highs:
+    """A silent solver with a model and options, to be run by ``run``.
+
+    A process has one pool of threads for all solvers, and a solver that asks for another number
+    than it has is refused; so the pool is made anew.
+    """
+    highspy.Highs.resetGlobalScheduler(True)
+    solver = highspy.Highs()
+    solver.silent()
+    for name, value in options.items():
+        solver.setOptionValue(name, value)
+    solver.passModel(model)
+    return solver
+
+
+def run(solver: highspy.Highs) -> None:
+    """Solve.
+
+    Raises:
+        RuntimeError: the solver refuses the model or an option.
+    """
+    if solver.run() == highspy.HighsStatus.kError:
+        raise RuntimeError("HiGHS refuses the program or its options")
