@@ -6,11 +6,13 @@ maximum when everything does (the dissertation's model, section 5.4). Both are r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from tensorstate.errors import PlanError
 from tensorstate.problem import Demand, Flow, Problem
 from tensorstate.states import REPLICATED, SUM, Move, State, Tree, states
 from tensorstate.ways import Way
@@ -28,11 +30,19 @@ class Decisions:
         kept: for tensors the state in which they are kept between the eras. Of others, unless they
             are made again, the state is kept with which they travel the least, the smallest among
             equals.
+        held: in microbatches, for tensors that are not cut, the state in which they are held all
+            through the loop: an input is brought to it once, before the loop, and is there too in
+            its own; what is read after the loop is brought to it in every turn, where it is added
+            up. Of others it is again that with which they travel the least.
     """
 
     ways: tuple[Way, ...]
     again: frozenset[int] = frozenset()
     kept: Mapping[int, State] = dataclasses.field(default_factory=dict)
+    held: Mapping[int, State] = dataclasses.field(default_factory=dict)
+
+
+NOTHING = Tree((), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,6 +56,9 @@ class Trip:
         early, late: the moves in the forward pass, and after it.
         kept: the state kept between the eras; ``None`` where nothing is, or only an input's own.
         remade: whether the maker makes them again after the forward pass.
+        turns: how often the moves of both eras are made: in every microbatch.
+        before, after: the moves before and after the loop over microbatches, made once.
+        held: the state held through the loop; ``None`` where nothing is, or only an input's own.
     """
 
     flow: int
@@ -55,11 +68,27 @@ class Trip:
     late: Tree
     kept: State | None
     remade: bool
+    turns: int = 1
+    before: Tree = NOTHING
+    after: Tree = NOTHING
+    held: State | None = None
 
     @property
     def moves(self) -> tuple[Move, ...]:
         """All moves."""
-        return self.early.moves + self.late.moves
+        return tuple(move for move, _ in self.counted)
+
+    @property
+    def counted(self) -> tuple[tuple[Move, int], ...]:
+        """All moves, and how often a tensor makes each."""
+        trees = ((self.before, 1), (self.early, self.turns), (self.late, self.turns))
+        return tuple((m, n) for tree, n in (*trees, (self.after, 1)) for m in tree.moves)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all moves of a tensor."""
+        turn = self.early.seconds + self.late.seconds
+        return self.before.seconds + self.turns * turn + self.after.seconds
 
     @property
     def weight(self) -> int:
@@ -77,6 +106,7 @@ class Memory:
         gradients: from the backward pass to the optimizer.
         forward_work: the most that an entity of the forward or backward pass reads and writes.
         backward_work: the same of the backward pass or the optimizer.
+        held: gathered copies and sums, held through the loop over microbatches.
     """
 
     inputs: int
@@ -84,11 +114,12 @@ class Memory:
     gradients: int
     forward_work: int
     backward_work: int
+    held: int = 0
 
     @property
     def peak(self) -> int:
         """The most that is there at once: as the backward pass starts, or as it ends."""
-        start = self.kept + self.forward_work
+        start = self.held + self.kept + self.forward_work
         return self.inputs + max(start, self.gradients + self.backward_work)
 
 
@@ -141,11 +172,11 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     count: dict[tuple[str, int], int] = defaultdict(int)
     communication = []
     for trip in trips:
-        communication.append(trip.weight * (trip.early.seconds + trip.late.seconds))
-        for move in trip.moves:
+        communication.append(trip.weight * trip.seconds)
+        for move, turns in trip.counted:
             if move.kind != "slice":
-                volume[move.kind, move.axis] += trip.weight * move.nbytes
-                count[move.kind, move.axis] += trip.weight
+                volume[move.kind, move.axis] += trip.weight * turns * move.nbytes
+                count[move.kind, move.axis] += trip.weight * turns
     twice: dict[int, int] = defaultdict(int)
     for entity in remade:
         twice[problem.graph.entities[entity].group] += 1
@@ -162,21 +193,22 @@ def times(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
     spent: dict[tuple[str, int], list[float]] = defaultdict(list)
     for trip in cost.trips:
         routes = problem.routes(problem.flows[trip.flow])
-        for move in trip.moves:
+        for move, turns in trip.counted:
             if move.kind != "slice":
-                spent[move.kind, move.axis].append(trip.weight * routes.seconds(move))
+                spent[move.kind, move.axis].append(trip.weight * turns * routes.seconds(move))
     return {key: math.fsum(values) for key, values in spent.items()}
 
 
 def remade_entities(problem: Problem, decisions: Decisions) -> frozenset[int]:
     """Of the entities that may be run again those that something after the forward pass needs."""
     remade: set[int] = set()
-    waiting = decisions.again
+    entities = problem.graph.entities
+    waiting = {one for one in decisions.again if problem.is_early(entities[one].group)}
     needs: dict[int, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
     for flow in problem.flows:
         for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
             if maker in waiting and tensor not in decisions.kept:
-                late = (demand.late for demand in flow.demands)
+                late = (demand.late and not demand.crosses for demand in flow.demands)
                 needs[maker] += zip(late, readers, strict=True)
     # Readers come after makers, so one pass against the order of execution finds all.
     for entity in sorted(waiting, reverse=True):
@@ -203,10 +235,11 @@ def trips_of(
     alike: dict[tuple, list[int]] = defaultdict(list)
     for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
         again = tuple(not remade.isdisjoint(entities) for entities in readers)
-        alike[maker in remade, again, decisions.kept.get(tensor)].append(tensor)
-    for (made_again, again, kept), tensors in alike.items():
+        stays = decisions.kept.get(tensor), decisions.held.get(tensor)
+        alike[maker in remade, again, stays].append(tensor)
+    for (made_again, again, stays), tensors in alike.items():
         late = [d for d, twice in zip(flow.demands, again, strict=True) if d.late or twice]
-        trip = _trip(problem, decisions.ways, number, made_again, late, kept)
+        trip = _trip(problem, decisions.ways, number, made_again, late, *stays)
         yield dataclasses.replace(trip, tensors=tuple(tensors))
 
 
@@ -217,19 +250,127 @@ def _trip(
     remade: bool,
     after: Sequence[Demand],
     kept: State | None,
+    held: State | None,
 ) -> Trip:
+    """A trip; where it is left open, with the state held that makes it the shortest."""
     flow = problem.flows[number]
     source = problem.source(flow, ways[flow.group])
+    late = [d for d in after if not d.crosses]
+    crossing = [d for d in flow.demands if d.crosses]
+
+    def trip(held: State | None) -> Trip:
+        return _held(problem, ways, number, source, remade, late, crossing, kept, held)
+
+    if not is_held(problem, flow):
+        return trip(None)
+    if held is not None:
+        return trip(held)
+    best = trip(source)
+    if not best.seconds:
+        return best
+
+    def size(trip: Trip) -> tuple[float, int, State]:
+        held = trip.held or source
+        return trip.seconds, problem.local_bytes(flow, held), held
+
+    others = []
+    for state in problem.routes(flow).reached([source]):
+        with contextlib.suppress(PlanError):  # what is whole does not become partial again
+            others.append(trip(state))
+    return min([best, *others], key=size)
+
+
+def is_held(problem: Problem, flow: Flow) -> bool:
+    """Whether a state of a flow is there through the loop: besides an input, or for after it."""
+    if problem.microbatches == 1 or flow.entry >= 0:
+        return False
+    if flow.stored:
+        return not all(demand.crosses for demand in flow.demands)
+    return any(demand.crosses for demand in flow.demands)
+
+
+def _held(
+    problem: Problem,
+    ways: Sequence[Way],
+    number: int,
+    source: State,
+    remade: bool,
+    late: Sequence[Demand],
+    crossing: Sequence[Demand],
+    kept: State | None,
+    held: State | None,
+) -> Trip:
+    """A trip before, in and after the loop over microbatches, by way of the state that is held."""
+    flow = problem.flows[number]
+    routes, here = problem.routes(flow), frozenset({source})
+    # What is read after the loop is brought to where it is added up as soon as it is made.
+    extra = frozenset[State]() if held is None or flow.stored else frozenset({held})
+    there = here if held is None or not flow.stored else here | {held}
+    early, kept_in, again = _eras(problem, ways, number, there, extra, remade, late, kept)
+    turns = problem.microbatches if flow.looped else 1
+    before = routes.tree(here, there)
+    after = _delivered(problem, ways, flow, extra or here, crossing)
+    own = flow.stored and held == source
+    return Trip(
+        number,
+        (),
+        source,
+        early,
+        again,
+        kept_in,
+        remade,
+        turns,
+        before,
+        after,
+        None if own else held,
+    )
+
+
+def _eras(
+    problem: Problem,
+    ways: Sequence[Way],
+    number: int,
+    here: frozenset[State],
+    extra: frozenset[State],
+    remade: bool,
+    after: Sequence[Demand],
+    kept: State | None,
+) -> tuple[Tree, State | None, Tree]:
+    """The moves of both eras, and what is kept between them, from what is there at first.
+
+    Args:
+        extra: states that are wanted once the tensor is made, besides those that are demanded.
+    """
+    flow = problem.flows[number]
     early = [d for d in flow.demands if not d.late] if flow.early else []
     wanted = _targets(problem, ways, early)
     late = _targets(problem, ways, after)
-    there = {source, *late} if kept is None else {source, *late, kept}
+    if flow.early:
+        wanted |= extra
+    else:
+        late |= extra
+    there = {*here, *late} if kept is None else {*here, *late, kept}
     ends = [late]
     if any(d.group is None for d in after) and not any(map(is_whole, there)):
         # The caller takes any state but partial ones: the cheapest beside the others.
         ends = [late | {state} for state in states(flow.sizes, problem.mesh)]
-    trips = (_between(problem, number, source, wanted, end, remade, kept, after) for end in ends)
-    return min(trips, key=lambda trip: trip.early.seconds + trip.late.seconds)
+    found = [_between(problem, number, here, wanted, end, remade, kept, after) for end in ends]
+    return min(found, key=lambda eras: eras[0].seconds + eras[2].seconds)
+
+
+def _delivered(
+    problem: Problem,
+    ways: Sequence[Way],
+    flow: Flow,
+    here: frozenset[State],
+    demands: Sequence[Demand],
+) -> Tree:
+    """The moves from what is there at the end of the loop to where it is wanted."""
+    routes, wanted = problem.routes(flow), _targets(problem, ways, demands)
+    ends = [wanted]
+    if any(d.group is None for d in demands) and not any(map(is_whole, {*here, *wanted})):
+        ends = [wanted | {state} for state in states(flow.sizes, problem.mesh)]
+    return min((routes.tree(here, end) for end in ends), key=lambda tree: tree.seconds)
 
 
 def _targets(problem: Problem, ways: Sequence[Way], demands: Iterable[Demand]) -> frozenset[State]:
@@ -240,46 +381,48 @@ def _targets(problem: Problem, ways: Sequence[Way], demands: Iterable[Demand]) -
 def _between(
     problem: Problem,
     number: int,
-    source: State,
+    here: frozenset[State],
     early: frozenset[State],
     late: frozenset[State],
     remade: bool,
     kept: State | None,
     after: Sequence[Demand],
-) -> Trip:
-    """A trip from its source to states in both eras, by way of the state that is kept."""
+) -> tuple[Tree, State | None, Tree]:
+    """Moves to states in both eras, by way of the state that is kept."""
     flow = problem.flows[number]
-    routes, here = problem.routes(flow), frozenset({source})
-    nothing = Tree((), 0.0)
+    routes = problem.routes(flow)
     if not flow.early:
-        return Trip(number, (), source, nothing, routes.tree(here, late), None, remade)
+        return NOTHING, None, routes.tree(here, late)
     if not after or (remade and kept is None):
-        tree = routes.tree(here, late)
-        return Trip(number, (), source, routes.tree(here, early), tree, None, remade)
+        return routes.tree(here, early), None, routes.tree(here, late)
     if kept is None:
-        kept = _best_kept(problem, flow, source, early, late)
+        kept = _best_kept(problem, flow, here, early, late)
     base = here if flow.stored or remade else frozenset()
     first = routes.tree(here, early | {kept})
     tree = routes.tree(base | {kept}, late)
-    own = flow.stored and kept == source
-    return Trip(number, (), source, first, tree, None if own else kept, remade)
+    own = flow.stored and kept in here
+    return first, None if own else kept, tree
 
 
 def _best_kept(
-    problem: Problem, flow: Flow, source: State, early: frozenset[State], late: frozenset[State]
+    problem: Problem,
+    flow: Flow,
+    here: frozenset[State],
+    early: frozenset[State],
+    late: frozenset[State],
 ) -> State:
     """The state to keep a flow in with which it travels the least; the smallest among equals."""
     routes = problem.routes(flow)
-    here = frozenset({source})
 
     def cost(state: State) -> tuple[float, int, State]:
         after = routes.tree(here | {state} if flow.stored else frozenset({state}), late).seconds
-        nbytes = 0 if flow.stored and state == source else problem.local_bytes(flow, state)
+        nbytes = 0 if flow.stored and state in here else problem.local_bytes(flow, state)
         return routes.tree(here, early | {state}).seconds + after, nbytes, state
 
-    near = {source, *early, *(move.target for move in routes.tree(here, early).moves)}
+    near = {*here, *early, *(move.target for move in routes.tree(here, early).moves)}
     # Maxima and minima that are still to be combined are not kept, so nothing may be near.
-    best = min((cost(state) for state in near if min(state) >= SUM), default=(math.inf, 0, source))
+    first = (math.inf, 0, min(here))
+    best = min((cost(state) for state in near if min(state) >= SUM), default=first)
     if best[0] > routes.tree(here, early).seconds:
         partial = [state for state in near if not is_whole(state) and min(state) >= SUM]
         best = min(best, *map(cost, states(flow.sizes, problem.mesh)), *map(cost, partial))
@@ -295,13 +438,15 @@ def is_whole(state: State) -> bool:
 
 
 def _memory(problem: Problem, decisions: Decisions, trips: Sequence[Trip]) -> Memory:
-    inputs = kept = gradients = 0
+    inputs = kept = gradients = held = 0
     for trip in trips:
         flow = problem.flows[trip.flow]
         if flow.stored:
-            inputs += trip.weight * problem.local_bytes(flow, trip.source)
+            inputs += trip.weight * problem.stored_bytes(flow, trip.source)
         if trip.kept is not None:
             kept += trip.weight * problem.local_bytes(flow, trip.kept)
+        if trip.held is not None:
+            held += trip.weight * problem.local_bytes(flow, trip.held)
         gradients += trip.weight * gradient_bytes(problem, flow, decisions.ways)
     works: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": 0}
     for group, way in enumerate(decisions.ways):
@@ -314,6 +459,7 @@ def _memory(problem: Problem, decisions: Decisions, trips: Sequence[Trip]) -> Me
         gradients,
         max(works["forward"], works["backward"]),
         max(works["backward"], works["optimizer"]),
+        held,
     )
 
 

@@ -160,9 +160,18 @@ class Genes:
         except PlanError:
             return NEVER, 0.0, 0.0, 0.0
         return (
-            math.fsum(t.weight * (t.early.seconds + t.late.seconds) for t in trips),
-            float(flow.stored * sum(t.weight * problem.local_bytes(flow, t.source) for t in trips)),
-            float(sum(t.weight * problem.local_bytes(flow, t.kept) for t in trips if t.kept)),
+            math.fsum(t.weight * t.seconds for t in trips),
+            float(
+                flow.stored * sum(t.weight * problem.stored_bytes(flow, t.source) for t in trips)
+            ),
+            float(
+                sum(
+                    t.weight * problem.local_bytes(flow, state)
+                    for t in trips
+                    for state in (t.kept, t.held)
+                    if state is not None
+                )
+            ),
             float(flow.weight * gradient_bytes(problem, flow, ways)),
         )
 

@@ -145,7 +145,7 @@ def _costs(
     inputs = sum(flow.stored * t.weight * problem.local_bytes(flow, t.source) for t in trips)
     between = sum(t.weight * problem.local_bytes(flow, t.kept) for t in trips if t.kept is not None)
     gradients = flow.weight * gradient_bytes(problem, flow, decisions.ways)
-    seconds = sum(t.weight * (t.early.seconds + t.late.seconds) for t in trips)
+    seconds = sum(t.weight * t.seconds for t in trips)
     return seconds, inputs, between, gradients
 
 
