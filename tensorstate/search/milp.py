@@ -14,7 +14,7 @@ Variables, all at least 0:
   of the forward pass that ends in any state. Under a memory limit it stands for whole tensors, as
   ``x`` does for layers.
 - ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
-  kept there, what is made there again, and, of an input, what is stored there.
+  kept there, what is made there again, and, of an input, what is stored or held there.
 
 Minimize compute + communication:
 
@@ -22,6 +22,12 @@ Minimize compute + communication:
 
 or, with ``objective="max"``, the larger of the two. Under a memory limit every entity must find
 room for what it reads and writes beside what is there when it runs.
+
+In microbatches both eras are in a loop, and their moves are paid for in every turn. Beside them is
+
+- ``held[f, s]``: the share of flow f that is held in state s through the loop: of an input, a copy
+  that is made once, before the loop, in an era of its own; of what is read after the loop, where it
+  is added up, a demand of the era in which it is made. What is read after the loop starts there.
 
 The rows are made by one method each. Solutions of the relaxation are often integer: the moves form
 shortest-path problems once the ways are chosen.
@@ -35,7 +41,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, optimizer_demand
+from tensorstate.cost import Decisions, is_held, optimizer_demand
 from tensorstate.problem import Demand, Flow, Problem
 from tensorstate.search.program import Program, Solution, Terms
 from tensorstate.states import REPLICATED, SUM, Move, State, states
@@ -82,6 +88,7 @@ class Formulation:
         self.communication: list[tuple[int, float]] = []
         self.x = [self._choices(g) for g in range(len(allowed))]
         self.kept: dict[int, dict[State, int]] = {}
+        self.held: dict[int, dict[State, int]] = {}
         self.persistent: list[tuple[int, float]] = []
         self.between: list[tuple[int, float]] = []
         self.gradients: list[tuple[int, float]] = []
@@ -141,28 +148,53 @@ class Formulation:
         sources = self._sources(flow)
         arcs = self._arcs(flow, sources)
         early = [d for d in flow.demands if not d.late]
-        late = [d for d in flow.demands if d.late]
+        late = [d for d in flow.demands if d.late and not d.crosses]
         repeats = [d for d in early if self.recompute and d.group is not None]
+        turns = self.problem.microbatches if flow.looped else 1
         if flow.stored:
             for state, variables in sources.items():
-                nbytes = flow.weight * self.problem.local_bytes(flow, state)
+                nbytes = flow.weight * self.problem.stored_bytes(flow, state)
                 self.persistent += [(v, nbytes) for v in variables]
+        there: list[Mapping[State, Sequence[int]]] = [sources]
+        sums: list[Mapping[State, Terms]] = []
+        if is_held(self.problem, flow):
+            holding = self._hold(number, flow, arcs)
+            if flow.stored:
+                self._era(flow, arcs, [self._share(sources)], [holding])
+                there.append({state: [v] for state, v in self.held[number].items()})
+            else:
+                sums = [holding]
+        self._after(number, flow, arcs, sources)
         if not flow.early:
-            starts = [{s: [(v, 1.0) for v in vs] for s, vs in sources.items()}] * len(late)
-            self._era(flow, arcs, starts, [self._ends(flow, d) for d in late])
+            starts = [_whole(sources)] * (len(late) + len(sums))
+            self._era(flow, arcs, starts, [self._ends(flow, d) for d in late] + sums, turns)
             self._gradient(flow)
             return
-        start = {s: [(v, 1.0) for v in vs] for s, vs in sources.items()}
-        starts: list[Mapping[State, Terms]] = [start] * len(early)
-        ends: list[Mapping[State, Terms]] = [self._ends(flow, d) for d in early]
+        first = [self._ends(flow, d) for d in early] + sums
+        starts = [_whole(sources) if len(there) == 1 else self._share(*there) for _ in first]
         if late or repeats:
-            starts.append(self._share(sources))
-            ends.append(self._keep(number, flow, arcs))
-        self._era(flow, arcs, starts, ends)
+            starts.append(self._share(*there))
+            first.append(self._keep(number, flow, arcs))
+        self._era(flow, arcs, starts, first, turns)
         if late or repeats:
             ends = [self._ends(flow, d) for d in late]
             ends += [self._ends(flow, d, again=True) for d in repeats]
-            self._era(flow, arcs, [self._taken(number, flow) for _ in ends], ends)
+            stays = there if flow.stored else [self._sources(flow, again=True)]
+            kept = {state: [v] for state, v in self.kept[number].items()}
+            self._era(flow, arcs, [self._taken(kept, stays) for _ in ends], ends, turns)
+
+    def _after(
+        self,
+        number: int,
+        flow: Flow,
+        arcs: Sequence[tuple[Move, float]],
+        sources: Mapping[State, Sequence[int]],
+    ) -> None:
+        """What is read after the loop starts from where it is held, or stored."""
+        crossing = [d for d in flow.demands if d.crosses]
+        held = {state: [v] for state, v in self.held.get(number, {}).items()}
+        starts = [_whole(sources) if flow.stored else self._share(held) for _ in crossing]
+        self._era(flow, arcs, starts, [self._ends(flow, d) for d in crossing])
 
     def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
@@ -208,8 +240,9 @@ class Formulation:
         arcs: Sequence[tuple[Move, float]],
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
+        turns: int = 1,
     ) -> None:
-        """The travels of a flow in an era, from each start to its end."""
+        """The travels of a flow in an era, from each start to its end; made in every turn."""
         shared = len(starts) > 1
         paid: dict[Move, int] = {}
         for move, seconds in arcs:
@@ -217,7 +250,7 @@ class Formulation:
             if starts and (seconds or not shared):
                 paid[move] = self.program.variable()
                 if seconds:
-                    self.communication.append((paid[move], flow.weight * seconds))
+                    self.communication.append((paid[move], turns * flow.weight * seconds))
         for start, end in zip(starts, ends, strict=True):
             taken = paid
             if shared:
@@ -264,26 +297,37 @@ class Formulation:
         self.between.append((kept, flow.weight * self.problem.local_bytes(flow, state)))
         return kept
 
-    def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
-        """What is kept starts where the maker puts it; not all need be kept."""
+    def _hold(
+        self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
+    ) -> Mapping[State, Terms]:
+        """held[f, s]: the way to it ends in any state."""
+        every = {*self._sources(flow), *(move.target for move, _ in arcs)}
+        for state in sorted(every):
+            held = self.program.variable(high=1.0)
+            if self.memory_limit is not None:
+                self._count(held, flow.weight)
+            self.held.setdefault(number, {})[state] = held
+            self.between.append((held, flow.weight * self.problem.local_bytes(flow, state)))
+        return {state: [(v, 1.0)] for state, v in self.held[number].items()}
+
+    def _share(self, *there: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
+        """What starts from a state is at most what is there; not all need start."""
         found: dict[State, Terms] = {}
-        for state, choices in sources.items():
+        for state in dict.fromkeys(state for one in there for state in one):
             variable = self.program.variable()
+            choices = [choice for one in there for choice in one.get(state, ())]
             terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
             self.program.row(terms, -np.inf, 0.0)
             found[state] = [(variable, 1.0)]
         return found
 
-    def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
+    def _taken(
+        self,
+        kept: Mapping[State, Sequence[int]],
+        stays: Sequence[Mapping[State, Sequence[int]]],
+    ) -> dict[State, Terms]:
         """taken[f, d, s] of a new demand d."""
-        stays = self._sources(flow, again=None if flow.stored else True)
-        found = {}
-        for state, kept in self.kept[number].items():
-            taken = self.program.variable()
-            there = [(v, -1.0) for v in stays.get(state, ())]
-            self.program.row([(taken, 1.0), (kept, -1.0), *there], -np.inf, 0.0)
-            found[state] = [(taken, 1.0)]
-        return found
+        return self._share(kept, *({s: one[s] for s in one if s in kept} for one in stays))
 
     # ------------------------------------------------------------------ memory
 
@@ -359,11 +403,27 @@ class Formulation:
                     source = self.problem.source(flow, ways[flow.group])
                     kept |= dict.fromkeys(flow.tensors, source)
                 kept |= _dealt(flow.tensors[::-1], shares)
-        return Decisions(tuple(ways), frozenset(again), kept)
+        return Decisions(tuple(ways), frozenset(again), kept, self._held_in(values, ways))
+
+    def _held_in(self, values: np.ndarray, ways: Sequence[Way]) -> dict[int, State]:
+        """The states that are held under a memory limit."""
+        held: dict[int, State] = {}
+        for number, variables in self.held.items() if self.memory_limit is not None else ():
+            flow = self.problem.flows[number]
+            shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
+            if flow.stored:  # of the rest only the input itself is there
+                held |= dict.fromkeys(flow.tensors, self.problem.source(flow, ways[flow.group]))
+            held |= _dealt(flow.tensors, shares)
+        return held
 
     def seconds(self, objective: float) -> float:
         """An objective of the program in seconds."""
         return objective / MICRO if math.isfinite(objective) else objective
+
+
+def _whole(sources: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
+    """All of a flow, where the way of its maker puts it."""
+    return {state: [(v, 1.0) for v in variables] for state, variables in sources.items()}
 
 
 def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:
