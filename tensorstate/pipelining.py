@@ -94,19 +94,27 @@ class Pipeline:
         )
 
 
-def batch_of(graph: Graph) -> int:
-    """The factor of the batch: the first dimension of most inputs that are no parameters or state.
+def batch_of(graph: Graph, name: str | None = None) -> int:
+    """The factor of the batch: the first dimension of an input.
+
+    Args:
+        name: of the input; by default the factor is that with which most inputs begin that are no
+            parameters or state.
 
     Raises:
         PlanError: there is no such input.
     """
-    tensors = [graph.tensors[i] for i in graph.inputs if graph.tensors[i].role == "input"]
-    firsts = [t.dims[t.layout[0][0]] for t in tensors if t.layout and t.layout[0]]
-    if not firsts:
+    inputs = [graph.tensors[i] for i in graph.inputs]
+    wanted = [t for t in inputs if (t.role == "input" if name is None else t.name == name)]
+    firsts = [t.dims[t.layout[0][0]] for t in wanted if t.layout and t.layout[0]]
+    if not firsts and name is None:
         raise PlanError(
             "no argument of the step is a batch that microbatches could be cut from: all are "
-            "parameters, optimizer state or scalars"
+            "parameters, optimizer state or scalars. Name the input with batch="
         )
+    if not firsts:
+        some = ", ".join(t.name for t in inputs if t.sizes)
+        raise PlanError(f"no batch begins the input {name!r}; inputs with dimensions are {some}")
     return Counter(firsts).most_common(1)[0][0]
 
 

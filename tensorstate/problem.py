@@ -24,7 +24,7 @@ from collections.abc import Mapping
 
 from tensorstate.graph import Edge, Entity, Graph, Output
 from tensorstate.hardware import Hardware, Network
-from tensorstate.pipelining import Pipeline, pipelined
+from tensorstate.pipelining import Pipeline, batch_of, pipelined
 from tensorstate.states import REPLICATED, Mesh, Routes, State
 from tensorstate.ways import Place, Way, Ways
 
@@ -106,6 +106,7 @@ class Problem:
         network: the mesh and the prices of collectives.
         hardware: a device.
         microbatches: turns of the loop over parts of the batch; 1 for none.
+        batch: name of an input whose first dimension is the batch (see ``pipelining.batch_of``).
 
     Attributes:
         traced: the training step.
@@ -116,14 +117,28 @@ class Problem:
         PlanError: the step cannot be cut into so many microbatches.
     """
 
-    def __init__(self, graph: Graph, network: Network, hardware: Hardware, microbatches: int = 1):
+    def __init__(
+        self,
+        graph: Graph,
+        network: Network,
+        hardware: Hardware,
+        microbatches: int = 1,
+        batch: str | None = None,
+    ):
         self.traced, self.network, self.hardware = graph, network, hardware
-        self.microbatches = microbatches
-        self.pipeline = pipelined(graph) if microbatches != 1 else None
+        self.microbatches, self.batch = microbatches, batch
+        looped = microbatches != 1
+        self.pipeline = pipelined(graph, batch_of(graph, batch)) if looped else None
         self.graph = graph = self.pipeline.piece(microbatches) if self.pipeline else graph
         self.ways = tuple(Ways(graph, self.entity(g), self.mesh) for g in range(len(graph.classes)))
         self.flows = flows_of(graph, self.pipeline)
         self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
+
+    def on(self, network: Network, hardware: Hardware | None = None) -> Problem:
+        """The same step on another network, or on other devices."""
+        return Problem(
+            self.traced, network, hardware or self.hardware, self.microbatches, self.batch
+        )
 
     @property
     def mesh(self) -> Mesh:

@@ -128,7 +128,7 @@ class Loop:
         """
         dtypes = {tensor: self.layout.graph.tensors[tensor].dtype for tensor, _ in self.crossing}
         # Keys are no numbers to start from.
-        keys = [w for w in self.crossing if jax.dtypes.issubdtype(dtypes[w[0]], jax.dtypes.extended)]
+        keys = [w for w in self.crossing if jnp.issubdtype(dtypes[w[0]], jax.dtypes.extended)]
         carried = [where for where in self.crossing if where not in keys]
         stacked = [*self.returned, *keys]
 

@@ -114,7 +114,7 @@ def _joined_axes(
     ``None`` where the ways allowed do not let them.
     """
     network = joined(problem.network)
-    fewer = Problem(problem.graph, network, problem.hardware)
+    fewer = problem.on(network)
     meant = [
         _meant(choices, known.all, network.parts)
         for choices, known in zip(allowed, fewer.ways, strict=True)
@@ -193,7 +193,7 @@ def axes_bound(
         problem.hardware.memory_bandwidth * faster,
         problem.hardware.memory * faster,
     )
-    rest = Problem(problem.graph, network, hardware)
+    rest = problem.on(network, hardware)
     ways = []
     for known, choices in zip(rest.ways, allowed, strict=True):
         left = {tuple(choice[a] for a in axes) for choice in choices}
