@@ -313,6 +313,7 @@ def _counted(
         PlanError: of no number a plan fits; the reason is that of the last.
     """
     start, auto = time.perf_counter(), isinstance(microbatches, str)
+    limit = options["memory_limit"]
     if isinstance(microbatches, str) and microbatches != "auto":
         raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
     counts = (2**i for i in itertools.count()) if isinstance(microbatches, str) else microbatches
@@ -331,12 +332,12 @@ def _counted(
         try:
             found = solve(problem, allowed, **{**options, "time_limit": max(1.0, left)})
         except PlanError as error:
-            if options["memory_limit"] is None:
+            if limit is None:
                 raise
             reason = f"in {count} microbatches {error}" if count > 1 else str(error)
             continue
         bound = min(bound, found.bound)
-        if best is None or found.objective < best[1].objective:
+        if best is None or _rank(found, limit) < _rank(best[1], limit):
             best = problem, found
         elif auto:
             break
@@ -344,6 +345,11 @@ def _counted(
         raise PlanError(reason)
     seconds = time.perf_counter() - start
     return best[0], dataclasses.replace(best[1], bound=bound, seconds=seconds)
+
+
+def _rank(found: Found, limit: float | None) -> tuple[bool, float]:
+    """Plans that fit come first; rounding shares to whole layers may have taken too much."""
+    return limit is not None and found.cost.memory.peak > limit, found.objective
 
 
 def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:
