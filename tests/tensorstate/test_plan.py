@@ -262,8 +262,8 @@ def test_common_names():
 
 @pytest.fixture(scope="module")
 def pipelined_plan(graph, plan):
-    """Half of the memory of the plan without a limit."""
-    limit = plan.cost.memory.peak / 2
+    """Four fifths of the memory of the plan without a limit."""
+    limit = 0.8 * plan.cost.memory.peak
     options = {"network": NETWORK, "hardware": "CPU", "memory_limit": limit}
     return search(graph, mesh=MESH, microbatches="auto", **options)
 
@@ -281,7 +281,7 @@ def test_a_memory_limit_is_met_in_microbatches(graph, plan, pipelined_plan):
         assert "no plan fits" in str(error)  # noqa: PT017
     else:
         assert pipelined_plan.cost.seconds < again.cost.seconds
-    assert pipelined_plan.found.bound <= plan.found.objective
+    assert pipelined_plan.found.bound <= pipelined_plan.found.objective * (1 + 1e-9)
 
 
 def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, pipelined_plan):
