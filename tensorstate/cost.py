@@ -31,9 +31,10 @@ class Decisions:
             are made again, the state is kept with which they travel the least, the smallest among
             equals.
         held: in microbatches, for tensors that are not cut, the state in which they are held all
-            through the loop: an input is brought to it once, before the loop, and is there too in
-            its own; what is read after the loop is brought to it in every turn, where it is added
-            up. Of others it is again that with which they travel the least.
+            through the loop. An input is brought to it once, before the loop, and read there in
+            every turn; nothing of it is kept within a turn. What is read after the loop is brought
+            to it in every turn, and added up there. Of others it is again the state with which
+            they travel the least.
     """
 
     ways: tuple[Way, ...]
@@ -305,7 +306,7 @@ def _held(
     routes, here = problem.routes(flow), frozenset({source})
     # What is read after the loop is brought to where it is added up as soon as it is made.
     extra = frozenset[State]() if held is None or flow.stored else frozenset({held})
-    there = here if held is None or not flow.stored else here | {held}
+    there = here if held is None or not flow.stored else frozenset({held})
     early, kept_in, again = _eras(problem, ways, number, there, extra, remade, late, kept)
     turns = problem.microbatches if flow.looped else 1
     before = routes.tree(here, there)
@@ -393,6 +394,8 @@ def _between(
     routes = problem.routes(flow)
     if not flow.early:
         return NOTHING, None, routes.tree(here, late)
+    if flow.stored and is_held(problem, flow):
+        return routes.tree(here, early), None, routes.tree(here, late)
     if not after or (remade and kept is None):
         return routes.tree(here, early), None, routes.tree(here, late)
     if kept is None:

@@ -106,6 +106,8 @@ class Loop:
         found = {}
         for tensor, copies in before.items():
             trip = self.layout.trips[tensor]
+            if trip.held is not None:
+                copies = {trip.held: copies[trip.held]}
             if self.entry(tensor) >= 0:
                 found[tensor] = {
                     state: turn.take(x, self.entry(tensor), self._devices(tensor, state))

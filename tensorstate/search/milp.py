@@ -14,7 +14,7 @@ Variables, all at least 0:
   of the forward pass that ends in any state. Under a memory limit it stands for whole tensors, as
   ``x`` does for layers.
 - ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
-  kept there, what is made there again, and, of an input, what is stored or held there.
+  kept there, what is made there again, and, of an input, what is stored there.
 
 Minimize compute + communication:
 
@@ -25,9 +25,10 @@ room for what it reads and writes beside what is there when it runs.
 
 In microbatches both eras are in a loop, and their moves are paid for in every turn. Beside them is
 
-- ``held[f, s]``: the share of flow f that is held in state s through the loop: of an input, a copy
-  that is made once, before the loop, in an era of its own; of what is read after the loop, where it
-  is added up, a demand of the era in which it is made. What is read after the loop starts there.
+- ``held[f, s]``: the share of flow f that is held in state s through the loop. An input comes to it
+  once, before the loop, in an era of its own, and starts there in every turn; it takes no memory
+  where it is stored. What is read after the loop comes to it in the era in which it is made, is
+  added up there, and starts there after the loop.
 
 The rows are made by one method each. Solutions of the relaxation are often integer: the moves form
 shortest-path problems once the ways are chosen.
@@ -152,46 +153,39 @@ class Formulation:
             for state, variables in sources.items():
                 nbytes = flow.weight * self.problem.stored_bytes(flow, state)
                 self.persistent += [(v, nbytes) for v in variables]
-        there: list[Mapping[State, Sequence[int]]] = [sources]
-        sums: list[Mapping[State, Terms]] = []
-        if is_held(self.problem, flow):
-            holding = self._hold(number, flow, arcs)
-            if flow.stored:
-                self._era(flow, arcs, [self._share(sources)], [holding])
-                there.append({state: [v] for state, v in self.held[number].items()})
-            else:
-                sums = [holding]
-        self._after(number, flow, arcs, sources)
+        start = _whole(sources)
+        held = self._hold(number, flow, arcs) if is_held(self.problem, flow) else {}
+        self._after(flow, arcs, start if flow.stored else held)
+        sums = [held] if held and not flow.stored else []
         if not flow.early:
-            starts = [_whole(sources)] * (len(late) + len(sums))
-            self._era(flow, arcs, starts, [self._ends(flow, d) for d in late] + sums, turns)
+            ends = [self._ends(flow, d) for d in late] + sums
+            self._era(flow, arcs, [start] * len(ends), ends, turns)
             self._gradient(flow)
             return
-        first = [self._ends(flow, d) for d in early] + sums
-        starts = [_whole(sources) if len(there) == 1 else self._share(*there) for _ in first]
-        if late or repeats:
-            starts.append(self._share(*there))
-            first.append(self._keep(number, flow, arcs))
-        self._era(flow, arcs, starts, first, turns)
-        if late or repeats:
-            ends = [self._ends(flow, d) for d in late]
-            ends += [self._ends(flow, d, again=True) for d in repeats]
-            stays = there if flow.stored else [self._sources(flow, again=True)]
-            kept = {state: [v] for state, v in self.kept[number].items()}
-            self._era(flow, arcs, [self._taken(kept, stays) for _ in ends], ends, turns)
+        ends = [self._ends(flow, d) for d in early] + sums
+        again = [self._ends(flow, d) for d in late]
+        again += [self._ends(flow, d, again=True) for d in repeats]
+        if held and flow.stored:
+            self._era(flow, arcs, [start], [held])
+            self._stay(number, flow, sources)
+            self._era(flow, arcs, [held] * len(ends), ends, turns)
+            there = {state: [v] for state, v in self.held[number].items()}
+            starts = [held] * len(late) + [self._share(there) for _ in repeats]
+            self._era(flow, arcs, starts, again, turns)
+            return
+        starts = [start] * len(ends)
+        if again:
+            starts.append(self._share(sources))
+            ends.append(self._keep(number, flow, arcs))
+        self._era(flow, arcs, starts, ends, turns)
+        self._era(flow, arcs, [self._taken(number, flow) for _ in again], again, turns)
 
     def _after(
-        self,
-        number: int,
-        flow: Flow,
-        arcs: Sequence[tuple[Move, float]],
-        sources: Mapping[State, Sequence[int]],
+        self, flow: Flow, arcs: Sequence[tuple[Move, float]], start: Mapping[State, Terms]
     ) -> None:
         """What is read after the loop starts from where it is held, or stored."""
-        crossing = [d for d in flow.demands if d.crosses]
-        held = {state: [v] for state, v in self.held.get(number, {}).items()}
-        starts = [_whole(sources) if flow.stored else self._share(held) for _ in crossing]
-        self._era(flow, arcs, starts, [self._ends(flow, d) for d in crossing])
+        ends = [self._ends(flow, d) for d in flow.demands if d.crosses]
+        self._era(flow, arcs, [start] * len(ends), ends)
 
     def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
@@ -277,7 +271,7 @@ class Formulation:
 
     def _keep(
         self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
-    ) -> Mapping[State, Terms]:
+    ) -> dict[State, Terms]:
         """kept[f, s]: keeping is a demand of the forward pass, which ends in any state."""
         every = {*self._sources(flow), *(move.target for move, _ in arcs)}
         ends = {state: self._kept(number, flow, state) for state in sorted(every)}
@@ -296,7 +290,7 @@ class Formulation:
 
     def _hold(
         self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
-    ) -> Mapping[State, Terms]:
+    ) -> dict[State, Terms]:
         """held[f, s]: the way to it ends in any state."""
         every = {*self._sources(flow), *(move.target for move, _ in arcs)}
         for state in sorted(every):
@@ -307,24 +301,35 @@ class Formulation:
             self.between.append((held, flow.weight * self.problem.local_bytes(flow, state)))
         return {state: [(v, 1.0)] for state, v in self.held[number].items()}
 
-    def _share(self, *there: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
-        """What starts from a state is at most what is there; not all need start."""
+    def _stay(self, number: int, flow: Flow, sources: Mapping[State, list[int]]) -> None:
+        """An input that is held where it is stored is there once."""
+        for state, choices in sources.items() if self.memory_limit is not None else ():
+            stays, held = self.program.variable(), self.held[number][state]
+            self.program.row([(stays, 1.0), (held, -1.0)], -np.inf, 0.0)
+            self.program.row([(stays, 1.0), *((v, -1.0) for v in choices)], -np.inf, 0.0)
+            nbytes = flow.weight * self.problem.local_bytes(flow, state)
+            self.between.append((stays, -nbytes))
+
+    def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
+        """What is kept starts where the maker puts it; not all need be kept."""
         found: dict[State, Terms] = {}
-        for state in dict.fromkeys(state for one in there for state in one):
+        for state, choices in sources.items():
             variable = self.program.variable()
-            choices = [choice for one in there for choice in one.get(state, ())]
             terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
             self.program.row(terms, -np.inf, 0.0)
             found[state] = [(variable, 1.0)]
         return found
 
-    def _taken(
-        self,
-        kept: Mapping[State, Sequence[int]],
-        stays: Sequence[Mapping[State, Sequence[int]]],
-    ) -> dict[State, Terms]:
+    def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
         """taken[f, d, s] of a new demand d."""
-        return self._share(kept, *({s: one[s] for s in one if s in kept} for one in stays))
+        stays = self._sources(flow, again=None if flow.stored else True)
+        found = {}
+        for state, kept in self.kept[number].items():
+            taken = self.program.variable()
+            there = [(v, -1.0) for v in stays.get(state, ())]
+            self.program.row([(taken, 1.0), (kept, -1.0), *there], -np.inf, 0.0)
+            found[state] = [(taken, 1.0)]
+        return found
 
     # ------------------------------------------------------------------ memory
 
@@ -400,16 +405,14 @@ class Formulation:
                     source = self.problem.source(flow, ways[flow.group])
                     kept |= dict.fromkeys(flow.tensors, source)
                 kept |= _dealt(flow.tensors[::-1], shares)
-        return Decisions(tuple(ways), frozenset(again), kept, self._held_in(values, ways))
+        return Decisions(tuple(ways), frozenset(again), kept, self._held_in(values))
 
-    def _held_in(self, values: np.ndarray, ways: Sequence[Way]) -> dict[int, State]:
+    def _held_in(self, values: np.ndarray) -> dict[int, State]:
         """The states that are held under a memory limit."""
         held: dict[int, State] = {}
         for number, variables in self.held.items() if self.memory_limit is not None else ():
             flow = self.problem.flows[number]
             shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
-            if flow.stored:  # of the rest only the input itself is there
-                held |= dict.fromkeys(flow.tensors, self.problem.source(flow, ways[flow.group]))
             held |= _dealt(flow.tensors, shares)
         return held
 

@@ -181,7 +181,7 @@ def _kept(
             late = any(d.late and not d.crosses for d in flow.demands) or any(
                 not again.isdisjoint(r) for r in readers
             )
-            if flow.early and late:
+            if flow.early and late and not (flow.stored and is_held(problem, flow)):
                 tensors.append(tensor)
                 none = [None] if maker in again else []
                 choices.append([*none, *_states(problem, flow, allowed)])
