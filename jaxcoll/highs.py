@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import highspy
 
 
-def solver_for(model: highspy.HighsLp, options: Mapping[str, float]) -> highspy.Highs:
+def solver_for(model: highspy.HighsLp, options: Mapping[str, float | str]) -> highspy.Highs:
     """A silent solver with a model and options, to be run by ``run``.
 
     A process has one pool of threads for all solvers, and a solver that asks for another number

@@ -252,8 +252,9 @@ def search(
         pin: states of inputs by patterns of their names (see ``pins``): a ``PartitionSpec`` each.
         forbid: mesh axes that must not shard inputs, by patterns.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
-        method: "milp" decides all axes at once; "descent" one after another; "genetic" breeds
-            plans, without a bound; "auto" takes the first up to two axes, else the second.
+        method: "milp" decides all axes at once; "descent" one after another, with a looser bound;
+            "genetic" breeds plans, without one; "auto" takes the first up to two axes, else the
+            second.
         gap: relative gap to a proved bound at which to stop.
         time_limit: seconds; the best plan until then is returned with its gap.
         seed: of the genetic search.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,8 +13,11 @@ from tensorstate.cost import Cost, Decisions, Trip, price
 from tensorstate.errors import PlanError
 from tensorstate.problem import Problem
 from tensorstate.search.milp import Formulation
-from tensorstate.search.program import Progress
+from tensorstate.search.program import Progress, Solution
 from tensorstate.ways import Way
+
+# Variables above which the relaxation says which ways come into question.
+LARGE = 150_000
 
 # Times that room is made for shares of layers to be rounded up, and seconds of each.
 ROUNDINGS = 6
@@ -98,16 +102,15 @@ def attempt(
 ) -> Found | None:
     """As ``milp``, but ``None`` where nothing fits."""
     start = time.perf_counter()
-    formulation = Formulation(
+    build = functools.partial(
+        Formulation,
         problem,
-        allowed,
         recompute=recompute,
         memory_limit=memory_limit,
         objective=objective,
         narrow=narrow,
     )
-    left = max(0.1, time_limit - (time.perf_counter() - start))
-    solution = formulation.program.solve(gap=gap, time_limit=left, progress=progress)
+    formulation, solution = _optimum(build, allowed, gap, start + time_limit, progress)
     if solution.status == "infeasible":
         return None
     if not len(solution.values):
@@ -120,6 +123,32 @@ def attempt(
     bound = formulation.seconds(solution.bound)
     minimized = objective_of(cost, objective)
     return Found(decisions, cost, minimized, bound, "milp", time.perf_counter() - start)
+
+
+def _optimum(
+    build: Callable[[Sequence[Sequence[Way]]], Formulation],
+    allowed: Sequence[Sequence[Way]],
+    gap: float,
+    until: float,
+    progress: Progress | None,
+) -> tuple[Formulation, Solution]:
+    """A program and its solution; of a large one, among the ways that its relaxation has parts of.
+
+    The bound is that of all ways.
+    """
+
+    def left() -> float:
+        return max(0.1, until - time.perf_counter())
+
+    whole = build(allowed)
+    if whole.program.num_variables > LARGE:
+        relaxed = whole.program.relax(time_limit=left(), tolerance=gap / 10)
+        if len(relaxed.values):
+            likely = build(whole.likely(relaxed))
+            found = likely.program.solve(gap=gap, time_limit=left(), progress=progress)
+            if len(found.values):
+                return likely, dataclasses.replace(found, bound=relaxed.bound)
+    return whole, whole.program.solve(gap=gap, time_limit=left(), progress=progress)
 
 
 def _in_whole_layers(

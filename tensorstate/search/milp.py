@@ -55,6 +55,9 @@ MICRO, MEGA = 1e6, 1e-6
 # integer.
 FEW = 4
 
+# The part of a class that runs in a way in a relaxed solution, from which the way is a likely one.
+LIKELY = 1e-2
+
 
 class Formulation:
     """The program of a problem.
@@ -108,8 +111,8 @@ class Formulation:
             seconds = weight * problem.seconds(group, way)
             choices[way, False] = ways[-1]
             if again:
-                choices[way, False] = self.program.variable()
-                choices[way, True] = self.program.variable()
+                choices[way, False] = self._part()
+                choices[way, True] = self._part()
                 self._count(choices[way, True], weight)
                 parts = [(choices[way, a], 1.0) for a in (False, True)]
                 self.program.row([*parts, (ways[-1], -1.0)], 0.0, 0.0)
@@ -118,10 +121,14 @@ class Formulation:
         self.program.row([(v, 1.0) for v in ways], 1.0, 1.0)
         return choices
 
+    def _part(self) -> int:
+        """A variable that is a part of something; no best solution has more than all of it."""
+        return self.program.variable(within=1.0)
+
     def _count(self, share: int, weight: int) -> None:
         """A share stands for whole layers or tensors; few are counted, many are rounded."""
         if weight <= FEW:
-            number = self.program.variable(integer=True)
+            number = self.program.variable(integer=True, within=weight)
             self.program.row([(share, 1.0), (number, -1.0 / weight)], 0.0, 0.0)
 
     def _sources(self, flow: Flow, again: bool | None = None) -> dict[State, list[int]]:
@@ -221,7 +228,7 @@ class Formulation:
         if demand.group is not None:
             targets = self._targets(demand, again)
             return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
-        ends = {s: self.program.variable() for s in states(flow.sizes, self.problem.mesh)}
+        ends = {s: self._part() for s in states(flow.sizes, self.problem.mesh)}
         self.program.row([(v, 1.0) for v in ends.values()], 1.0, 1.0)
         return {s: [(v, 1.0)] for s, v in ends.items()}
 
@@ -239,13 +246,13 @@ class Formulation:
         for move, seconds in arcs:
             # What costs nothing need not be shared.
             if starts and (seconds or not shared):
-                paid[move] = self.program.variable()
+                paid[move] = self._part()
                 if seconds:
                     self.communication.append((paid[move], turns * flow.weight * seconds))
         for start, end in zip(starts, ends, strict=True):
             taken = paid
             if shared:
-                taken = {move: self.program.variable() for move, _ in arcs}
+                taken = {move: self._part() for move, _ in arcs}
                 for move, variable in paid.items():
                     self.program.row([(variable, 1.0), (taken[move], -1.0)], 0.0, np.inf)
             self._conserve(taken, start, end)
@@ -314,7 +321,7 @@ class Formulation:
         """What is kept starts where the maker puts it; not all need be kept."""
         found: dict[State, Terms] = {}
         for state, choices in sources.items():
-            variable = self.program.variable()
+            variable = self._part()
             terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
             self.program.row(terms, -np.inf, 0.0)
             found[state] = [(variable, 1.0)]
@@ -325,7 +332,7 @@ class Formulation:
         stays = self._sources(flow, again=None if flow.stored else True)
         found = {}
         for state, kept in self.kept[number].items():
-            taken = self.program.variable()
+            taken = self._part()
             there = [(v, -1.0) for v in stays.get(state, ())]
             self.program.row([(taken, 1.0), (kept, -1.0), *there], -np.inf, 0.0)
             found[state] = [(taken, 1.0)]
@@ -343,8 +350,7 @@ class Formulation:
 
     def _memory(self, limit: float) -> None:
         """Beside what is there, every entity finds room for what it reads and writes."""
-        start, end = self.program.variable(), self.program.variable()
-        self.peak = self.program.variable(high=MEGA * limit)
+        start, end, self.peak = (self.program.variable(high=MEGA * limit) for _ in range(3))
         self._sum([*self.persistent, *self.between], start)
         self._sum([*self.persistent, *self.gradients], end)
         for group, choices in enumerate(self.x):
@@ -370,7 +376,8 @@ class Formulation:
             for variable, seconds in (*self.compute, *self.communication):
                 self.program.cost(variable, MICRO * seconds)
             return
-        larger = self.program.variable(cost=1.0)
+        most = math.fsum(MICRO * s for _, s in (*self.compute, *self.communication))
+        larger = self.program.variable(cost=1.0, within=most)
         for terms in (self.compute, self.communication):
             sums: dict[int, float] = defaultdict(float)
             for variable, seconds in terms:
@@ -383,6 +390,17 @@ class Formulation:
         self.program.cost(self.peak, 1.0)
 
     # ------------------------------------------------------------------ solutions
+
+    def likely(self, relaxed: Solution) -> list[list[Way]]:
+        """For every class the ways of which a relaxed solution has some part."""
+        found = []
+        for choices in self.x:
+            parts: dict[Way, float] = defaultdict(float)
+            for (way, _), variable in choices.items():
+                parts[way] += relaxed.values[variable]
+            least = min(LIKELY, max(parts.values()))
+            found.append([way for way, part in parts.items() if part >= least])
+        return found
 
     def decisions(self, solution: Solution) -> Decisions:
         """The decisions of a solution: shares become whole layers, the first ones made again."""

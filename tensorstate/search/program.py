@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterable
 
 import highspy
 import numpy as np
+from scipy.sparse import csr_matrix
 
 from jaxcoll import highs
+
+# To which costs are scaled for the interior-point method.
+LARGEST_COST = 1e5
 
 Terms = Iterable[tuple[int, float]]
 """A linear expression: (variable, factor)."""
@@ -40,6 +44,7 @@ class Program:
 
     def __init__(self) -> None:
         self._costs, self._low, self._high = array("d"), array("d"), array("d")
+        self._within = array("d")
         self._integer = array("b")
         self._starts, self._indices, self._factors = array("i", [0]), array("i"), array("d")
         self._row_low, self._row_high = array("d"), array("d")
@@ -55,13 +60,27 @@ class Program:
         return len(self._row_low)
 
     def variable(
-        self, cost: float = 0.0, low: float = 0.0, high: float = np.inf, integer: bool = False
+        self,
+        cost: float = 0.0,
+        low: float = 0.0,
+        high: float = np.inf,
+        integer: bool = False,
+        within: float = np.inf,
     ) -> int:
-        """A new variable, by number."""
+        """A new variable, by number.
+
+        Args:
+            cost: of one of it.
+            low, high: what it may be.
+            integer: whether it has to be one.
+            within: what it is at most in some best solution, whatever is allowed: with it ``relax``
+                proves a bound.
+        """
         self._costs.append(cost)
         self._low.append(low)
         self._high.append(high)
         self._integer.append(integer)
+        self._within.append(min(high, within))
         return len(self._costs) - 1
 
     def cost(self, variable: int, cost: float) -> None:
@@ -112,6 +131,57 @@ class Program:
         highs.run(solver)
         return self._solution(solver, relax or not any(self._integer))
 
+    def relax(
+        self, *, time_limit: float = np.inf, tolerance: float = 1e-4, threads: int = 2
+    ) -> Solution:
+        """Leave out that variables are integer, and stop within a tolerance of the optimum.
+
+        An interior-point method, which large programs with many equal solutions do not slow down as
+        they do the simplex method. Its solution is no corner; its bound holds however exact it is.
+        It never says "infeasible", which it may think of what is only hard: then it finds nothing.
+
+        Args:
+            time_limit: seconds.
+            tolerance: relative gap to stop at.
+            threads: of the solver.
+        """
+        options: dict[str, float | str] = {
+            "threads": threads,
+            "solver": "ipm",
+            "run_crossover": "off",
+            "presolve": "off",  # duals of what it takes out are poor ones
+            "ipm_optimality_tolerance": tolerance,
+        }
+        if np.isfinite(time_limit):
+            options["time_limit"] = float(time_limit)
+        model, costs = self._model(relax=True), np.frombuffer(self._costs)
+        # Its tolerances are absolute ones.
+        scale = LARGEST_COST / max(np.abs(costs).max(initial=0.0), np.finfo(float).tiny)
+        model.col_cost_ = costs * scale
+        solver = highs.solver_for(model, options)
+        highs.run(solver)
+        found = solver.getSolution()
+        if not (found.value_valid and found.dual_valid):
+            return Solution("limit", np.zeros(0), np.inf, -np.inf)
+        values = np.asarray(found.col_value)
+        bound = self._bound_of(np.asarray(found.row_dual) / scale)
+        return Solution("optimal", values, float(costs @ values), bound)
+
+    def _bound_of(self, duals: np.ndarray) -> float:
+        """What any duals of the rows prove (Neumaier and Shcherbina, 2004, section 2).
+
+        Costs are duals times rows, plus what is left times variables; each takes its least.
+        """
+        shape = self.num_rows, self.num_variables
+        factors, indices = np.frombuffer(self._factors), np.frombuffer(self._indices, np.int32)
+        rows = csr_matrix((factors, indices, np.frombuffer(self._starts, np.int32)), shape)
+        row_low, row_high = np.frombuffer(self._row_low), np.frombuffer(self._row_high)
+        duals = np.where(np.isinf(row_low), np.minimum(duals, 0.0), duals)
+        duals = np.where(np.isinf(row_high), np.maximum(duals, 0.0), duals)
+        left = np.frombuffer(self._costs) - rows.T @ duals
+        low, within = np.frombuffer(self._low), np.frombuffer(self._within)
+        return _least(duals, row_low, row_high) + _least(left, low, within)
+
     def _model(self, relax: bool) -> highspy.HighsLp:
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = self.num_variables, self.num_rows
@@ -144,3 +214,10 @@ class Program:
         exact = objective if optimal else -np.inf
         bound = exact if continuous else info.mip_dual_bound
         return Solution("optimal" if optimal else "limit", values, objective, bound)
+
+
+def _least(factors: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
+    """The least sum of factors times what is between two bounds."""
+    ends = np.where(factors > 0, low, high)
+    used = factors != 0
+    return float(np.sum(factors[used] * ends[used]))

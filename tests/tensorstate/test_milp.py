@@ -89,6 +89,27 @@ def test_the_relaxation_is_a_bound(data, recompute):
     assert whole.bound <= whole.objective * (1 + 1e-9)
 
 
+@given(st.data(), st.booleans(), st.sampled_from(("sum", "max")))
+@settings(max_examples=30)
+def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
+    data, recompute, objective
+):
+    problem = data.draw(problems())
+    allowed = data.draw(some_ways(problem, 1_000))
+    formulation = Formulation(problem, allowed, recompute=recompute, objective=objective)
+    relaxed = formulation.program.solve(relax=True)
+    inside = formulation.program.relax(tolerance=1e-6)
+    assert inside.bound <= relaxed.objective * (1 + 1e-9)
+    if not len(inside.values):
+        return
+    assert inside.bound >= relaxed.objective * (1 - 1e-2)
+    likely = formulation.likely(inside)
+    assert all(set(some) <= set(every) for some, every in zip(likely, allowed, strict=True))
+    fewer = Formulation(problem, likely, recompute=recompute, objective=objective)
+    again = fewer.program.solve(relax=True)
+    assert again.objective == pytest.approx(relaxed.objective, rel=2e-2)
+
+
 @given(st.data())
 @settings(max_examples=20)
 def test_the_least_memory_is_no_more_than_any(data):

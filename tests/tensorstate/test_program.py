@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import highspy
+import numpy as np
 import pytest
 
 from tensorstate.search.program import Program
@@ -35,6 +37,24 @@ def test_other_solvers_of_the_process_do_not_matter(threads):
 def test_the_relaxation_is_a_bound():
     relaxed = small().solve(relax=True)
     assert relaxed.bound == relaxed.objective == pytest.approx(-4)
+
+
+def test_any_duals_prove_a_bound():
+    """None is above the optimum, and the right ones reach it."""
+    program = Program()
+    x, y = (program.variable(cost=cost, within=10.0) for cost in (1.0, 2.0))
+    program.row([(x, 1.0), (y, 1.0)], 3.0, math.inf)
+    program.row([(x, 1.0)], -math.inf, 2.0)
+    assert program.solve().objective == pytest.approx(4)
+    bounds = [
+        program._bound_of(np.array(duals))
+        for duals in itertools.product(np.linspace(-2, 3, 21), repeat=2)
+    ]
+    assert max(bounds) == pytest.approx(4)
+    relaxed = program.relax()
+    assert relaxed.bound == pytest.approx(4, rel=1e-3)
+    assert relaxed.bound <= 4
+    assert relaxed.values == pytest.approx([2, 1], abs=1e-2)
 
 
 def test_what_cannot_be_is_said():
