@@ -319,10 +319,10 @@ def _counted(
         raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
     counts = (2**i for i in itertools.count()) if isinstance(microbatches, str) else microbatches
     best: tuple[Problem, Found] | None = None
-    bound, reason = math.inf, "no number of microbatches was given"
+    bound, reason = math.inf, ""
     for count in counts:
         left = options["time_limit"] - (time.perf_counter() - start)
-        if best is not None and left <= 0:
+        if (best is not None or reason) and left <= 0:
             break
         try:
             problem, allowed = ready(count)
@@ -343,7 +343,7 @@ def _counted(
         elif auto:
             break
     if best is None:
-        raise PlanError(reason)
+        raise PlanError(reason or "no number of microbatches was given")
     seconds = time.perf_counter() - start
     return best[0], dataclasses.replace(best[1], bound=bound, seconds=seconds)
 

@@ -311,7 +311,7 @@ class Formulation:
     def _stay(self, number: int, flow: Flow, sources: Mapping[State, list[int]]) -> None:
         """An input that is held where it is stored is there once."""
         for state, choices in sources.items() if self.memory_limit is not None else ():
-            stays, held = self.program.variable(), self.held[number][state]
+            stays, held = self._part(), self.held[number][state]
             self.program.row([(stays, 1.0), (held, -1.0)], -np.inf, 0.0)
             self.program.row([(stays, 1.0), *((v, -1.0) for v in choices)], -np.inf, 0.0)
             nbytes = flow.weight * self.problem.local_bytes(flow, state)
