@@ -35,13 +35,14 @@ from tensorstate.collectives import (
     scheduled,
     shards_of,
 )
-from tensorstate.cost import Cost, Decisions, Trip
+from tensorstate.cost import Cost
 from tensorstate.errors import PlanError
 from tensorstate.graph import Graph, Operator, Output
 from tensorstate.layout import Layout, spec_of
 from tensorstate.problem import Problem
 from tensorstate.run import LocalBlock, Turn, read, run_operator
 from tensorstate.states import REPLICATED, Mesh, Move, State
+from tensorstate.trips import Decisions, Trip
 from tensorstate.turns import Copies, Loop
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from jax.sharding import PartitionSpec
 
 from tensorstate.collectives import shards_of
-from tensorstate.cost import Cost, Decisions, Trip
+from tensorstate.cost import Cost
 from tensorstate.graph import Output, View
 from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh, State
+from tensorstate.trips import Decisions, Trip
 from tensorstate.ways import Way
 
 

@@ -6,9 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from tensorstate.cost import Cost, Decisions
+from tensorstate.cost import Cost
 from tensorstate.families import Families, is_parameter
 from tensorstate.problem import Problem
+from tensorstate.trips import Decisions
 
 # Of the work or bytes in question at least this share is as a name says.
 MOST = 0.5

@@ -16,7 +16,7 @@ from tensorstate import report
 from tensorstate.apply import Applied, apply
 from tensorstate.check import Report, compare
 from tensorstate.collectives import Collectives
-from tensorstate.cost import Cost, Decisions, is_whole, price
+from tensorstate.cost import Cost, price
 from tensorstate.errors import PlanError
 from tensorstate.families import FAMILIES, Families, per_axis
 from tensorstate.graph import Graph
@@ -30,6 +30,7 @@ from tensorstate.search.genetic import genetic
 from tensorstate.search.program import Progress
 from tensorstate.states import Mesh, State
 from tensorstate.trace import trace
+from tensorstate.trips import Decisions, is_whole
 from tensorstate.ways import Way
 
 Allowed = Sequence[Sequence[Way]]

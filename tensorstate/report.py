@@ -6,13 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tensorstate.cost import Trip, times
+from tensorstate.cost import times
 from tensorstate.errors import PlanError
 from tensorstate.graph import Tensor
 from tensorstate.naming import full_name
 from tensorstate.problem import Problem
 from tensorstate.search.exact import Found
 from tensorstate.states import MAX, MIN, REPLICATED, SUM, State
+from tensorstate.trips import Trip
 
 ROLES = ("parameter", "optimizer", "input", "constant")
 WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorstate.collectives import shards_of
-from tensorstate.cost import NOTHING, Trip
 from tensorstate.errors import PlanError
 from tensorstate.graph import Operator
 from tensorstate.layout import Layout
 from tensorstate.run import Turn
 from tensorstate.states import MAX, MIN, REPLICATED, SUM, State
+from tensorstate.trips import NOTHING, Trip
 
 Copies = dict[State, jax.Array]
 Where = tuple[int, State]

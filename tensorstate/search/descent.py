@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, price, times
+from tensorstate.cost import price, times
 from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware
 from tensorstate.problem import Problem
@@ -17,6 +17,7 @@ from tensorstate.search.exact import Found, attempt, infeasible, least_memory, o
 from tensorstate.search.milp import Formulation
 from tensorstate.search.program import Progress
 from tensorstate.states import REPLICATED
+from tensorstate.trips import Decisions
 from tensorstate.ways import Way
 
 # Times that every axis is visited at most, and the share of the cost that is worth another visit.

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Cost, Decisions, Trip, price
+from tensorstate.cost import Cost, price
 from tensorstate.errors import PlanError
 from tensorstate.problem import Problem
 from tensorstate.search.milp import Formulation
 from tensorstate.search.program import Progress, Solution
+from tensorstate.trips import Decisions, Trip
 from tensorstate.ways import Way
 
 # Variables above which the relaxation says which ways come into question.

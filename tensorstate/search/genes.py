@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, gradient_bytes, remade_entities, trips_of
+from tensorstate.cost import gradient_bytes
 from tensorstate.errors import PlanError
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import State, states
+from tensorstate.trips import Decisions, remade_entities, trips_of
 from tensorstate.ways import Way
 
 # Seconds of a flow that no collectives bring to its readers: more than any plan takes.

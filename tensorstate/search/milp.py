@@ -42,10 +42,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, is_held, optimizer_demand
+from tensorstate.cost import optimizer_demand
 from tensorstate.problem import Demand, Flow, Problem
 from tensorstate.search.program import Program, Solution, Terms
 from tensorstate.states import REPLICATED, SUM, Move, State, states
+from tensorstate.trips import Decisions, is_held
 from tensorstate.ways import Way
 
 # Program units: microseconds, and megabytes.

@@ -14,10 +14,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, gradient_bytes, is_held, remade_entities, trips_of
+from tensorstate.cost import gradient_bytes
 from tensorstate.errors import PlanError
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import SUM, State, states
+from tensorstate.trips import Decisions, is_held, remade_entities, trips_of
 from tensorstate.ways import Way
 
 Allowed = Sequence[Sequence[Way]]

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstate.cost import Decisions, price
+from tensorstate.cost import price
 from tensorstate.errors import PlanError
 from tensorstate.problem import Problem
 from tensorstate.search.milp import Formulation
+from tensorstate.trips import Decisions
 from tests.tensorstate.tiny import CUT, LINES, problems, some_ways
 
 

@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.models import load_model
+from jaxcoll import topologies
+from jaxcoll.synth import Direct, Ring
 from tensorstate.apply import apply
 from tensorstate.check import compare
 from tensorstate.collectives import native
 from tensorstate.cost import price
-from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.hardware import HARDWARE, AlphaBeta, Scheduled
 from tensorstate.plan import named
 from tensorstate.problem import Problem
 from tensorstate.search.exact import Found
@@ -41,6 +43,14 @@ def test_any_plan_of_a_perceptron(axes, seed, turns):
     problem = problem_of("mlp", tuple(axes.items()), turns)
     decisions = drawn(problem, seed)
     check("mlp", apply(problem, decisions, price(problem, decisions), devices(axes), native))
+
+
+def test_collectives_run_by_schedules_in_the_loop():
+    candidates = ((Ring(), 1), (Direct(), 1))
+    network = Scheduled(topologies.torus(2, 4), Mesh.of(PLANE), candidates=candidates)
+    problem = Problem(traced("mlp")[1], network, HARDWARE["CPU"], 2)
+    decisions = drawn(problem, 2)
+    check("mlp", apply(problem, decisions, price(problem, decisions), devices(PLANE)))
 
 
 def _every_turn(problem: Problem, found: Found) -> Found:
