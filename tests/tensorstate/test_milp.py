@@ -43,7 +43,7 @@ def test_for_given_ways_the_program_is_the_price(data, objective):
 
 
 @given(st.data(), st.sampled_from(("sum", "max")))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_in_microbatches_the_program_is_the_price(data, objective):
     """What is gathered or summed once or in every turn is decided alike."""
     problem = data.draw(problems(CUT, microbatches=(2, 4)))
@@ -59,7 +59,7 @@ def test_in_microbatches_the_program_is_the_price(data, objective):
 
 
 @given(st.data(), st.floats(0.0, 1.0))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_in_microbatches_a_memory_limit_is_kept(data, share):
     """Whatever is held and kept to meet it costs what the program says."""
     problem = data.draw(problems(CUT, LINES, microbatches=(2, 4)))

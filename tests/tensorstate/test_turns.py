@@ -37,14 +37,18 @@ def problem_of(name: str, sizes: tuple[tuple[str, int], ...], turns: int) -> Pro
     return Problem(traced(name)[1], AlphaBeta(mesh, ones, ones), HARDWARE["CPU"], turns)
 
 
-@pytest.mark.parametrize("axes", [LINE, PLANE, CUBE], ids=["8", "2x4", "2x2x2"])
-@pytest.mark.parametrize(("seed", "turns"), [(0, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("axes", "seed", "turns"),
+    [pytest.param(LINE, 1, 4, marks=slow), (PLANE, 0, 2), (CUBE, 1, 4)],
+    ids=["8", "2x4", "2x2x2"],
+)
 def test_any_plan_of_a_perceptron(axes, seed, turns):
     problem = problem_of("mlp", tuple(axes.items()), turns)
     decisions = drawn(problem, seed)
     check("mlp", apply(problem, decisions, price(problem, decisions), devices(axes), native))
 
 
+@slow
 def test_collectives_run_by_schedules_in_the_loop():
     candidates = ((Ring(), 1), (Direct(), 1))
     network = Scheduled(topologies.torus(2, 4), Mesh.of(PLANE), candidates=candidates)
@@ -78,7 +82,9 @@ def _report(name: str, problem: Problem, found: Found, axes, **options):
     return applied, compare(compiled, problem.mesh, found.cost)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2", "fsdp", "megatron"])
+@pytest.mark.parametrize(
+    "strategy", ["fsdp", *(pytest.param(n, marks=slow) for n in ("ddp", "zero2", "megatron"))]
+)
 def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
     """Where parameters are gathered once and gradients reduced once, and where in every turn."""
     problem = problem_of("mlp", tuple(PLANE.items()), 2)
@@ -86,10 +92,10 @@ def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
     often = _every_turn(problem, once)
     assert often.cost.memory.held <= once.cost.memory.held
     for found in (once, often):
-        applied, report = _report("mlp", problem, found, PLANE)
+        applied, report = _report("mlp", problem, found, PLANE, xla_backend_optimization_level=0)
         assert report.agrees, str(report)
         assert report.compiled_inputs == report.predicted_inputs
-    check("mlp", applied, 3)
+    check("mlp", applied, 10)
     moved = [sum(found.cost.volume.values()) for found in (once, often)]
     assert moved[0] < moved[1] or strategy == "megatron"
 
@@ -141,8 +147,7 @@ def _step(w, x, key):
     return w - 0.1 * gradient, value, y.max(), y
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("turns", [2, 4])
+@pytest.mark.parametrize(("seed", "turns"), [(0, 2), (1, 4), (3, 4)])
 def test_pieces_and_maxima_are_returned(seed, turns):
     """From batches that are cut in any way, of which devices have different parts."""
     shapes = s(16, 16), s(32, 16), KEY
