@@ -4,7 +4,7 @@ Every bound holds for both link models and for any number of chunks. ``ideal`` i
 the TACOS paper's yardstick, kept under its name.
 
 A schedule gives contributions to a sum away and copies the sum (``jaxcoll.verify``). Recursive
-doubling, which copies partial sums, is none: it takes less latency in an all_reduce, and more bytes.
+doubling, which copies partial sums, is none: it takes less latency for more bytes.
 """
 
 from __future__ import annotations
