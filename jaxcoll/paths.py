@@ -265,12 +265,12 @@ def _costs(topology: Topology) -> np.ndarray:
     Sums of integers do not depend on the order of their terms, so ways of equal cost tie. Exact
     unless that takes more than 62 bits; then rounded to as many.
     """
-    cost = {value: 1 / value for value in set(topology.exact_bandwidth)}
+    speeds, which = topology.speeds
+    cost = [1 / bandwidth for _, bandwidth in speeds]
     most = 2**62 // topology.num_vertices
-    unit = Fraction(common_denominator(cost.values()))
-    unit = min(unit, most / max(cost.values(), default=Fraction(1)))
-    whole = {value: max(1, math.floor(unit * parts)) for value, parts in cost.items()}
-    return np.asarray([whole[value] for value in topology.exact_bandwidth], np.int64)
+    unit = Fraction(common_denominator(cost))
+    unit = min(unit, most / max(cost, default=Fraction(1)))
+    return np.asarray([max(1, math.floor(unit * parts)) for parts in cost], np.int64)[which]
 
 
 @nb.njit(cache=True)

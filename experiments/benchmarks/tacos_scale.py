@@ -25,6 +25,7 @@ from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.blueconnect import BlueConnect
 from jaxcoll.synth.cascade import Cascade
 from jaxcoll.synth.forestcoll import ForestColl
+from jaxcoll.synth.multitree import MultiTree
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.topologies import ring_fc_switch
 from jaxcoll.verify import verify
@@ -40,6 +41,7 @@ ON_RFS: Mapping[int, Sequence[Synthesizer]] = {
     10**6: (
         Cascade(1e6),
         Tacos("patient", 1, 1e6, degree=4, aggregate=None),
+        MultiTree(),
         ForestColl(nbytes=1e6),
         BlueConnect(),
     ),

@@ -90,6 +90,12 @@ BOXES = st.sampled_from(
         families.flattened_butterfly(2, 3, terminals=2),
     ]
 )
+ONE_WAY = st.sampled_from(
+    [
+        families.product(families.ring(4, bidirectional=False), families.switch(3)),
+        families.product(*(families.ring(n, bidirectional=False) for n in (2, 3))),
+    ]
+)
 SQUARES = st.sampled_from(
     [
         *(families.mesh(*sides, bandwidth=(1e9, 3e9)) for sides in ((2, 2), (2, 5), (4, 3))),
@@ -138,6 +144,7 @@ CASES = [
     Case(BlueConnect(shape=(2, 4)), "eight ranks", EIGHTS, grouped=False),
     Case(Themis(shape=(2, 2, 2)), "eight ranks", EIGHTS, grouped=False),
     Case(Cascade(shape=(4, 2)), "eight ranks", EIGHTS, grouped=False),
+    Case(Cascade(), "one-way boxes", ONE_WAY, grouped=False),
     Case(Swing(), "tori", TORI, grouped=False),
     Case(Hdrm(), "BiGraphs", BIGRAPHS, grouped=False),
     Case(DoubleBinaryTree(), "random", RANDOM, SUMS),
