@@ -35,15 +35,15 @@ from tensorstate.collectives import (
     scheduled,
     shards_of,
 )
-from tensorstate.cost import Cost, Decisions
+from tensorstate.cost import Cost
 from tensorstate.errors import PlanError
 from tensorstate.graph import Graph, Operator, Output
 from tensorstate.layout import Layout, spec_of
 from tensorstate.problem import Problem
-from tensorstate.run import LocalBlock, read, run_operator
+from tensorstate.run import LocalBlock, Turn, read, run_operator
 from tensorstate.states import REPLICATED, Mesh, Move, State
-
-Copies = dict[State, jax.Array]
+from tensorstate.trips import Decisions, Trip
+from tensorstate.turns import Copies, Loop
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,13 +191,28 @@ def _replaced(graph: Graph) -> tuple[int, ...]:
 
 
 class _Device:
-    """What one device does, traced: the copies of every tensor that it has in either era."""
+    """What one device does, traced: the copies of every tensor that it has in either era.
 
-    def __init__(self, layout: Layout, collectives: Collectives, overlap: bool):
+    Args:
+        turn: of the loop over microbatches, for a device that runs that alone.
+        trips: how tensors travel; by default as in the plan.
+        given: the tensors that are there at first.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        collectives: Collectives,
+        overlap: bool,
+        turn: Turn | None = None,
+        trips: Mapping[int, Trip] | None = None,
+        given: Mapping[int, Copies] | None = None,
+    ):
         self.overlap = overlap
         self.layout, self.graph, self.mesh = layout, layout.graph, layout.mesh
-        self.collectives = collectives
-        self.given: dict[int, jax.Array] = {}
+        self.collectives, self.microbatch = collectives, turn
+        self.trips = layout.trips if trips is None else trips
+        self.given: dict[int, Copies] = dict(given or {})
         self.early: dict[int, Copies] = {}
         self.late: dict[int, Copies] = {}
         self.last: jax.Array | None = None  # made by the operators so far
@@ -207,31 +222,58 @@ class _Device:
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The results of a step, from the arguments, each in its state."""
         self.take(leaves)
-        for operator in self.graph.operators:
-            early = operator.phase == "forward"
+        if self.layout.problem.pipeline is None:
+            self.work(self.graph.operators)
+            return tuple(map(self.result, self.graph.outputs))
+        last = self.after_loop(Loop(self.layout))
+        return tuple(map(last.result, self.graph.outputs))
+
+    def after_loop(self, loop: Loop) -> _Device:
+        """The device as it has run the loop over microbatches, and what comes after it."""
+        before = {
+            tensor: self.travel(dict(copies), self.trips[tensor].before.moves)
+            for tensor, copies in self.given.items()
+        }
+
+        def body(turn: Turn) -> Callable[[int, State], jax.Array]:
+            given = loop.given(before, turn)
+            device = _Device(self.layout, self.collectives, self.overlap, turn, given=given)
+            device.work(loop.inside)
+            return device.made
+
+        given = {**self.given, **loop.run(body)}
+        last = _Device(self.layout, self.collectives, self.overlap, trips=loop.trips(), given=given)
+        last.work(loop.afterwards, late=True)
+        return last
+
+    def work(self, operators: Sequence[Operator], late: bool = False) -> None:
+        """Run operators in order; all of them in the second era if they are ``late``."""
+        for operator in operators:
+            early = operator.phase == "forward" and not late
             if not early and self.turn is None:
                 self.turn = self.last
             for use, made in zip(operator.results, self.execute(operator, early), strict=True):
                 self.put(use.tensor, made, early)
                 self.last = made
-        return tuple(map(self.result, self.graph.outputs))
 
     def take(self, leaves: Sequence[jax.Array]) -> None:
         """Arguments come in their states, constants whole. They travel when they are first read."""
         for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
-            self.given[tensor] = leaf.reshape(self.sizes(tensor, self.layout.source(tensor)))
+            state = self.layout.source(tensor)
+            self.given[tensor] = {state: leaf.reshape(self.sizes(tensor, state))}
         for tensor, value in self.graph.constants:
-            whole = jnp.asarray(value).reshape(self.graph.tensors[tensor].sizes)
-            self.given[tensor] = cut(whole, self.layout.source(tensor), self.mesh)
+            state = self.layout.source(tensor)
+            whole = jnp.asarray(value).reshape(self.layout.traced.tensors[tensor].sizes)
+            self.given[tensor] = {state: cut(whole, state, self.mesh)}
 
     def sizes(self, tensor: int, state: State) -> list[int]:
-        """A device's elements of every position."""
-        sizes = enumerate(self.graph.tensors[tensor].sizes)
+        """A device's elements of every position, of all microbatches."""
+        sizes = enumerate(self.layout.traced.tensors[tensor].sizes)
         return [size // shards_of(state, position, self.mesh) for position, size in sizes]
 
     def put(self, tensor: int, made: jax.Array, early: bool) -> None:
         """Note what was made or given, and bring it where its era wants it."""
-        trip = self.layout.trips.get(tensor)
+        trip = self.trips.get(tensor)
         if trip is None:  # nothing but its own entity reads it
             state = self.layout.source(tensor)
             (self.early if early else self.late)[tensor] = {state: made}
@@ -250,18 +292,21 @@ class _Device:
     def copies(self, tensor: int, early: bool) -> Copies:
         """The copies of a tensor in an era; kept ones travel, others are made again, on demand."""
         if tensor in self.given and tensor not in self.early:
-            self.put(tensor, self.given[tensor], early=True)
+            moves = self.trips[tensor].early.moves
+            self.early[tensor] = self.travel(dict(self.given[tensor]), moves)
         if early:
             return self.early[tensor]
         if tensor not in self.late:
-            trip = self.layout.trips.get(tensor)
+            trip = self.trips.get(tensor)
             producer = self.graph.tensors[tensor].producer
-            if producer is not None and self.layout.places[producer].entity in self.layout.remade:
-                self.remake(self.graph.operators[producer])
+            if tensor not in self.given and self.is_remade(producer):
+                self.remake(self.graph.operators[producer or 0])
             elif trip is None:
                 self.late[tensor] = self.early[tensor]
             else:
-                base = {s: self.early[tensor][s] for s in self.layout.late_base(tensor)}
+                there = self.given.get(tensor, ()) or ([] if trip.kept else [trip.source])
+                states = [*there, *([trip.kept] if trip.kept else [])]
+                base = {s: self.early[tensor][s] for s in states}
                 if any(move.kind != "slice" for move in trip.late.moves):
                     moment = self.turn if self.overlap else self.last
                     base = {s: _after(moment, x) for s, x in base.items()}
@@ -276,10 +321,14 @@ class _Device:
         """
         there = self.copies(tensor, early)
         if state not in there:
-            trip = self.layout.trips[tensor]
+            trip = self.trips[tensor]
             routes = self.layout.problem.routes(self.layout.problem.flows[trip.flow])
             self.travel(there, routes.tree(frozenset(there), frozenset({state})).moves)
         return there[state]
+
+    def is_remade(self, producer: int | None) -> bool:
+        """Whether an operator's entity runs again."""
+        return producer is not None and self.layout.places[producer].entity in self.layout.remade
 
     def remake(self, operator: Operator) -> None:
         """Run an operator of the forward pass again."""
@@ -307,7 +356,7 @@ class _Device:
         producer = self.graph.tensors[tensor].producer
         if producer is not None:
             same = region is not None and self.graph.operators[producer].call.region == region
-            if same or self.layout.places[producer].entity in self.layout.remade:
+            if same or self.is_remade(producer):
                 return x
         key = (region, tensor, state)
         if key not in self._behind:
@@ -323,25 +372,38 @@ class _Device:
             for own, label in enumerate(labels)
             if counts[own] > 1
         }
-        return LocalBlock(operator.sizes, counts, indices)
+        pipeline, turn = self.layout.problem.pipeline, self.microbatch
+        batch = None if pipeline is None else pipeline.labels[operator.index]
+        if turn is None or batch is None:
+            return LocalBlock(operator.sizes, counts, indices)
+        counts = tuple(n * (turn.count if own == batch else 1) for own, n in enumerate(counts))
+        sizes = self.layout.traced.operators[operator.index].sizes
+        return LocalBlock(sizes, counts, indices, turn, batch)
 
     def result(self, out: Output) -> jax.Array:
         """A result of the step, in the state in which it is returned."""
         tensor, state = out.view.tensor, self.layout.returned(out)
         if tensor is None:
             return read(out.view, None, out.view.sizes)
-        there = self.copies(tensor, early=False)
-        if state not in there:  # a PartitionSpec cannot say what is there
-            whole = next(s for s in there if min(s, default=0) >= REPLICATED)
-            gathers = _gathers(whole, self.graph.tensors[tensor].nbytes, self.mesh)
-            there = self.travel(dict(there), gathers)
+        x = self.made(tensor, state)
         sizes = iter(self.sizes(tensor, state))
         by_position = dict(enumerate(sizes))
         local = [
             [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]
             for pair in zip(out.view.positions, out.view.sizes, strict=True)
         ]
-        return read(out.view, there[state], local)
+        return read(out.view, x, local)
+
+    def made(self, tensor: int, state: State) -> jax.Array:
+        """A tensor as it is there at the end."""
+        if self.microbatch is not None and state in self.early.get(tensor, {}):
+            return self.early[tensor][state]
+        there = self.copies(tensor, early=False)
+        if state not in there:  # a PartitionSpec cannot say what is there
+            whole = next(s for s in there if min(s, default=0) >= REPLICATED)
+            gathers = _gathers(whole, self.graph.tensors[tensor].nbytes, self.mesh)
+            there = self.travel(dict(there), gathers)
+        return there[state]
 
 
 def _after(made: jax.Array | None, x: jax.Array) -> jax.Array:

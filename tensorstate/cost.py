@@ -9,62 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tensorstate.problem import Demand, Flow, Problem
-from tensorstate.states import REPLICATED, SUM, Move, State, Tree, states
+from tensorstate.trips import Decisions, Trip, remade_entities, trips_of
 from tensorstate.ways import Way
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Decisions:
-    """What the search decides.
-
-    Attributes:
-        ways: the way of every class.
-        again: entities of the forward pass that are run again in the backward pass, from what is
-            kept, where something there needs what they make and it is not in ``kept``. Layers that
-            are tied run in the same way, but some may be run again and others not.
-        kept: for tensors the state in which they are kept between the eras. Of others, unless they
-            are made again, the state is kept with which they travel the least, the smallest among
-            equals.
-    """
-
-    ways: tuple[Way, ...]
-    again: frozenset[int] = frozenset()
-    kept: Mapping[int, State] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Trip:
-    """How tensors of a flow travel.
-
-    Attributes:
-        flow: its number.
-        tensors: those that travel so.
-        source: the state in which they are made.
-        early, late: the moves in the forward pass, and after it.
-        kept: the state kept between the eras; ``None`` where nothing is, or only an input's own.
-        remade: whether the maker makes them again after the forward pass.
-    """
-
-    flow: int
-    tensors: tuple[int, ...]
-    source: State
-    early: Tree
-    late: Tree
-    kept: State | None
-    remade: bool
-
-    @property
-    def moves(self) -> tuple[Move, ...]:
-        """All moves."""
-        return self.early.moves + self.late.moves
-
-    @property
-    def weight(self) -> int:
-        """How many tensors travel so."""
-        return len(self.tensors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +26,7 @@ class Memory:
         gradients: from the backward pass to the optimizer.
         forward_work: the most that an entity of the forward or backward pass reads and writes.
         backward_work: the same of the backward pass or the optimizer.
+        held: gathered copies and sums, held through the loop over microbatches.
     """
 
     inputs: int
@@ -84,11 +34,12 @@ class Memory:
     gradients: int
     forward_work: int
     backward_work: int
+    held: int = 0
 
     @property
     def peak(self) -> int:
         """The most that is there at once: as the backward pass starts, or as it ends."""
-        start = self.kept + self.forward_work
+        start = self.held + self.kept + self.forward_work
         return self.inputs + max(start, self.gradients + self.backward_work)
 
 
@@ -141,11 +92,11 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     count: dict[tuple[str, int], int] = defaultdict(int)
     communication = []
     for trip in trips:
-        communication.append(trip.weight * (trip.early.seconds + trip.late.seconds))
-        for move in trip.moves:
+        communication.append(trip.weight * trip.seconds)
+        for move, turns in trip.counted:
             if move.kind != "slice":
-                volume[move.kind, move.axis] += trip.weight * move.nbytes
-                count[move.kind, move.axis] += trip.weight
+                volume[move.kind, move.axis] += trip.weight * turns * move.nbytes
+                count[move.kind, move.axis] += trip.weight * turns
     twice: dict[int, int] = defaultdict(int)
     for entity in remade:
         twice[problem.graph.entities[entity].group] += 1
@@ -162,146 +113,25 @@ def times(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
     spent: dict[tuple[str, int], list[float]] = defaultdict(list)
     for trip in cost.trips:
         routes = problem.routes(problem.flows[trip.flow])
-        for move in trip.moves:
+        for move, turns in trip.counted:
             if move.kind != "slice":
-                spent[move.kind, move.axis].append(trip.weight * routes.seconds(move))
+                spent[move.kind, move.axis].append(trip.weight * turns * routes.seconds(move))
     return {key: math.fsum(values) for key, values in spent.items()}
-
-
-def remade_entities(problem: Problem, decisions: Decisions) -> frozenset[int]:
-    """Of the entities that may be run again those that something after the forward pass needs."""
-    remade: set[int] = set()
-    waiting = decisions.again
-    needs: dict[int, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
-    for flow in problem.flows:
-        for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-            if maker in waiting and tensor not in decisions.kept:
-                late = (demand.late for demand in flow.demands)
-                needs[maker] += zip(late, readers, strict=True)
-    # Readers come after makers, so one pass against the order of execution finds all.
-    for entity in sorted(waiting, reverse=True):
-        if any(late or not remade.isdisjoint(readers) for late, readers in needs[entity]):
-            remade.add(entity)
-    return frozenset(remade)
-
-
-def trips_of(
-    problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
-) -> Iterable[Trip]:
-    """Tensors of a flow by what becomes of their makers and readers and where they are kept.
-
-    Of ``decisions.ways`` only those of the classes that make and read the flow matter.
-
-    Args:
-        remade: what ``remade_entities`` finds.
-        number: of the flow.
-
-    Raises:
-        PlanError: a tensor cannot reach a state in which it is kept or demanded.
-    """
-    flow = problem.flows[number]
-    alike: dict[tuple, list[int]] = defaultdict(list)
-    for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-        again = tuple(not remade.isdisjoint(entities) for entities in readers)
-        alike[maker in remade, again, decisions.kept.get(tensor)].append(tensor)
-    for (made_again, again, kept), tensors in alike.items():
-        late = [d for d, twice in zip(flow.demands, again, strict=True) if d.late or twice]
-        trip = _trip(problem, decisions.ways, number, made_again, late, kept)
-        yield dataclasses.replace(trip, tensors=tuple(tensors))
-
-
-def _trip(
-    problem: Problem,
-    ways: Sequence[Way],
-    number: int,
-    remade: bool,
-    after: Sequence[Demand],
-    kept: State | None,
-) -> Trip:
-    flow = problem.flows[number]
-    source = problem.source(flow, ways[flow.group])
-    early = [d for d in flow.demands if not d.late] if flow.early else []
-    wanted = _targets(problem, ways, early)
-    late = _targets(problem, ways, after)
-    there = {source, *late} if kept is None else {source, *late, kept}
-    ends = [late]
-    if any(d.group is None for d in after) and not any(map(is_whole, there)):
-        # The caller takes any state but partial ones: the cheapest beside the others.
-        ends = [late | {state} for state in states(flow.sizes, problem.mesh)]
-    trips = (_between(problem, number, source, wanted, end, remade, kept, after) for end in ends)
-    return min(trips, key=lambda trip: trip.early.seconds + trip.late.seconds)
-
-
-def _targets(problem: Problem, ways: Sequence[Way], demands: Iterable[Demand]) -> frozenset[State]:
-    """The states that classes demand."""
-    return frozenset(problem.target(d, ways[d.group]) for d in demands if d.group is not None)
-
-
-def _between(
-    problem: Problem,
-    number: int,
-    source: State,
-    early: frozenset[State],
-    late: frozenset[State],
-    remade: bool,
-    kept: State | None,
-    after: Sequence[Demand],
-) -> Trip:
-    """A trip from its source to states in both eras, by way of the state that is kept."""
-    flow = problem.flows[number]
-    routes, here = problem.routes(flow), frozenset({source})
-    nothing = Tree((), 0.0)
-    if not flow.early:
-        return Trip(number, (), source, nothing, routes.tree(here, late), None, remade)
-    if not after or (remade and kept is None):
-        tree = routes.tree(here, late)
-        return Trip(number, (), source, routes.tree(here, early), tree, None, remade)
-    if kept is None:
-        kept = _best_kept(problem, flow, source, early, late)
-    base = here if flow.stored or remade else frozenset()
-    first = routes.tree(here, early | {kept})
-    tree = routes.tree(base | {kept}, late)
-    own = flow.stored and kept == source
-    return Trip(number, (), source, first, tree, None if own else kept, remade)
-
-
-def _best_kept(
-    problem: Problem, flow: Flow, source: State, early: frozenset[State], late: frozenset[State]
-) -> State:
-    """The state to keep a flow in with which it travels the least; the smallest among equals."""
-    routes = problem.routes(flow)
-    here = frozenset({source})
-
-    def cost(state: State) -> tuple[float, int, State]:
-        after = routes.tree(here | {state} if flow.stored else frozenset({state}), late).seconds
-        nbytes = 0 if flow.stored and state == source else problem.local_bytes(flow, state)
-        return routes.tree(here, early | {state}).seconds + after, nbytes, state
-
-    near = {source, *early, *(move.target for move in routes.tree(here, early).moves)}
-    # Maxima and minima that are still to be combined are not kept, so nothing may be near.
-    best = min((cost(state) for state in near if min(state) >= SUM), default=(math.inf, 0, source))
-    if best[0] > routes.tree(here, early).seconds:
-        partial = [state for state in near if not is_whole(state) and min(state) >= SUM]
-        best = min(best, *map(cost, states(flow.sizes, problem.mesh)), *map(cost, partial))
-    return best[2]
-
-
-def is_whole(state: State) -> bool:
-    """Whether a state has no partial entry."""
-    return all(entry >= REPLICATED for entry in state)
 
 
 # ---------------------------------------------------------------------- memory
 
 
 def _memory(problem: Problem, decisions: Decisions, trips: Sequence[Trip]) -> Memory:
-    inputs = kept = gradients = 0
+    inputs = kept = gradients = held = 0
     for trip in trips:
         flow = problem.flows[trip.flow]
         if flow.stored:
-            inputs += trip.weight * problem.local_bytes(flow, trip.source)
+            inputs += trip.weight * problem.stored_bytes(flow, trip.source)
         if trip.kept is not None:
             kept += trip.weight * problem.local_bytes(flow, trip.kept)
+        if trip.held is not None:
+            held += trip.weight * problem.local_bytes(flow, trip.held)
         gradients += trip.weight * gradient_bytes(problem, flow, decisions.ways)
     works: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": 0}
     for group, way in enumerate(decisions.ways):
@@ -314,6 +144,7 @@ def _memory(problem: Problem, decisions: Decisions, trips: Sequence[Trip]) -> Me
         gradients,
         max(works["forward"], works["backward"]),
         max(works["backward"], works["optimizer"]),
+        held,
     )
 
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from jax.sharding import PartitionSpec
 
 from tensorstate.collectives import shards_of
-from tensorstate.cost import Cost, Decisions, Trip
+from tensorstate.cost import Cost
 from tensorstate.graph import Output, View
 from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh, State
+from tensorstate.trips import Decisions, Trip
 from tensorstate.ways import Way
 
 
@@ -30,6 +31,7 @@ class Layout:
 
     def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
+        self.traced = problem.traced
         self.ways: Sequence[Way] = decisions.ways
         self.remade = cost.remade
         self.trips: dict[int, Trip] = {t: trip for trip in cost.trips for t in trip.tensors}
@@ -69,7 +71,7 @@ class Layout:
 
     def input_view(self, tensor: int) -> View:
         """How an argument is read from its tensor."""
-        t = self.graph.tensors[tensor]
+        t = self.traced.tensors[tensor]
         layout = t.layout or ()
         sizes = tuple(tuple(t.sizes[p] for p in dimension) for dimension in layout)
         return View(tensor, layout, sizes, t.dtype)
@@ -85,16 +87,18 @@ class Layout:
             moved = through(before, self.source(self.graph.inputs[out.updates]), out.view)
             if moved is not None:
                 return moved
-        there = self.late_base(tensor) + [m.target for m in self.trips[tensor].late.moves]
-        fitting = (s for s in there if spec_of(out.view, s, self.mesh) is not None)
+        fitting = (s for s in self.at_end(tensor) if spec_of(out.view, s, self.mesh) is not None)
         return next(fitting, whole)
 
-    def late_base(self, tensor: int) -> list[State]:
-        """The states in which a tensor is there as the backward pass begins, or once it is made."""
-        trip, given = self.trips[tensor], self.graph.tensors[tensor].producer is None
-        if trip.kept is None:
-            return [trip.source]
-        return [trip.kept, trip.source] if given else [trip.kept]
+    def at_end(self, tensor: int) -> list[State]:
+        """The states in which a tensor is there at the end."""
+        trip, flow = self.trips[tensor], self.problem.flows[self.trips[tensor].flow]
+        if any(demand.crosses for demand in flow.demands):
+            held = trip.source if flow.stored or trip.held is None else trip.held
+            return [held, *(move.target for move in trip.after.moves)]
+        given = [trip.source] if flow.stored or trip.kept is None else []
+        kept = [] if trip.kept is None else [trip.kept]
+        return [*kept, *given, *(move.target for move in trip.late.moves)]
 
 
 def through(source: View, state: State, target: View) -> State | None:

@@ -6,9 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from tensorstate.cost import Cost, Decisions
+from tensorstate.cost import Cost
 from tensorstate.families import Families, is_parameter
 from tensorstate.problem import Problem
+from tensorstate.trips import Decisions
 
 # Of the work or bytes in question at least this share is as a name says.
 MOST = 0.5
@@ -30,6 +31,8 @@ def full_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     remade = len(cost.remade)
     if remade:
         parts.append(f"recompute of {remade} entities")
+    if problem.microbatches > 1:
+        parts.append(f"{problem.microbatches} microbatches")
     return " + ".join(parts) or "replicated"
 
 
@@ -97,7 +100,7 @@ def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int
         copies = sum(
             trip.weight
             for trip in cost.trips
-            if trip.kept is not None and problem.flows[trip.flow].stored
+            if problem.flows[trip.flow].stored and (trip.kept or trip.held) is not None
         )
         # Copies that stay for the backward pass take the memory that ZeRO-3 saves.
         return "ZeRO-2 (parameters gathered once)" if copies else "ZeRO-3 (FSDP)"

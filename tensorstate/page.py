@@ -95,7 +95,7 @@ def _colours(problem: Problem, found: Found) -> dict[str, str]:
 
 
 def _input_row(problem: Problem, found: Found, group: int, colours: dict[str, str]) -> str:
-    tensor = problem.graph.tensors[problem.entity(group).tensor or 0]
+    tensor = problem.traced.tensors[problem.entity(group).tensor or 0]
     way = found.decisions.ways[group]
     colour = colours[way_text(problem, way)]
     weight = problem.weight(group)
@@ -114,6 +114,8 @@ def _row(problem: Problem, found: Found, group: int, colours: dict[str, str]) ->
     operators = [problem.graph.operators[m.operator] for m in entity.members]
     weight = problem.weight(group)
     times = f" x {weight}" if weight > 1 else ""
+    if problem.turns(group) > 1:
+        times += f", in each of {problem.turns(group)} microbatches"
     names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
     again = sum(index in found.cost.remade for index in problem.graph.classes[group])
     remade = f", {again} made again" if again else ""

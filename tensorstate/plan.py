@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -14,7 +16,7 @@ from tensorstate import report
 from tensorstate.apply import Applied, apply
 from tensorstate.check import Report, compare
 from tensorstate.collectives import Collectives
-from tensorstate.cost import Cost, Decisions, is_whole, price
+from tensorstate.cost import Cost, price
 from tensorstate.errors import PlanError
 from tensorstate.families import FAMILIES, Families, per_axis
 from tensorstate.graph import Graph
@@ -28,6 +30,10 @@ from tensorstate.search.genetic import genetic
 from tensorstate.search.program import Progress
 from tensorstate.states import Mesh, State
 from tensorstate.trace import trace
+from tensorstate.trips import Decisions, is_whole
+from tensorstate.ways import Way
+
+Allowed = Sequence[Sequence[Way]]
 
 # Axes up to which all are searched at once.
 AT_ONCE = 2
@@ -52,7 +58,12 @@ class Plan:
     @property
     def graph(self) -> Graph:
         """The traced training step."""
-        return self.problem.graph
+        return self.problem.traced
+
+    @property
+    def microbatches(self) -> int:
+        """Turns of the loop over parts of the batch; 1 without one."""
+        return self.problem.microbatches
 
     @property
     def decisions(self) -> Decisions:
@@ -213,6 +224,8 @@ def search(
     hardware: str | Hardware = "A100",
     memory_limit: float | None = None,
     recompute: bool = False,
+    microbatches: int | Sequence[int] | Literal["auto"] = 1,
+    batch: str | None = None,
     pin: Mapping[str, Spec] | None = None,
     forbid: Mapping[str, str | Sequence[str]] | None = None,
     objective: str = "sum",
@@ -233,6 +246,10 @@ def search(
         hardware: a device, or its name in ``HARDWARE``.
         memory_limit: bytes of a device that the plan may take.
         recompute: whether activations may be made again in the backward pass.
+        microbatches: equal parts of the batch, one after another through forward and backward
+            pass (see ``pipelining``); several numbers to choose from, of which 1 is none; or
+            "auto": powers of 2, until it gets no better.
+        batch: name of an input that begins with the batch, where that is not clear from the others.
         pin: states of inputs by patterns of their names (see ``pins``): a ``PartitionSpec`` each.
         forbid: mesh axes that must not shard inputs, by patterns.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
@@ -246,19 +263,19 @@ def search(
 
     Raises:
         PlanError: arguments that contradict each other or the step, a network of another number
-            of devices, or a memory limit that nothing fits into: it says by how much, and what
-            takes the memory.
+            of devices, a step that cannot run in microbatches: it names the operator that needs
+            the whole batch; or a memory limit that nothing fits into: it says by how much, and
+            what takes the memory.
     """
     sizes = Mesh.of(dict(mesh))
     graph = _graph(step, abstract_args)
-    problem = Problem(graph, _network(sizes, topology, network), _hardware(hardware))
+    network, device = _network(sizes, topology, network), _hardware(hardware)
     if objective not in ("sum", "max"):
         raise PlanError(f"objective must be 'sum' or 'max', got {objective!r}")
     if method not in ("auto", "milp", "descent", "genetic"):
         raise PlanError(f"method must be auto, milp, descent or genetic, got {method!r}")
     if memory_limit is not None and not memory_limit > 0:
         raise PlanError(f"memory_limit must be above 0 bytes, got {memory_limit}")
-    allowed = pinned(problem, [w.all for w in problem.ways], pin or {}, forbid or {})
     many = sum(size > 1 for size in sizes.sizes) > AT_ONCE
     if method == "auto":
         method = "descent" if many else "milp"
@@ -270,11 +287,71 @@ def search(
         "progress": progress,
     }
     if method == "genetic":
-        found = genetic(problem, allowed, seed=seed, **options)
+        options["seed"] = seed
     else:
-        solve = descent if method == "descent" else milp
-        found = solve(problem, allowed, gap=gap, **options)
+        options["gap"] = gap
+    solve = {"genetic": genetic, "descent": descent, "milp": milp}[method]
+
+    def ready(count: int) -> tuple[Problem, Allowed]:
+        problem = Problem(graph, network, device, count, batch)
+        return problem, pinned(problem, [w.all for w in problem.ways], pin or {}, forbid or {})
+
+    if isinstance(microbatches, int):
+        problem, allowed = ready(microbatches)
+        return Plan(problem, solve(problem, allowed, **options), memory_limit, objective)
+    problem, found = _counted(ready, solve, microbatches, options)
     return Plan(problem, found, memory_limit, objective)
+
+
+def _counted(
+    ready: Callable[[int], tuple[Problem, Allowed]],
+    solve: Callable[..., Found],
+    microbatches: Sequence[int] | str,
+    options: Mapping[str, Any],
+) -> tuple[Problem, Found]:
+    """The best over numbers of microbatches; its bound is for all that were searched.
+
+    Raises:
+        PlanError: of no number a plan fits; the reason is that of the last.
+    """
+    start, auto = time.perf_counter(), isinstance(microbatches, str)
+    limit = options["memory_limit"]
+    if isinstance(microbatches, str) and microbatches != "auto":
+        raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
+    counts = (2**i for i in itertools.count()) if isinstance(microbatches, str) else microbatches
+    best: tuple[Problem, Found] | None = None
+    bound, reason = math.inf, ""
+    for count in counts:
+        left = options["time_limit"] - (time.perf_counter() - start)
+        if (best is not None or reason) and left <= 0:
+            break
+        try:
+            problem, allowed = ready(count)
+        except PlanError:
+            if not auto or count == 1:
+                raise
+            break
+        try:
+            found = solve(problem, allowed, **{**options, "time_limit": max(1.0, left)})
+        except PlanError as error:
+            if limit is None:
+                raise
+            reason = f"in {count} microbatches {error}" if count > 1 else str(error)
+            continue
+        bound = min(bound, found.bound)
+        if best is None or _rank(found, limit) < _rank(best[1], limit):
+            best = problem, found
+        elif auto:
+            break
+    if best is None:
+        raise PlanError(reason or "no number of microbatches was given")
+    seconds = time.perf_counter() - start
+    return best[0], dataclasses.replace(best[1], bound=bound, seconds=seconds)
+
+
+def _rank(found: Found, limit: float | None) -> tuple[bool, float]:
+    """Plans that fit come first; rounding shares to whole layers may have taken too much."""
+    return limit is not None and found.cost.memory.peak > limit, found.objective
 
 
 def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:

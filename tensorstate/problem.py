@@ -8,6 +8,10 @@ classes demand it. Flows that are alike are one with a weight.
 There are two *eras*: the forward pass, and what comes after (backward pass and optimizer). Within
 an era a tensor is brought to a state once, however many read it there. Between the eras one state
 of it is kept in memory, unless it is made again or is an input, whose own state stays.
+
+In microbatches both eras are in a loop (see ``tensorstate.pipelining``), whose turns are alike: its
+tensors and operators are those of one microbatch, the others those of the step. What is read after
+the loop *crosses* its end: one state of it is held there, and added up if it is a sum.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from collections.abc import Mapping
 
 from tensorstate.graph import Edge, Entity, Graph, Output
 from tensorstate.hardware import Hardware, Network
-from tensorstate.states import Mesh, Routes, State
+from tensorstate.pipelining import Pipeline, batch_of, pipelined
+from tensorstate.states import REPLICATED, Mesh, Routes, State
 from tensorstate.ways import Place, Way, Ways
 
 SLICES = frozenset({"slice", "dynamic_slice"})
@@ -35,12 +40,14 @@ class Demand:
         labels: label of the class for every position of the tensor.
         places: the operands that read it; of a stack, whose rows are alike, the first.
         late: whether it is read after the forward pass.
+        crosses: whether it is read after the loop over microbatches, though it is there before.
     """
 
     group: int | None
     labels: tuple[int, ...]
     places: frozenset[Place]
     late: bool
+    crosses: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,8 +64,10 @@ class Flow:
         stored: whether it is an input, which stays in memory.
         early: whether it is there in the forward pass.
         demands: who reads it.
-        sizes: of the whole tensor.
-        nbytes: of the whole tensor.
+        sizes: of the whole tensor, or of a microbatch's piece of it.
+        nbytes: likewise.
+        entry: what it is over microbatches (see ``Pipeline.entries``).
+        looped: whether it is there in the loop over microbatches.
     """
 
     tensors: tuple[int, ...]
@@ -72,6 +81,8 @@ class Flow:
     demands: tuple[Demand, ...]
     sizes: tuple[int, ...]
     nbytes: int
+    entry: int
+    looped: bool
 
     @property
     def weight(self) -> int:
@@ -94,13 +105,40 @@ class Problem:
         graph: the training step.
         network: the mesh and the prices of collectives.
         hardware: a device.
+        microbatches: turns of the loop over parts of the batch; 1 for none.
+        batch: name of an input whose first dimension is the batch (see ``pipelining.batch_of``).
+
+    Attributes:
+        traced: the training step.
+        pipeline: the step as a loop; ``None`` for none.
+        graph: that of one turn, and of what comes after the loop; the step where there is none.
+
+    Raises:
+        PlanError: the step cannot be cut into so many microbatches.
     """
 
-    def __init__(self, graph: Graph, network: Network, hardware: Hardware):
-        self.graph, self.network, self.hardware = graph, network, hardware
+    def __init__(
+        self,
+        graph: Graph,
+        network: Network,
+        hardware: Hardware,
+        microbatches: int = 1,
+        batch: str | None = None,
+    ):
+        self.traced, self.network, self.hardware = graph, network, hardware
+        self.microbatches, self.batch = microbatches, batch
+        looped = microbatches != 1
+        self.pipeline = pipelined(graph, batch_of(graph, batch)) if looped else None
+        self.graph = graph = self.pipeline.piece(microbatches) if self.pipeline else graph
         self.ways = tuple(Ways(graph, self.entity(g), self.mesh) for g in range(len(graph.classes)))
-        self.flows = flows_of(graph)
+        self.flows = flows_of(graph, self.pipeline)
         self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
+
+    def on(self, network: Network, hardware: Hardware | None = None) -> Problem:
+        """The same step on another network, or on other devices."""
+        return Problem(
+            self.traced, network, hardware or self.hardware, self.microbatches, self.batch
+        )
 
     @property
     def mesh(self) -> Mesh:
@@ -116,8 +154,13 @@ class Problem:
         return len(self.graph.classes[group])
 
     def is_early(self, group: int) -> bool:
-        """Whether a class runs in the forward pass."""
-        return self.entity(group).phase == "forward"
+        """Whether a class runs in the forward pass, and in the loop where there is one."""
+        entity = self.entity(group)
+        return entity.phase == "forward" and _is_looped(entity, self.pipeline)
+
+    def turns(self, group: int) -> int:
+        """How often a class runs."""
+        return self.microbatches if _is_looped(self.entity(group), self.pipeline) else 1
 
     def routes(self, flow: Flow) -> Routes:
         """The ways of a flow's tensor between its states."""
@@ -137,12 +180,19 @@ class Problem:
         return self.ways[demand.group].read(way, demand.labels, demand.places)
 
     def local_bytes(self, flow: Flow, state: State) -> int:
-        """Bytes of a flow's tensor on a device."""
+        """Bytes of a flow's tensor, or of a microbatch's piece of it, on a device."""
         return flow.nbytes // self.mesh.shards(state)
+
+    def stored_bytes(self, flow: Flow, state: State) -> int:
+        """Bytes of an input on a device, the pieces of all microbatches together."""
+        return self.local_bytes(flow, state) * (self.microbatches if flow.entry >= 0 else 1)
 
     @functools.cache  # noqa: B019 - a problem lives as long as its search
     def seconds(self, group: int, way: Way) -> float:
-        """Seconds that an entity of a class computes: the longer of arithmetic and memory."""
+        """Seconds that an entity of a class computes in all turns.
+
+        In each it takes the longer of arithmetic and memory.
+        """
         entity, tensors = self.entity(group), self.graph.tensors
         operators = [self.graph.operators[member.operator] for member in entity.members]
         if not operators:
@@ -159,7 +209,8 @@ class Problem:
             # Of what a slice is taken from nothing else is read: a layer's part of all layers'.
             made = {use.tensor for operator in operators for use in operator.results}
             moved = min(moved, 2 * sum(tensors[tensor].nbytes for tensor in made) / parts)
-        return max(arithmetic / parts, moved / self.hardware.memory_bandwidth)
+        turn = max(arithmetic / parts, moved / self.hardware.memory_bandwidth)
+        return self.turns(group) * turn
 
     @functools.cache  # noqa: B019
     def traffic(self, group: int, way: Way) -> int:
@@ -202,8 +253,19 @@ class _Way:
         self.readers[demand] = self.readers.get(demand, ()) + readers
 
 
-def flows_of(graph: Graph) -> tuple[Flow, ...]:
-    """The flows of a training step; inputs that nothing reads are in none."""
+def _is_looped(entity: Entity, pipeline: Pipeline | None) -> bool:
+    """Whether an entity runs in the loop, as all do where there is none."""
+    stages = {pipeline.stages[m.operator] for m in entity.members} if pipeline else set()
+    return "after" not in stages
+
+
+def flows_of(graph: Graph, pipeline: Pipeline | None = None) -> tuple[Flow, ...]:
+    """The flows of a training step.
+
+    Args:
+        graph: the step, or that of a microbatch.
+        pipeline: the loop over microbatches, if there is one.
+    """
     found: dict[int, _Way] = {}
     members = {m.operator: (e, m) for e in graph.entities for m in e.members}
     inputs = {e.tensor: e for e in graph.entities if e.tensor is not None}
@@ -214,18 +276,29 @@ def flows_of(graph: Graph) -> tuple[Flow, ...]:
             found[tensor] = _Way(maker, labels, {})
         return found[tensor]
 
+    def when(demand: Demand, tensor: int, *, looped: bool) -> Demand:
+        """A demand for a tensor, read in the loop or after it."""
+        if not _is_looped(graph.entities[way(tensor).maker], pipeline):
+            return dataclasses.replace(demand, late=True)
+        return demand if looped else dataclasses.replace(demand, late=True, crosses=True)
+
     for edge in graph.edges:
-        way(edge.tensor).read(_demand(graph, edge), edge.target)
+        looped = _is_looped(graph.entities[edge.target], pipeline)
+        demand = when(_demand(graph, edge), edge.tensor, looped=looped)
+        way(edge.tensor).read(demand, edge.target)
     for output in graph.outputs:
-        if output.view.tensor is not None:
+        if (tensor := output.view.tensor) is not None:
             demand, *readers = _returned(graph, output, inputs)
-            way(output.view.tensor).read(demand, *readers)
+            # Pieces are returned one by one.
+            looped = pipeline is None or pipeline.entries[tensor] >= 0
+            way(tensor).read(when(demand, tensor, looped=looped), *readers)
     for tensor in inputs:
         way(tensor)
     alike: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(found):
-        alike[_signature(graph, tensor, found[tensor])].append(tensor)
-    return tuple(_flow(graph, tensors, found) for tensors in alike.values())
+        entry = REPLICATED if pipeline is None else pipeline.entries[tensor]
+        alike[entry, _signature(graph, tensor, found[tensor])].append(tensor)
+    return tuple(_flow(graph, tensors, found, pipeline) for tensors in alike.values())
 
 
 def _maker(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, ...]]:
@@ -238,10 +311,12 @@ def _maker(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, 
     return entity.index, tuple(member.labels[label] for label in use.labels)
 
 
-def _flow(graph: Graph, tensors: list[int], found: Mapping[int, _Way]) -> Flow:
+def _flow(
+    graph: Graph, tensors: list[int], found: Mapping[int, _Way], pipeline: Pipeline | None
+) -> Flow:
     first = found[tensors[0]]
     tensor, entity = graph.tensors[tensors[0]], graph.entities[first.maker]
-    demands = tuple(first.readers)
+    demands, looped = tuple(first.readers), _is_looped(entity, pipeline)
     return Flow(
         tuple(tensors),
         tuple(found[t].maker for t in tensors),
@@ -250,10 +325,12 @@ def _flow(graph: Graph, tensors: list[int], found: Mapping[int, _Way]) -> Flow:
         first.labels,
         _made_at(graph, tensors[0], entity),
         entity.tensor is not None,
-        entity.phase in (None, "forward"),
+        looped and entity.phase in (None, "forward"),
         demands,
         tensor.sizes,
         tensor.nbytes,
+        REPLICATED if pipeline is None else pipeline.entries[tensors[0]],
+        looped,
     )
 
 

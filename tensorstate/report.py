@@ -6,13 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tensorstate.cost import Trip, times
+from tensorstate.cost import times
 from tensorstate.errors import PlanError
 from tensorstate.graph import Tensor
 from tensorstate.naming import full_name
 from tensorstate.problem import Problem
 from tensorstate.search.exact import Found
 from tensorstate.states import MAX, MIN, REPLICATED, SUM, State
+from tensorstate.trips import Trip
 
 ROLES = ("parameter", "optimizer", "input", "constant")
 WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
@@ -65,12 +66,19 @@ def _headline(problem: Problem, found: Found) -> list[str]:
     gap = "no bound" if math.isinf(found.bound) else f"gap {100 * gap_of(found):.2g} %"
     return [
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
-        f"{problem.hardware.name}, mesh {sizes}",
+        f"{problem.hardware.name}, mesh {sizes}{_turns(problem)}",
         f"= {full_name(problem, found.decisions, cost)}",
         f"time: {seconds(cost.seconds)} a step: compute {seconds(cost.compute)} + communication "
         f"{seconds(cost.communication)}; {seconds(cost.overlapped)} if they overlap perfectly",
         f"found by {found.method} in {found.seconds:.1f} s, {gap}",
     ]
+
+
+def _turns(problem: Problem) -> str:
+    if problem.pipeline is None:
+        return ""
+    count, batch = problem.microbatches, problem.pipeline.batch
+    return f", {count} microbatches of {batch // count} of a batch of {batch}"
 
 
 def gap_of(found: Found) -> float:
@@ -89,9 +97,10 @@ def _memory(problem: Problem, found: Found, limit: float | None) -> list[str]:
     filled = min(1.0, memory.peak / room)
     bar = "#" * round(30 * filled) + "." * (30 - round(30 * filled))
     over = "" if memory.peak <= room else " (too much)"
+    held = f"held through the loop {size(memory.held)}, " if problem.microbatches > 1 else ""
     return [
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
-        f"kept {size(memory.kept)}, gradients {size(memory.gradients)}, work "
+        f"kept {size(memory.kept)}, {held}gradients {size(memory.gradients)}, work "
         f"{size(max(memory.forward_work, memory.backward_work))}"
     ]
 
@@ -107,8 +116,9 @@ def _inputs(problem: Problem, found: Found) -> list[str]:
             state = problem.source(flow, found.decisions.ways[flow.group])
             names = [problem.graph.tensors[t].name for t in flow.tensors]
             name = common_name(names) + (f" x {flow.weight}" if flow.weight > 1 else "")
-            local = flow.weight * problem.local_bytes(flow, state)
-            rows.append((-flow.weight * flow.nbytes, name, spec(problem, tensor, state), local))
+            local = flow.weight * problem.stored_bytes(flow, state)
+            whole = sum(problem.traced.tensors[t].nbytes for t in flow.tensors)
+            rows.append((-whole, name, spec(problem, tensor, state), local))
         if rows:
             total = sum(-row[0] for row in rows)
             here = sum(row[3] for row in rows)
@@ -125,7 +135,9 @@ def _activations(problem: Problem, found: Found) -> list[str]:
         flow = problem.flows[trip.flow]
         phase = problem.entity(flow.group).phase
         if flow.stored:
-            if trip.kept is not None:
+            if trip.held is not None:
+                groups["gathered copies held through all microbatches"].append(trip)
+            elif trip.kept is not None:
                 groups["gathered copies kept for the backward pass"].append(trip)
         elif phase == "forward":
             if trip.remade:
@@ -136,14 +148,15 @@ def _activations(problem: Problem, found: Found) -> list[str]:
             d.group is not None and problem.entity(d.group).phase == "optimizer"
             for d in flow.demands
         ):
-            groups["gradients"].append(trip)
+            summed = "gradients" if trip.held is None else "gradients, summed over microbatches"
+            groups[summed].append(trip)
     lines = []
     for name, trips in groups.items():
         states: dict[str, int] = defaultdict(int)
         total = 0
         for trip in trips:
             flow = problem.flows[trip.flow]
-            state = trip.kept or trip.source
+            state = trip.held or trip.kept or trip.source
             nbytes = trip.weight * problem.local_bytes(flow, state)
             total += nbytes
             states[_by_factor(problem, trip, state)] += nbytes
@@ -194,7 +207,10 @@ def explain(problem: Problem, found: Found, name: str) -> str:
         some = ", ".join(graph.tensors[i].name for i in graph.inputs[:8])
         raise PlanError(f"no tensor is called {name!r}; there are {some}, ...")
     tensor = tensors[0]
-    lines = [f"{name}: {tensor.role} of {size(tensor.nbytes)}, factors {tensor.sizes}"]
+    whole = problem.traced.tensors[tensor.index]
+    lines = [f"{name}: {tensor.role} of {size(whole.nbytes)}, factors {whole.sizes}"]
+    if whole.sizes != tensor.sizes:
+        lines.append(f"pipelined: {problem.microbatches} pieces of {size(tensor.nbytes)}")
     for trip in found.cost.trips:
         if tensor.index not in trip.tensors:
             continue
@@ -204,9 +220,18 @@ def explain(problem: Problem, found: Found, name: str) -> str:
         lines.append(f"state: {spec(problem, tensor, trip.source)}, {local} a device{tied}")
         if trip.kept is not None:
             lines.append(f"kept for the backward pass: {spec(problem, tensor, trip.kept)}")
+        if trip.held is not None:
+            lines.append(f"held through all microbatches: {spec(problem, tensor, trip.held)}")
         if trip.remade:
             lines.append("made again in the backward pass")
-        for era, tree in (("forward", trip.early), ("after it", trip.late)):
+        times = f", {trip.turns} times" if trip.turns > 1 else ""
+        eras = (
+            ("before the microbatches", trip.before),
+            (f"forward{times}", trip.early),
+            (f"after it{times}", trip.late),
+            ("after the microbatches", trip.after),
+        )
+        for era, tree in eras:
             lines += [
                 f"  {era}: {move.kind} over {problem.mesh.names[move.axis]}, {size(move.nbytes)}, "
                 f"to {spec(problem, tensor, move.target)}: "

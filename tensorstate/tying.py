@@ -20,16 +20,25 @@ Classes = tuple[tuple[int, ...], ...]
 
 
 def tie(
-    tensors: Sequence[Tensor], operators: Sequence[Operator], outputs: Sequence[Output]
+    tensors: Sequence[Tensor],
+    operators: Sequence[Operator],
+    outputs: Sequence[Output],
+    stages: Sequence[Hashable] | None = None,
 ) -> tuple[tuple[Entity, ...], Classes, tuple[Edge, ...]]:
-    """The entities of a graph, their classes, and the edges between them."""
-    clusters = _clusters(tensors, operators)
+    """The entities of a graph, their classes, and the edges between them.
+
+    Args:
+        stages: of every operator, if not all run in the same stage of the step; what is decided at
+            once does.
+    """
+    stages = stages or [None] * len(operators)
+    clusters = _clusters(tensors, operators, stages)
     entities = [_chain(i, members, operators) for i, members in enumerate(clusters)]
     for tensor in tensors:
         if tensor.producer is None:  # also what nothing reads: it takes memory
             entities.append(_given(len(entities), tensor))
     edges = _edges(entities, tensors, operators)
-    groups = _refine(entities, edges, tensors, operators, outputs)
+    groups = _refine(entities, edges, tensors, operators, outputs, stages)
     classes: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
     for entity, group in zip(entities, groups, strict=True):
         classes[group].append(entity.index)
@@ -56,7 +65,9 @@ def _given(index: int, tensor: Tensor) -> Entity:
 # ---------------------------------------------------------------------- chains
 
 
-def _clusters(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[list[Member]]:
+def _clusters(
+    tensors: Sequence[Tensor], operators: Sequence[Operator], stages: Sequence[Hashable]
+) -> list[list[Member]]:
     """The operators of every entity, with their labels in those of its first."""
     of = list(range(len(operators)))
     labels = [tuple(range(len(operator.sizes))) for operator in operators]
@@ -66,7 +77,9 @@ def _clusters(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[
             continue
         for use in operator.operands:
             producer = tensors[use.tensor].producer
-            if producer is None or not _follows(operator, operators[producer], use.labels):
+            if producer is None or stages[producer] != stages[operator.index]:
+                continue
+            if not _follows(operator, operators[producer], use.labels):
                 continue
             made = operators[producer].results[tensors[use.tensor].result].labels
             a, b = of[producer], of[operator.index]
@@ -154,9 +167,12 @@ def _refine(
     tensors: Sequence[Tensor],
     operators: Sequence[Operator],
     outputs: Sequence[Output],
+    stages: Sequence[Hashable],
 ) -> list[int]:
     """The class of every entity, numbered by first occurrence."""
-    colours = _numbered(_looks(entity, tensors, operators) for entity in entities)
+    looks = [_looks(entity, tensors, operators) for entity in entities]
+    when = [{stages[member.operator] for member in entity.members} for entity in entities]
+    colours = _numbered(zip(map(frozenset, when), looks, strict=True))
     ends = _ends(entities, edges, tensors, operators, outputs)
     for _ in range(ROUNDS):
         around: list[list[tuple[int, int]]] = [[] for _ in entities]

@@ -22,7 +22,6 @@ from tensorstate.errors import PlanError
 from tensorstate.graph import Graph
 from tensorstate.hardware import CANDIDATES, Network, Scheduled
 from tensorstate.plan import Plan, search
-from tensorstate.problem import Problem
 from tensorstate.states import Mesh
 from tensorstate.trace import trace
 
@@ -159,4 +158,4 @@ def repriced(plan: Plan, network: Network) -> Cost:
     """
     if network.mesh != plan.problem.mesh:
         raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
-    return price(Problem(plan.graph, network, plan.problem.hardware), plan.decisions)
+    return price(plan.problem.on(network), plan.decisions)

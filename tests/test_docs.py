@@ -43,12 +43,15 @@ def test_the_training_page_trains(tmp_path):
 
 
 def test_the_page_of_plans_plans_and_runs(tmp_path):
-    printed = run_page("tensorstate.md", 2, tmp_path)
+    printed = run_page("tensorstate.md", 3, tmp_path)
     assert printed[1].startswith("= ")
     assert any("megatron" in line for line in printed)
     assert any(line.startswith("params/up: parameter") for line in printed)
-    losses = re.fullmatch(r"loss ([\d.]+), on one device ([\d.]+)", printed[-1])
+    losses = re.fullmatch(r"loss ([\d.]+), on one device ([\d.]+)", printed[-2])
     assert losses is not None
+    count = re.fullmatch(r"(\d+) microbatches", printed[-1])
+    assert count is not None
+    assert int(count[1]) > 1
     assert float(losses[1]) == pytest.approx(float(losses[2]), rel=1e-5)
 
 

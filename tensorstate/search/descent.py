@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, price, times
+from tensorstate.cost import price, times
 from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware
 from tensorstate.problem import Problem
@@ -17,6 +17,7 @@ from tensorstate.search.exact import Found, attempt, infeasible, least_memory, o
 from tensorstate.search.milp import Formulation
 from tensorstate.search.program import Progress
 from tensorstate.states import REPLICATED
+from tensorstate.trips import Decisions
 from tensorstate.ways import Way
 
 # Times that every axis is visited at most, and the share of the cost that is worth another visit.
@@ -116,7 +117,7 @@ def _joined_axes(
     ``None`` where the ways allowed do not let them.
     """
     network = joined(problem.network)
-    fewer = Problem(problem.graph, network, problem.hardware)
+    fewer = problem.on(network)
     meant = [
         _meant(choices, known.all, network.parts)
         for choices, known in zip(allowed, fewer.ways, strict=True)
@@ -195,7 +196,7 @@ def axes_bound(
         problem.hardware.memory_bandwidth * faster,
         problem.hardware.memory * faster,
     )
-    rest = Problem(problem.graph, network, hardware)
+    rest = problem.on(network, hardware)
     ways = []
     for known, choices in zip(rest.ways, allowed, strict=True):
         left = {tuple(choice[a] for a in axes) for choice in choices}

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Cost, Decisions, price
+from tensorstate.cost import Cost, price
 from tensorstate.errors import PlanError
 from tensorstate.problem import Problem
 from tensorstate.search.milp import Formulation
 from tensorstate.search.program import Progress, Solution
+from tensorstate.trips import Decisions, Trip
 from tensorstate.ways import Way
 
 # Variables above which the relaxation says which ways come into question.
@@ -192,13 +193,9 @@ def infeasible(problem: Problem, memory_limit: float | None, least: Found | None
     """Why nothing fits: how much the least memory is that was found, and what takes most of it."""
     if memory_limit is None or least is None:
         return "no ways of the operators fit together; pins may contradict each other"
-    memory, flows = least.cost.memory, problem.flows
+    memory = least.cost.memory
     largest = sorted(
-        (
-            (trip.weight * problem.local_bytes(flows[trip.flow], trip.kept or trip.source), trip)
-            for trip in least.cost.trips
-            if flows[trip.flow].stored or trip.kept is not None
-        ),
+        ((_stays(problem, trip), trip) for trip in least.cost.trips),
         key=lambda pair: -pair[0],
     )[:3]
     names = ", ".join(
@@ -208,9 +205,17 @@ def infeasible(problem: Problem, memory_limit: float | None, least: Found | None
     return (
         f"no plan fits into {_bytes(memory_limit)} of a device's memory: the least is about "
         f"{_bytes(memory.peak)}, {_bytes(memory.peak - memory_limit)} more. Inputs take "
-        f"{_bytes(memory.inputs)}, what is kept {_bytes(memory.kept)}, gradients "
+        f"{_bytes(memory.inputs)}, what is kept {_bytes(memory.kept + memory.held)}, gradients "
         f"{_bytes(memory.gradients)}; the largest are {names}"
     )
+
+
+def _stays(problem: Problem, trip: Trip) -> int:
+    """Bytes on a device of what is stored, kept or held."""
+    flow = problem.flows[trip.flow]
+    states = [state for state in (trip.kept, trip.held) if state is not None]
+    stored = problem.stored_bytes(flow, trip.source) if flow.stored else 0
+    return trip.weight * (stored + sum(problem.local_bytes(flow, state) for state in states))
 
 
 def _bytes(nbytes: float) -> str:

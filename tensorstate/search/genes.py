@@ -12,10 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, gradient_bytes, remade_entities, trips_of
+from tensorstate.cost import gradient_bytes
 from tensorstate.errors import PlanError
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import State, states
+from tensorstate.trips import Decisions, remade_entities, trips_of
 from tensorstate.ways import Way
 
 # Seconds of a flow that no collectives bring to its readers: more than any plan takes.
@@ -160,9 +161,18 @@ class Genes:
         except PlanError:
             return NEVER, 0.0, 0.0, 0.0
         return (
-            math.fsum(t.weight * (t.early.seconds + t.late.seconds) for t in trips),
-            float(flow.stored * sum(t.weight * problem.local_bytes(flow, t.source) for t in trips)),
-            float(sum(t.weight * problem.local_bytes(flow, t.kept) for t in trips if t.kept)),
+            math.fsum(t.weight * t.seconds for t in trips),
+            float(
+                flow.stored * sum(t.weight * problem.stored_bytes(flow, t.source) for t in trips)
+            ),
+            float(
+                sum(
+                    t.weight * problem.local_bytes(flow, state)
+                    for t in trips
+                    for state in (t.kept, t.held)
+                    if state is not None
+                )
+            ),
             float(flow.weight * gradient_bytes(problem, flow, ways)),
         )
 

@@ -23,6 +23,13 @@ Minimize compute + communication:
 or, with ``objective="max"``, the larger of the two. Under a memory limit every entity must find
 room for what it reads and writes beside what is there when it runs.
 
+In microbatches both eras are in a loop, and their moves are paid for in every turn. Beside them is
+
+- ``held[f, s]``: the share of flow f that is held in state s through the loop. An input comes to it
+  once, before the loop, in an era of its own, and starts there in every turn; it takes no memory
+  where it is stored. What is read after the loop comes to it in the era in which it is made, is
+  added up there, and starts there after the loop.
+
 The rows are made by one method each. Solutions of the relaxation are often integer: the moves form
 shortest-path problems once the ways are chosen.
 """
@@ -35,10 +42,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, optimizer_demand
+from tensorstate.cost import optimizer_demand
 from tensorstate.problem import Demand, Flow, Problem
 from tensorstate.search.program import Program, Solution, Terms
 from tensorstate.states import REPLICATED, SUM, Move, State, states
+from tensorstate.trips import Decisions, is_held
 from tensorstate.ways import Way
 
 # Program units: microseconds, and megabytes.
@@ -82,6 +90,7 @@ class Formulation:
         self.communication: list[tuple[int, float]] = []
         self.x = [self._choices(g) for g in range(len(allowed))]
         self.kept: dict[int, dict[State, int]] = {}
+        self.held: dict[int, dict[State, int]] = {}
         self.persistent: list[tuple[int, float]] = []
         self.between: list[tuple[int, float]] = []
         self.gradients: list[tuple[int, float]] = []
@@ -145,28 +154,46 @@ class Formulation:
         sources = self._sources(flow)
         arcs = self._arcs(flow, sources)
         early = [d for d in flow.demands if not d.late]
-        late = [d for d in flow.demands if d.late]
+        late = [d for d in flow.demands if d.late and not d.crosses]
         repeats = [d for d in early if self.recompute and d.group is not None]
+        turns = self.problem.microbatches if flow.looped else 1
         if flow.stored:
             for state, variables in sources.items():
-                nbytes = flow.weight * self.problem.local_bytes(flow, state)
+                nbytes = flow.weight * self.problem.stored_bytes(flow, state)
                 self.persistent += [(v, nbytes) for v in variables]
+        start = _whole(sources)
+        held = self._hold(number, flow, arcs) if is_held(self.problem, flow) else {}
+        self._after(flow, arcs, start if flow.stored else held)
+        sums = [held] if held and not flow.stored else []
         if not flow.early:
-            starts = [{s: [(v, 1.0) for v in vs] for s, vs in sources.items()}] * len(late)
-            self._era(flow, arcs, starts, [self._ends(flow, d) for d in late])
+            ends = [self._ends(flow, d) for d in late] + sums
+            self._era(flow, arcs, [start] * len(ends), ends, turns)
             self._gradient(flow)
             return
-        start = {s: [(v, 1.0) for v in vs] for s, vs in sources.items()}
-        starts: list[Mapping[State, Terms]] = [start] * len(early)
-        ends: list[Mapping[State, Terms]] = [self._ends(flow, d) for d in early]
-        if late or repeats:
+        ends = [self._ends(flow, d) for d in early] + sums
+        again = [self._ends(flow, d) for d in late]
+        again += [self._ends(flow, d, again=True) for d in repeats]
+        if held and flow.stored:
+            self._era(flow, arcs, [start], [held])
+            self._stay(number, flow, sources)
+            self._era(flow, arcs, [held] * len(ends), ends, turns)
+            there = {state: [v] for state, v in self.held[number].items()}
+            starts = [held] * len(late) + [self._share(there) for _ in repeats]
+            self._era(flow, arcs, starts, again, turns)
+            return
+        starts = [start] * len(ends)
+        if again:
             starts.append(self._share(sources))
             ends.append(self._keep(number, flow, arcs))
-        self._era(flow, arcs, starts, ends)
-        if late or repeats:
-            ends = [self._ends(flow, d) for d in late]
-            ends += [self._ends(flow, d, again=True) for d in repeats]
-            self._era(flow, arcs, [self._taken(number, flow) for _ in ends], ends)
+        self._era(flow, arcs, starts, ends, turns)
+        self._era(flow, arcs, [self._taken(number, flow) for _ in again], again, turns)
+
+    def _after(
+        self, flow: Flow, arcs: Sequence[tuple[Move, float]], start: Mapping[State, Terms]
+    ) -> None:
+        """What is read after the loop starts from where it is held, or stored."""
+        ends = [self._ends(flow, d) for d in flow.demands if d.crosses]
+        self._era(flow, arcs, [start] * len(ends), ends)
 
     def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
@@ -212,8 +239,9 @@ class Formulation:
         arcs: Sequence[tuple[Move, float]],
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
+        turns: int = 1,
     ) -> None:
-        """The travels of a flow in an era, from each start to its end."""
+        """The travels of a flow in an era, from each start to its end; made in every turn."""
         shared = len(starts) > 1
         paid: dict[Move, int] = {}
         for move, seconds in arcs:
@@ -221,7 +249,7 @@ class Formulation:
             if starts and (seconds or not shared):
                 paid[move] = self._part()
                 if seconds:
-                    self.communication.append((paid[move], flow.weight * seconds))
+                    self.communication.append((paid[move], turns * flow.weight * seconds))
         for start, end in zip(starts, ends, strict=True):
             taken = paid
             if shared:
@@ -251,7 +279,7 @@ class Formulation:
 
     def _keep(
         self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
-    ) -> Mapping[State, Terms]:
+    ) -> dict[State, Terms]:
         """kept[f, s]: keeping is a demand of the forward pass, which ends in any state."""
         every = {*self._sources(flow), *(move.target for move, _ in arcs)}
         ends = {state: self._kept(number, flow, state) for state in sorted(every)}
@@ -267,6 +295,28 @@ class Formulation:
         self.kept.setdefault(number, {})[state] = kept
         self.between.append((kept, flow.weight * self.problem.local_bytes(flow, state)))
         return kept
+
+    def _hold(
+        self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
+    ) -> dict[State, Terms]:
+        """held[f, s]: the way to it ends in any state."""
+        every = {*self._sources(flow), *(move.target for move, _ in arcs)}
+        for state in sorted(every):
+            held = self.program.variable(high=1.0)
+            if self.memory_limit is not None:
+                self._count(held, flow.weight)
+            self.held.setdefault(number, {})[state] = held
+            self.between.append((held, flow.weight * self.problem.local_bytes(flow, state)))
+        return {state: [(v, 1.0)] for state, v in self.held[number].items()}
+
+    def _stay(self, number: int, flow: Flow, sources: Mapping[State, list[int]]) -> None:
+        """An input that is held where it is stored is there once."""
+        for state, choices in sources.items() if self.memory_limit is not None else ():
+            stays, held = self._part(), self.held[number][state]
+            self.program.row([(stays, 1.0), (held, -1.0)], -np.inf, 0.0)
+            self.program.row([(stays, 1.0), *((v, -1.0) for v in choices)], -np.inf, 0.0)
+            nbytes = flow.weight * self.problem.local_bytes(flow, state)
+            self.between.append((stays, -nbytes))
 
     def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
         """What is kept starts where the maker puts it; not all need be kept."""
@@ -374,11 +424,25 @@ class Formulation:
                     source = self.problem.source(flow, ways[flow.group])
                     kept |= dict.fromkeys(flow.tensors, source)
                 kept |= _dealt(flow.tensors[::-1], shares)
-        return Decisions(tuple(ways), frozenset(again), kept)
+        return Decisions(tuple(ways), frozenset(again), kept, self._held_in(values))
+
+    def _held_in(self, values: np.ndarray) -> dict[int, State]:
+        """The states that are held under a memory limit."""
+        held: dict[int, State] = {}
+        for number, variables in self.held.items() if self.memory_limit is not None else ():
+            flow = self.problem.flows[number]
+            shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
+            held |= _dealt(flow.tensors, shares)
+        return held
 
     def seconds(self, objective: float) -> float:
         """An objective of the program in seconds."""
         return objective / MICRO if math.isfinite(objective) else objective
+
+
+def _whole(sources: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
+    """All of a flow, where the way of its maker puts it."""
+    return {state: [(v, 1.0) for v in variables] for state, variables in sources.items()}
 
 
 def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:

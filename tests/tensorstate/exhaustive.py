@@ -14,10 +14,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, gradient_bytes, remade_entities, trips_of
+from tensorstate.cost import gradient_bytes
 from tensorstate.errors import PlanError
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import SUM, State, states
+from tensorstate.trips import Decisions, is_held, remade_entities, trips_of
 from tensorstate.ways import Way
 
 Allowed = Sequence[Sequence[Way]]
@@ -46,8 +47,8 @@ class Every:
         problem: what to decide.
         allowed: for every class the ways to choose from.
         recompute: whether all sets of entities are made again too.
-        keep: whether all states to keep tensors in are looked at; of those that cost the least time
-            otherwise.
+        keep: whether all states to keep tensors in, and in microbatches to hold them in, are looked
+            at; of those that cost the least time otherwise.
     """
 
     def __init__(
@@ -56,11 +57,14 @@ class Every:
         self.problem, self.allowed = problem, allowed
         self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
         found: dict[Hashable, Decisions] = {}
+        helds = list(_held(problem, allowed)) if keep else [{}]
         for again in _sets_made_again(problem) if recompute else [frozenset()]:
             for kept in _kept(problem, allowed, again) if keep else [{}]:
-                decisions = Decisions((), again, kept)
-                remade = remade_entities(problem, decisions)
-                found.setdefault((remade, frozenset(kept.items())), decisions)
+                for held in helds:
+                    decisions = Decisions((), again, kept, held)
+                    remade = remade_entities(problem, decisions)
+                    stays = frozenset(kept.items()), frozenset(held.items())
+                    found.setdefault((remade, stays), decisions)
         self.columns = [self._columns(decisions) for decisions in found.values()]
 
     @property
@@ -112,8 +116,8 @@ class Every:
     ) -> tuple[tuple[int, ...], np.ndarray]:
         """Seconds, and bytes of inputs, between the eras and of gradients, of a flow."""
         flow, allowed = self.problem.flows[number], self.allowed
-        kept = tuple(decisions.kept.get(tensor) for tensor in flow.tensors)
-        key = number, remade & flow.entities, kept
+        stays = tuple((decisions.kept.get(t), decisions.held.get(t)) for t in flow.tensors)
+        key = number, remade & flow.entities, stays
         if key in self._tables:
             return self._tables[key]
         readers = (d.group for d in flow.demands if d.group is not None)
@@ -142,10 +146,11 @@ def _costs(
         trips = list(trips_of(problem, decisions, remade, number))
     except PlanError:  # it cannot be kept so
         return math.inf, math.inf, math.inf, math.inf
-    inputs = sum(flow.stored * t.weight * problem.local_bytes(flow, t.source) for t in trips)
-    between = sum(t.weight * problem.local_bytes(flow, t.kept) for t in trips if t.kept is not None)
+    inputs = sum(flow.stored * t.weight * problem.stored_bytes(flow, t.source) for t in trips)
+    stays = [(t.weight, state) for t in trips for state in (t.kept, t.held) if state is not None]
+    between = sum(weight * problem.local_bytes(flow, state) for weight, state in stays)
     gradients = flow.weight * gradient_bytes(problem, flow, decisions.ways)
-    seconds = sum(t.weight * (t.early.seconds + t.late.seconds) for t in trips)
+    seconds = sum(t.weight * t.seconds for t in trips)
     return seconds, inputs, between, gradients
 
 
@@ -158,6 +163,15 @@ def _sets_made_again(problem: Problem) -> Iterator[frozenset[int]]:
         yield from map(frozenset, itertools.combinations(early, size))
 
 
+def _held(problem: Problem, allowed: Allowed) -> Iterator[Mapping[int, State]]:
+    """Every choice of a state held through the loop over microbatches, for every tensor."""
+    flows = [flow for flow in problem.flows if is_held(problem, flow)]
+    tensors = [tensor for flow in flows for tensor in flow.tensors]
+    choices = [_states(problem, flow, allowed) for flow in flows for _ in flow.tensors]
+    for one in itertools.product(*choices):
+        yield dict(zip(tensors, one, strict=True))
+
+
 def _kept(
     problem: Problem, allowed: Allowed, again: frozenset[int]
 ) -> Iterator[Mapping[int, State]]:
@@ -165,10 +179,10 @@ def _kept(
     tensors, choices = [], []
     for flow in problem.flows:
         for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-            late = any(d.late for d in flow.demands) or any(
+            late = any(d.late and not d.crosses for d in flow.demands) or any(
                 not again.isdisjoint(r) for r in readers
             )
-            if flow.early and late:
+            if flow.early and late and not (flow.stored and is_held(problem, flow)):
                 tensors.append(tensor)
                 none = [None] if maker in again else []
                 choices.append([*none, *_states(problem, flow, allowed)])

@@ -18,13 +18,14 @@ from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
 from tensorstate.apply import Applied, apply
 from tensorstate.collectives import native
-from tensorstate.cost import Decisions, price
+from tensorstate.cost import price
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBeta, Scheduled
 from tensorstate.plan import named
 from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh
 from tensorstate.trace import trace
+from tensorstate.trips import Decisions
 from tests.tensorstate.oracle import assert_alike
 
 LINE = {"data": 8}

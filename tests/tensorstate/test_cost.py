@@ -8,12 +8,13 @@ import math
 import pytest
 
 from experiments.models import load_model
-from tensorstate.cost import Decisions, price
+from tensorstate.cost import price
 from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware
 from tensorstate.plan import named
 from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh
 from tensorstate.trace import trace
+from tensorstate.trips import Decisions
 from tests.tensorstate.tiny import LINES, graph
 
 DEVICES = 8

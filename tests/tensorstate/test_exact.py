@@ -17,7 +17,7 @@ from tensorstate.search.descent import descent
 from tensorstate.search.exact import Found, milp
 from tensorstate.states import SUM
 from tests.tensorstate.exhaustive import Every
-from tests.tensorstate.tiny import LINES, MESHES, graph, problems, some_ways
+from tests.tensorstate.tiny import CUT, LINES, MESHES, graph, problems, some_ways
 
 CPU = HARDWARE["CPU"]
 OBJECTIVES = st.sampled_from(("sum", "max"))
@@ -94,6 +94,24 @@ def test_nothing_made_again_that_fits_is_better(data):
     """The same, and over all sets that are made again."""
     problem = data.draw(problems(("linear", "residual", "greatest", "chain"), LINES))
     _check_limited(data, problem, True, 200)
+
+
+@given(st.data(), OBJECTIVES)
+@settings(max_examples=30)
+def test_in_microbatches_no_ways_are_better(data, objective):
+    problem = data.draw(problems(CUT, microbatches=(2, 4)))
+    allowed = data.draw(some_ways(problem, 2_000))
+    least = Every(problem, allowed, recompute=True).best(objective)[0]
+    found = milp(problem, allowed, recompute=True, objective=objective, gap=GAP)
+    _check(problem, found, objective, least)
+
+
+@given(st.data())
+@settings(max_examples=8)
+def test_in_microbatches_nothing_that_fits_is_better(data):
+    """Over all states in which tensors are kept, parameters gathered and gradients added up."""
+    problem = data.draw(problems(("linear", "greatest"), LINES[:1], microbatches=(2, 4)))
+    _check_limited(data, problem, False, 60)
 
 
 @given(st.data(), st.booleans(), OBJECTIVES)

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstate.cost import Decisions, price
+from tensorstate.cost import price
 from tensorstate.errors import PlanError
 from tensorstate.problem import Problem
 from tensorstate.search.milp import Formulation
-from tests.tensorstate.tiny import problems, some_ways
+from tensorstate.trips import Decisions
+from tests.tensorstate.tiny import CUT, LINES, problems, some_ways
 
 
 def _price(problem: Problem, decisions: Decisions, objective: str) -> float:
@@ -39,6 +40,41 @@ def test_for_given_ways_the_program_is_the_price(data, objective):
     assert solution.status == "optimal"
     assert formulation.seconds(solution.objective) == pytest.approx(expected, rel=1e-6)
     assert formulation.decisions(solution).ways == ways
+
+
+@given(st.data(), st.sampled_from(("sum", "max")))
+@settings(max_examples=80)
+def test_in_microbatches_the_program_is_the_price(data, objective):
+    """What is gathered or summed once or in every turn is decided alike."""
+    problem = data.draw(problems(CUT, microbatches=(2, 4)))
+    ways = tuple(data.draw(st.sampled_from(ways.all)) for ways in problem.ways)
+    formulation = Formulation(problem, [(way,) for way in ways], objective=objective)
+    solution = formulation.program.solve(gap=1e-9)
+    expected = _price(problem, Decisions(ways), objective)
+    if math.isinf(expected):
+        assert solution.status == "infeasible"
+        return
+    assert solution.status == "optimal"
+    assert formulation.seconds(solution.objective) == pytest.approx(expected, rel=1e-6)
+
+
+@given(st.data(), st.floats(0.0, 1.0))
+@settings(max_examples=25)
+def test_in_microbatches_a_memory_limit_is_kept(data, share):
+    """Whatever is held and kept to meet it costs what the program says."""
+    problem = data.draw(problems(CUT, LINES, microbatches=(2, 4)))
+    allowed = data.draw(some_ways(problem, 1_000))
+    least = Formulation(problem, allowed, memory_limit=math.inf)
+    least.minimize_memory()
+    low = price(problem, least.decisions(least.program.solve(gap=1e-6))).memory.peak
+    free = Formulation(problem, allowed)
+    high = price(problem, free.decisions(free.program.solve(gap=1e-9))).memory.peak
+    limit = low + share * (high - low) + 1
+    formulation = Formulation(problem, allowed, memory_limit=limit)
+    solution = formulation.program.solve(gap=1e-9)
+    cost = price(problem, formulation.decisions(solution))
+    assert cost.memory.peak <= limit + 1
+    assert formulation.seconds(solution.objective) == pytest.approx(cost.seconds, rel=1e-5)
 
 
 @given(st.data(), st.booleans())

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxcoll import topologies
-from tensorstate import HARDWARE, AlphaBeta, Mesh, PlanError, named, search, trace
+from tensorstate import HARDWARE, AlphaBeta, Mesh, PlanError, named, report, search, trace
 from tensorstate.collectives import native
 from tensorstate.naming import axis_names, expert_factors, full_name
 from tensorstate.report import common_name
@@ -255,3 +255,106 @@ def test_common_names():
     assert common_name(["a/0/w", "a/1/w"]) == "a/*/w"
     assert common_name(["a"]) == "a"
     assert common_name(["a/0", "b"]) == "a/0 and others"
+
+
+# ---------------------------------------------------------------------- microbatches
+
+
+@pytest.fixture(scope="module")
+def pipelined_plan(graph, plan):
+    """Four fifths of the memory of the plan without a limit."""
+    limit = 0.8 * plan.cost.memory.peak
+    options = {"network": NETWORK, "hardware": "CPU", "memory_limit": limit}
+    return search(graph, mesh=MESH, microbatches="auto", **options)
+
+
+def test_a_memory_limit_is_met_in_microbatches(graph, plan, pipelined_plan):
+    """Where nothing fits at once, or making again costs more."""
+    limit = pipelined_plan.memory_limit
+    assert plan.microbatches == 1
+    assert pipelined_plan.microbatches > 1
+    assert pipelined_plan.cost.memory.peak <= limit < plan.cost.memory.peak
+    options = {"network": NETWORK, "hardware": "CPU", "memory_limit": limit}
+    try:
+        again = search(graph, mesh=MESH, recompute=True, **options)
+    except PlanError as error:
+        assert "no plan fits" in str(error)  # noqa: PT017
+    else:
+        assert pipelined_plan.cost.seconds < again.cost.seconds
+    assert pipelined_plan.found.bound <= pipelined_plan.found.objective * (1 + 1e-9)
+
+
+def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, pipelined_plan):
+    options = {"network": NETWORK, "hardware": "CPU", "memory_limit": pipelined_plan.memory_limit}
+    single = {}
+    for count in (1, 2, 4):
+        try:
+            single[count] = search(graph, mesh=MESH, microbatches=count, **options).found.objective
+        except PlanError:
+            single[count] = math.inf
+    several = search(graph, mesh=MESH, microbatches=(1, 2, 4), **options)
+    assert several.found.objective == min(single.values())
+    assert single[several.microbatches] == several.found.objective
+    free = search(graph, mesh=MESH, network=NETWORK, hardware="CPU", microbatches="auto")
+    assert free.found.objective <= plan.found.objective * (1 + 1e-9)
+
+
+def test_a_plan_in_microbatches_is_printed(pipelined_plan):
+    count = pipelined_plan.microbatches
+    text = str(pipelined_plan)
+    assert f"mesh data 2 x model 4, {count} microbatches of {BATCH // count} of a batch of" in text
+    assert f"{count} microbatches" in text.splitlines()[1]
+    assert "held through the loop" in text
+    assert "gradients, summed over microbatches" in text
+    explained = pipelined_plan.explain("x")
+    assert f"input of {report.size(4 * WIDTH * BATCH)}" in explained
+    assert f"pipelined: {count} pieces of" in explained
+    assert f"in each of {count} microbatches" in pipelined_plan.html()
+    assert "ddp" in str(pipelined_plan.compare("ddp"))
+
+
+def test_a_plan_in_microbatches_runs_as_priced(pipelined_plan):
+    applied = pipelined_plan.apply(collectives=native)
+    compiled = applied.jit().lower(*arguments()).compile()
+    checked = pipelined_plan.check(compiled)
+    assert checked.agrees, str(checked)
+    assert checked.compiled_inputs + checked.compiled_work <= pipelined_plan.memory_limit
+    assert search_again(pipelined_plan).cost.seconds == pipelined_plan.cost.seconds
+
+
+def search_again(plan):
+    """The same search, by axes: its prices, bounds included, are of microbatches too."""
+    options = {"network": NETWORK, "hardware": "CPU", "memory_limit": plan.memory_limit}
+    found = search(
+        plan.graph, mesh=MESH, microbatches=plan.microbatches, method="descent", **options
+    )
+    assert found.found.bound <= plan.found.objective * (1 + 1e-9)
+    assert found.cost.memory.peak <= plan.memory_limit
+    return plan
+
+
+def test_genes_are_priced_in_microbatches(graph, pipelined_plan):
+    options = {"network": NETWORK, "hardware": "CPU", "method": "genetic", "time_limit": 3}
+    found = search(graph, mesh=MESH, microbatches=4, **options)
+    assert found.microbatches == 4
+    best = search(graph, mesh=MESH, microbatches=4, network=NETWORK, hardware="CPU")
+    assert found.found.objective >= best.found.bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"microbatches": 3}, "a batch of 512 cannot be cut into 3 equal microbatches"),
+        ({"microbatches": 0}, "cannot be cut into 0 equal"),
+        ({"microbatches": "many"}, 'microbatches must be numbers or "auto"'),
+        ({"microbatches": ()}, "no number of microbatches"),
+        ({"microbatches": 2, "batch": "z"}, "no batch begins the input 'z'"),
+        (
+            {"microbatches": (1, 2), "memory_limit": 1e3},
+            "in 2 microbatches no plan fits into 1.0 kB",
+        ),
+    ],
+)
+def test_microbatches_that_are_refused(graph, options, message):
+    with pytest.raises(PlanError, match=message):
+        search(graph, mesh=MESH, network=NETWORK, hardware="CPU", **options)

@@ -51,6 +51,8 @@ TINY = {
     "tanh": (_sgd(lambda w, x: jnp.tanh(jnp.tanh(x @ w)).sum()), W, X),
     "layers": (_sgd(lambda ws, x: _tied(x, ws)), s(2, 4, 4), X),
 }
+# Those that run in microbatches.
+CUT = ("chain", "einsums", "greatest", "embedding", "linear", "twice", "tanh", "layers")
 LINES = (Mesh.of({"data": 2}), Mesh.of({"data": 4}))
 MESHES = (*LINES, Mesh.of({"data": 2, "model": 2}))
 
@@ -68,7 +70,7 @@ def rates(low: float, high: float) -> st.SearchStrategy[float]:
 
 
 @st.composite
-def problems(draw, names=tuple(TINY), meshes=MESHES) -> Problem:
+def problems(draw, names=tuple(TINY), meshes=MESHES, microbatches=(1,)) -> Problem:
     """One of these functions on a mesh, with links and devices of any speed."""
     mesh = draw(st.sampled_from(meshes))
     axes = len(mesh.sizes)
@@ -78,7 +80,8 @@ def problems(draw, names=tuple(TINY), meshes=MESHES) -> Problem:
         tuple(draw(st.lists(rates(7, 10), min_size=axes, max_size=axes))),
     )
     device = Hardware("drawn", {4: draw(rates(8, 10))}, draw(rates(7, 10)), 1e9)
-    return Problem(graph(draw(st.sampled_from(names))), network, device)
+    turns = draw(st.sampled_from(microbatches))
+    return Problem(graph(draw(st.sampled_from(names))), network, device, turns)
 
 
 @st.composite
