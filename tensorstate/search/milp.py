@@ -446,12 +446,12 @@ def _whole(sources: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
 
 
 def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:
-    """States for tensors, by shares; the first tensors go first."""
+    """States for tensors, by shares, rounded down; the first tensors go first."""
     found: dict[int, State] = {}
     start, total = 0, 0.0
     for state, share in sorted(shares.items(), key=lambda pair: -pair[1]):
         total += share
-        end = min(len(tensors), math.ceil(total * len(tensors) - 1e-6))
+        end = min(len(tensors), math.floor(total * len(tensors) + 1e-6))
         found |= dict.fromkeys(tensors[start:end], state)
         start = max(start, end)
     return found
