@@ -131,7 +131,7 @@ class Plan:
         return report.explain(self.problem, self.found, tensor)
 
     def compare(self, *names: str) -> Comparison:
-        """The plan beside the best plans of named strategies.
+        """The plan beside the best plans of named strategies, in as many microbatches.
 
         Args:
             names: of ``families.FAMILIES``, or a data and a model family joined by ``+``; all
