@@ -131,7 +131,7 @@ class Plan:
         return report.explain(self.problem, self.found, tensor)
 
     def compare(self, *names: str) -> Comparison:
-        """The plan beside the best plans of named strategies.
+        """The plan beside the best plans of named strategies, in as many microbatches.
 
         Args:
             names: of ``families.FAMILIES``, or a data and a model family joined by ``+``; all
@@ -311,6 +311,8 @@ def _counted(
 ) -> tuple[Problem, Found]:
     """The best over numbers of microbatches; its bound is for all that were searched.
 
+    Each takes its share of the time, of an open list half of what is left.
+
     Raises:
         PlanError: of no number a plan fits; the reason is that of the last.
     """
@@ -321,7 +323,7 @@ def _counted(
     counts = (2**i for i in itertools.count()) if isinstance(microbatches, str) else microbatches
     best: tuple[Problem, Found] | None = None
     bound, reason = math.inf, ""
-    for count in counts:
+    for number, count in enumerate(counts):
         left = options["time_limit"] - (time.perf_counter() - start)
         if (best is not None or reason) and left <= 0:
             break
@@ -332,7 +334,8 @@ def _counted(
                 raise
             break
         try:
-            found = solve(problem, allowed, **{**options, "time_limit": max(1.0, left)})
+            share = left / (2 if isinstance(microbatches, str) else len(microbatches) - number)
+            found = solve(problem, allowed, **{**options, "time_limit": max(1.0, share)})
         except PlanError as error:
             if limit is None:
                 raise
