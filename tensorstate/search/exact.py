@@ -17,8 +17,9 @@ from tensorstate.search.program import Progress, Solution
 from tensorstate.trips import Decisions, Trip
 from tensorstate.ways import Way
 
-# Variables above which the relaxation says which ways come into question.
-LARGE = 150_000
+# Variables above which the relaxation says which ways come into question, and above which nothing
+# else is tried.
+LARGE, HUGE = 80_000, 150_000
 
 # Times that room is made for shares of layers to be rounded up, and seconds of each.
 ROUNDINGS = 6
@@ -135,7 +136,7 @@ def _optimum(
 ) -> tuple[Formulation, Solution]:
     """A program and its solution; of a large one, among the ways that its relaxation has parts of.
 
-    The bound is that of all ways.
+    The bound is that of all ways; if it is too far, and the program is not huge, all are tried.
     """
 
     def left() -> float:
@@ -143,11 +144,12 @@ def _optimum(
 
     whole = build(allowed)
     if whole.program.num_variables > LARGE:
-        relaxed = whole.program.relax(time_limit=left(), tolerance=gap / 10)
+        relaxed = whole.program.relax(time_limit=left(), tolerance=gap / 100)
         if len(relaxed.values):
             likely = build(whole.likely(relaxed))
             found = likely.program.solve(gap=gap, time_limit=left(), progress=progress)
-            if len(found.values):
+            close = relaxed.bound >= found.objective * (1 - gap)
+            if len(found.values) and (close or whole.program.num_variables > HUGE):
                 return likely, dataclasses.replace(found, bound=relaxed.bound)
     return whole, whole.program.solve(gap=gap, time_limit=left(), progress=progress)
 
