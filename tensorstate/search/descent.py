@@ -76,7 +76,7 @@ def descent(
                 least, ways, stale = now, now.decisions.ways, 0
                 best = least if _is_better(least, None, memory_limit) else None
         elif found is not None and _is_better(found, best, memory_limit):
-            best, ways, stale = found, found.decisions.ways, 0
+            best, ways, stale = found, found.decisions.ways, 1  # this axis is as it should be
     if best is None:
         raise PlanError(infeasible(problem, memory_limit, least))
     bound = axes_bound(

@@ -118,7 +118,9 @@ class Program:
             relax: leave out that variables are integer.
             progress: called now and then.
         """
-        options: dict[str, float] = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0}
+        options: dict[str, float | str] = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0}
+        if relax:
+            options["presolve"] = "off"  # takes longer than it saves
         if np.isfinite(time_limit):
             options["time_limit"] = float(time_limit)
         solver = highs.solver_for(self._model(relax), options)
