@@ -35,6 +35,14 @@ def as_fraction(value: Number) -> Fraction:
     raise ValueError(f"expected a number, got {value!r} of type {type(value).__name__}")
 
 
+def is_positive(value: Number) -> bool:
+    """Whether a value is a number, finite and above 0."""
+    try:
+        return as_fraction(value) > 0
+    except ValueError:
+        return False
+
+
 def fits_float(value: Fraction) -> bool:
     """Whether a float column keeps the rational: ``as_fraction(float(value)) == value``."""
     try:

@@ -11,8 +11,8 @@ has both already. Gathers on accelerators wait for the end of the forward pass o
 can overlap; XLA on CPU, which overlaps nothing, would do all of them at once. It also removes
 barriers too early; ``Applied.compiler_options`` keep them.
 
-Loops over layers or microbatches are not rolled up again: every iteration stands for itself, as in
-the graph.
+Loops of the step itself, over layers or microbatches, are not rolled up again: every iteration
+stands for itself, as in the graph.
 """
 
 from __future__ import annotations

@@ -133,19 +133,18 @@ def _memory(problem: Problem, decisions: Decisions, trips: Sequence[Trip]) -> Me
         if trip.held is not None:
             held += trip.weight * problem.local_bytes(flow, trip.held)
         gradients += trip.weight * gradient_bytes(problem, flow, decisions.ways)
+    return Memory(inputs, kept, gradients, *most_work(problem, decisions.ways), held)
+
+
+def most_work(problem: Problem, ways: Sequence[Way]) -> tuple[int, int]:
+    """``Memory.forward_work`` and ``Memory.backward_work``."""
     works: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": 0}
-    for group, way in enumerate(decisions.ways):
+    for group, way in enumerate(ways):
         phase = problem.entity(group).phase
         if phase is not None:
             works[phase] = max(works[phase], problem.traffic(group, way))
-    return Memory(
-        inputs,
-        kept,
-        gradients,
-        max(works["forward"], works["backward"]),
-        max(works["backward"], works["optimizer"]),
-        held,
-    )
+    backward = works["backward"]
+    return max(works["forward"], backward), max(backward, works["optimizer"])
 
 
 def optimizer_demand(problem: Problem, flow: Flow) -> Demand | None:

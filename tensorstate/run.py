@@ -186,9 +186,17 @@ def read(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
     return array.reshape(shape)
 
 
-def whole_sizes(view: View) -> tuple[tuple[int, ...], ...]:
-    """Sizes for ``read`` of a whole array."""
-    return view.sizes
+def values_of(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
+    """All tensors of a graph, whole, from its arguments."""
+    values: dict[int, Any] = {}
+    for index, leaf in (*zip(graph.inputs, leaves, strict=True), *graph.constants):
+        values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
+    for operator in graph.operators:
+        arrays = [values[use.tensor] for use in operator.operands]
+        results = run_operator(operator, arrays, LocalBlock.all_of(operator.sizes))
+        for use, result in zip(operator.results, results, strict=True):
+            values[use.tensor] = result
+    return values
 
 
 def interpret(graph: Graph) -> Callable[..., Any]:
@@ -198,16 +206,7 @@ def interpret(graph: Graph) -> Callable[..., Any]:
         leaves, tree = jax.tree.flatten(args)
         if tree != graph.in_tree:
             raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
-        values: dict[int, Any] = {}
-        for index, leaf in zip(graph.inputs, leaves, strict=True):
-            values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
-        for index, value in graph.constants:
-            values[index] = jnp.asarray(value).reshape(graph.tensors[index].sizes)
-        for operator in graph.operators:
-            arrays = [values[use.tensor] for use in operator.operands]
-            results = run_operator(operator, arrays, LocalBlock.all_of(operator.sizes))
-            for use, result in zip(operator.results, results, strict=True):
-                values[use.tensor] = result
+        values = values_of(graph, leaves)
         outputs = [
             read(
                 out.view,

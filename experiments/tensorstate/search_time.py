@@ -91,11 +91,10 @@ def run(config: Config) -> list[dict[str, Any]]:
         for layers in mesh.layers
     ]
     notes = [
-        "Layers that are alike are decided once, so that classes do not grow with depth. The "
-        "program does where layers are scanned: what is cut out of stacked parameters, and put "
-        "back, is an operator of every layer. Variables and constraints are those of the program "
-        "of all axes at once; on three axes the search takes one after another, and its bound is "
-        "that of two of them. Without a gap no bound was proved in time.",
+        "Layers that are alike are decided once, so that neither classes nor the program grow with "
+        "depth, though operators do. Variables and constraints are those of the program of all "
+        "axes at once; on three axes the search takes one after another, and its bound is that of "
+        "two of them. Without a gap no bound was proved in time.",
     ]
     title = "Search time against depth and axes of the mesh"
     publish(title, rows, config.results, figure=_figure(rows), notes=notes)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import as_fraction
+from jaxcoll.exact import as_fraction, is_positive
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.base import Synthesizer
@@ -62,11 +62,7 @@ class Cascade(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "all_reduce"})
 
     def __post_init__(self) -> None:
-        try:
-            positive = as_fraction(self.nbytes) > 0
-        except ValueError:
-            positive = False
-        if not positive:
+        if not is_positive(self.nbytes):
             raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
         object.__setattr__(self, "shape", checked_shape(self.shape))
 

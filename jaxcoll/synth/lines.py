@@ -47,8 +47,7 @@ def line_bandwidth(topology: Topology, box: Box, dim: int, pattern: Pattern) -> 
 
 def line_seconds(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Fraction:
     """Seconds that the busiest link of the first line is occupied if every block is one byte."""
-    line_of = np.moveaxis(box.ranks.reshape(box.grid.shape), dim, 0)
-    ranks = line_of.reshape(box.grid.shape[dim], -1)[:, 0]
+    ranks = _first_line(box, dim)
     src, dst, halves = [], [], []
     for move in pattern:
         here = np.flatnonzero(move.to >= 0)
@@ -64,7 +63,13 @@ def line_seconds(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Fr
 
 def _routes(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Edges:
     """Routes from the first rank of the box to those of its line that it sends to."""
-    line = np.moveaxis(box.ranks.reshape(box.grid.shape), dim, 0).reshape(box.grid.shape[dim], -1)
+    line = _first_line(box, dim)
     places = np.unique([move.to[0] for move in pattern])
-    to = line[places[places > 0], 0]
-    return shortest_routes(topology, np.full(len(to), line[0, 0]), to)
+    to = line[places[places > 0]]
+    return shortest_routes(topology, np.full(len(to), line[0]), to)
+
+
+def _first_line(box: Box, dim: int) -> np.ndarray:
+    """The ranks along a dimension from the first rank of the box."""
+    lines = np.moveaxis(box.ranks.reshape(box.grid.shape), dim, 0)
+    return lines.reshape(box.grid.shape[dim], -1)[:, 0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import as_fraction, common_denominator
+from jaxcoll.exact import as_fraction, common_denominator, is_positive
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import multitree_kernel as kernel
@@ -66,13 +66,8 @@ class MultiTree(Synthesizer):
             raise CollectiveError(
                 f"priority must be one of {', '.join(PRIORITIES)}, got {self.priority!r}"
             )
-        if self.unit is not None:
-            try:
-                positive = as_fraction(self.unit) > 0
-            except (TypeError, ValueError):
-                positive = False
-            if not positive:
-                raise CollectiveError(f"unit must be a bandwidth above 0, got {self.unit!r}")
+        if self.unit is not None and not is_positive(self.unit):
+            raise CollectiveError(f"unit must be a bandwidth above 0, got {self.unit!r}")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""

@@ -12,7 +12,7 @@ import numpy as np
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import as_fraction
+from jaxcoll.exact import is_positive
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulate import simulate
@@ -86,11 +86,7 @@ class Tacos(Synthesizer):
             object.__setattr__(self, "aggregate", _count(self.aggregate, "aggregate"))
         if self.degree != "best":
             object.__setattr__(self, "degree", _count(self.degree, "degree, if not 'best',"))
-        try:
-            positive = as_fraction(self.nbytes) > 0
-        except ValueError:
-            positive = False
-        if not positive:
+        if not is_positive(self.nbytes):
             raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

@@ -120,8 +120,8 @@ def attempt(
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
     if memory_limit is not None and cost.memory.peak > memory_limit:
-        decisions = _in_whole_layers(problem, decisions, memory_limit, recompute, objective, gap)
-        cost = price(problem, decisions)
+        room = (memory_limit, recompute, objective, gap)
+        decisions, cost = _in_whole_layers(problem, decisions, cost, *room)
     bound = formulation.seconds(solution.bound)
     minimized = objective_of(cost, objective)
     return Found(decisions, cost, minimized, bound, "milp", time.perf_counter() - start)
@@ -157,21 +157,19 @@ def _optimum(
 def _in_whole_layers(
     problem: Problem,
     decisions: Decisions,
+    cost: Cost,
     limit: float,
     recompute: bool,
     objective: str,
     gap: float,
-) -> Decisions:
+) -> tuple[Decisions, Cost]:
     """Where shares of layers, rounded up, take too much: the same ways, with room for rounding.
 
     As they are where that does not help: then too much memory is taken.
     """
-    found, room = decisions, 0.0
+    found, taken, room = decisions, cost, 0.0
     for _ in range(ROUNDINGS):
-        over = price(problem, found).memory.peak - limit
-        if over <= 0:
-            return found
-        room += over
+        room += taken.memory.peak - limit
         formulation = Formulation(
             problem,
             [[way] for way in decisions.ways],
@@ -183,7 +181,10 @@ def _in_whole_layers(
         if not len(solution.values):
             break
         found = formulation.decisions(solution)
-    return decisions
+        taken = price(problem, found)
+        if taken.memory.peak <= limit:
+            return found, taken
+    return decisions, cost
 
 
 def objective_of(cost: Cost, objective: str) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost import gradient_bytes
+from tensorstate.cost import gradient_bytes, most_work
 from tensorstate.errors import PlanError
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import State, states
@@ -114,14 +114,9 @@ class Genes:
 
     def peak(self, priced: Priced) -> float:
         """Bytes of a device's memory at the peak."""
-        works = {"forward": 0, "backward": 0, "optimizer": 0}
-        for group, way in enumerate(self._ways(priced.genome)):
-            phase = self.problem.entity(group).phase
-            if phase is not None:
-                works[phase] = max(works[phase], self.problem.traffic(group, way))
+        forward, backward = most_work(self.problem, self._ways(priced.genome))
         _, inputs, between, gradients = map(math.fsum, zip(*priced.flows, strict=True))
-        start = between + max(works["forward"], works["backward"])
-        return inputs + max(start, gradients + max(works["backward"], works["optimizer"]))
+        return inputs + max(between + forward, gradients + backward)
 
     # ------------------------------------------------------------------ prices
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorstate.graph import Entity, Graph
-from tensorstate.run import LocalBlock, run_operator
+from tensorstate.run import LocalBlock, run_operator, values_of
 from tensorstate.states import MAX, MIN, REPLICATED, SUM, Mesh
 from tensorstate.trace import trace
 from tensorstate.ways import Way, Ways
@@ -98,21 +98,6 @@ def check_entity(graph: Graph, entity: Entity, values) -> int:
     return len(ways.all)
 
 
-def _values(graph: Graph, args) -> dict[int, np.ndarray]:
-    """All tensors of a graph, whole."""
-    values = {}
-    for index, leaf in zip(graph.inputs, args, strict=True):
-        values[index] = np.asarray(leaf).reshape(graph.tensors[index].sizes)
-    for index, value in graph.constants:
-        values[index] = np.asarray(value).reshape(graph.tensors[index].sizes)
-    for operator in graph.operators:
-        arrays = [values[use.tensor] for use in operator.operands]
-        results = run_operator(operator, arrays, LocalBlock.all_of(operator.sizes))
-        for use, result in zip(operator.results, results, strict=True):
-            values[use.tensor] = np.asarray(result)
-    return values
-
-
 MORE = (
     "attention",
     "gradient_of_loss",
@@ -130,7 +115,8 @@ def test_every_way_makes_the_whole(name):
     else:
         function, *shapes = STEPS[name]
         one = trace(function, shapes)
-    values = _values(one, arguments(tuple(shapes)))
+    made = values_of(one, arguments(tuple(shapes)))
+    values = {index: np.asarray(value) for index, value in made.items()}
     entities = [entity for entity in one.entities if entity.members]
     assert sum(check_entity(one, entity, values) for entity in entities) > len(entities)
 

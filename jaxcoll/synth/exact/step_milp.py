@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxcoll.collective import KINDS, REDUCING, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.exact import Number, as_fraction, common_denominator
+from jaxcoll.exact import Number, common_denominator, is_positive
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.base import Synthesizer
@@ -71,11 +71,7 @@ class StepMilp(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
 
     def __post_init__(self) -> None:
-        try:
-            positive = self.nbytes is None or as_fraction(self.nbytes) > 0
-        except ValueError:
-            positive = False
-        if not positive:
+        if self.nbytes is not None and not is_positive(self.nbytes):
             raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
         for field in ("ticks", "most_ranks"):
             value = getattr(self, field)
