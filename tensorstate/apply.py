@@ -9,7 +9,7 @@ What runs again reads its operands through ``lax.optimization_barrier`` together
 result of the backward pass, and so does what is gathered again; XLA would find otherwise that it
 has both already. Gathers on accelerators wait for the end of the forward pass only, so that they
 can overlap; XLA on CPU, which overlaps nothing, would do all of them at once. It also removes
-barriers too early; ``Applied.compiler_options`` keep them.
+barriers too early, and joins sums of gradients; ``Applied.compiler_options`` keep it from both.
 
 Loops over layers or microbatches are not rolled up again: every iteration stands for itself, as in
 the graph.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,10 @@ from tensorstate.run import LocalBlock, read, run_operator
 from tensorstate.states import REPLICATED, Mesh, Move, State
 
 Copies = dict[State, jax.Array]
+
+# Passes of XLA on CPU that undo what a plan says of memory: one removes barriers too early, one
+# joins all sums of gradients, so that none can be used before the last is there.
+CPU_PASSES = ("cse_barrier_expander", "cpu-all-reduce-combiner")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,7 +151,7 @@ def apply(
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
 
-    options = {"xla_disable_hlo_passes": "cse_barrier_expander"} if on_cpu else {}
+    options = {"xla_disable_hlo_passes": ",".join(CPU_PASSES)} if on_cpu else {}
     return Applied(
         step,
         shardings(graph.in_tree, in_specs),
@@ -203,6 +208,8 @@ class _Device:
         self.last: jax.Array | None = None  # made by the operators so far
         self.turn: jax.Array | None = None  # made by the forward pass
         self._behind: dict[tuple[object, int, State], jax.Array] = {}
+        self._replaced = _replacing(self.graph)
+        self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
 
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The results of a step, from the arguments, each in its state."""
@@ -296,7 +303,26 @@ class _Device:
             if again or operator.call.region is not None:
                 x = self.behind(operator, use.tensor, state, x)
             arrays.append(x)
-        return run_operator(operator, arrays, self.block(operator))
+        self.wait(operator, arrays)
+        made = run_operator(operator, arrays, self.block(operator), self.last)
+        if not early and operator.phase != "optimizer":
+            for use in operator.operands:
+                if use.tensor in self.given:
+                    self._made_of[use.tensor].append(made[0])
+        return made
+
+    def wait(self, operator: Operator, arrays: list[jax.Array]) -> None:
+        """An argument is replaced once all else has read it.
+
+        The gradient of a kernel does not depend on what reads the kernel in the backward pass.
+        Unless one waits for the other XLA keeps a copy of the kernel from the step's beginning.
+        """
+        replaced = self._replaced.get(operator.index)
+        moments = self._made_of.get(replaced, []) if replaced is not None else []
+        for k, use in enumerate(operator.operands):
+            if moments and use.tensor not in self.given:
+                arrays[k] = lax.optimization_barrier((arrays[k], *moments))[0]
+                return
 
     def behind(self, operator: Operator, tensor: int, state: State, x: jax.Array) -> jax.Array:
         """A copy that is there only once the backward pass has come this far.
@@ -342,6 +368,17 @@ class _Device:
             for pair in zip(out.view.positions, out.view.sizes, strict=True)
         ]
         return read(out.view, there[state], local)
+
+
+def _replacing(graph: Graph) -> dict[int, int]:
+    """The operators that make new values of arguments, and the arguments' tensors."""
+    made = ((out.view.tensor, out.updates) for out in graph.outputs)
+    found = {}
+    for tensor, number in made:
+        producer = None if tensor is None else graph.tensors[tensor].producer
+        if producer is not None and number is not None:
+            found[producer] = graph.inputs[number]
+    return found
 
 
 def _after(made: jax.Array | None, x: jax.Array) -> jax.Array:
