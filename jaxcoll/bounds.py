@@ -14,6 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.collective import Collective
+from jaxcoll.crossings import rests
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.exact import Number, as_fraction
 from jaxcoll.paths import exact_latency, hop_distances, latency_distances
@@ -54,25 +55,47 @@ def bounds(topology: Topology, collective: str | Collective, nbytes: Number) -> 
     what = _collective(topology, collective)
     size = _size(nbytes)
     forward = latency_distances(topology)
-    return (
+    found = (
         distance_bound(topology, what, forward),
         _flow_bound(topology, what, size, forward, "ingress"),
         _flow_bound(topology.transpose(), what.dual(), size, forward.T, "egress"),
-        *([_traffic_bound(topology, what, size)] if what.kind == "all_reduce" else []),
     )
+    if what.kind != "all_reduce":
+        return found
+    return *found, _traffic_bound(topology, what, size, max(b.time for b in found))
 
 
 def distance_bound(
     topology: Topology, collective: str | Collective, distances: np.ndarray | None = None
 ) -> Bound:
-    """The largest latency between a rank that has data and one that needs it."""
+    """The largest latency between a rank that has data and one that needs it.
+
+    In an all_reduce what is summed meets in one rank, and the sum is copied from there: the least
+    latency, over all ranks, from the farthest to it and from it to the farthest.
+    """
     what = _collective(topology, collective)
     distances = latency_distances(topology) if distances is None else distances
+    if what.kind == "all_reduce":
+        return _meeting_bound(what, distances)
     far = np.where(_needs(what) > 0, distances, -1.0)
     u, v = np.unravel_index(int(far.argmax()), far.shape)
     if far[u, v] < 0:
         return Bound(0.0, "distance", "no rank needs anything from another")
     return Bound(float(far[u, v]), "distance", f"from rank {u} to rank {v}")
+
+
+def _meeting_bound(what: Collective, distances: np.ndarray) -> Bound:
+    found = [Bound(0.0, "distance", "no rank needs anything from another")]
+    for group in what.groups:
+        if len(group) > 1:
+            members = list(group)
+            to, back = distances[members].max(axis=0), distances[:, members].max(axis=1)
+            place = int((to + back).argmin())
+            u = group[int(distances[members, place].argmax())]
+            v = group[int(distances[place, members].argmax())]
+            reason = f"from rank {u} to rank {place}, where sums may meet, and on to rank {v}"
+            found.append(Bound(float((to + back)[place]), "distance", reason))
+    return max(found, key=lambda b: b.time)
 
 
 def _flow_bound(
@@ -141,13 +164,15 @@ def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) 
     return Bound(float(share * worst.inverse), "cut", reason)
 
 
-def _traffic_bound(topology: Topology, what: Collective, size: Fraction) -> Bound:
+def _traffic_bound(topology: Topology, what: Collective, size: Fraction, known: float) -> Bound:
     """An all_reduce takes every byte at least 2(p-1) times from part to part of p parts of a group.
 
     Parts for single ranks, this is Patarasuk and Yuan's bound (2009), whose proof counts what sums
     and copies of each byte need and holds for ranks taken together alike. What leaves a part last
-    still has to arrive.
+    still has to arrive, and if only one group sums, to spread in the part; what leaves first has to
+    be summed before (``jaxcoll.crossings``).
     """
+    together = [np.asarray(group) for group in what.groups if len(group) > 1]
     best = Bound(0.0, "traffic", "no rank needs anything from another")
     for part in _parts(topology):
         ranks = part[: topology.num_ranks]
@@ -155,8 +180,12 @@ def _traffic_bound(topology: Topology, what: Collective, size: Fraction) -> Boun
         if not hops:
             continue
         leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], ranks)
-        sending = float(hops * size) / float(topology.bandwidth[leaves].sum())
-        time = sending + float(_latency_to_a_rank(topology)[leaves].min())
+        if len(together) == 1 and len(np.unique(ranks)) < len(ranks):
+            rest = rests(topology, together[0], part, leaves, known)
+        else:
+            rest = np.minimum(_latency_to_a_rank(topology)[leaves], known)
+        bandwidth = topology.bandwidth[leaves]
+        time = float((float(hops * size) + (bandwidth * rest).sum()) / bandwidth.sum())
         if time > best.time:
             count = len(np.unique(ranks))
             whole = "ranks" if count == topology.num_ranks else f"{count} parts of the network"

@@ -162,12 +162,12 @@ def latency_distances(topology: Topology) -> np.ndarray:
     alpha = topology.alpha
     if topology.num_links and (alpha == alpha[0]).all():
         return hop_distances(topology) * float(alpha[0])
-    return sp.csgraph.dijkstra(_latency_graph(topology), indices=np.arange(n))[:, :n]
+    return sp.csgraph.dijkstra(latency_graph(topology), indices=np.arange(n))[:, :n]
 
 
 def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
     """The sum of alpha along a path of least latency from rank u to rank v, in seconds, exact."""
-    graph = _latency_graph(topology)
+    graph = latency_graph(topology)
     _, parent = sp.csgraph.dijkstra(graph, indices=u, return_predecessors=True)
     total = Fraction(0)
     while v != u:
@@ -176,7 +176,7 @@ def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
     return total
 
 
-def _latency_graph(topology: Topology) -> sp.csr_matrix:
+def latency_graph(topology: Topology) -> sp.csr_matrix:
     """Alpha between vertices, of parallel links the least (a sparse matrix would add them up)."""
     alpha = topology.alpha
     order = np.lexsort((alpha, topology.dst, topology.src))

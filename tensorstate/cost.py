@@ -172,7 +172,7 @@ def remade_entities(problem: Problem, decisions: Decisions) -> frozenset[int]:
     """Of the entities that may be run again those that something after the forward pass needs."""
     remade: set[int] = set()
     waiting = decisions.again
-    needs: dict[int, list[tuple[bool, int]]] = defaultdict(list)
+    needs: dict[int, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
     for flow in problem.flows:
         for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
             if maker in waiting and tensor not in decisions.kept:
@@ -180,7 +180,7 @@ def remade_entities(problem: Problem, decisions: Decisions) -> frozenset[int]:
                 needs[maker] += zip(late, readers, strict=True)
     # Readers come after makers, so one pass against the order of execution finds all.
     for entity in sorted(waiting, reverse=True):
-        if any(late or reader in remade for late, reader in needs[entity]):
+        if any(late or not remade.isdisjoint(readers) for late, readers in needs[entity]):
             remade.add(entity)
     return frozenset(remade)
 
@@ -202,7 +202,7 @@ def trips_of(
     flow = problem.flows[number]
     alike: dict[tuple, list[int]] = defaultdict(list)
     for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-        again = tuple(reader in remade for reader in readers)
+        again = tuple(not remade.isdisjoint(entities) for entities in readers)
         alike[maker in remade, again, decisions.kept.get(tensor)].append(tensor)
     for (made_again, again, kept), tensors in alike.items():
         late = [d for d, twice in zip(flow.demands, again, strict=True) if d.late or twice]

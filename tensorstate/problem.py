@@ -33,16 +33,14 @@ class Demand:
     Attributes:
         group: the class; ``None`` for the caller of the step, who takes any state but partial ones.
         labels: label of the class for every position of the tensor.
-        places: the operands that read it.
+        places: the operands that read it; of a stack, whose rows are alike, the first.
         late: whether it is read after the forward pass.
-        number: counts entities of the class that read it alike.
     """
 
     group: int | None
     labels: tuple[int, ...]
     places: frozenset[Place]
     late: bool
-    number: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +50,7 @@ class Flow:
     Attributes:
         tensors: all of them, in the order of execution.
         makers: the entity that makes each of them, or the input's.
-        readers: for every tensor and demand the entity that reads it; -1 for the caller.
+        readers: for every tensor and demand the entities that read it so; none for the caller.
         group: the class that makes them, or the input's.
         labels: label of the class for every position.
         place: which result of which member; (0, 0) for an input.
@@ -65,7 +63,7 @@ class Flow:
 
     tensors: tuple[int, ...]
     makers: tuple[int, ...]
-    readers: tuple[tuple[int, ...], ...]
+    readers: tuple[tuple[tuple[int, ...], ...], ...]
     group: int
     labels: tuple[int, ...]
     place: Place
@@ -79,6 +77,14 @@ class Flow:
     def weight(self) -> int:
         """How many tensors it stands for."""
         return len(self.tensors)
+
+    @functools.cached_property
+    def entities(self) -> frozenset[int]:
+        """All that make or read them."""
+        readers = (
+            one for of_tensor in self.readers for of_demand in of_tensor for one in of_demand
+        )
+        return frozenset((*self.makers, *readers))
 
 
 class Problem:
@@ -189,13 +195,11 @@ class _Way:
 
     maker: int
     labels: tuple[int, ...]
-    readers: dict[Demand, int]
+    readers: dict[Demand, tuple[int, ...]]
 
-    def read(self, demand: Demand, reader: int) -> None:
-        """Another reader."""
-        while self.readers.get(demand, reader) != reader:
-            demand = dataclasses.replace(demand, number=demand.number + 1)
-        self.readers[demand] = reader
+    def read(self, demand: Demand, *readers: int) -> None:
+        """More readers."""
+        self.readers[demand] = self.readers.get(demand, ()) + readers
 
 
 def flows_of(graph: Graph) -> tuple[Flow, ...]:
@@ -214,8 +218,8 @@ def flows_of(graph: Graph) -> tuple[Flow, ...]:
         way(edge.tensor).read(_demand(graph, edge), edge.target)
     for output in graph.outputs:
         if output.view.tensor is not None:
-            demand, reader = _returned(graph, output, inputs)
-            way(output.view.tensor).read(demand, reader)
+            demand, *readers = _returned(graph, output, inputs)
+            way(output.view.tensor).read(demand, *readers)
     for tensor in inputs:
         way(tensor)
     alike: dict[object, list[int]] = defaultdict(list)
@@ -264,13 +268,16 @@ def _made_at(graph: Graph, tensor: int, entity: Entity) -> Place:
 def _demand(graph: Graph, edge: Edge) -> Demand:
     entity = graph.entities[edge.target]
     place = {member.operator: i for i, member in enumerate(entity.members)}
-    places = frozenset((place[operator], operand) for operator, operand in edge.operands)
+    places = frozenset(
+        (place[operator], 0 if graph.operators[operator].primitive == "concatenate" else operand)
+        for operator, operand in edge.operands
+    )
     return Demand(entity.group, edge.target_labels, places, entity.phase != "forward")
 
 
-def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand, int]:
+def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand] | tuple[Demand, int]:
     """An output is demanded in the state of the input that it is the new value of."""
-    free = Demand(None, (), frozenset(), late=True), -1
+    free = (Demand(None, (), frozenset(), late=True),)
     if output.updates is None or graph.inputs[output.updates] not in inputs:
         return free
     entity = inputs[graph.inputs[output.updates]]

@@ -14,8 +14,9 @@ from jaxcoll.bounds import bound, bounds, cut_bound, distance_bound, ideal, step
 from jaxcoll.collective import REDUCING, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulate import MODELS, simulate
-from jaxcoll.synth import Bucket
+from jaxcoll.synth import BlueConnect, Bruck, Bucket, Cascade, Direct, ForestColl, Tacos
 from jaxcoll.topology import Topology
+from jaxcoll.verify import verify
 from tests.strategies import schedules
 from tests.strategies import topologies as networks
 
@@ -125,11 +126,98 @@ def test_all_reduce_sends_every_byte_2n_minus_2_times():
 
 
 def test_all_reduce_crosses_slow_links_between_boxes():
-    """3D-RFS: 16 boxes of 8 ranks, each with 8 links of 50 GB/s to switches, twice 0.5 us."""
-    found = bound(topologies.ring_fc_switch(2, 4, 16), "all_reduce", 1e9)
+    """3D-RFS: 16 boxes of 8 ranks, each with 8 links of 50 GB/s to switches, twice 0.5 us.
+
+    From a rank to one of its box it is 0 us once, 0.5 four times and 1 three times. What leaves a
+    box is as much behind on average, and what enters it, after 1 us, has as far to go.
+    """
+    inside = (4 * 0.5e-6 + 3 * 1e-6) / 8
+    for nbytes in (10**6, 10**9):
+        found = bound(topologies.ring_fc_switch(2, 4, 16), "all_reduce", nbytes)
+        assert found.name == "traffic"
+        sending = 30 * nbytes / (16 * 8 * 50e9)
+        assert found.time == pytest.approx(inside + sending + 1e-6 + inside, rel=1e-12)
+        assert "out of 16 parts" in found.reason
+
+
+def test_little_is_lost_where_a_run_may_be_short():
+    """A slow link between two pairs: at least 2 us to meet and spread, and none of it twice."""
+    pairs = topologies.mesh(2, 2, alpha=(1e-6, 1e-6), bandwidth=(1e9, 100e9))
+    found = {b.name: b.time for b in bounds(pairs, "all_reduce", 8)}
+    assert found["distance"] == pytest.approx(4e-6)
+    # Half a microsecond inside a pair on average before, and 1 us and as much after.
+    assert found["traffic"] == pytest.approx(2 * 8 / 4e9 + 0.5e-6 + 1.5e-6)
+    groups = Collective("all_reduce", 4, 1, ((0, 2), (1, 3)))
+    found = {b.name: b.time for b in bounds(pairs, groups, 8)}
+    assert found["traffic"] == pytest.approx(4 * 8 / 4e9 + 1e-6)  # of several groups less is known
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_no_schedule_on_boxes_beats_a_bound(data):
+    """Little data, quick boxes and slow links between them: where latencies inside boxes count."""
+    draw = data.draw
+    alpha, bandwidth = st.sampled_from([0.0, 1e-7, 1e-6]), st.sampled_from([1e9, 2e9, 50e9])
+    families = (topologies.ring, topologies.fully_connected, topologies.switch, topologies.mesh)
+    factors = [
+        draw(st.sampled_from(families))(
+            draw(st.integers(1, 4)), alpha=draw(alpha), bandwidth=draw(bandwidth)
+        )
+        for _ in range(draw(st.integers(2, 3)))
+    ]
+    topology = topologies.product(*factors)
+    synthesizers = (Cascade(1e3), BlueConnect(), Direct(), Bruck(), Tacos(nbytes=1e3), ForestColl())
+    synthesizer = draw(st.sampled_from(synthesizers))
+    collective = Collective("all_reduce", topology.num_ranks, draw(st.integers(1, 3)))
+    try:
+        schedule = synthesizer.synthesize(topology, collective)
+    except TopologyError:  # no box for those who need one
+        schedule = Direct().synthesize(topology, collective)
+    for nbytes in (10, 10**3, 10**5):
+        for model in MODELS:
+            time = simulate(schedule, nbytes, model).time
+            for b in bounds(topology, collective, nbytes):
+                assert time >= b.time * (1 - 1e-12), b
+
+
+def test_a_run_on_boxes_that_meets_the_bound(monkeypatch):
+    """Half of all bytes cross before their pair has summed them, while the other half is summed.
+
+    The like in the end: links between the two pairs never rest. Those chunks cross twice as often.
+    """
+    topology = topologies.product(
+        topologies.ring(2, alpha=0.0, bandwidth=1e9), topologies.ring(2, alpha=1e-5, bandwidth=1e15)
+    )
+    orders = [(1, 0)] * 8 + [(0, 1)] * 8
+    monkeypatch.setattr("jaxcoll.synth.cascade.least_load_orders", lambda *_: orders)
+    schedule = Cascade(4e4).synthesize(topology, Collective("all_reduce", 4, 16))
+    verify(schedule)
+    found = bound(topology, "all_reduce", 4e4)
     assert found.name == "traffic"
-    assert found.time == pytest.approx(30 * 1e9 / (16 * 8 * 50e9) + 1e-6)
-    assert "out of 16 parts" in found.reason
+    assert 1 - 1e-12 <= simulate(schedule, 4e4).time / found.time <= 1 + 1e-6
+
+
+def test_links_that_are_far_from_everyone_cost_nothing():
+    """Two parts, joined over switches a second away, too; 0 and 2 have a link of their own."""
+    ends = [(0, 1, 100, 0.0), (0, 3, 100, 1.0), (3, 4, 1, 0.0), (4, 2, 100, 1.0), (0, 2, 1, 0.0)]
+    src, dst, bandwidth, alpha = zip(*ends, *((v, u, b, a) for u, v, b, a in ends), strict=True)
+    topology = Topology(3, src, dst, alpha, bandwidth, num_vertices=5)  # type: ignore[arg-type]
+    collective = Collective("all_reduce", 3)
+    time = simulate(Direct().synthesize(topology, collective), Fraction(1, 100)).time
+    assert time < 0.1
+    for b in bounds(topology, collective, Fraction(1, 100)):
+        assert b.time <= time, b
+
+
+def test_sums_meet_in_a_rank_before_they_spread():
+    """On a line of 5 all meet in the middle; a circle has none, and a group may meet outside."""
+    line = topologies.mesh(5, alpha=1e-6)
+    found = distance_bound(line, "all_reduce")
+    assert found.time == pytest.approx(4e-6)
+    assert found.reason == "from rank 0 to rank 2, where sums may meet, and on to rank 0"
+    assert distance_bound(topologies.ring(6, alpha=1e-6), "all_reduce").time == pytest.approx(6e-6)
+    ends = Collective("all_reduce", 5, 1, ((0, 4), (1,), (2,), (3,)))
+    assert distance_bound(line, ends).time == pytest.approx(4e-6)
 
 
 def test_parts_of_a_network_that_a_group_stays_inside_cost_it_nothing():

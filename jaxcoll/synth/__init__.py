@@ -6,6 +6,7 @@ from jaxcoll.synth.blueconnect import BlueConnect
 from jaxcoll.synth.bruck import Bruck
 from jaxcoll.synth.bucket import Bucket
 from jaxcoll.synth.c_cube import CCube
+from jaxcoll.synth.cascade import Cascade
 from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
@@ -30,6 +31,7 @@ __all__ = [
     "Bruck",
     "Bucket",
     "CCube",
+    "Cascade",
     "Direct",
     "DoubleBinaryTree",
     "ForestColl",

@@ -13,6 +13,7 @@ from jaxcoll.synth.blueconnect import BlueConnect
 from jaxcoll.synth.bruck import Bruck
 from jaxcoll.synth.bucket import Bucket
 from jaxcoll.synth.c_cube import CCube
+from jaxcoll.synth.cascade import Cascade
 from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.exact import Sccl, StepMilp
@@ -43,6 +44,7 @@ SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     "swing": Swing,
     "blueconnect": BlueConnect,
     "themis": Themis,
+    "cascade": Cascade,
     "c_cube": CCube,
     "tto": Tto,
     "hdrm": Hdrm,

@@ -8,23 +8,34 @@ import numpy as np
 
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.synth.boxes import Box
-from jaxcoll.synth.patterns import Pattern, circle, direct
+from jaxcoll.synth.patterns import Pattern, circle, direct, line
 from jaxcoll.topology import Topology
 
 
-def line_patterns(topology: Topology, box: Box, dims: tuple[int, ...]) -> dict[int, Pattern]:
+def line_patterns(
+    topology: Topology, box: Box, dims: tuple[int, ...], *, close: bool = True
+) -> dict[int, Pattern]:
     """For every dimension the basic algorithm that suits its lines (TACOS paper, Table I).
 
     All at once where the ranks of a line are equally far from one another, that is, fully connected
     or behind one switch; rings both ways otherwise. Behind switches the paper has
     halving-doubling, but messages are stored and forwarded there, and an exchange that waits for
     the one before leaves the links idle half the time.
+
+    Args:
+        close: whether a ring takes the long way back along dimensions that do not wrap; otherwise
+            blocks travel to both ends there.
     """
     found = {}
     for dim in dims:
         side = box.grid.shape[dim]
         hops = _routes(topology, box, dim, direct(side)).hops
-        found[dim] = direct(side) if (hops == hops[0]).all() else circle(side, both_ways=True)
+        if (hops == hops[0]).all():
+            found[dim] = direct(side)
+        elif close or box.grid.wrap[dim]:
+            found[dim] = circle(side, both_ways=True)
+        else:
+            found[dim] = line(side)
     return found
 
 
@@ -32,6 +43,23 @@ def line_bandwidth(topology: Topology, box: Box, dim: int, pattern: Pattern) -> 
     """Bytes per second that the first rank can send along a dimension, over the links it uses."""
     used = np.unique(_routes(topology, box, dim, pattern).first_link)
     return sum((topology.exact_bandwidth[link] for link in used), Fraction(0))
+
+
+def line_seconds(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Fraction:
+    """Seconds that the busiest link of the first line is occupied if every block is one byte."""
+    line_of = np.moveaxis(box.ranks.reshape(box.grid.shape), dim, 0)
+    ranks = line_of.reshape(box.grid.shape[dim], -1)[:, 0]
+    src, dst, halves = [], [], []
+    for move in pattern:
+        here = np.flatnonzero(move.to >= 0)
+        src.append(ranks[here])
+        dst.append(ranks[move.to[here]])
+        halves.append(np.full(len(here), 2 if move.half < 0 else 1))
+    edges = shortest_routes(topology, np.concatenate(src), np.concatenate(dst))
+    load = np.zeros(topology.num_links, np.int64)
+    np.add.at(load, edges.path_link, np.repeat(np.concatenate(halves), edges.hops))
+    used = np.flatnonzero(load)
+    return max(Fraction(int(load[i]), 2) / topology.exact_bandwidth[i] for i in used)
 
 
 def _routes(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Edges:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from jaxcoll.synth.blueconnect import BlueConnect
 from jaxcoll.synth.bruck import Bruck
 from jaxcoll.synth.bucket import Bucket
 from jaxcoll.synth.c_cube import CCube
+from jaxcoll.synth.cascade import Cascade
 from jaxcoll.synth.direct import Direct
 from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
 from jaxcoll.synth.forestcoll import ForestColl
@@ -61,6 +63,7 @@ BASELINES: tuple[Synthesizer, ...] = (
     Swing(pieces=_ALL),
     BlueConnect(),
     Themis(),
+    Cascade(),
     CCube(),
     Tto(),
     Tto(pieces=1),
@@ -107,9 +110,9 @@ class Portfolio(Synthesizer):
     Attributes:
         nbytes: bytes of a rank's buffer to be quick for; 64 MiB when omitted.
         model: the link model to be quick by.
-        baselines: synthesizers to try, each as it is and, where it has a field for it, told
-            ``nbytes``; those not defined for a problem are passed over, and ``ForestColl`` beyond
-            64 ranks that form no box.
+        baselines: synthesizers to try, told ``nbytes`` where they have a field for it, and as
+            they are where they have no size of their own; those not defined for a problem are
+            passed over, and ``ForestColl`` beyond 64 ranks that form no box.
         rules: rules of TACOS, names in ``rules.RULES``.
         seeds: random seeds a rule.
         attempts: attempts of TACOS a seed.
@@ -201,9 +204,10 @@ class Portfolio(Synthesizer):
     def _baselines(self, topology: Topology) -> list[Synthesizer]:
         quick = topology.num_ranks <= MOST_RANKS_OF_A_FOREST or topology.grid is not None
         tried = [each for each in self.baselines if quick or not isinstance(each, ForestColl)]
-        return list(
-            dict.fromkeys(told for each in tried for told in (each, for_size(each, self.nbytes)))
-        )
+        told = [(each, for_size(each, self.nbytes)) for each in tried]
+        # One that has a size anyway is told it; for others to have none is a variant of its own.
+        sizes = [pair[1:] if getattr(pair[0], "nbytes", None) else pair for pair in told]
+        return list(dict.fromkeys(itertools.chain.from_iterable(sizes)))
 
     def _candidate(self, rule: str, most: int | None, seed: int) -> tuple[str, Synthesizer, int]:
         size = "any number of chunks" if most is None else f"{most} chunk{'s' * (most > 1)}"

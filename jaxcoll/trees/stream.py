@@ -51,7 +51,7 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
         )  # fmt: skip
     while pending:
         now, link = times[0], events[0]
-        pending = _drop(times, events, 0, pending)
+        pending = heap_drop(times, events, 0, pending)
         message = busy[link]
         busy[link] = -1
         j, p = message // pieces, message % pieces
@@ -137,21 +137,21 @@ def _serve(
         return pending
     first = heap_ptr[link]
     message = item[first]
-    size[link] = _drop(key, item, first, size[link])
+    size[link] = heap_drop(key, item, first, size[link])
     busy[link] = message
     j = message // pieces
     if hop[message] == 0:
         begin[message] = now
-    return _add(times, events, 0, pending, now + pace[link] * weight[j // per_tree], link)
+    return heap_add(times, events, 0, pending, now + pace[link] * weight[j // per_tree], link)
 
 
 @nb.njit(cache=True)
 def _push(key, item, first, size, link, value, message):
-    size[link] = _add(key, item, first, size[link], value, message)
+    size[link] = heap_add(key, item, first, size[link], value, message)
 
 
 @nb.njit(cache=True)
-def _add(key, item, first, size, value, number):
+def heap_add(key, item, first, size, value, number):
     """Add to the heap that starts at ``first``, ordered by (key, item); its new size."""
     i = size
     while i > 0:
@@ -166,7 +166,7 @@ def _add(key, item, first, size, value, number):
 
 
 @nb.njit(cache=True)
-def _drop(key, item, first, size):
+def heap_drop(key, item, first, size):
     """Take the least from the heap that starts at ``first``; its new size."""
     size -= 1
     value, number = key[first + size], item[first + size]

@@ -1,4 +1,4 @@
-"""Search along one mesh axis after another, and a bound from the axes one by one."""
+"""Search along one mesh axis after another, and a bound from the two busiest."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost import times
+from tensorstate.cost import Decisions, price, times
 from tensorstate.errors import PlanError
-from tensorstate.hardware import Hardware, Network
+from tensorstate.hardware import Hardware
 from tensorstate.problem import Problem
-from tensorstate.search.exact import Found, attempt, infeasible, least_memory
+from tensorstate.search.axes import SomeAxes, joined
+from tensorstate.search.exact import Found, attempt, infeasible, least_memory, objective_of
 from tensorstate.search.milp import Formulation
 from tensorstate.search.program import Progress
-from tensorstate.states import REPLICATED, Mesh
+from tensorstate.states import REPLICATED
 from tensorstate.ways import Way
 
 # Times that every axis is visited at most, and the share of the cost that is worth another visit.
@@ -36,48 +37,43 @@ def descent(
 ) -> Found:
     """Block-coordinate descent: one axis is decided while the others are as they are.
 
-    It starts with everything replicated, without the memory limit, which the axes meet only
-    together; it ends when no axis does better by a thousandth. The bound is ``axes_bound``'s.
-    Arguments and errors are those of ``exact.milp``.
+    It starts from the best plan, without the memory limit, in which axes of like speed are one; it
+    ends when no axis does better by a thousandth. The bound is ``axes_bound``'s. Arguments and
+    errors are those of ``exact.milp``.
     """
     start = time.perf_counter()
     axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
-    best: Found | None = None
-    ways: list[Way] | None = None
+    best = _joined_axes(problem, allowed, objective, gap, time_limit, progress)
+    ways = None if best is None else best.decisions.ways
+    if best is not None and not _is_better(best, None, memory_limit):
+        best = None
     stale = 0
     for turn in range(SWEEPS * len(axes)):
         left = time_limit - (time.perf_counter() - start)
-        first = turn < len(axes)
         if stale >= len(axes) or (left <= 0 and best is not None):
             break
+        axis = axes[turn % len(axes)]
         free = [
-            _along(choices, axes[turn % len(axes)], None if ways is None else ways[group])
+            _along(choices, axis, None if ways is None else ways[group])
             for group, choices in enumerate(allowed)
         ]
         found = attempt(
             problem,
             free,
-            recompute=recompute and not first,
-            memory_limit=None if first else memory_limit,
+            recompute=recompute,
+            memory_limit=memory_limit,
             objective=objective,
             gap=gap,
             time_limit=max(5.0, left),
             narrow=True,
             progress=progress,
         )
-        if found is None:
-            stale += 1
-            if best is None:
-                ways = list(least_memory(problem, free, recompute, narrow=True).decisions.ways)
-                stale = 0
-            continue
-        fits = memory_limit is None or found.cost.memory.peak <= memory_limit
-        better = best is None or found.objective < best.objective * (1 - LEAST)
-        if first or better:
-            ways = list(found.decisions.ways)
-        if fits:
-            stale = 0 if better else stale + 1
-            best = found if better else best
+        stale += 1
+        if found is None and best is None:
+            ways = least_memory(problem, free, recompute, narrow=True).decisions.ways
+            stale = 0
+        elif found is not None and _is_better(found, best, memory_limit):
+            best, ways, stale = found, found.decisions.ways, 0
     if best is None:
         raise PlanError(infeasible(problem, allowed, recompute, memory_limit))
     bound = axes_bound(
@@ -92,6 +88,11 @@ def descent(
     return dataclasses.replace(best, bound=bound, method="descent", seconds=seconds)
 
 
+def _is_better(found: Found, best: Found | None, memory_limit: float | None) -> bool:
+    fits = memory_limit is None or found.cost.memory.peak <= memory_limit
+    return fits and (best is None or found.objective < best.objective * (1 - LEAST))
+
+
 def _along(choices: Sequence[Way], axis: int, now: Way | None) -> list[Way]:
     """The ways that differ from the present one along an axis only."""
     others = [REPLICATED] * len(choices[0]) if now is None else list(now)
@@ -100,41 +101,73 @@ def _along(choices: Sequence[Way], axis: int, now: Way | None) -> list[Way]:
     return found or list(choices)
 
 
-# ---------------------------------------------------------------------- bound
+def _joined_axes(
+    problem: Problem,
+    allowed: Sequence[Sequence[Way]],
+    objective: str,
+    gap: float,
+    time_limit: float,
+    progress: Progress | None,
+) -> Found | None:
+    """The best decisions, without a memory limit, in which axes of like speed do the same.
 
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SomeAxes(Network):
-    """Some axes of a network, as if all others cut every tensor already.
-
-    Attributes:
-        network: all of it.
-        axes: those that are left.
+    ``None`` where the ways allowed do not let them.
     """
-
-    network: Network
-    axes: tuple[int, ...]
-
-    @property
-    def mesh(self) -> Mesh:  # type: ignore[override]
-        """The axes that are left."""
-        whole = self.network.mesh
-        return Mesh(
-            tuple(whole.names[a] for a in self.axes), tuple(whole.sizes[a] for a in self.axes)
-        )
-
-    @property
-    def others(self) -> int:
-        """Devices along all other axes."""
-        return self.network.mesh.num_devices // self.mesh.num_devices
-
-    def price(self, kind: str, axis: int, nbytes: int) -> float:
-        """See ``Network``."""
-        return self.network.price(kind, self.axes[axis], nbytes // self.others)
-
-    def schedule(self, kind: str, axis: int, nbytes: int) -> None:
-        """There is none: nothing runs so."""
+    network = joined(problem.network)
+    fewer = Problem(problem.graph, network, problem.hardware)
+    meant = [
+        _meant(choices, known.all, network.parts)
+        for choices, known in zip(allowed, fewer.ways, strict=True)
+    ]
+    found = attempt(
+        fewer,
+        [list(one) for one in meant],
+        recompute=False,
+        memory_limit=None,
+        objective=objective,
+        gap=gap,
+        time_limit=time_limit,
+        progress=progress,
+    )
+    if found is None:
         return None
+    pairs = zip(meant, found.decisions.ways, strict=True)
+    decisions = Decisions(tuple(one[way] for one, way in pairs))
+    cost = price(problem, decisions)
+    return dataclasses.replace(
+        found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
+    )
+
+
+def _meant(
+    choices: Sequence[Way], fewer: Sequence[Way], parts: Sequence[Sequence[int]]
+) -> dict[Way, Way]:
+    """What ways on joined axes mean on all: of the ways allowed those that agree on most axes."""
+
+    same = {way: _same(way, parts, len(choices[0])) for way in fewer}
+    known = frozenset(choices)
+    exact = {way: choice for way, choice in same.items() if choice in known}
+    if exact:
+        return exact
+
+    def agrees(way: Way, choice: Way) -> int:
+        return sum(a == b for a, b in zip(same[way], choice, strict=True))
+
+    nearest = {way: max(choices, key=lambda choice: agrees(way, choice)) for way in fewer}
+    most = max(agrees(way, choice) for way, choice in nearest.items())
+    return {way: choice for way, choice in nearest.items() if agrees(way, choice) == most}
+
+
+def _same(way: Way, parts: Sequence[Sequence[int]], axes: int) -> Way:
+    """The way in which all axes of a part do what the part does."""
+    found = [REPLICATED] * axes
+    for part, entry in zip(parts, way, strict=True):
+        for axis in part:
+            found[axis] = entry
+    return tuple(found)
+
+
+# ---------------------------------------------------------------------- bound
 
 
 def axes_bound(

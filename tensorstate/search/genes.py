@@ -86,10 +86,6 @@ class Genes:
         self.order = _order(problem)
         self._flows: dict[tuple, Totals] = {}
         self._remade: dict[tuple[bool, ...], frozenset[int]] = {}
-        self._entities = [
-            {*flow.makers, *(reader for readers in flow.readers for reader in readers)}
-            for flow in problem.flows
-        ]
 
     def decisions(self, genome: Genome) -> Decisions:
         """What a genome decides."""
@@ -146,7 +142,7 @@ class Genes:
         return seconds if over <= 0 else seconds * (2 + 100 * over)
 
     def _flow(self, genome: Genome, number: int) -> Totals:
-        remade = self._remade_of(genome) & self._entities[number]
+        remade = self._remade_of(genome) & self.problem.flows[number].entities
         small = self._is_small(genome, number)
         ways = tuple(genome.ways[group] for group in self.around[number])
         key = number, ways, remade, small

@@ -17,6 +17,7 @@ from jaxcoll.synth import (
     BlueConnect,
     Bruck,
     Bucket,
+    Cascade,
     CCube,
     Direct,
     DoubleBinaryTree,
@@ -131,11 +132,12 @@ CASES = [
     Case(Ring2D(), "two dimensions", SQUARES, grouped=False),
     *(
         Case(synthesizer, *family, grouped=False)
-        for synthesizer in (BlueConnect(), Themis())
+        for synthesizer in (BlueConnect(), Themis(), Cascade(), Cascade(1e3))
         for family in (("grids", EVEN_GRIDS), ("boxes", BOXES))
     ),
     Case(BlueConnect(shape=(2, 4)), "eight ranks", EIGHTS, grouped=False),
     Case(Themis(shape=(2, 2, 2)), "eight ranks", EIGHTS, grouped=False),
+    Case(Cascade(shape=(4, 2)), "eight ranks", EIGHTS, grouped=False),
     Case(Swing(), "tori", TORI, grouped=False),
     Case(Hdrm(), "BiGraphs", BIGRAPHS, grouped=False),
     Case(DoubleBinaryTree(), "random", RANDOM, SUMS),

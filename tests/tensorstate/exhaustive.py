@@ -112,9 +112,8 @@ class Every:
     ) -> tuple[tuple[int, ...], np.ndarray]:
         """Seconds, and bytes of inputs, between the eras and of gradients, of a flow."""
         flow, allowed = self.problem.flows[number], self.allowed
-        around = {*flow.makers, *(reader for readers in flow.readers for reader in readers)}
         kept = tuple(decisions.kept.get(tensor) for tensor in flow.tensors)
-        key = number, remade & around, kept
+        key = number, remade & flow.entities, kept
         if key in self._tables:
             return self._tables[key]
         readers = (d.group for d in flow.demands if d.group is not None)
@@ -166,7 +165,9 @@ def _kept(
     tensors, choices = [], []
     for flow in problem.flows:
         for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-            late = any(d.late for d in flow.demands) or any(r in again for r in readers)
+            late = any(d.late for d in flow.demands) or any(
+                not again.isdisjoint(r) for r in readers
+            )
             if flow.early and late:
                 tensors.append(tensor)
                 none = [None] if maker in again else []

@@ -25,8 +25,9 @@ def test_every_tensor_that_crosses_entities_is_in_one_flow(name):
         (tensor, reader)
         for flow in flows
         for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
-        for demand, reader in zip(flow.demands, readers, strict=True)
+        for demand, entities in zip(flow.demands, readers, strict=True)
         if demand.places
+        for reader in entities
     }
     assert read == {(edge.tensor, edge.target) for edge in one.edges}
     for flow in flows:

@@ -1,0 +1,120 @@
+"""Links that serve what has longest to go: a run in which every chunk moves on as it arrives.
+
+Of what waits to leave a rank, a link takes what takes longest to where it ends last, and of those
+alike the first in order. Inside the network links serve first come, first served, as they do when
+the schedule is run.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.trees.stream import heap_add, heap_drop
+
+
+@nb.njit(cache=True, nogil=True)
+def served(before, edge, path_ptr, path_link, busy, delay):
+    """When each send starts on its first link, in ticks.
+
+    Args:
+        before: the send that brings what each send carries on, a smaller number; -1 if it is there
+            at the start.
+        edge: edge of each send.
+        path_ptr, path_link: links of each edge.
+        busy: how long a send occupies each link, in ticks, at least 1.
+        delay: how long it takes to the end of each link, in ticks, at least as long.
+    """
+    sends, links = len(edge), len(busy)
+    left = _time_left(before, edge, path_ptr, path_link, delay)
+    next_ptr, following = _followers(before)
+    # Every link keeps the sends that wait for it in a heap of its own part of two arrays.
+    heap_ptr = np.zeros(links + 1, np.int64)
+    for i in range(sends):
+        for h in range(path_ptr[edge[i]], path_ptr[edge[i] + 1]):
+            heap_ptr[path_link[h] + 1] += 1
+    for link in range(links):
+        heap_ptr[link + 1] += heap_ptr[link]
+    key, item = np.empty(heap_ptr[-1], np.int64), np.empty(heap_ptr[-1], np.int64)
+    size = np.zeros(links, np.int64)
+    awake = np.zeros(links, np.bool_)  # whether a link has an event ahead of it
+    # Events: send i reaches the end of a link, i; link l can take a send, sends + l. At any moment
+    # sends come first, so that a link knows all that is there.
+    times, events = np.empty(sends + links, np.int64), np.empty(sends + links, np.int64)
+    pending = 0
+    begin, hop = np.zeros(sends, np.int64), path_ptr[edge]
+    for i in range(sends):
+        if before[i] < 0:
+            pending = _wait(
+                i, 0, -left[i], path_link[hop[i]], sends, heap_ptr, key, item, size, awake, times,
+                events, pending,
+            )  # fmt: skip
+    while pending:
+        now, event = times[0], events[0]
+        pending = heap_drop(times, events, 0, pending)
+        if event >= sends:
+            link = event - sends
+            awake[link] = size[link] > 0
+            if awake[link]:
+                i = item[heap_ptr[link]]
+                size[link] = heap_drop(key, item, heap_ptr[link], size[link])
+                if hop[i] == path_ptr[edge[i]]:
+                    begin[i] = now
+                hop[i] += 1
+                pending = heap_add(times, events, 0, pending, now + delay[link], i)
+                pending = heap_add(times, events, 0, pending, now + busy[link], event)
+        elif hop[event] < path_ptr[edge[event] + 1]:
+            pending = _wait(
+                event, now, now, path_link[hop[event]], sends, heap_ptr, key, item, size, awake,
+                times, events, pending,
+            )  # fmt: skip
+        else:
+            for n in range(next_ptr[event], next_ptr[event + 1]):
+                i = following[n]
+                pending = _wait(
+                    i, now, -left[i], path_link[hop[i]], sends, heap_ptr, key, item, size,
+                    awake, times, events, pending,
+                )  # fmt: skip
+    return begin
+
+
+@nb.njit(cache=True, nogil=True)
+def _wait(
+    i, now, rank, link, sends, heap_ptr, key, item, size, awake, times, events, pending
+):  # fmt: skip
+    """Put a send in the queue of a link by its rank, and wake the link if it has nothing to do."""
+    size[link] = heap_add(key, item, heap_ptr[link], size[link], rank, i)
+    if awake[link]:
+        return pending
+    awake[link] = True
+    return heap_add(times, events, 0, pending, now, sends + link)
+
+
+@nb.njit(cache=True, nogil=True)
+def _time_left(before, edge, path_ptr, path_link, delay):
+    """How long what each send carries takes to where it ends last, if nothing is in its way."""
+    left = np.zeros(len(before), np.int64)
+    for i in range(len(before) - 1, -1, -1):
+        for h in range(path_ptr[edge[i]], path_ptr[edge[i] + 1]):
+            left[i] += delay[path_link[h]]
+        if before[i] >= 0:
+            left[before[i]] = max(left[before[i]], left[i])
+    return left
+
+
+@nb.njit(cache=True, nogil=True)
+def _followers(before):
+    """The sends that carry on what each brings, as (ptr, send)."""
+    ptr = np.zeros(len(before) + 1, np.int64)
+    for i in range(len(before)):
+        if before[i] >= 0:
+            ptr[before[i] + 1] += 1
+    for i in range(len(before)):
+        ptr[i + 1] += ptr[i]
+    at = ptr[:-1].copy()
+    following = np.empty(ptr[-1], np.int64)
+    for i in range(len(before)):
+        if before[i] >= 0:
+            following[at[before[i]]] = i
+            at[before[i]] += 1
+    return ptr, following
