@@ -46,9 +46,13 @@ from tensorstate.states import REPLICATED, Mesh, Move, State
 
 Copies = dict[State, jax.Array]
 
-# Passes of XLA on CPU that undo what a plan says of memory: one removes barriers too early, one
-# joins all sums of gradients, so that none can be used before the last is there.
-CPU_PASSES = ("cse_barrier_expander", "cpu-all-reduce-combiner")
+# XLA on CPU would use more memory than a plan says. One of its passes removes barriers too early;
+# one joins all sums of gradients, so that none is used before the last is there; and without
+# looking closely it copies arguments that results replace, as the step begins.
+CPU_OPTIONS = {
+    "xla_disable_hlo_passes": "cse_barrier_expander,cpu-all-reduce-combiner",
+    "xla_cpu_copy_insertion_use_region_analysis": True,
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,7 +65,8 @@ class Applied:
             ``jax.device_put``. New values have the shardings of what they replace, so the old ones
             can be donated.
         donate_argnums: arguments all of which are replaced by results.
-        compiler_options: for ``jax.jit``; they keep what runs again apart from what ran before.
+        compiler_options: for ``jax.jit``; they keep the compiler from using more memory than is
+            planned.
         unsaid: what shardings of arguments and results leave open, one phrase each.
     """
 
@@ -69,7 +74,7 @@ class Applied:
     in_shardings: Any
     out_shardings: Any
     donate_argnums: tuple[int, ...]
-    compiler_options: Mapping[str, str]
+    compiler_options: Mapping[str, str | bool]
     unsaid: tuple[str, ...]
 
     def jit(self, donate: bool = True) -> Callable[..., Any]:
@@ -151,13 +156,12 @@ def apply(
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
 
-    options = {"xla_disable_hlo_passes": ",".join(CPU_PASSES)} if on_cpu else {}
     return Applied(
         step,
         shardings(graph.in_tree, in_specs),
         shardings(graph.out_tree, out_specs),
         _replaced(graph),
-        options,
+        CPU_OPTIONS if on_cpu else {},
         _unsaid(layout),
     )
 
@@ -207,8 +211,9 @@ class _Device:
         self.late: dict[int, Copies] = {}
         self.last: jax.Array | None = None  # made by the operators so far
         self.turn: jax.Array | None = None  # made by the forward pass
+        self.beside: jax.Array | None = None  # read with what moves in the backward pass
         self._behind: dict[tuple[object, int, State], jax.Array] = {}
-        self._replaced = _replacing(self.graph)
+        self._updates = _updates(self.graph)
         self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
 
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -270,8 +275,8 @@ class _Device:
             else:
                 base = {s: self.early[tensor][s] for s in self.layout.late_base(tensor)}
                 if any(move.kind != "slice" for move in trip.late.moves):
-                    moment = self.turn if self.overlap else self.last
-                    base = {s: _after(moment, x) for s, x in base.items()}
+                    moments = [self.turn] if self.overlap else [self.last, self.beside]
+                    base = {s: _after(x, *moments) for s, x in base.items()}
                 self.late[tensor] = self.travel(base, trip.late.moves)
         return self.late[tensor]
 
@@ -296,14 +301,17 @@ class _Device:
 
     def execute(self, operator: Operator, early: bool, again: bool = False) -> list[jax.Array]:
         """What an operator makes of a device's blocks of its operands."""
+        if not (early or again):
+            self.beside = self.partner(operator)
         arrays = []
         for k, use in enumerate(operator.operands):
             state = self.layout.wanted(operator.index, k) or self.layout.source(use.tensor)
             x = self.copy(use.tensor, state, early)
             if again or operator.call.region is not None:
                 x = self.behind(operator, use.tensor, state, x)
+            if operator.phase == "optimizer":
+                x = self.gradient(use.tensor, state, x)
             arrays.append(x)
-        self.wait(operator, arrays)
         made = run_operator(operator, arrays, self.block(operator), self.last)
         if not early and operator.phase != "optimizer":
             for use in operator.operands:
@@ -311,34 +319,27 @@ class _Device:
                     self._made_of[use.tensor].append(made[0])
         return made
 
-    def wait(self, operator: Operator, arrays: list[jax.Array]) -> None:
-        """An argument is replaced once all else has read it.
+    def partner(self, operator: Operator) -> jax.Array | None:
+        """An operand that the backward pass made: what is read beside it need not be there before.
+
+        What was made last may come of the forward pass alone, such as a mask.
+        """
+        for use in operator.operands:
+            producer = self.graph.tensors[use.tensor].producer
+            if producer is not None and self.graph.operators[producer].phase != "forward":
+                return next(reversed(self.late[use.tensor].values()))
+        return None
+
+    def gradient(self, tensor: int, state: State, x: jax.Array) -> jax.Array:
+        """What an argument is updated by, once all else has read the argument.
 
         The gradient of a kernel does not depend on what reads the kernel in the backward pass.
         Unless one waits for the other XLA keeps a copy of the kernel from the step's beginning.
         """
-        replaced = self._replaced.get(operator.index)
-        moments = self._made_of.get(replaced, []) if replaced is not None else []
-        for k, use in enumerate(operator.operands):
-            if moments and use.tensor not in self.given:
-                arrays[k] = lax.optimization_barrier((arrays[k], *moments))[0]
-                return
-
-    def behind(self, operator: Operator, tensor: int, state: State, x: jax.Array) -> jax.Array:
-        """A copy that is there only once the backward pass has come this far.
-
-        What runs again itself needs no barrier of its own.
-        """
-        region = operator.call.region
-        producer = self.graph.tensors[tensor].producer
-        if producer is not None:
-            same = region is not None and self.graph.operators[producer].call.region == region
-            if same or self.layout.places[producer].entity in self.layout.remade:
-                return x
-        key = (region, tensor, state)
-        if key not in self._behind:
-            self._behind[key] = _after(self.last, x)
-        return self._behind[key]
+        moments = [m for given in self._updates.get(tensor, ()) for m in self._made_of[given]]
+        if moments and (None, tensor, state) not in self._behind:
+            self._behind[None, tensor, state] = _after(x, *moments)
+        return self._behind.get((None, tensor, state), x)
 
     def block(self, operator: Operator) -> LocalBlock:
         """The part of an operator's labels that this device has."""
@@ -370,20 +371,34 @@ class _Device:
         return read(out.view, there[state], local)
 
 
-def _replacing(graph: Graph) -> dict[int, int]:
-    """The operators that make new values of arguments, and the arguments' tensors."""
-    made = ((out.view.tensor, out.updates) for out in graph.outputs)
-    found = {}
-    for tensor, number in made:
-        producer = None if tensor is None else graph.tensors[tensor].producer
-        if producer is not None and number is not None:
-            found[producer] = graph.inputs[number]
+def _updates(graph: Graph) -> dict[int, set[int]]:
+    """What the backward pass makes for arguments that are replaced: the arguments, by gradient.
+
+    A gradient reaches its argument's new value through operators on tensors of that size.
+    """
+    found: dict[int, set[int]] = defaultdict(set)
+    for out in graph.outputs:
+        if out.updates is None or out.view.tensor is None:
+            continue
+        given, waiting, seen = graph.inputs[out.updates], [out.view.tensor], set()
+        while waiting:
+            tensor = graph.tensors[waiting.pop()]
+            if tensor.producer is None or tensor.index in seen:
+                continue
+            seen.add(tensor.index)
+            operator = graph.operators[tensor.producer]
+            if operator.phase != "optimizer":
+                found[tensor.index].add(given)
+                continue
+            same = [use.tensor for use in operator.operands]
+            waiting += [t for t in same if graph.tensors[t].size == tensor.size]
     return found
 
 
-def _after(made: jax.Array | None, x: jax.Array) -> jax.Array:
+def _after(x: jax.Array, *made: jax.Array | None) -> jax.Array:
     """A value that is there no sooner than what was made."""
-    return x if made is None else lax.optimization_barrier((x, made))[0]
+    moments = [moment for moment in made if moment is not None]
+    return lax.optimization_barrier((x, *moments))[0] if moments else x
 
 
 def _gathers(state: State, nbytes: int, mesh: Mesh) -> list[Move]:

@@ -11,6 +11,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from tensorstate.problem import Demand, Flow, Problem
 from tensorstate.states import REPLICATED, SUM, Move, State, Tree, states
 from tensorstate.ways import Way
@@ -69,27 +71,24 @@ class Trip:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes of a device's memory.
+    """Bytes of a device's memory when most is there.
 
     Attributes:
         inputs: parameters, optimizer state, batch and constants: there all the time.
         kept: activations and gathered copies, kept from the forward to the backward pass.
-        gradients: from the backward pass to the optimizer.
-        forward_work: the most that an entity of the forward or backward pass reads and writes.
-        backward_work: the same of the backward pass or the optimizer.
+        gradients: that wait for the optimizer.
+        work: what else the operators have there.
     """
 
     inputs: int
     kept: int
     gradients: int
-    forward_work: int
-    backward_work: int
+    work: int
 
     @property
     def peak(self) -> int:
-        """The most that is there at once: as the backward pass starts, or as it ends."""
-        start = self.kept + self.forward_work
-        return self.inputs + max(start, self.gradients + self.backward_work)
+        """The most that is there at once."""
+        return self.inputs + self.kept + self.gradients + self.work
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,7 +152,7 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
         (problem.weight(g) + twice[g]) * problem.seconds(g, way)
         for g, way in enumerate(decisions.ways)
     )
-    memory = _memory(problem, decisions, trips)
+    memory = _memory(problem, decisions, trips, remade)
     return Cost(compute, math.fsum(communication), volume, count, memory, tuple(trips), remade)
 
 
@@ -294,27 +293,109 @@ def is_whole(state: State) -> bool:
 # ---------------------------------------------------------------------- memory
 
 
-def _memory(problem: Problem, decisions: Decisions, trips: Sequence[Trip]) -> Memory:
-    inputs = kept = gradients = 0
+def _memory(
+    problem: Problem, decisions: Decisions, trips: Sequence[Trip], remade: frozenset[int]
+) -> Memory:
+    by_flow: dict[int, list[Trip]] = defaultdict(list)
     for trip in trips:
-        flow = problem.flows[trip.flow]
+        by_flow[trip.flow].append(trip)
+    there = np.zeros((3, len(problem.timeline.points)))
+    inputs = 0
+    for number, found in by_flow.items():
+        flow = problem.flows[number]
         if flow.stored:
-            inputs += trip.weight * problem.local_bytes(flow, trip.source)
+            inputs += sum(t.weight * problem.local_bytes(flow, t.source) for t in found)
+        there += occupied(problem, number, decisions.ways, found, remade)
+    return memory_at_peak(inputs, there)
+
+
+def memory_at_peak(inputs: float, there: np.ndarray) -> Memory:
+    """When most is there, of what is there beside the inputs at all points."""
+    total = there.sum(0)
+    kept, gradients, _ = there[:, int(total.argmax())]
+    parts = round(kept), round(gradients)
+    return Memory(round(inputs), *parts, math.ceil(total.max() - 1e-6) - sum(parts))
+
+
+def occupied(
+    problem: Problem,
+    number: int,
+    ways: Sequence[Way],
+    trips: Iterable[Trip],
+    remade: frozenset[int],
+) -> np.ndarray:
+    """Bytes of a flow on a device at every point: kept, gradients, and others.
+
+    Tensors of layers that are alike are taken to travel in each way in turn, so that of those that
+    are there at a point the share travels so that does on the whole.
+
+    Args:
+        number: of the flow.
+        trips: all of the flow.
+        remade: entities that run again.
+    """
+    flow, spans = problem.flows[number], problem.spans(number)
+    kept, gradients, others = np.zeros((3, len(spans.made)))
+
+    def size(state: State) -> int:
+        return problem.local_bytes(flow, state)
+
+    for trip in trips:
+        share = trip.weight / flow.weight
+        others += share * size(trip.source) * spans.made
+        for moves, span, packed in (
+            (trip.early.moves, spans.moved_early, spans.packed_early),
+            (trip.late.moves, spans.moved_late, spans.packed_late),
+        ):
+            others += share * sum(moved_bytes(problem, flow, move) for move in moves) * span
+            others += share * sum(map(packed_bytes, moves)) * packed
         if trip.kept is not None:
-            kept += trip.weight * problem.local_bytes(flow, trip.kept)
-        gradients += trip.weight * gradient_bytes(problem, flow, decisions.ways)
-    works: dict[str, int] = {"forward": 0, "backward": 0, "optimizer": 0}
-    for group, way in enumerate(decisions.ways):
-        phase = problem.entity(group).phase
-        if phase is not None:
-            works[phase] = max(works[phase], problem.traffic(group, way))
-    return Memory(
-        inputs,
-        kept,
-        gradients,
-        max(works["forward"], works["backward"]),
-        max(works["backward"], works["optimizer"]),
-    )
+            span = spans.kept if trip.kept == trip.source else spans.moved
+            kept += share * size(trip.kept) * span
+        waiting = size(_waiting(problem, flow, spans.last_early, ways, trip.source))
+        stays = any(demand.late for demand in flow.demands)
+        if flow.early and not flow.stored and not stays:
+            others += share * waiting * spans.early
+        if trip.remade:
+            again = spans.again + spans.early if stays else spans.again
+            others += share * size(trip.source) * again
+        if spans.lent.any():
+            again = remade_share(flow, spans.last_early, remade)
+            kept += share * (1 - again) * waiting * spans.lent
+        if not flow.early:
+            waiting = size(_waiting(problem, flow, spans.last_late, ways, trip.source))
+            (others if optimizer_demand(problem, flow) is None else gradients)[:] += (
+                share * waiting * spans.late
+            )
+    return np.stack([kept, gradients, others])
+
+
+def moved_bytes(problem: Problem, flow: Flow, move: Move) -> int:
+    """Bytes of what a move makes; a sum takes the place of its parts."""
+    return 0 if move.kind == "all_reduce" else problem.local_bytes(flow, move.target)
+
+
+def packed_bytes(move: Move) -> int:
+    """Bytes in which a move finds what it receives, before it is brought in order."""
+    return move.nbytes if move.kind in ("all_gather", "all_to_all") else 0
+
+
+def _waiting(
+    problem: Problem, flow: Flow, number: int | None, ways: Sequence[Way], source: State
+) -> State:
+    """The state in which a tensor waits for its last reader."""
+    demand = None if number is None else flow.demands[number]
+    if demand is None or demand.group is None:
+        return source
+    return problem.target(demand, ways[demand.group])
+
+
+def remade_share(flow: Flow, number: int | None, remade: frozenset[int]) -> float:
+    """Of the readers of a flow by a demand the share that run again."""
+    if number is None:
+        return 0.0
+    readers = [entity for entities in flow.readers for entity in entities[number]]
+    return sum(entity in remade for entity in readers) / max(1, len(readers))
 
 
 def optimizer_demand(problem: Problem, flow: Flow) -> Demand | None:
@@ -325,11 +406,3 @@ def optimizer_demand(problem: Problem, flow: Flow) -> Demand | None:
         if demand.group is not None and problem.entity(demand.group).phase == "optimizer":
             return demand
     return None
-
-
-def gradient_bytes(problem: Problem, flow: Flow, ways: Sequence[Way]) -> int:
-    """Bytes of a gradient on a device: it is brought at once to where the optimizer wants it."""
-    demand = optimizer_demand(problem, flow)
-    if demand is None or demand.group is None:
-        return 0
-    return problem.local_bytes(flow, problem.target(demand, ways[demand.group]))

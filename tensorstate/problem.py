@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from tensorstate.graph import Edge, Entity, Graph, Output
 from tensorstate.hardware import Hardware, Network
 from tensorstate.states import Mesh, Routes, State
+from tensorstate.timeline import Spans, Timeline
 from tensorstate.ways import Place, Way, Ways
 
 SLICES = frozenset({"slice", "dynamic_slice"})
@@ -101,6 +102,7 @@ class Problem:
         self.ways = tuple(Ways(graph, self.entity(g), self.mesh) for g in range(len(graph.classes)))
         self.flows = flows_of(graph)
         self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
+        self._spans: dict[int, Spans] = {}
 
     @property
     def mesh(self) -> Mesh:
@@ -125,6 +127,21 @@ class Problem:
         if key not in self._routes:
             self._routes[key] = Routes(*key, self.mesh, self.network.price)
         return self._routes[key]
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """When operators run and need their tensors."""
+        return Timeline(self.graph)
+
+    def spans(self, number: int) -> Spans:
+        """When the tensors of a flow are there."""
+        if number not in self._spans:
+            flow = self.flows[number]
+            by_demand = zip(*flow.readers, strict=True)
+            readers = [[e for entities in one for e in entities] for one in by_demand]
+            stays = any(demand.late for demand in flow.demands)
+            self._spans[number] = self.timeline.spans(flow.tensors, flow.early, stays, readers)
+        return self._spans[number]
 
     def source(self, flow: Flow, way: Way) -> State:
         """The state in which a flow's tensor is made."""

@@ -12,7 +12,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, gradient_bytes, remade_entities, trips_of
+from tensorstate.cost import (
+    Decisions,
+    memory_at_peak,
+    occupied,
+    remade_entities,
+    trips_of,
+)
 from tensorstate.errors import PlanError
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import State, states
@@ -21,8 +27,8 @@ from tensorstate.ways import Way
 # Seconds of a flow that no collectives bring to its readers: more than any plan takes.
 NEVER = 1e9
 
-Totals = tuple[float, float, float, float]
-"""Seconds of communication; bytes of inputs, between the eras, and of gradients."""
+Totals = tuple[float, float, np.ndarray]
+"""Seconds of communication; bytes of inputs, and of others at every point (``cost.occupied``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,14 +119,9 @@ class Genes:
 
     def peak(self, priced: Priced) -> float:
         """Bytes of a device's memory at the peak."""
-        works = {"forward": 0, "backward": 0, "optimizer": 0}
-        for group, way in enumerate(self._ways(priced.genome)):
-            phase = self.problem.entity(group).phase
-            if phase is not None:
-                works[phase] = max(works[phase], self.problem.traffic(group, way))
-        _, inputs, between, gradients = map(math.fsum, zip(*priced.flows, strict=True))
-        start = between + max(works["forward"], works["backward"])
-        return inputs + max(start, gradients + max(works["backward"], works["optimizer"]))
+        inputs = math.fsum(flow[1] for flow in priced.flows)
+        there = np.sum([flow[2] for flow in priced.flows], axis=0)
+        return memory_at_peak(inputs, there).peak
 
     # ------------------------------------------------------------------ prices
 
@@ -158,12 +159,11 @@ class Genes:
         try:
             trips = [*trips_of(problem, Decisions(ways, frozenset(), kept), remade, number)]
         except PlanError:
-            return NEVER, 0.0, 0.0, 0.0
+            return NEVER, 0.0, np.zeros((3, len(problem.timeline.points)))
         return (
             math.fsum(t.weight * (t.early.seconds + t.late.seconds) for t in trips),
             float(flow.stored * sum(t.weight * problem.local_bytes(flow, t.source) for t in trips)),
-            float(sum(t.weight * problem.local_bytes(flow, t.kept) for t in trips if t.kept)),
-            float(flow.weight * gradient_bytes(problem, flow, ways)),
+            occupied(problem, number, ways, trips, remade),
         )
 
     # ------------------------------------------------------------------ between the eras

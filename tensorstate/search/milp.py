@@ -20,8 +20,9 @@ Minimize compute + communication:
 
     sum of weight[g] seconds[g, w] (1 + a) x[g, w, a] + sum of weight[f] seconds[m] paid[f, era, m]
 
-or, with ``objective="max"``, the larger of the two. Under a memory limit every entity must find
-room for what it reads and writes beside what is there when it runs.
+or, with ``objective="max"``, the larger of the two. Under a memory limit what is there at any point
+(see ``tensorstate.timeline``) must find room: it is linear in the ways, in what is kept, and in the
+moves that are paid for, whose copies are there.
 
 The rows are made by one method each. Solutions of the relaxation are often integer: the moves form
 shortest-path problems once the ways are chosen.
@@ -35,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, optimizer_demand
+from tensorstate.cost import Decisions, moved_bytes, packed_bytes
 from tensorstate.problem import Demand, Flow, Problem
 from tensorstate.search.program import Program, Solution, Terms
 from tensorstate.states import REPLICATED, SUM, Move, State, states
@@ -83,8 +84,7 @@ class Formulation:
         self.x = [self._choices(g) for g in range(len(allowed))]
         self.kept: dict[int, dict[State, int]] = {}
         self.persistent: list[tuple[int, float]] = []
-        self.between: list[tuple[int, float]] = []
-        self.gradients: list[tuple[int, float]] = []
+        self.there: dict[int, np.ndarray] = {}
         for number, flow in enumerate(problem.flows):
             self._flow(number, flow)
         if memory_limit is not None:
@@ -149,8 +149,8 @@ class Formulation:
                 self.persistent += [(v, nbytes) for v in variables]
         if not flow.early:
             starts = [{s: [(v, 1.0) for v in vs] for s, vs in sources.items()}] * len(late)
-            self._era(flow, arcs, starts, [self._ends(flow, d) for d in late])
-            self._gradient(flow)
+            paid = self._era(flow, arcs, starts, [self._ends(flow, d) for d in late])
+            self._occupied(number, flow, {}, paid)
             return
         start = {s: [(v, 1.0) for v in vs] for s, vs in sources.items()}
         starts: list[Mapping[State, Terms]] = [start] * len(early)
@@ -158,11 +158,12 @@ class Formulation:
         if late or repeats:
             starts.append(self._share(sources))
             ends.append(self._keep(number, flow, arcs))
-        self._era(flow, arcs, starts, ends)
+        first, second = self._era(flow, arcs, starts, ends), {}
         if late or repeats:
             ends = [self._ends(flow, d) for d in late]
             ends += [self._ends(flow, d, again=True) for d in repeats]
-            self._era(flow, arcs, [self._taken(number, flow) for _ in ends], ends)
+            second = self._era(flow, arcs, [self._taken(number, flow) for _ in ends], ends)
+        self._occupied(number, flow, first, second)
 
     def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
@@ -208,13 +209,13 @@ class Formulation:
         arcs: Sequence[tuple[Move, float]],
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
-    ) -> None:
-        """The travels of a flow in an era, from each start to its end."""
+    ) -> dict[Move, int]:
+        """The travels of a flow in an era, from each start to its end: what is paid for."""
         shared = len(starts) > 1
         paid: dict[Move, int] = {}
         for move, seconds in arcs:
-            # What costs nothing need not be shared.
-            if starts and (seconds or not shared):
+            # What costs nothing need not be shared, unless it takes memory.
+            if starts and (seconds or not shared or self.memory_limit is not None):
                 paid[move] = self.program.variable()
                 if seconds:
                     self.communication.append((paid[move], flow.weight * seconds))
@@ -225,6 +226,7 @@ class Formulation:
                 for move, variable in paid.items():
                     self.program.row([(variable, 1.0), (taken[move], -1.0)], 0.0, np.inf)
             self._conserve(taken, start, end)
+        return paid
 
     def _conserve(
         self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
@@ -261,7 +263,6 @@ class Formulation:
         if self.memory_limit is not None:
             self._count(kept, flow.weight)
         self.kept.setdefault(number, {})[state] = kept
-        self.between.append((kept, flow.weight * self.problem.local_bytes(flow, state)))
         return kept
 
     def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
@@ -287,34 +288,85 @@ class Formulation:
 
     # ------------------------------------------------------------------ memory
 
-    def _gradient(self, flow: Flow) -> None:
-        """What the backward pass makes for the optimizer is there until then."""
-        demand = optimizer_demand(self.problem, flow)
-        if demand is not None:
-            for state, variables in self._targets(demand).items():
-                nbytes = flow.weight * self.problem.local_bytes(flow, state)
-                self.gradients += [(v, nbytes) for v in variables]
+    def _occupied(
+        self, number: int, flow: Flow, early: Mapping[Move, int], late: Mapping[Move, int]
+    ) -> None:
+        """What a flow takes at every point, as ``cost.occupied`` says of given decisions."""
+        if self.memory_limit is None:
+            return
+        spans = self.problem.spans(number)
+        for paid, span, packed in (
+            (early, spans.moved_early, spans.packed_early),
+            (late, spans.moved_late, spans.packed_late),
+        ):
+            for move, variable in paid.items():
+                self._take(variable, moved_bytes(self.problem, flow, move) * span)
+                self._take(variable, packed_bytes(move) * packed)
+        self._hold(number, flow)
+        stays = any(demand.late for demand in flow.demands)
+        again = spans.again + spans.early if stays else spans.again
+        self._wait(flow, self._sources(flow), spans.made)
+        self._wait(flow, self._sources(flow, again=True), again)
+        if flow.early and not flow.stored and not stays:
+            self._wait(flow, self._waiting(flow, spans.last_early), spans.early)
+        self._wait(flow, self._waiting(flow, spans.last_early, again=False), spans.lent)
+        if not flow.early:
+            self._wait(flow, self._waiting(flow, spans.last_late), spans.late)
+
+    def _waiting(
+        self, flow: Flow, number: int | None, again: bool | None = None
+    ) -> Mapping[State, list[int]]:
+        """The choices by which a flow waits in each state for the readers of a demand."""
+        demand = None if number is None else flow.demands[number]
+        if demand is None or demand.group is None:
+            return self._sources(flow)
+        return self._targets(demand, again)
+
+    def _wait(self, flow: Flow, choices: Mapping[State, list[int]], span: np.ndarray) -> None:
+        """A flow is there in the state that choices say."""
+        for state, variables in choices.items():
+            for variable in variables:
+                self._take(variable, self.problem.local_bytes(flow, state) * span)
+
+    def _take(self, variable: int, nbytes: np.ndarray) -> None:
+        """Bytes at every point for each unit of a variable."""
+        if nbytes.any():
+            self.there[variable] = self.there.get(variable, 0) + MEGA * nbytes
+
+    def _hold(self, number: int, flow: Flow) -> None:
+        """What is kept; of what is fused only copies in other states than it is made in."""
+        spans, sources = self.problem.spans(number), self._sources(flow)
+        for state, kept in self.kept.get(number, {}).items():
+            nbytes = self.problem.local_bytes(flow, state)
+            self._take(kept, nbytes * spans.kept)
+            extra = nbytes * (spans.moved - spans.kept)
+            if extra.any() and state in sources:
+                moved = self.program.variable()
+                made = [(choice, 1.0) for choice in sources[state]]
+                self.program.row([(moved, 1.0), (kept, -1.0), *made], 0.0, np.inf)
+                self._take(moved, extra)
+            else:
+                self._take(kept, extra)
 
     def _memory(self, limit: float) -> None:
-        """Beside what is there, every entity finds room for what it reads and writes."""
-        start, end = self.program.variable(), self.program.variable()
+        """What is there at a point is what was there before, and what is new, less what is gone."""
         self.peak = self.program.variable(high=MEGA * limit)
-        self._sum([*self.persistent, *self.between], start)
-        self._sum([*self.persistent, *self.gradients], end)
-        for group, choices in enumerate(self.x):
-            phase = self.problem.entity(group).phase
-            work = [(v, MEGA * self.problem.traffic(group, way)) for (way, _), v in choices.items()]
-            for total, when in ((start, ("forward", "backward")), (end, ("backward", "optimizer"))):
-                if phase in when:
-                    terms = [(total, 1.0), (self.peak, -1.0), *work]
-                    self.program.row(terms, -np.inf, 0.0)
-
-    def _sum(self, terms: Terms, total: int) -> None:
-        """A variable that is a sum of bytes, in megabytes."""
+        inputs = self.program.variable()
         sums: dict[int, float] = defaultdict(float)
-        for variable, nbytes in terms:
+        for variable, nbytes in self.persistent:
             sums[variable] += MEGA * nbytes
-        self.program.row([(total, -1.0), *sums.items()], 0.0, 0.0)
+        self.program.row([(inputs, -1.0), *sums.items()], 0.0, 0.0)
+        variables = list(self.there)
+        columns = np.array([self.there[v] for v in variables])
+        points = most(columns)
+        changes = np.diff(columns[:, points], axis=1, prepend=0.0)
+        before = inputs
+        for change in changes.T:
+            there = self.program.variable()
+            new = [(variables[i], float(change[i])) for i in np.flatnonzero(change)]
+            self.program.row([(there, -1.0), (before, 1.0), *new], 0.0, 0.0)
+            self.program.row([(there, 1.0), (self.peak, -1.0)], -np.inf, 0.0)
+            before = there
 
     # ------------------------------------------------------------------ objective
 
@@ -364,6 +416,17 @@ class Formulation:
     def seconds(self, objective: float) -> float:
         """An objective of the program in seconds."""
         return objective / MICRO if math.isfinite(objective) else objective
+
+
+def most(columns: np.ndarray) -> np.ndarray:
+    """The points at which not all that may be there is also there at another."""
+    points = np.unique(columns, axis=1, return_index=True)[1]
+    kept = [
+        p
+        for p in points
+        if not any(q != p and (columns[:, q] >= columns[:, p]).all() for q in points)
+    ]
+    return np.array(sorted(kept))
 
 
 def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:

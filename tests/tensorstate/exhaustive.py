@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import Decisions, gradient_bytes, remade_entities, trips_of
+from tensorstate.cost import Decisions, occupied, remade_entities, trips_of
 from tensorstate.errors import PlanError
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import SUM, State, states
@@ -46,14 +46,15 @@ class Every:
         problem: what to decide.
         allowed: for every class the ways to choose from.
         recompute: whether all sets of entities are made again too.
-        keep: whether all states to keep tensors in are looked at; of those that cost the least time
-            otherwise.
+        keep: whether all states to keep tensors in are looked at, and memory; of those that cost the
+            least time otherwise.
     """
 
     def __init__(
         self, problem: Problem, allowed: Allowed, *, recompute: bool = False, keep: bool = False
     ):
         self.problem, self.allowed = problem, allowed
+        self.points = len(problem.timeline.points) if keep else 0
         self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
         found: dict[Hashable, Decisions] = {}
         for again in _sets_made_again(problem) if recompute else [frozenset()]:
@@ -88,29 +89,26 @@ class Every:
         problem, allowed = self.problem, self.allowed
         remade = remade_entities(problem, decisions)
         shape = tuple(map(len, allowed))
-        compute, start, end = (np.zeros(shape) for _ in range(3))
-        totals = communication, inputs, between, gradients = [np.zeros(shape) for _ in range(4)]
+        compute, communication, inputs = (np.zeros(shape) for _ in range(3))
+        there = [np.zeros(shape) for _ in range(self.points)]
         for group, choices in enumerate(allowed):
-            entity, members = problem.entity(group), problem.graph.classes[group]
+            members = problem.graph.classes[group]
             runs = len(members) + len(remade.intersection(members))
             seconds = [runs * problem.seconds(group, way) for way in choices]
             compute += _along(np.array(seconds), (group,), shape)
-            work = np.array([problem.traffic(group, way) for way in choices])
-            if entity.phase in ("forward", "backward"):
-                np.maximum(start, _along(work, (group,), shape), out=start)
-            if entity.phase in ("backward", "optimizer"):
-                np.maximum(end, _along(work, (group,), shape), out=end)
         for number in range(len(problem.flows)):
             groups, table = self._table(decisions, remade, number)
+            totals = (communication, inputs, *there)
             for total, column in zip(totals, np.moveaxis(table, -1, 0), strict=True):
-                total += _along(column, groups, shape)
-        peak = inputs + np.maximum(between + start, gradients + end)
+                if column.any():
+                    total += _along(column, groups, shape)
+        peak = inputs + np.ceil(np.max(there, axis=0) - 1e-6) if there else inputs
         return Columns(decisions, compute, communication, peak)
 
     def _table(
         self, decisions: Decisions, remade: frozenset[int], number: int
     ) -> tuple[tuple[int, ...], np.ndarray]:
-        """Seconds, and bytes of inputs, between the eras and of gradients, of a flow."""
+        """Seconds, and bytes of inputs, and of others at every point, of a flow."""
         flow, allowed = self.problem.flows[number], self.allowed
         kept = tuple(decisions.kept.get(tensor) for tensor in flow.tensors)
         key = number, remade & flow.entities, kept
@@ -118,13 +116,13 @@ class Every:
             return self._tables[key]
         readers = (d.group for d in flow.demands if d.group is not None)
         groups = tuple(sorted({flow.group, *readers}))
-        table = np.zeros((*(len(allowed[g]) for g in groups), 4))
+        table = np.zeros((*(len(allowed[g]) for g in groups), 2 + self.points))
         ways = [choices[0] for choices in allowed]
         for at in itertools.product(*(range(len(allowed[g])) for g in groups)):
             for group, i in zip(groups, at, strict=True):
                 ways[group] = allowed[group][i]
             decided = dataclasses.replace(decisions, ways=tuple(ways))
-            table[at] = _costs(self.problem, decided, remade, number)
+            table[at] = _costs(self.problem, decided, remade, number)[: 2 + self.points]
         self._tables[key] = groups, table
         return groups, table
 
@@ -136,17 +134,16 @@ def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np
 
 def _costs(
     problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
-) -> tuple[float, float, float, float]:
+) -> np.ndarray:
     flow = problem.flows[number]
     try:
         trips = list(trips_of(problem, decisions, remade, number))
     except PlanError:  # it cannot be kept so
-        return math.inf, math.inf, math.inf, math.inf
+        return np.full(2 + len(problem.timeline.points), math.inf)
     inputs = sum(flow.stored * t.weight * problem.local_bytes(flow, t.source) for t in trips)
-    between = sum(t.weight * problem.local_bytes(flow, t.kept) for t in trips if t.kept is not None)
-    gradients = flow.weight * gradient_bytes(problem, flow, decisions.ways)
     seconds = sum(t.weight * (t.early.seconds + t.late.seconds) for t in trips)
-    return seconds, inputs, between, gradients
+    there = occupied(problem, number, decisions.ways, trips, remade).sum(0)
+    return np.array([seconds, inputs, *there])
 
 
 # ---------------------------------------------------------------------- what is decided
