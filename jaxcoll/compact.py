@@ -8,7 +8,10 @@ ranks take 3.6 GB, where the columns of ``Schedule`` would take 14.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
+import glob
 import json
 import os
 import secrets
@@ -139,7 +142,8 @@ def _columns(collective: Collective, links: int, steps: int, sends: int) -> dict
 class CompactWriter:
     """Writes a compact schedule step by step; the folder appears when all of it is written.
 
-    Use as a context manager: after an error or an interrupt nothing is left.
+    Use as a context manager: after an error or an interrupt nothing is left. What a process leaves
+    that is killed, the next one to write the same folder removes.
 
     Args:
         folder: to be made; must not exist.
@@ -169,7 +173,8 @@ class CompactWriter:
         self._order = order
 
     def __enter__(self) -> CompactWriter:
-        self._draft.mkdir(parents=True)
+        _remove_abandoned(self.folder)
+        self._lock = _make_locked(self._draft)
         self._active = open(self._draft / "active", "wb")
         self._chunk = open(self._draft / "chunk", "wb")
         return self
@@ -194,6 +199,7 @@ class CompactWriter:
                 self._finish()
         finally:
             shutil.rmtree(self._draft, ignore_errors=True)
+            os.close(self._lock)
 
     def _finish(self) -> None:
         for name, values in (("step_ptr", self._counts), ("order", self._order)):
@@ -209,6 +215,36 @@ class CompactWriter:
         }
         (self._draft / "header.json").write_text(json.dumps(header, indent=2))
         os.replace(self._draft, self.folder)
+
+
+def _make_locked(draft: Path) -> int:
+    """Make a folder that is locked as long as this process lives; the open file that holds it."""
+    # Under another name until it is locked: what has the right name and no lock is abandoned.
+    fresh = draft.with_suffix(".new")
+    fresh.mkdir(parents=True)
+    lock = os.open(fresh, os.O_RDONLY)
+    _lock(lock)
+    fresh.rename(draft)
+    return lock
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove drafts of a folder whose processes are gone."""
+    for draft in folder.parent.glob(f".{glob.escape(folder.name)}.{'[0-9a-f]' * 16}.tmp"):
+        with contextlib.suppress(FileNotFoundError):  # finished or removed meanwhile
+            lock = os.open(draft, os.O_RDONLY)
+            if _lock(lock):
+                shutil.rmtree(draft, ignore_errors=True)
+            os.close(lock)
+
+
+def _lock(file: int) -> bool:
+    """Whether an open folder could be locked: not by others, nor where files have no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def open_compact(folder: str | os.PathLike, topology: Topology) -> CompactSchedule:

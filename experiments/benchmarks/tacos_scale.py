@@ -23,6 +23,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.simulate import simulate
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.blueconnect import BlueConnect
+from jaxcoll.synth.cascade import Cascade
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.topologies import ring_fc_switch
@@ -32,11 +33,12 @@ SHOWN: Sequence[tuple[int, ...]] = ((32, 32), (64, 64), (16, 16, 16))
 PAPER: Sequence[tuple[int, ...]] = ((100, 100), (200, 200), (35, 35, 35))
 
 
-# What is tried on 3D-RFS, by bytes; with much data slow links are kept for what only they bring,
-# with little, alpha is what costs, and a message carries all it can.
+# What is tried on 3D-RFS, by bytes. With much data TACOS keeps slow links for what only they bring;
+# with little, alpha is what costs, and its messages carry all they can.
 ON_RFS: Mapping[int, Sequence[Synthesizer]] = {
-    10**9: (Tacos("patient", 1, 1e9, degree=4), ForestColl()),
+    10**9: (Cascade(1e9), Tacos("patient", 1, 1e9, degree=4), ForestColl()),
     10**6: (
+        Cascade(1e6),
         Tacos("patient", 1, 1e6, degree=4, aggregate=None),
         ForestColl(nbytes=1e6),
         BlueConnect(),

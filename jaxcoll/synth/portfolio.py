@@ -69,14 +69,12 @@ BASELINES: tuple[Synthesizer, ...] = (
     Tto(pieces=1),
     Hdrm(),
     MultiTree(),
-    ForestColl(),
-    ForestColl(order="steps"),
+    ForestColl(quick=True),
+    ForestColl(order="steps", quick=True),
 )
 _NEED, _PATIENT = "downstream-need", "patient"
 # The rule that most often does best comes first.
 _RULES = (Tacos.rule, *(rule for rule in RULES if rule != Tacos.rule))
-# ForestColl is passed over beyond, unless the network is a box: its exact way takes long.
-MOST_RANKS_OF_A_FOREST = 64
 CHUNKS = (1, 2, 4, 8)
 
 # Called as candidates are timed: how many are, of how many so far known, which, and its seconds
@@ -112,7 +110,7 @@ class Portfolio(Synthesizer):
         model: the link model to be quick by.
         baselines: synthesizers to try, told ``nbytes`` where they have a field for it, and as
             they are where they have no size of their own; those not defined for a problem are
-            passed over, and ``ForestColl`` beyond 64 ranks that form no box.
+            passed over.
         rules: rules of TACOS, names in ``rules.RULES``.
         seeds: random seeds a rule.
         attempts: attempts of TACOS a seed.
@@ -164,7 +162,7 @@ class Portfolio(Synthesizer):
         Raises:
             CollectiveError: no candidate is defined for the problem.
         """
-        first = [(repr(each), each, seed) for each in self._baselines(topology)]
+        first = [(repr(each), each, seed) for each in self._baselines()]
         count = len(first)
         sizes = self.aggregate if self.rules else ()
         first += [self._candidate(self.rules[0], most, seed) for most in sizes]
@@ -201,10 +199,8 @@ class Portfolio(Synthesizer):
         alike = topology.is_direct and topology.is_homogeneous and _NEED in self.rules
         return tuple(rule for rule in self.rules if not (alike and rule == _PATIENT))
 
-    def _baselines(self, topology: Topology) -> list[Synthesizer]:
-        quick = topology.num_ranks <= MOST_RANKS_OF_A_FOREST or topology.grid is not None
-        tried = [each for each in self.baselines if quick or not isinstance(each, ForestColl)]
-        told = [(each, for_size(each, self.nbytes)) for each in tried]
+    def _baselines(self) -> list[Synthesizer]:
+        told = [(each, for_size(each, self.nbytes)) for each in self.baselines]
         # One that has a size anyway is told it; for others to have none is a variant of its own.
         sizes = [pair[1:] if getattr(pair[0], "nbytes", None) else pair for pair in told]
         return list(dict.fromkeys(itertools.chain.from_iterable(sizes)))

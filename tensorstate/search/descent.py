@@ -47,7 +47,7 @@ def descent(
     ways = None if best is None else best.decisions.ways
     if best is not None and not _is_better(best, None, memory_limit):
         best = None
-    stale = 0
+    least, stale = None, 0
     for turn in range(SWEEPS * len(axes)):
         left = time_limit - (time.perf_counter() - start)
         if stale >= len(axes) or (left <= 0 and best is not None):
@@ -70,12 +70,14 @@ def descent(
         )
         stale += 1
         if found is None and best is None:
-            ways = least_memory(problem, free, recompute, narrow=True).decisions.ways
-            stale = 0
+            now = least_memory(problem, free, recompute, objective, narrow=True)
+            if least is None or now.cost.memory.peak < least.cost.memory.peak * (1 - LEAST):
+                least, ways, stale = now, now.decisions.ways, 0
+                best = least if _is_better(least, None, memory_limit) else None
         elif found is not None and _is_better(found, best, memory_limit):
             best, ways, stale = found, found.decisions.ways, 0
     if best is None:
-        raise PlanError(infeasible(problem, allowed, recompute, memory_limit))
+        raise PlanError(infeasible(problem, memory_limit, least))
     bound = axes_bound(
         problem,
         allowed,

@@ -15,6 +15,10 @@ from tensorstate.search.milp import Formulation
 from tensorstate.search.program import Progress
 from tensorstate.ways import Way
 
+# Times that room is made for shares of layers to be rounded up, and seconds of each.
+ROUNDINGS = 6
+SECONDS = 30.0
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
@@ -74,7 +78,9 @@ def milp(
         progress=progress,
     )
     if found is None:
-        raise PlanError(infeasible(problem, allowed, recompute, memory_limit))
+        limited = memory_limit is not None
+        least = least_memory(problem, allowed, recompute, objective) if limited else None
+        raise PlanError(infeasible(problem, memory_limit, least))
     return dataclasses.replace(found, seconds=time.perf_counter() - start)
 
 
@@ -109,30 +115,43 @@ def attempt(
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
     if memory_limit is not None and cost.memory.peak > memory_limit:
-        decisions = _counted(problem, decisions, recompute, memory_limit, objective) or decisions
+        decisions = _in_whole_layers(problem, decisions, memory_limit, recompute, objective, gap)
         cost = price(problem, decisions)
     bound = formulation.seconds(solution.bound)
     minimized = objective_of(cost, objective)
     return Found(decisions, cost, minimized, bound, "milp", time.perf_counter() - start)
 
 
-def _counted(
-    problem: Problem, decisions: Decisions, recompute: bool, limit: float, objective: str
-) -> Decisions | None:
-    """Where shares of layers, rounded up, take too much: whole layers, the ways as they are.
+def _in_whole_layers(
+    problem: Problem,
+    decisions: Decisions,
+    limit: float,
+    recompute: bool,
+    objective: str,
+    gap: float,
+) -> Decisions:
+    """Where shares of layers, rounded up, take too much: the same ways, with room for rounding.
 
-    ``None`` where no whole layers fit.
+    As they are where that does not help: then too much memory is taken.
     """
-    formulation = Formulation(
-        problem,
-        [[way] for way in decisions.ways],
-        recompute=recompute,
-        memory_limit=limit,
-        objective=objective,
-        counted=True,
-    )
-    solution = formulation.program.solve(gap=1e-3, time_limit=30)
-    return formulation.decisions(solution) if len(solution.values) else None
+    found, room = decisions, 0.0
+    for _ in range(ROUNDINGS):
+        over = price(problem, found).memory.peak - limit
+        if over <= 0:
+            return found
+        room += over
+        formulation = Formulation(
+            problem,
+            [[way] for way in decisions.ways],
+            recompute=recompute,
+            memory_limit=limit - room,
+            objective=objective,
+        )
+        solution = formulation.program.solve(gap=gap, time_limit=SECONDS)
+        if not len(solution.values):
+            break
+        found = formulation.decisions(solution)
+    return decisions
 
 
 def objective_of(cost: Cost, objective: str) -> float:
@@ -140,16 +159,10 @@ def objective_of(cost: Cost, objective: str) -> float:
     return cost.seconds if objective == "sum" else cost.overlapped
 
 
-def infeasible(
-    problem: Problem,
-    allowed: Sequence[Sequence[Way]],
-    recompute: bool,
-    memory_limit: float | None,
-) -> str:
-    """Why nothing fits: how much the least memory is, and what takes most of it."""
-    if memory_limit is None:
+def infeasible(problem: Problem, memory_limit: float | None, least: Found | None) -> str:
+    """Why nothing fits: how much the least memory is that was found, and what takes most of it."""
+    if memory_limit is None or least is None:
         return "no ways of the operators fit together; pins may contradict each other"
-    least = least_memory(problem, allowed, recompute)
     memory, flows = least.cost.memory, problem.flows
     largest = sorted(
         (
@@ -179,7 +192,11 @@ def _bytes(nbytes: float) -> str:
 
 
 def least_memory(
-    problem: Problem, allowed: Sequence[Sequence[Way]], recompute: bool, narrow: bool = False
+    problem: Problem,
+    allowed: Sequence[Sequence[Way]],
+    recompute: bool,
+    objective: str,
+    narrow: bool = False,
 ) -> Found:
     """Decisions with about the least memory.
 
@@ -196,4 +213,5 @@ def least_memory(
         raise PlanError("no plan was found at all within a minute")
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
-    return Found(decisions, cost, cost.seconds, -np.inf, "milp", time.perf_counter() - start)
+    spent = time.perf_counter() - start
+    return Found(decisions, cost, objective_of(cost, objective), -np.inf, "milp", spent)

@@ -61,7 +61,6 @@ class Formulation:
         objective: "sum" or "max" of compute and communication.
         narrow: whether tensors move only to entries that their makers or readers may ask for on an
             axis; a smaller program, and seldom a worse one.
-        counted: whether all shares are counted by integers, however many layers there are.
     """
 
     def __init__(
@@ -73,10 +72,8 @@ class Formulation:
         memory_limit: float | None = None,
         objective: str = "sum",
         narrow: bool = False,
-        counted: bool = False,
     ):
         self.problem, self.allowed, self.narrow = problem, allowed, narrow
-        self.most_counted = np.inf if counted else FEW
         self.recompute, self.memory_limit = recompute, memory_limit
         self.program = Program()
         self.compute: list[tuple[int, float]] = []
@@ -115,7 +112,7 @@ class Formulation:
 
     def _count(self, share: int, weight: int) -> None:
         """A share stands for whole layers or tensors; few are counted, many are rounded."""
-        if weight <= self.most_counted:
+        if weight <= FEW:
             number = self.program.variable(integer=True)
             self.program.row([(share, 1.0), (number, -1.0 / weight)], 0.0, 0.0)
 

@@ -14,7 +14,9 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulate import simulate
 from jaxcoll.synth import BlueConnect, Cascade, ForestColl, synthesize
+from jaxcoll.synth.boxes import box_of
 from jaxcoll.synth.cascade import least_load_orders
+from jaxcoll.synth.lines import line_patterns, line_seconds
 from jaxcoll.topologies import (
     dragonfly,
     hypercube,
@@ -118,6 +120,28 @@ def test_orders_load_no_dimension_more_than_the_best_order_alone(sides, data, ch
     assert all(sorted(order) == sorted(side) for order in chosen)
     first = max(load(chosen[:1]).values())
     assert max(load(chosen).values()) <= chunks * first
+
+
+def test_seconds_of_lines_by_hand():
+    """15 blocks leave a rank for its switch, one crosses each other link of a clique or a pair.
+
+    On a circle of 4 one and a half go each way, on an open line of 4 three cross the last link.
+    """
+    box = box_of(RFS, "here")
+    patterns = line_patterns(RFS, box, (0, 1, 2), close=False)
+    seconds = [line_seconds(RFS, box, dim, patterns[dim]) for dim in range(3)]
+    giga = 10**9
+    assert seconds == [Fraction(15, 50 * giga), Fraction(1, 100 * giga), Fraction(1, 200 * giga)]
+    for topology, blocks in ((ring(4), Fraction(3, 2)), (mesh(4), Fraction(3))):
+        box = box_of(topology, "here")
+        pattern = line_patterns(topology, box, (0,), close=False)[0]
+        assert line_seconds(topology, box, 0, pattern) == blocks / (50 * giga)
+
+
+def test_open_lines_are_not_closed():
+    for topology in (mesh(3, 4), mesh(2, 5)):
+        schedule = synthesize(topology, "all_reduce", Cascade(), chunks=2)
+        assert (schedule.edges.hops == 1).all()
 
 
 def test_many_dimensions_are_not_permuted():

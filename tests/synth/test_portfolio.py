@@ -24,7 +24,16 @@ from jaxcoll.synth import (
     synthesize,
 )
 from jaxcoll.synth.portfolio import BASELINES, taken_by_auto
-from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
+from jaxcoll.topologies import (
+    fat_tree,
+    fully_connected,
+    hypercube,
+    mesh,
+    ring,
+    ring_fc_switch,
+    switch,
+    torus,
+)
 from jaxcoll.verify import verify
 from tests import strategies
 
@@ -105,6 +114,14 @@ def test_pieces_sizes_and_second_attempts_count(topology, nbytes, chunks, other)
         for each in (Portfolio(nbytes, seeds=1), other)
     )
     assert auto <= rival
+
+
+def test_forests_of_many_ranks_are_tried_where_that_is_quick():
+    """3D-RFS of 128 ranks has a structure; a fat tree of 256 is passed over by name."""
+    only = Portfolio(1e9, baselines=BASELINES[-2:], rules=())
+    assert taken_by_auto(synthesize(ring_fc_switch(2, 4, 16), "all_reduce", only)) == "ForestColl"
+    with pytest.raises(CollectiveError, match=r"ForestColl\(.*packs trees quickly on up to 128"):
+        synthesize(fat_tree(4, 4), "all_reduce", only)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

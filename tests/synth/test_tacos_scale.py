@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +105,46 @@ def test_an_interrupt_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         synthesize_compact(mesh(6, 6), tmp_path / "s", progress=stop)
     assert list(tmp_path.iterdir()) == []
+
+
+WRITING = """
+import sys, time
+import numpy as np
+from jaxcoll.collective import Collective
+from jaxcoll.compact import CompactWriter
+from jaxcoll.topologies import ring
+with CompactWriter(sys.argv[1], ring(4), Collective("all_gather", 4), np.arange(4)):
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def someone_writing(folder: Path) -> Iterator[subprocess.Popen]:
+    """Another process in the middle of writing a folder; killed in the end."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITING, folder], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "writing\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path):
+    with someone_writing(tmp_path / "s") as child:
+        child.terminate()
+        child.wait()
+    (left,) = tmp_path.iterdir()
+    with someone_writing(tmp_path / "other"), someone_writing(tmp_path / "s"):
+        at_work = {path for path in tmp_path.iterdir() if path != left}
+        assert not left.exists()
+        assert len(at_work) == 2
+        verify(synthesize_compact(ring(4), tmp_path / "s"))  # whose other writer is at work
+        assert set(tmp_path.iterdir()) == {tmp_path / "s", *at_work}
 
 
 def test_a_folder_that_exists_is_kept(tmp_path):

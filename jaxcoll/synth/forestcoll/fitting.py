@@ -23,6 +23,7 @@ def fitting_forest(
     *,
     k: int | None = None,
     guess: bool = True,
+    quick: bool = False,
 ) -> TreeFlow:
     """The forest of k trees a rank, or of the fastest number of them, that divides the chunks.
 
@@ -30,7 +31,7 @@ def fitting_forest(
     The certificate says how it was found, how fast it is and how fast any could be.
 
     Args:
-        weights: see ``forest``.
+        weights, guess, quick: see ``forest``.
         chunks: chunks a shard of weight 1.
 
     Raises:
@@ -38,7 +39,8 @@ def fitting_forest(
         TopologyError: see ``forest``.
     """
     best = optimum(topology, weights)
-    flow = forest(topology, weights, k=_trees(topology, weights, chunks, k, best), guess=guess)
+    trees = _trees(topology, weights, chunks, k, best)
+    flow = forest(topology, weights, k=trees, guess=guess, quick=quick)
     certificate = {
         "seconds a byte of shard": str(flow.inverse),
         "optimum": str(best.inverse),

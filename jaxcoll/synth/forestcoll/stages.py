@@ -19,6 +19,9 @@ from jaxcoll.throughput import Scaling, fixed_k, optimum
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
+# Packing takes about a microsecond times the square of the ranks times the vertices.
+_QUICKLY_PACKED = 128**3
+
 
 def forest(
     topology: Topology,
@@ -26,6 +29,7 @@ def forest(
     *,
     k: int | None = None,
     guess: bool = True,
+    quick: bool = False,
 ) -> TreeFlow:
     """Trees of optimal throughput (dissertation, Sec. 4.5).
 
@@ -36,18 +40,20 @@ def forest(
             trees can be (Theorem 34).
         guess: whether structured guesses may be tried before the exact way. Each counts only once
             verified, so that the throughput is the same.
+        quick: whether to refuse to pack what takes more than some seconds: more than 128 ranks, or
+            fewer with switches, unless a guess makes do with less.
 
     Raises:
-        TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61.
+        TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61; see ``quick``.
     """
     scaling = optimum(topology, weights).scaling if k is None else fixed_k(topology, k, weights)
     if guess:
-        for flow in _structured(topology, scaling):
+        for flow in _structured(topology, scaling, quick):
             try:
                 return _counted(flow)
             except ScheduleError:  # this form of network only seemed to be there
                 continue
-    flow = _packed(topology, scaling, guess)
+    flow = _packed(topology, scaling, guess, quick)
     if k is not None:  # links that were trimmed may turn out to be needed less than allowed
         flow = dataclasses.replace(flow, inverse=flow.slowest_link())
     return _counted(flow)
@@ -66,7 +72,7 @@ def _counted(flow: TreeFlow) -> TreeFlow:
     return dataclasses.replace(flow, certificate={**flow.certificate, "counted": said})
 
 
-def _structured(topology: Topology, scaling: Scaling) -> Iterator[TreeFlow]:
+def _structured(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
     """Trees by the known forms of networks, where this is one; not yet checked."""
     moved = moved_trees(topology, scaling)
     if moved is not None:
@@ -78,17 +84,17 @@ def _structured(topology: Topology, scaling: Scaling) -> Iterator[TreeFlow]:
         if needed is None:
             continue
         try:
-            inner = _inside(boxes.inside, needed)
-        except TopologyError:  # one box alone cannot spread what enters it
+            inner = _inside(boxes.inside, needed, quick)
+        except TopologyError:  # one box alone cannot spread what enters it, or not quickly
             continue
         joined = joined_trees(topology, scaling, boxes, inner)
         if joined is not None:
             yield joined
 
 
-def _inside(topology: Topology, scaling: Scaling) -> TreeFlow:
+def _inside(topology: Topology, scaling: Scaling, quick: bool) -> TreeFlow:
     if topology.num_ranks > 1:
-        return _packed(topology, scaling, guess=True)
+        return _packed(topology, scaling, guess=True, quick=quick)
     nothing = np.zeros(0, np.int64)
     edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
     whole = np.asarray([scaling.k])
@@ -98,7 +104,13 @@ def _inside(topology: Topology, scaling: Scaling) -> TreeFlow:
     )  # fmt: skip
 
 
-def _packed(topology: Topology, scaling: Scaling, guess: bool) -> TreeFlow:
+def _packed(topology: Topology, scaling: Scaling, guess: bool, quick: bool) -> TreeFlow:
+    n, vertices = topology.num_ranks, topology.num_vertices
+    if quick and n * n * vertices > _QUICKLY_PACKED:
+        raise TopologyError(
+            f"forestcoll packs trees quickly on up to 128 ranks, fewer with switches; {topology} "
+            f"has {n} and {vertices - n} switches; quick=False takes the time"
+        )
     logical = remove_switches(topology, scaling, guess=guess)
     trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)
     return assemble(topology, scaling, logical, trees)

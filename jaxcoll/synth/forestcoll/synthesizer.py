@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError
+from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import simulate
 from jaxcoll.synth.base import Synthesizer
@@ -15,6 +15,9 @@ from jaxcoll.throughput import optimum
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.trees.lowering import ORDERS
+
+# Finding the optimum takes about half a microsecond times the ranks times the links.
+_QUICKLY_BOUNDED = 2**23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +40,8 @@ class ForestColl(Synthesizer):
         order: "stream" converges fastest; "steps" has the fewest steps (see
             ``TreeFlow.to_schedule``).
         guess: whether structured guesses, verified, may come before the exact way.
+        quick: whether to refuse networks that may take more than some seconds, by their numbers of
+            ranks and links (beyond 128 ranks most that have no structure).
     """
 
     k: int | None = None
@@ -44,6 +49,7 @@ class ForestColl(Synthesizer):
     nbytes: float | None = None
     order: str = "stream"
     guess: bool = True
+    quick: bool = False
 
     name: ClassVar[str] = "forestcoll"
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
@@ -63,10 +69,19 @@ class ForestColl(Synthesizer):
         return optimum(topology).k if self.k is None else self.k
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            CollectiveError: groups, or chunks that k does not divide.
+            TopologyError: switches that let out more or less than they let in; see ``quick``.
+        """
         weights = _weights(topology, collective)
         chunks = collective.chunks_per_shard
-        flow = fitting_forest(topology, weights, chunks, k=self.k, guess=self.guess)
+        if self.quick:
+            _check_quick(topology)
+        flow = fitting_forest(
+            topology, weights, chunks, k=self.k, guess=self.guess, quick=self.quick
+        )
         if self.pieces is None and self.nbytes is not None:
             return self._tuned(flow, collective, self.nbytes)
         pieces = chunks if self.pieces is None else self.pieces
@@ -83,6 +98,16 @@ class ForestColl(Synthesizer):
                 break
             best, least, pieces = schedule, taken, 2 * pieces
         return best
+
+
+def _check_quick(topology: Topology) -> None:
+    n, links = topology.num_ranks, topology.num_links
+    if n * links > _QUICKLY_BOUNDED:
+        raise TopologyError(
+            f"forestcoll quickly finds the optimum where ranks times links are up to "
+            f"{_QUICKLY_BOUNDED}; {topology} has {n} ranks and {links} links; quick=False takes "
+            f"the time"
+        )
 
 
 def _weights(topology: Topology, collective: Collective) -> list[int] | None:

@@ -11,7 +11,18 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulate import simulate
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.throughput import optimum
-from jaxcoll.topologies import dgx_a100, dgx_h100, mi250, nvswitch_boxes, torus
+from jaxcoll.topologies import (
+    dgx_a100,
+    dgx_h100,
+    fat_tree,
+    fully_connected,
+    mesh,
+    mi250,
+    nvswitch_boxes,
+    ring_fc_switch,
+    switch_2d,
+    torus,
+)
 from jaxcoll.topology import Topology
 from jaxcoll.verify import verify
 
@@ -52,6 +63,22 @@ def test_derived_kinds_are_as_fast(kind):
     verify(schedule)
     best = float(optimum(topology).inverse) * GB / 16 * (2 if kind == "all_reduce" else 1)
     assert simulate(schedule, GB).time < 1.15 * best
+
+
+def test_quick_refuses_what_takes_long_and_nothing_else():
+    """By numbers alone, before any work: the same networks on any machine, each in a moment."""
+    quick = ForestColl(quick=True)
+    for topology in (ring_fc_switch(2, 4, 16), switch_2d(8, 16), torus(12, 12), mesh(4, 8)):
+        collective = Collective("all_gather", topology.num_ranks, 2)
+        assert quick.synthesize(topology, collective) == ForestColl().synthesize(
+            topology, collective
+        )
+    for topology in (fat_tree(4, 4), mesh(12, 12), switch_2d(180, 2)):
+        collective = Collective("all_gather", topology.num_ranks, 2)
+        with pytest.raises(TopologyError, match=r"quickly.*quick=False takes the time"):
+            quick.synthesize(topology, collective)
+    with pytest.raises(TopologyError, match="ranks times links are up to"):
+        quick.synthesize(fully_connected(256), Collective("all_gather", 256))
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
