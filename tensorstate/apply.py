@@ -330,6 +330,22 @@ class _Device:
                 return next(reversed(self.late[use.tensor].values()))
         return None
 
+    def behind(self, operator: Operator, tensor: int, state: State, x: jax.Array) -> jax.Array:
+        """A copy that is there only once the backward pass has come this far.
+
+        What runs again itself needs no barrier of its own.
+        """
+        region = operator.call.region
+        producer = self.graph.tensors[tensor].producer
+        if producer is not None:
+            same = region is not None and self.graph.operators[producer].call.region == region
+            if same or self.layout.places[producer].entity in self.layout.remade:
+                return x
+        key = (region, tensor, state)
+        if key not in self._behind:
+            self._behind[key] = _after(x, self.last, self.beside)
+        return self._behind[key]
+
     def gradient(self, tensor: int, state: State, x: jax.Array) -> jax.Array:
         """What an argument is updated by, once all else has read the argument.
 

@@ -91,8 +91,7 @@ def _memory(problem: Problem, found: Found, limit: float | None) -> list[str]:
     over = "" if memory.peak <= room else " (too much)"
     return [
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
-        f"kept {size(memory.kept)}, gradients {size(memory.gradients)}, work "
-        f"{size(max(memory.forward_work, memory.backward_work))}"
+        f"kept {size(memory.kept)}, gradients {size(memory.gradients)}, work {size(memory.work)}"
     ]
 
 

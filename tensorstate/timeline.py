@@ -1,8 +1,9 @@
 """When the tensors of a training step are in memory, whatever their states.
 
 Operators run in the order of the graph, but what updates a parameter runs as soon as its gradient
-is there. Memory is looked at from *points*: the operators of the first and of the last entity of
-every class. Layers that are alike take memory evenly, so the most is there at one of these.
+is there. Memory is looked at from *points*: where the first and the last entity of every class run,
+of several operators the last. Layers that are alike take memory evenly, so the most is there at one
+of these.
 
 A compiler makes cheap elementwise results where they are read instead of keeping them: such a
 tensor is *fused*. It takes no memory itself, but what it is made of must be there when it is read.
@@ -108,21 +109,23 @@ class Timeline:
         return operator.primitive not in EXPENSIVE
 
     def _runs(self) -> tuple[dict[int, set[int]], dict[int, int]]:
-        """Where every operator runs; and where first after the forward pass, were it run again."""
+        """Where every operator runs; and where first after the forward pass, were it run again.
+
+        What is read there by itself is made there, though what it is made of may come sooner.
+        """
         runs: dict[int, set[int]] = {}
         again: dict[int, int] = {}
         for operator in sorted(self.graph.operators, key=lambda o: -self.at[o.index]):
             runs[operator.index] = found = set()
             first = self.end
             for tensor in {use.tensor for use in operator.results}:
-                users = self.users[tensor]
+                users = [user.index for user in self.users[tensor]]
                 if self.is_fused(tensor):
-                    found.update(*(runs[user.index] for user in users))
+                    found.update(*(runs[user] for user in users))
                 else:
                     found.add(self.at[operator.index])
-                for user in users:
-                    places = [p for p in runs[user.index] if p >= self.turn]
-                    first = min([first, again.get(user.index, self.end), *places])
+                late = [p for user in users for p in runs[user] if p >= self.turn]
+                first = min([first, *(late or (again[user] for user in users))])
             again[operator.index] = first
         return runs, again
 
@@ -139,9 +142,11 @@ class Timeline:
 
     def _points(self) -> np.ndarray:
         entities = {e for members in self.graph.classes for e in (members[0], members[-1])}
-        operators = {m.operator for e in entities for m in self.graph.entities[e].members}
-        places = {p for operator in operators for p in self.runs[operator]}
-        return np.array(sorted(places | {self.end}))
+        places = {self.end}
+        for entity in entities:
+            runs = (self.runs[m.operator] for m in self.graph.entities[entity].members)
+            places |= {max(found) for found in [set().union(*runs)] if found}
+        return np.array(sorted(places))
 
     # ------------------------------------------------------------------ flows
 
@@ -209,10 +214,10 @@ class Timeline:
 
     def _again(self, tensor: int, after: list[int]) -> list[int]:
         """Where a tensor is read after the forward pass, were its readers run again."""
-        if self.is_fused(tensor):
-            return []
+        if self.is_fused(tensor) or after:
+            return after
         users = [u for u in self.users[tensor] if u.phase == "forward"]
-        return after + [p for u in users if (p := self.again_at[u.index]) < self.end]
+        return [p for u in users if (p := self.again_at[u.index]) < self.end]
 
 
 def _between(points: np.ndarray, start: int, ends: Sequence[int]) -> np.ndarray:

@@ -355,8 +355,7 @@ class Formulation:
         self.program.row([(inputs, -1.0), *sums.items()], 0.0, 0.0)
         variables = list(self.there)
         columns = np.array([self.there[v] for v in variables])
-        points = most(columns)
-        changes = np.diff(columns[:, points], axis=1, prepend=0.0)
+        changes = np.diff(columns[:, most(columns)], axis=1, prepend=0.0)
         before = inputs
         for change in changes.T:
             there = self.program.variable()
@@ -416,14 +415,14 @@ class Formulation:
 
 
 def most(columns: np.ndarray) -> np.ndarray:
-    """The points at which not all that may be there is also there at another."""
-    points = np.unique(columns, axis=1, return_index=True)[1]
-    kept = [
-        p
-        for p in points
-        if not any(q != p and (columns[:, q] >= columns[:, p]).all() for q in points)
-    ]
-    return np.array(sorted(kept))
+    """The points at which not all that may be there is there at the next one that is left too."""
+    left: list[int] = []
+    for point in range(columns.shape[1]):
+        while left and (columns[:, point] >= columns[:, left[-1]]).all():
+            left.pop()
+        if not left or (columns[:, point] > columns[:, left[-1]]).any():
+            left.append(point)
+    return np.array(left)
 
 
 def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:

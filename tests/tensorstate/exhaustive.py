@@ -46,8 +46,8 @@ class Every:
         problem: what to decide.
         allowed: for every class the ways to choose from.
         recompute: whether all sets of entities are made again too.
-        keep: whether all states to keep tensors in are looked at, and memory; of those that cost the
-            least time otherwise.
+        keep: whether all states to keep tensors in are looked at, and memory; otherwise tensors are
+            kept in those that cost the least time.
     """
 
     def __init__(
