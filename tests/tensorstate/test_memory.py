@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
 
 from experiments.models import load_model
@@ -90,3 +91,28 @@ def test_lower_limits_take_less_memory():
     assert compiled == sorted(compiled, reverse=True)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
         milp(problem, allowed, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
+
+
+@pytest.mark.parametrize("axes", [LINE, PLANE], ids=["8", "2x4"])
+@pytest.mark.parametrize("name", ["mlp", "llama"])
+def test_ten_steps_are_those_of_one_device(name, axes):
+    """Loss and parameters within 1e-5, by the norm of each parameter."""
+    model, problem = traced(name)[0], problem_of(name, axes)
+    found = named(problem, "fsdp+megatron" if len(axes) > 1 else "fsdp")
+    applied = apply(problem, found.decisions, found.cost, devices(axes), native)
+    run = jax.jit(
+        applied.step,
+        in_shardings=applied.in_shardings,
+        out_shardings=applied.out_shardings,
+        compiler_options={**QUICK, **applied.compiler_options},
+    )
+    alone = jax.jit(model.step)
+    params, state, batch = model.init(0)
+    expected, memory, loss, wanted = params, state, np.inf, np.inf
+    for _ in range(10):
+        params, state, loss = run(*jax.device_put((params, state, batch), applied.in_shardings))
+        expected, memory, wanted = alone(expected, memory, batch)
+    assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
+    for made, leaf in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
+        difference = np.linalg.norm(np.asarray(made) - np.asarray(leaf))
+        assert difference <= 1e-5 * np.linalg.norm(np.asarray(leaf))
