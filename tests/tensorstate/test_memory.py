@@ -35,7 +35,7 @@ UNLIKE = {
     # begins, once for both passes.
     **{("vgg", s, axes): "layouts" for s in ("fsdp", "megatron-sp") for axes in (1, 2)},
     ("vgg", "ddp", 1): "layouts",
-    **{("vit", s, axes): "layouts" for s in ("ddp", "fsdp", "megatron-sp") for axes in (1, 2)},
+    **{("vit", s, 1): "layouts" for s in ("ddp", "fsdp")},
 }
 
 
