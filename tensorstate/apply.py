@@ -9,7 +9,7 @@ What runs again reads its operands through ``lax.optimization_barrier`` together
 result of the backward pass, and so does what is gathered again; XLA would find otherwise that it
 has both already. Gathers on accelerators wait for the end of the forward pass only, so that they
 can overlap; XLA on CPU, which overlaps nothing, would do all of them at once. It also removes
-barriers too early; ``Applied.compiler_options`` keep them.
+barriers too early, and joins sums of gradients; ``Applied.compiler_options`` keep it from both.
 
 Loops of the step itself, over layers or microbatches, are not rolled up again: every iteration
 stands for itself, as in the graph.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,6 +46,14 @@ from tensorstate.states import REPLICATED, Mesh, Move, State
 from tensorstate.trips import Decisions, Trip
 from tensorstate.turns import Copies, Loop
 
+# XLA on CPU would use more memory than a plan says. One of its passes removes barriers too early;
+# one joins all sums of gradients, so that none is used before the last is there; and without
+# looking closely it copies arguments that results replace, as the step begins.
+CPU_OPTIONS = {
+    "xla_disable_hlo_passes": "cse_barrier_expander,cpu-all-reduce-combiner",
+    "xla_cpu_copy_insertion_use_region_analysis": True,
+}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Applied:
@@ -56,7 +65,8 @@ class Applied:
             ``jax.device_put``. New values have the shardings of what they replace, so the old ones
             can be donated.
         donate_argnums: arguments all of which are replaced by results.
-        compiler_options: for ``jax.jit``; they keep what runs again apart from what ran before.
+        compiler_options: for ``jax.jit``; they keep the compiler from using more memory than is
+            planned.
         unsaid: what shardings of arguments and results leave open, one phrase each.
     """
 
@@ -64,7 +74,7 @@ class Applied:
     in_shardings: Any
     out_shardings: Any
     donate_argnums: tuple[int, ...]
-    compiler_options: Mapping[str, str]
+    compiler_options: Mapping[str, str | bool]
     unsaid: tuple[str, ...]
 
     def jit(self, donate: bool = True) -> Callable[..., Any]:
@@ -146,13 +156,12 @@ def apply(
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
 
-    options = {"xla_disable_hlo_passes": "cse_barrier_expander"} if on_cpu else {}
     return Applied(
         step,
         shardings(graph.in_tree, in_specs),
         shardings(graph.out_tree, out_specs),
         _replaced(graph),
-        options,
+        CPU_OPTIONS if on_cpu else {},
         _unsaid(layout),
     )
 
@@ -217,7 +226,10 @@ class _Device:
         self.late: dict[int, Copies] = {}
         self.last: jax.Array | None = None  # made by the operators so far
         self.turn: jax.Array | None = None  # made by the forward pass
+        self.beside: jax.Array | None = None  # read with what moves in the backward pass
         self._behind: dict[tuple[object, int, State], jax.Array] = {}
+        self._updates = _updates(self.graph)
+        self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
 
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The results of a step, from the arguments, each in its state."""
@@ -308,8 +320,8 @@ class _Device:
                 states = [*there, *([trip.kept] if trip.kept else [])]
                 base = {s: self.early[tensor][s] for s in states}
                 if any(move.kind != "slice" for move in trip.late.moves):
-                    moment = self.turn if self.overlap else self.last
-                    base = {s: _after(moment, x) for s, x in base.items()}
+                    moments = [self.turn] if self.overlap else [self.last, self.beside]
+                    base = {s: _after(x, *moments) for s, x in base.items()}
                 self.late[tensor] = self.travel(base, trip.late.moves)
         return self.late[tensor]
 
@@ -338,14 +350,34 @@ class _Device:
 
     def execute(self, operator: Operator, early: bool, again: bool = False) -> list[jax.Array]:
         """What an operator makes of a device's blocks of its operands."""
+        if not (early or again):
+            self.beside = self.partner(operator)
         arrays = []
         for k, use in enumerate(operator.operands):
             state = self.layout.wanted(operator.index, k) or self.layout.source(use.tensor)
             x = self.copy(use.tensor, state, early)
             if again or operator.call.region is not None:
                 x = self.behind(operator, use.tensor, state, x)
+            if operator.phase == "optimizer":
+                x = self.gradient(use.tensor, state, x)
             arrays.append(x)
-        return run_operator(operator, arrays, self.block(operator))
+        made = run_operator(operator, arrays, self.block(operator), self.last)
+        if not early and operator.phase != "optimizer":
+            for use in operator.operands:
+                if use.tensor in self.given:
+                    self._made_of[use.tensor].append(made[0])
+        return made
+
+    def partner(self, operator: Operator) -> jax.Array | None:
+        """An operand that the backward pass made: what is read beside it need not be there before.
+
+        What was made last may come of the forward pass alone, such as a mask.
+        """
+        for use in operator.operands:
+            producer = self.graph.tensors[use.tensor].producer
+            if producer is not None and self.graph.operators[producer].phase != "forward":
+                return next(reversed(self.copies(use.tensor, early=False).values()))
+        return None
 
     def behind(self, operator: Operator, tensor: int, state: State, x: jax.Array) -> jax.Array:
         """A copy that is there only once the backward pass has come this far.
@@ -360,8 +392,19 @@ class _Device:
                 return x
         key = (region, tensor, state)
         if key not in self._behind:
-            self._behind[key] = _after(self.last, x)
+            self._behind[key] = _after(x, self.last, self.beside)
         return self._behind[key]
+
+    def gradient(self, tensor: int, state: State, x: jax.Array) -> jax.Array:
+        """What an argument is updated by, once all else has read the argument.
+
+        The gradient of a kernel does not depend on what reads the kernel in the backward pass.
+        Unless one waits for the other XLA keeps a copy of the kernel from the step's beginning.
+        """
+        moments = [m for given in self._updates.get(tensor, ()) for m in self._made_of[given]]
+        if moments and (None, tensor, state) not in self._behind:
+            self._behind[None, tensor, state] = _after(x, *moments)
+        return self._behind.get((None, tensor, state), x)
 
     def block(self, operator: Operator) -> LocalBlock:
         """The part of an operator's labels that this device has."""
@@ -406,9 +449,34 @@ class _Device:
         return there[state]
 
 
-def _after(made: jax.Array | None, x: jax.Array) -> jax.Array:
+def _updates(graph: Graph) -> dict[int, set[int]]:
+    """What the backward pass makes for arguments that are replaced: the arguments, by gradient.
+
+    A gradient reaches its argument's new value through operators on tensors of that size.
+    """
+    found: dict[int, set[int]] = defaultdict(set)
+    for out in graph.outputs:
+        if out.updates is None or out.view.tensor is None:
+            continue
+        given, waiting, seen = graph.inputs[out.updates], [out.view.tensor], set()
+        while waiting:
+            tensor = graph.tensors[waiting.pop()]
+            if tensor.producer is None or tensor.index in seen:
+                continue
+            seen.add(tensor.index)
+            operator = graph.operators[tensor.producer]
+            if operator.phase != "optimizer":
+                found[tensor.index].add(given)
+                continue
+            same = [use.tensor for use in operator.operands]
+            waiting += [t for t in same if graph.tensors[t].size == tensor.size]
+    return found
+
+
+def _after(x: jax.Array, *made: jax.Array | None) -> jax.Array:
     """A value that is there no sooner than what was made."""
-    return x if made is None else lax.optimization_barrier((x, made))[0]
+    moments = [moment for moment in made if moment is not None]
+    return lax.optimization_barrier((x, *moments))[0] if moments else x
 
 
 def _gathers(state: State, nbytes: int, mesh: Mesh) -> list[Move]:

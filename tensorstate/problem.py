@@ -26,6 +26,7 @@ from tensorstate.graph import Edge, Entity, Graph, Output
 from tensorstate.hardware import Hardware, Network
 from tensorstate.pipelining import Pipeline, batch_of, pipelined
 from tensorstate.states import REPLICATED, Mesh, Routes, State
+from tensorstate.timeline import Spans, Timeline
 from tensorstate.ways import Place, Way, Ways
 
 SLICES = frozenset({"slice", "dynamic_slice"})
@@ -89,6 +90,11 @@ class Flow:
         """How many tensors it stands for."""
         return len(self.tensors)
 
+    @property
+    def stays(self) -> bool:
+        """Whether something reads them after the forward pass, in the loop where there is one."""
+        return any(demand.late and not demand.crosses for demand in self.demands)
+
     @functools.cached_property
     def entities(self) -> frozenset[int]:
         """All that make or read them."""
@@ -133,6 +139,7 @@ class Problem:
         self.ways = tuple(Ways(graph, self.entity(g), self.mesh) for g in range(len(graph.classes)))
         self.flows = flows_of(graph, self.pipeline)
         self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
+        self._spans: dict[int, Spans] = {}
 
     def on(self, network: Network, hardware: Hardware | None = None) -> Problem:
         """The same step on another network, or on other devices."""
@@ -168,6 +175,25 @@ class Problem:
         if key not in self._routes:
             self._routes[key] = Routes(*key, self.mesh, self.network.price)
         return self._routes[key]
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """When operators run and need their tensors."""
+        stages = self.pipeline.stages if self.pipeline else ()
+        return Timeline(self.graph, frozenset(i for i, s in enumerate(stages) if s == "after"))
+
+    def spans(self, number: int) -> Spans:
+        """When the tensors of a flow are there."""
+        if number not in self._spans:
+            flow = self.flows[number]
+            readers = [
+                () if demand.crosses else [e for entities in of_tensor for e in entities]
+                for demand, of_tensor in zip(
+                    flow.demands, zip(*flow.readers, strict=True), strict=True
+                )
+            ]
+            self._spans[number] = self.timeline.spans(flow.tensors, flow.early, flow.stays, readers)
+        return self._spans[number]
 
     def source(self, flow: Flow, way: Way) -> State:
         """The state in which a flow's tensor is made."""

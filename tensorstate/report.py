@@ -100,8 +100,8 @@ def _memory(problem: Problem, found: Found, limit: float | None) -> list[str]:
     held = f"held through the loop {size(memory.held)}, " if problem.microbatches > 1 else ""
     return [
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
-        f"kept {size(memory.kept)}, {held}gradients {size(memory.gradients)}, work "
-        f"{size(max(memory.forward_work, memory.backward_work))}"
+        f"kept {size(memory.kept)}, {held}gradients {size(memory.gradients)}, "
+        f"work {size(memory.work)}"
     ]
 
 

@@ -135,12 +135,16 @@ class LocalBlock:
         return jnp.all(jnp.stack(list(map(jnp.asarray, parts)))) if parts else jnp.asarray(True)
 
 
-def run_operator(operator: Operator, arrays: Sequence[Any], block: LocalBlock) -> list[Any]:
+def run_operator(
+    operator: Operator, arrays: Sequence[Any], block: LocalBlock, moment: Any = None
+) -> list[Any]:
     """What an operator makes of one device's blocks of its operands.
 
     Args:
         arrays: an array for each of ``operator.operands``, one dimension a position.
         block: the part of the operator's labels that the device has.
+        moment: an array before which no zeros are made to scatter into; XLA would make them as the
+            program begins, and keep them.
 
     Returns:
         An array for each of ``operator.results``, one dimension a position.
@@ -151,6 +155,9 @@ def run_operator(operator: Operator, arrays: Sequence[Any], block: LocalBlock) -
         read(view, next(given) if view.tensor is not None else None, sizes)
         for view, sizes in zip(call.inputs, _sizes(call.input_labels, block), strict=True)
     ]
+    if operator.kind == "scatter" and moment is not None and call.inputs[0].tensor is None:
+        zero = lax.optimization_barrier((jnp.asarray(call.inputs[0].value), moment))[0]
+        arguments[0] = lax.full_like(arguments[0], zero)
     outputs = tuple(Argument(view.shape, view.dtype) for view in call.outputs)
     equation = Equation(call.primitive, call.params, call.input_labels, call.output_labels, outputs)
     rule = RULES.get(operator.primitive, REPLICATED)

@@ -146,7 +146,7 @@ def _optimum(
     if whole.program.num_variables > LARGE:
         relaxed = whole.program.relax(time_limit=left(), tolerance=gap / 100)
         if len(relaxed.values):
-            likely = build(whole.likely(relaxed))
+            likely = build(whole.choices.likely(relaxed))
             found = likely.program.solve(gap=gap, time_limit=left(), progress=progress)
             close = relaxed.bound >= found.objective * (1 - gap)
             if len(found.values) and (close or whole.program.num_variables > HUGE):

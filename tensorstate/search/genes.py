@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost import gradient_bytes, most_work
 from tensorstate.errors import PlanError
+from tensorstate.memory import input_bytes, memory_at_peak, occupied
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import State, states
 from tensorstate.trips import Decisions, remade_entities, trips_of
@@ -22,8 +22,8 @@ from tensorstate.ways import Way
 # Seconds of a flow that no collectives bring to its readers: more than any plan takes.
 NEVER = 1e9
 
-Totals = tuple[float, float, float, float]
-"""Seconds of communication; bytes of inputs, between the eras, and of gradients."""
+Totals = tuple[float, float, np.ndarray]
+"""Seconds of communication; bytes of inputs, and of others at every point (``occupied``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +114,9 @@ class Genes:
 
     def peak(self, priced: Priced) -> float:
         """Bytes of a device's memory at the peak."""
-        forward, backward = most_work(self.problem, self._ways(priced.genome))
-        _, inputs, between, gradients = map(math.fsum, zip(*priced.flows, strict=True))
-        return inputs + max(between + forward, gradients + backward)
+        inputs = math.fsum(flow[1] for flow in priced.flows)
+        there = np.sum([flow[2] for flow in priced.flows], axis=0)
+        return memory_at_peak(inputs, there).peak
 
     # ------------------------------------------------------------------ prices
 
@@ -154,21 +154,11 @@ class Genes:
         try:
             trips = [*trips_of(problem, Decisions(ways, frozenset(), kept), remade, number)]
         except PlanError:
-            return NEVER, 0.0, 0.0, 0.0
+            return NEVER, 0.0, np.zeros((4, len(problem.timeline.points)))
         return (
             math.fsum(t.weight * t.seconds for t in trips),
-            float(
-                flow.stored * sum(t.weight * problem.stored_bytes(flow, t.source) for t in trips)
-            ),
-            float(
-                sum(
-                    t.weight * problem.local_bytes(flow, state)
-                    for t in trips
-                    for state in (t.kept, t.held)
-                    if state is not None
-                )
-            ),
-            float(flow.weight * gradient_bytes(problem, flow, ways)),
+            float(input_bytes(problem, trips)),
+            occupied(problem, number, ways, trips, remade),
         )
 
     # ------------------------------------------------------------------ between the eras

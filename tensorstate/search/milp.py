@@ -20,8 +20,8 @@ Minimize compute + communication:
 
     sum of weight[g] seconds[g, w] (1 + a) x[g, w, a] + sum of weight[f] seconds[m] paid[f, era, m]
 
-or, with ``objective="max"``, the larger of the two. Under a memory limit every entity must find
-room for what it reads and writes beside what is there when it runs.
+or, with ``objective="max"``, the larger of the two. Under a memory limit what is there at any point
+of the step (see ``tensorstate.timeline``) must find room: rows in ``tensorstate.search.room``.
 
 In microbatches both eras are in a loop, and their moves are paid for in every turn. Beside them is
 
@@ -30,8 +30,8 @@ In microbatches both eras are in a loop, and their moves are paid for in every t
   where it is stored. What is read after the loop comes to it in the era in which it is made, is
   added up there, and starts there after the loop.
 
-The rows are made by one method each. Solutions of the relaxation are often integer: the moves form
-shortest-path problems once the ways are chosen.
+The other rows are made by one method each. Solutions of the relaxation are often integer: the moves
+form shortest-path problems once the ways are chosen.
 """
 
 from __future__ import annotations
@@ -42,22 +42,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import optimizer_demand
 from tensorstate.problem import Demand, Flow, Problem
+from tensorstate.search.choices import Choices
 from tensorstate.search.program import Program, Solution, Terms
+from tensorstate.search.room import Room
 from tensorstate.states import REPLICATED, SUM, Move, State, states
 from tensorstate.trips import Decisions, is_held
 from tensorstate.ways import Way
 
-# Program units: microseconds, and megabytes.
-MICRO, MEGA = 1e6, 1e-6
-
-# Layers of a class, and tensors of a flow, up to which those made again or kept are counted by an
-# integer.
-FEW = 4
-
-# The part of a class that runs in a way in a relaxed solution, from which the way is a likely one.
-LIKELY = 1e-2
+# Program units: microseconds.
+MICRO = 1e6
 
 
 class Formulation:
@@ -83,117 +77,69 @@ class Formulation:
         objective: str = "sum",
         narrow: bool = False,
     ):
-        self.problem, self.allowed, self.narrow = problem, allowed, narrow
-        self.recompute, self.memory_limit = recompute, memory_limit
+        self.problem, self.recompute, self.narrow = problem, recompute, narrow
         self.program = Program()
-        self.compute: list[tuple[int, float]] = []
+        self.choices = Choices(self.program, problem, allowed, recompute)
+        self.room = None if memory_limit is None else Room(self.choices)
         self.communication: list[tuple[int, float]] = []
-        self.x = [self._choices(g) for g in range(len(allowed))]
-        self.kept: dict[int, dict[State, int]] = {}
-        self.held: dict[int, dict[State, int]] = {}
-        self.persistent: list[tuple[int, float]] = []
-        self.between: list[tuple[int, float]] = []
-        self.gradients: list[tuple[int, float]] = []
+        self.kept: dict[int, dict[State, int]] = defaultdict(dict)
+        self.held: dict[int, dict[State, int]] = defaultdict(dict)
         for number, flow in enumerate(problem.flows):
             self._flow(number, flow)
-        if memory_limit is not None:
-            self._memory(memory_limit)
+        if self.room is not None and memory_limit is not None:
+            self.peak = self.room.limit(memory_limit)
         self._objective(objective)
-
-    # ------------------------------------------------------------------ choices
-
-    def _choices(self, group: int) -> dict[tuple[Way, bool], int]:
-        """x[g, w, a] and way[g, w], of which exactly one is chosen."""
-        problem, weight = self.problem, self.problem.weight(group)
-        again = self.recompute and problem.is_early(group)
-        choices, ways = {}, []
-        for way in self.allowed[group]:
-            ways.append(self.program.variable(high=1.0, integer=True))
-            seconds = weight * problem.seconds(group, way)
-            choices[way, False] = ways[-1]
-            if again:
-                choices[way, False] = self._part()
-                choices[way, True] = self._part()
-                self._count(choices[way, True], weight)
-                parts = [(choices[way, a], 1.0) for a in (False, True)]
-                self.program.row([*parts, (ways[-1], -1.0)], 0.0, 0.0)
-                self.compute.append((choices[way, True], 2 * seconds))
-            self.compute.append((choices[way, False], seconds))
-        self.program.row([(v, 1.0) for v in ways], 1.0, 1.0)
-        return choices
-
-    def _part(self) -> int:
-        """A variable that is a part of something; no best solution has more than all of it."""
-        return self.program.variable(within=1.0)
-
-    def _count(self, share: int, weight: int) -> None:
-        """A share stands for whole layers or tensors; few are counted, many are rounded."""
-        if weight <= FEW:
-            number = self.program.variable(integer=True, within=weight)
-            self.program.row([(share, 1.0), (number, -1.0 / weight)], 0.0, 0.0)
-
-    def _sources(self, flow: Flow, again: bool | None = None) -> dict[State, list[int]]:
-        """The choices that put a flow's tensor in each state."""
-        found: dict[State, list[int]] = defaultdict(list)
-        for (way, a), variable in self.x[flow.group].items():
-            if again is None or a == again:
-                found[self.problem.source(flow, way)].append(variable)
-        return found
-
-    def _targets(self, demand: Demand, again: bool | None = None) -> dict[State, list[int]]:
-        """The choices that demand a flow's tensor in each state."""
-        found: dict[State, list[int]] = defaultdict(list)
-        for (way, a), variable in self.x[demand.group or 0].items():
-            if again is None or a == again:
-                found[self.problem.target(demand, way)].append(variable)
-        return found
 
     # ------------------------------------------------------------------ flows
 
     def _flow(self, number: int, flow: Flow) -> None:
-        sources = self._sources(flow)
-        arcs = self._arcs(flow, sources)
-        early = [d for d in flow.demands if not d.late]
-        late = [d for d in flow.demands if d.late and not d.crosses]
-        repeats = [d for d in early if self.recompute and d.group is not None]
-        turns = self.problem.microbatches if flow.looped else 1
-        if flow.stored:
-            for state, variables in sources.items():
-                nbytes = flow.weight * self.problem.stored_bytes(flow, state)
-                self.persistent += [(v, nbytes) for v in variables]
-        start = _whole(sources)
-        held = self._hold(number, flow, arcs) if is_held(self.problem, flow) else {}
-        self._after(flow, arcs, start if flow.stored else held)
-        sums = [held] if held and not flow.stored else []
-        if not flow.early:
-            ends = [self._ends(flow, d) for d in late] + sums
-            self._era(flow, arcs, [start] * len(ends), ends, turns)
-            self._gradient(flow)
-            return
-        ends = [self._ends(flow, d) for d in early] + sums
-        again = [self._ends(flow, d) for d in late]
-        again += [self._ends(flow, d, again=True) for d in repeats]
-        if held and flow.stored:
+        sources = self.choices.sources(flow)
+        arcs, start = self._arcs(flow, sources), _whole(sources)
+        if is_held(self.problem, flow):
+            self._hold(number, flow, arcs)
+        held = _parts(self.held.get(number, {}))
+        if flow.stored and held:
             self._era(flow, arcs, [start], [held])
-            self._stay(number, flow, sources)
-            self._era(flow, arcs, [held] * len(ends), ends, turns)
-            there = {state: [v] for state, v in self.held[number].items()}
-            starts = [held] * len(late) + [self._share(there) for _ in repeats]
-            self._era(flow, arcs, starts, again, turns)
-            return
-        starts = [start] * len(ends)
-        if again:
-            starts.append(self._share(sources))
-            ends.append(self._keep(number, flow, arcs))
-        self._era(flow, arcs, starts, ends, turns)
-        self._era(flow, arcs, [self._taken(number, flow) for _ in again], again, turns)
+            start = held
+        crossing = [self._ends(flow, d) for d in flow.demands if d.crosses]
+        out = _whole(sources) if flow.stored else held
+        after = self._era(flow, arcs, [out] * len(crossing), crossing)
+        early, late = self._eras(number, flow, arcs, sources, start)
+        if self.room is not None:
+            kept, held = self.kept.get(number, {}), self.held.get(number, {})
+            self.room.take(number, kept, held, early, late, after)
 
-    def _after(
-        self, flow: Flow, arcs: Sequence[tuple[Move, float]], start: Mapping[State, Terms]
-    ) -> None:
-        """What is read after the loop starts from where it is held, or stored."""
-        ends = [self._ends(flow, d) for d in flow.demands if d.crosses]
-        self._era(flow, arcs, [start] * len(ends), ends)
+    def _eras(
+        self,
+        number: int,
+        flow: Flow,
+        arcs: Sequence[tuple[Move, float]],
+        sources: Mapping[State, list[int]],
+        start: Mapping[State, Terms],
+    ) -> tuple[dict[Move, int], dict[Move, int]]:
+        """The travels of a flow in the forward pass, and after it; what is paid for in each."""
+        turns = self.problem.microbatches if flow.looped else 1
+        held = self.held.get(number, {})
+        sums = [_parts(held)] if held and not flow.stored else []
+        late = [self._ends(flow, d) for d in flow.demands if d.late and not d.crosses]
+        if not flow.early:
+            ends = [*late, *sums]
+            return {}, self._era(flow, arcs, [start] * len(ends), ends, turns)
+        early = [d for d in flow.demands if not d.late]
+        repeats = [d for d in early if self.recompute and d.group is not None]
+        again = [self._ends(flow, d, again=True) for d in repeats]
+        ends = [self._ends(flow, d) for d in early] + sums
+        starts = [start] * len(ends)
+        if held and flow.stored:
+            there = {state: [v] for state, v in held.items()}
+            after = [start] * len(late) + [self._share(there) for _ in repeats]
+        else:
+            if late or again:
+                starts.append(self._share(sources))
+                ends.append(self._keep(number, flow, arcs))
+            after = [self._taken(number, flow) for _ in (*late, *again)]
+        first = self._era(flow, arcs, starts, ends, turns)
+        return first, self._era(flow, arcs, after, [*late, *again], turns)
 
     def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
@@ -218,7 +164,7 @@ class Formulation:
         every = [*sources]
         for demand in flow.demands:
             if demand.group is not None:
-                every += self._targets(demand)
+                every += self.choices.targets(demand)
         for state in every:
             for axis, entry in enumerate(state):
                 found[axis].add(entry)
@@ -227,9 +173,9 @@ class Formulation:
     def _ends(self, flow: Flow, demand: Demand, again: bool | None = None) -> dict[State, Terms]:
         """What of a demand ends in each state."""
         if demand.group is not None:
-            targets = self._targets(demand, again)
+            targets = self.choices.targets(demand, again)
             return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
-        ends = {s: self._part() for s in states(flow.sizes, self.problem.mesh)}
+        ends = {s: self.program.part() for s in states(flow.sizes, self.problem.mesh)}
         self.program.row([(v, 1.0) for v in ends.values()], 1.0, 1.0)
         return {s: [(v, 1.0)] for s, v in ends.items()}
 
@@ -240,23 +186,28 @@ class Formulation:
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
         turns: int = 1,
-    ) -> None:
-        """The travels of a flow in an era, from each start to its end; made in every turn."""
+    ) -> dict[Move, int]:
+        """The travels of a flow in an era, from each start to its end: what is paid for.
+
+        Args:
+            turns: how often they are made.
+        """
         shared = len(starts) > 1
         paid: dict[Move, int] = {}
         for move, seconds in arcs:
-            # What costs nothing need not be shared.
-            if starts and (seconds or not shared):
-                paid[move] = self._part()
+            # What costs nothing need not be shared, unless it takes memory.
+            if starts and (seconds or not shared or self.room is not None):
+                paid[move] = self.program.part()
                 if seconds:
                     self.communication.append((paid[move], turns * flow.weight * seconds))
         for start, end in zip(starts, ends, strict=True):
             taken = paid
             if shared:
-                taken = {move: self._part() for move, _ in arcs}
+                taken = {move: self.program.part() for move, _ in arcs}
                 for move, variable in paid.items():
                     self.program.row([(variable, 1.0), (taken[move], -1.0)], 0.0, np.inf)
             self._conserve(taken, start, end)
+        return paid
 
     def _conserve(
         self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
@@ -281,7 +232,7 @@ class Formulation:
         self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
     ) -> dict[State, Terms]:
         """kept[f, s]: keeping is a demand of the forward pass, which ends in any state."""
-        every = {*self._sources(flow), *(move.target for move, _ in arcs)}
+        every = {*self.choices.sources(flow), *(move.target for move, _ in arcs)}
         ends = {state: self._kept(number, flow, state) for state in sorted(every)}
         return {state: [(v, 1.0)] for state, v in ends.items() if v is not None}
 
@@ -289,40 +240,24 @@ class Formulation:
         """A new kept[f, s]; maxima that are still to be combined are not kept."""
         if any(entry < SUM for entry in state):
             return None
-        kept = self.program.variable(high=1.0)
-        if self.memory_limit is not None:
-            self._count(kept, flow.weight)
-        self.kept.setdefault(number, {})[state] = kept
-        self.between.append((kept, flow.weight * self.problem.local_bytes(flow, state)))
+        self.kept[number][state] = kept = self.program.variable(high=1.0)
+        if self.room is not None:
+            self.choices.count(kept, flow.weight)
         return kept
 
-    def _hold(
-        self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
-    ) -> dict[State, Terms]:
+    def _hold(self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]) -> None:
         """held[f, s]: the way to it ends in any state."""
-        every = {*self._sources(flow), *(move.target for move, _ in arcs)}
+        every = {*self.choices.sources(flow), *(move.target for move, _ in arcs)}
         for state in sorted(every):
-            held = self.program.variable(high=1.0)
-            if self.memory_limit is not None:
-                self._count(held, flow.weight)
-            self.held.setdefault(number, {})[state] = held
-            self.between.append((held, flow.weight * self.problem.local_bytes(flow, state)))
-        return {state: [(v, 1.0)] for state, v in self.held[number].items()}
-
-    def _stay(self, number: int, flow: Flow, sources: Mapping[State, list[int]]) -> None:
-        """An input that is held where it is stored is there once."""
-        for state, choices in sources.items() if self.memory_limit is not None else ():
-            stays, held = self._part(), self.held[number][state]
-            self.program.row([(stays, 1.0), (held, -1.0)], -np.inf, 0.0)
-            self.program.row([(stays, 1.0), *((v, -1.0) for v in choices)], -np.inf, 0.0)
-            nbytes = flow.weight * self.problem.local_bytes(flow, state)
-            self.between.append((stays, -nbytes))
+            self.held[number][state] = held = self.program.variable(high=1.0)
+            if self.room is not None:
+                self.choices.count(held, flow.weight)
 
     def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
         """What is kept starts where the maker puts it; not all need be kept."""
         found: dict[State, Terms] = {}
         for state, choices in sources.items():
-            variable = self._part()
+            variable = self.program.part()
             terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
             self.program.row(terms, -np.inf, 0.0)
             found[state] = [(variable, 1.0)]
@@ -330,56 +265,26 @@ class Formulation:
 
     def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
         """taken[f, d, s] of a new demand d."""
-        stays = self._sources(flow, again=None if flow.stored else True)
+        stays = self.choices.sources(flow, again=None if flow.stored else True)
         found = {}
         for state, kept in self.kept[number].items():
-            taken = self._part()
+            taken = self.program.part()
             there = [(v, -1.0) for v in stays.get(state, ())]
             self.program.row([(taken, 1.0), (kept, -1.0), *there], -np.inf, 0.0)
             found[state] = [(taken, 1.0)]
         return found
-
-    # ------------------------------------------------------------------ memory
-
-    def _gradient(self, flow: Flow) -> None:
-        """What the backward pass makes for the optimizer is there until then."""
-        demand = optimizer_demand(self.problem, flow)
-        if demand is not None:
-            for state, variables in self._targets(demand).items():
-                nbytes = flow.weight * self.problem.local_bytes(flow, state)
-                self.gradients += [(v, nbytes) for v in variables]
-
-    def _memory(self, limit: float) -> None:
-        """Beside what is there, every entity finds room for what it reads and writes."""
-        start, end, self.peak = (self.program.variable(high=MEGA * limit) for _ in range(3))
-        self._sum([*self.persistent, *self.between], start)
-        self._sum([*self.persistent, *self.gradients], end)
-        for group, choices in enumerate(self.x):
-            phase = self.problem.entity(group).phase
-            work = [(v, MEGA * self.problem.traffic(group, way)) for (way, _), v in choices.items()]
-            for total, when in ((start, ("forward", "backward")), (end, ("backward", "optimizer"))):
-                if phase in when:
-                    terms = [(total, 1.0), (self.peak, -1.0), *work]
-                    self.program.row(terms, -np.inf, 0.0)
-
-    def _sum(self, terms: Terms, total: int) -> None:
-        """A variable that is a sum of bytes, in megabytes."""
-        sums: dict[int, float] = defaultdict(float)
-        for variable, nbytes in terms:
-            sums[variable] += MEGA * nbytes
-        self.program.row([(total, -1.0), *sums.items()], 0.0, 0.0)
 
     # ------------------------------------------------------------------ objective
 
     def _objective(self, objective: str) -> None:
         """The sum of compute and communication, or the larger of the two."""
         if objective == "sum":
-            for variable, seconds in (*self.compute, *self.communication):
+            for variable, seconds in (*self.choices.seconds, *self.communication):
                 self.program.cost(variable, MICRO * seconds)
             return
-        most = math.fsum(MICRO * s for _, s in (*self.compute, *self.communication))
+        most = math.fsum(MICRO * s for _, s in (*self.choices.seconds, *self.communication))
         larger = self.program.variable(cost=1.0, within=most)
-        for terms in (self.compute, self.communication):
+        for terms in (self.choices.seconds, self.communication):
             sums: dict[int, float] = defaultdict(float)
             for variable, seconds in terms:
                 sums[variable] -= MICRO * seconds
@@ -392,22 +297,11 @@ class Formulation:
 
     # ------------------------------------------------------------------ solutions
 
-    def likely(self, relaxed: Solution) -> list[list[Way]]:
-        """For every class the ways of which a relaxed solution has some part."""
-        found = []
-        for choices in self.x:
-            parts: dict[Way, float] = defaultdict(float)
-            for (way, _), variable in choices.items():
-                parts[way] += relaxed.values[variable]
-            least = min(LIKELY, max(parts.values()))
-            found.append([way for way, part in parts.items() if part >= least])
-        return found
-
     def decisions(self, solution: Solution) -> Decisions:
         """The decisions of a solution: shares become whole layers, the first ones made again."""
         values, graph = solution.values, self.problem.graph
         ways, again = [], set()
-        for group, choices in enumerate(self.x):
+        for group, choices in enumerate(self.choices.x):
             shares: dict[Way, float] = defaultdict(float)
             for (way, _), variable in choices.items():
                 shares[way] += values[variable]
@@ -416,7 +310,7 @@ class Formulation:
             members = graph.classes[group]
             again |= set(members[: math.ceil(share * len(members) - 1e-6)])
         kept: dict[int, State] = {}
-        if self.memory_limit is not None:
+        if self.room is not None:
             for number, variables in self.kept.items():
                 flow = self.problem.flows[number]
                 shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
@@ -429,7 +323,7 @@ class Formulation:
     def _held_in(self, values: np.ndarray) -> dict[int, State]:
         """The states that are held under a memory limit."""
         held: dict[int, State] = {}
-        for number, variables in self.held.items() if self.memory_limit is not None else ():
+        for number, variables in self.held.items() if self.room is not None else ():
             flow = self.problem.flows[number]
             shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
             held |= _dealt(flow.tensors, shares)
@@ -443,6 +337,11 @@ class Formulation:
 def _whole(sources: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
     """All of a flow, where the way of its maker puts it."""
     return {state: [(v, 1.0) for v in variables] for state, variables in sources.items()}
+
+
+def _parts(shares: Mapping[State, int]) -> dict[State, Terms]:
+    """Parts of a flow in states."""
+    return {state: [(v, 1.0)] for state, v in shares.items()}
 
 
 def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:

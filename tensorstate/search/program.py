@@ -83,6 +83,10 @@ class Program:
         self._within.append(min(high, within))
         return len(self._costs) - 1
 
+    def part(self) -> int:
+        """A new variable for a part of something: in some best solution at most all of it."""
+        return self.variable(within=1.0)
+
     def cost(self, variable: int, cost: float) -> None:
         """Add to a variable's cost."""
         self._costs[variable] += cost

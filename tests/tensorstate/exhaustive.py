@@ -14,8 +14,8 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost import gradient_bytes
 from tensorstate.errors import PlanError
+from tensorstate.memory import EXACT, input_bytes, occupied
 from tensorstate.problem import Flow, Problem
 from tensorstate.states import SUM, State, states
 from tensorstate.trips import Decisions, is_held, remade_entities, trips_of
@@ -48,13 +48,14 @@ class Every:
         allowed: for every class the ways to choose from.
         recompute: whether all sets of entities are made again too.
         keep: whether all states to keep tensors in, and in microbatches to hold them in, are looked
-            at; of those that cost the least time otherwise.
+            at, and memory; otherwise they are those that cost the least time.
     """
 
     def __init__(
         self, problem: Problem, allowed: Allowed, *, recompute: bool = False, keep: bool = False
     ):
         self.problem, self.allowed = problem, allowed
+        self.points = len(problem.timeline.points) if keep else 0
         self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
         found: dict[Hashable, Decisions] = {}
         helds = list(_held(problem, allowed)) if keep else [{}]
@@ -92,29 +93,26 @@ class Every:
         problem, allowed = self.problem, self.allowed
         remade = remade_entities(problem, decisions)
         shape = tuple(map(len, allowed))
-        compute, start, end = (np.zeros(shape) for _ in range(3))
-        totals = communication, inputs, between, gradients = [np.zeros(shape) for _ in range(4)]
+        compute, communication, inputs = (np.zeros(shape) for _ in range(3))
+        there = [np.zeros(shape) for _ in range(self.points)]
         for group, choices in enumerate(allowed):
-            entity, members = problem.entity(group), problem.graph.classes[group]
+            members = problem.graph.classes[group]
             runs = len(members) + len(remade.intersection(members))
             seconds = [runs * problem.seconds(group, way) for way in choices]
             compute += _along(np.array(seconds), (group,), shape)
-            work = np.array([problem.traffic(group, way) for way in choices])
-            if entity.phase in ("forward", "backward"):
-                np.maximum(start, _along(work, (group,), shape), out=start)
-            if entity.phase in ("backward", "optimizer"):
-                np.maximum(end, _along(work, (group,), shape), out=end)
         for number in range(len(problem.flows)):
             groups, table = self._table(decisions, remade, number)
+            totals = (communication, inputs, *there)
             for total, column in zip(totals, np.moveaxis(table, -1, 0), strict=True):
-                total += _along(column, groups, shape)
-        peak = inputs + np.maximum(between + start, gradients + end)
+                if column.any():
+                    total += _along(column, groups, shape)
+        peak = inputs + np.ceil(np.max(there, axis=0) - EXACT) if there else inputs
         return Columns(decisions, compute, communication, peak)
 
     def _table(
         self, decisions: Decisions, remade: frozenset[int], number: int
     ) -> tuple[tuple[int, ...], np.ndarray]:
-        """Seconds, and bytes of inputs, between the eras and of gradients, of a flow."""
+        """Seconds, and bytes of inputs, and of others at every point, of a flow."""
         flow, allowed = self.problem.flows[number], self.allowed
         stays = tuple((decisions.kept.get(t), decisions.held.get(t)) for t in flow.tensors)
         key = number, remade & flow.entities, stays
@@ -122,13 +120,13 @@ class Every:
             return self._tables[key]
         readers = (d.group for d in flow.demands if d.group is not None)
         groups = tuple(sorted({flow.group, *readers}))
-        table = np.zeros((*(len(allowed[g]) for g in groups), 4))
+        table = np.zeros((*(len(allowed[g]) for g in groups), 2 + self.points))
         ways = [choices[0] for choices in allowed]
         for at in itertools.product(*(range(len(allowed[g])) for g in groups)):
             for group, i in zip(groups, at, strict=True):
                 ways[group] = allowed[group][i]
             decided = dataclasses.replace(decisions, ways=tuple(ways))
-            table[at] = _costs(self.problem, decided, remade, number)
+            table[at] = _costs(self.problem, decided, remade, number)[: 2 + self.points]
         self._tables[key] = groups, table
         return groups, table
 
@@ -140,18 +138,14 @@ def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np
 
 def _costs(
     problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
-) -> tuple[float, float, float, float]:
-    flow = problem.flows[number]
+) -> np.ndarray:
     try:
         trips = list(trips_of(problem, decisions, remade, number))
     except PlanError:  # it cannot be kept so
-        return math.inf, math.inf, math.inf, math.inf
-    inputs = sum(flow.stored * t.weight * problem.stored_bytes(flow, t.source) for t in trips)
-    stays = [(t.weight, state) for t in trips for state in (t.kept, t.held) if state is not None]
-    between = sum(weight * problem.local_bytes(flow, state) for weight, state in stays)
-    gradients = flow.weight * gradient_bytes(problem, flow, decisions.ways)
+        return np.full(2 + len(problem.timeline.points), math.inf)
     seconds = sum(t.weight * t.seconds for t in trips)
-    return seconds, inputs, between, gradients
+    there = occupied(problem, number, decisions.ways, trips, remade).sum(0)
+    return np.array([seconds, input_bytes(problem, trips), *there])
 
 
 # ---------------------------------------------------------------------- what is decided

@@ -47,5 +47,5 @@ def test_sequence_parallelism_gathers_again_what_it_cut(layers):
 def test_gathering_again_saves_memory_and_costs_time():
     problem = problem_of("llama_3_1_8b", layers=1)
     plain, cut = named(problem, "megatron"), named(problem, "megatron-sp")
-    assert cut.cost.memory.kept < 0.8 * plain.cost.memory.kept
+    assert cut.cost.memory.kept < 0.9 * plain.cost.memory.kept
     assert cut.cost.communication > plain.cost.communication

@@ -101,7 +101,7 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
     if not len(inside.values):
         return
     assert inside.bound >= relaxed.objective * (1 - 1e-2)
-    likely = formulation.likely(inside)
+    likely = formulation.choices.likely(inside)
     assert all(set(some) <= set(every) for some, every in zip(likely, allowed, strict=True))
     fewer = Formulation(problem, likely, recompute=recompute, objective=objective)
     again = fewer.program.solve(relax=True)

@@ -1,0 +1,151 @@
+"""The rows of the exact search that keep a memory limit.
+
+What flows take at a point is linear in the choices, in what is kept and held, and in the moves that
+are paid for, whose copies are there: it is what ``tensorstate.memory`` says of decisions.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from tensorstate.memory import again, moved_bytes, packed_bytes
+from tensorstate.problem import Flow
+from tensorstate.search.choices import Choices
+from tensorstate.states import Move, State
+
+# Program units: megabytes.
+MEGA = 1e-6
+
+Paid = Mapping[Move, int]
+"""The parts of a flow that take moves."""
+
+
+class Room:
+    """Bytes of a device, by what is chosen.
+
+    Args:
+        choices: the ways of all classes.
+    """
+
+    def __init__(self, choices: Choices):
+        self.choices, self.problem, self.program = choices, choices.problem, choices.program
+        self.inputs: dict[int, float] = defaultdict(float)
+        self.there: dict[int, np.ndarray] = {}
+
+    def take(
+        self,
+        number: int,
+        kept: Mapping[State, int],
+        held: Mapping[State, int],
+        early: Paid,
+        late: Paid,
+        after: Paid,
+    ) -> None:
+        """What a flow takes at every point.
+
+        Args:
+            number: of the flow.
+            kept, held: the shares that are, by state.
+            early, late, after: what is paid for in either era, and after the loop.
+        """
+        flow, spans, choices = self.problem.flows[number], self.problem.spans(number), self.choices
+        for paid, span, packed in (
+            (early, spans.moved_early, spans.packed_early),
+            (late, spans.moved_late, spans.packed_late),
+            (after, spans.moved_after, spans.packed_after),
+        ):
+            for move, variable in paid.items():
+                self._add(variable, moved_bytes(self.problem, flow, move) * span)
+                self._add(variable, packed_bytes(move) * packed)
+        for state, variables in choices.sources(flow).items() if flow.stored else ():
+            for variable in variables:
+                self.inputs[variable] += MEGA * flow.weight * self.problem.stored_bytes(flow, state)
+        self._keep(number, flow, kept)
+        self._hold(number, flow, held)
+        self._wait(flow, choices.sources(flow), spans.made)
+        self._wait(flow, choices.sources(flow, again=True), again(flow, spans))
+        if not flow.early:
+            self._wait(flow, self._readers(flow, spans.last_late), spans.late)
+            return
+        if not flow.stored and not flow.stays:
+            self._wait(flow, self._readers(flow, spans.last_early), spans.early)
+        self._wait(flow, self._readers(flow, spans.last_early, again=False), spans.lent)
+
+    def _readers(
+        self, flow: Flow, number: int | None, again: bool | None = None
+    ) -> Mapping[State, list[int]]:
+        """The choices by which a flow waits in each state for the readers of a demand."""
+        demand = None if number is None else flow.demands[number]
+        if demand is None or demand.group is None:
+            return self.choices.sources(flow)
+        return self.choices.targets(demand, again)
+
+    def _wait(self, flow: Flow, choices: Mapping[State, list[int]], span: np.ndarray) -> None:
+        """A flow is there in the state that choices say."""
+        for state, variables in choices.items():
+            for variable in variables:
+                self._add(variable, self.problem.local_bytes(flow, state) * span)
+
+    def _keep(self, number: int, flow: Flow, kept: Mapping[State, int]) -> None:
+        """What is kept; of what is fused only copies in other states than it is made in."""
+        spans, sources = self.problem.spans(number), self.choices.sources(flow)
+        for state, share in kept.items():
+            nbytes = self.problem.local_bytes(flow, state)
+            self._add(share, nbytes * spans.kept)
+            extra = nbytes * (spans.copied - spans.kept)
+            if extra.any():
+                copied = self.program.part()
+                made = [(choice, 1.0) for choice in sources.get(state, ())]
+                self.program.row([(copied, 1.0), (share, -1.0), *made], 0.0, np.inf)
+                self._add(copied, extra)
+
+    def _hold(self, number: int, flow: Flow, held: Mapping[State, int]) -> None:
+        """What is held; an input that is held where it is stored is there once."""
+        span, sources = self.problem.spans(number).held, self.choices.sources(flow)
+        for state, share in held.items():
+            there = self.problem.local_bytes(flow, state) * span
+            self._add(share, there)
+            if flow.stored and state in sources:
+                stays = self.program.part()
+                self.program.row([(stays, 1.0), (share, -1.0)], -np.inf, 0.0)
+                stored = [(choice, -1.0) for choice in sources[state]]
+                self.program.row([(stays, 1.0), *stored], -np.inf, 0.0)
+                self._add(stays, -there)
+
+    def _add(self, variable: int, nbytes: np.ndarray) -> None:
+        """Bytes at every point for all of a variable."""
+        if nbytes.any():
+            self.there[variable] = self.there.get(variable, 0) + MEGA * nbytes
+
+    def limit(self, most: float) -> int:
+        """The peak, a new variable, which is at most so many bytes.
+
+        What is there at a point is what was there before, and what is new, less what is gone.
+        """
+        peak, before = (self.program.variable(high=MEGA * most) for _ in range(2))
+        self.program.row([(before, -1.0), *self.inputs.items()], 0.0, 0.0)
+        self.program.row([(before, 1.0), (peak, -1.0)], -np.inf, 0.0)
+        variables = list(self.there)
+        columns = np.array([self.there[v] for v in variables])
+        changes = np.diff(columns[:, peaks(columns)], axis=1, prepend=0.0)
+        for change in changes.T:
+            there = self.program.variable(high=MEGA * most)
+            new = [(variables[i], float(change[i])) for i in np.flatnonzero(change)]
+            self.program.row([(there, -1.0), (before, 1.0), *new], 0.0, 0.0)
+            self.program.row([(there, 1.0), (peak, -1.0)], -np.inf, 0.0)
+            before = there
+        return peak
+
+
+def peaks(columns: np.ndarray) -> np.ndarray:
+    """The points at which not all that may be there is there at the next one that is left too."""
+    left: list[int] = []
+    for point in range(columns.shape[1]):
+        while left and (columns[:, point] >= columns[:, left[-1]]).all():
+            left.pop()
+        if not left or (columns[:, point] > columns[:, left[-1]]).any():
+            left.append(point)
+    return np.array(left)

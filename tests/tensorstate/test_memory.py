@@ -1,0 +1,92 @@
+"""What compiled steps take, beside what plans say."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from experiments.models import load_model
+from tensorstate.apply import apply
+from tensorstate.check import Report, compare
+from tensorstate.collectives import native
+from tensorstate.errors import PlanError
+from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.plan import named
+from tensorstate.problem import Problem
+from tensorstate.search.exact import Found, milp
+from tensorstate.states import Mesh
+from tensorstate.trace import trace
+from tests.tensorstate.test_apply import LINE, PLANE, devices, problem_of, traced
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
+
+# Where a plan says less than 3/4 of what XLA takes on CPU, or more than 5/4; and why.
+UNLIKE = {
+    # A perceptron of 16 rows: gathered kernels are nearly all there is, and what one is gathered
+    # from along two axes, or summed along two, is counted with it.
+    ("mlp", "ddp", 2): "sums along two axes",
+    ("mlp", "fsdp", 2): "gathers along two axes",
+    # What is gathered is copied into a layout for each product that reads it.
+    ("gpt_scan", "megatron-sp", 1): "layouts",
+    ("llama", "megatron-sp", 1): "layouts",
+    # 64 and 16 pixels a device beside kernels that XLA copies into other layouts as the step
+    # begins, once for both passes.
+    **{("vgg", s, axes): "layouts" for s in ("fsdp", "megatron-sp") for axes in (1, 2)},
+    ("vgg", "ddp", 1): "layouts",
+    **{("vit", s, 1): "layouts" for s in ("ddp", "fsdp")},
+}
+
+
+def report_of(model, problem: Problem, found: Found) -> Report:
+    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
+    applied = apply(problem, found.decisions, found.cost, devices(axes), native)
+    step = jax.jit(
+        applied.step,
+        in_shardings=applied.in_shardings,
+        out_shardings=applied.out_shardings,
+        donate_argnums=applied.donate_argnums,
+        compiler_options={**QUICK, **applied.compiler_options},
+    )
+    return compare(step.lower(*model.abstract_args).compile(), problem.mesh, found.cost)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "megatron-sp"])
+@pytest.mark.parametrize("axes", [LINE, PLANE], ids=["8", "2x4"])
+@pytest.mark.parametrize(
+    "name", ["gpt", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "gpt")]
+)
+def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
+    """Of what is there beside the arguments; where it is not is listed, and is not."""
+    problem = problem_of(name, axes)
+    report = report_of(traced(name)[0], problem, named(problem, strategy))
+    ratio = report.predicted_work / report.compiled_work
+    assert (0.75 <= ratio <= 1.25) == ((name, strategy, len(axes)) not in UNLIKE), ratio
+    assert 0.35 < ratio < 1.8
+
+
+@pytest.mark.slow
+def test_lower_limits_take_less_memory():
+    """A GPT of three layers with more tokens than kernels, down to half of what the quickest takes.
+
+    XLA on CPU schedules what runs again sooner than needed, so that such plans take up to a half
+    more than is said of them (measured: 1.0 to 1.5 times).
+    """
+    model = load_model("gpt", layers=3, batch=16, length=32)
+    network = AlphaBeta(Mesh.of(LINE), (1e-6,), (1e9,))
+    problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
+    allowed = [ways.all for ways in problem.ways]
+    free = milp(problem, allowed, gap=1e-2)
+    compiled = []
+    for share in (1.0, 0.75, 0.5):
+        limit = share * free.cost.memory.peak
+        found = milp(problem, allowed, recompute=True, memory_limit=limit, gap=1e-2, time_limit=30)
+        report = report_of(model, problem, found)
+        assert found.cost.memory.peak <= limit
+        assert report.agrees, str(report)
+        least = 0.6 if found.cost.remade else 0.75
+        assert least <= report.predicted_work / report.compiled_work <= 1.25, str(report)
+        compiled.append(report.compiled_work + report.compiled_inputs)
+    assert compiled == sorted(compiled, reverse=True)
+    with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
+        milp(problem, allowed, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
