@@ -124,8 +124,9 @@ def occupied(
             waiting = size(_waiting(problem, flow, spans.last_early, ways, source))
             if not flow.stored and not flow.stays:
                 others += share * waiting * spans.early
-            lent = 1 - _remade_share(flow, spans.last_early, remade)
-            kept += share * lent * waiting * spans.lent
+            lent = size(_waiting(problem, flow, spans.lender, ways, source))
+            stays = 1 - _remade_share(flow, spans.lender, remade)
+            kept += share * stays * lent * spans.lent
         else:
             waiting = size(_waiting(problem, flow, spans.last_late, ways, source))
             late = others if optimizer_demand(problem, flow) is None else gradients

@@ -50,6 +50,7 @@ class Spans:
             there, in the eras and after the loop.
         packed_early, packed_late, packed_after: arriving by moves.
         last_early, last_late: number of the demand that waits longest in either era.
+        lender: of the demand by what is fused and runs longest.
     """
 
     made: np.ndarray
@@ -68,9 +69,10 @@ class Spans:
     packed_after: np.ndarray
     last_early: int | None
     last_late: int | None
+    lender: int | None
 
 
-COUNTS = tuple(f.name for f in dataclasses.fields(Spans) if not f.name.startswith("last"))
+COUNTS = tuple(f.name for f in dataclasses.fields(Spans) if f.type == "np.ndarray")
 
 
 class Timeline:
@@ -178,22 +180,41 @@ class Timeline:
             stays: whether something reads them in the backward pass.
             readers: entities that read them, by demand.
         """
-        found = {name: np.zeros(len(self.points), int) for name in COUNTS}
+        counts = {name: np.zeros(len(self.points), int) for name in COUNTS}
         for tensor in tensors:
             for name, there in self._spans(tensor, early, stays):
-                found[name] += there
-        last = [self._last(readers, late) for late in (False, True)]
-        return Spans(**found, last_early=last[0], last_late=last[1])
+                counts[name] += there
+        entities = self.graph.entities
+        places = [
+            [self.at[m.operator] for e in found for m in entities[e].members[:1]]
+            for found in readers
+        ]
+        before = [[p for p in found if p < self.turn] for found in places]
+        after = [[p for p in found if p >= self.turn] for found in places]
+        return Spans(
+            **counts,
+            last_early=_last(before),
+            last_late=_last(after),
+            lender=_last(self._lent(tensors, readers)),
+        )
 
-    def _last(self, readers: Sequence[Iterable[int]], late: bool) -> int | None:
-        """The demand whose readers run last in an era."""
-        entities, found = self.graph.entities, {}
-        for number, group in enumerate(readers):
-            places = [self.at[m.operator] for e in group for m in entities[e].members[:1]]
-            places = [p for p in places if (p >= self.turn) == late]
-            if places:
-                found[number] = max(places)
-        return max(found, key=lambda number: found[number], default=None)
+    def _lent(
+        self, tensors: Sequence[int], readers: Sequence[Iterable[int]]
+    ) -> Sequence[Sequence[int]]:
+        """By demand the last places where fused operators of the forward pass read tensors."""
+        users = {user.index for tensor in tensors for user in self.users[tensor]}
+        members = [
+            [m.operator for e in entities for m in self.graph.entities[e].members]
+            for entities in readers
+        ]
+        return [
+            [
+                max(self.runs[o])
+                for o in operators
+                if o in users and self.at[o] < self.turn <= max(self.runs[o], default=-1)
+            ]
+            for operators in members
+        ]
 
     def _spans(self, tensor: int, early: bool, stays: bool) -> Iterator[tuple[str, np.ndarray]]:
         """What a tensor adds to the spans of its flow."""
@@ -242,6 +263,12 @@ class Timeline:
             return after
         users = [u for u in self.users[tensor] if u.phase == "forward"]
         return [p for u in users if (p := self.again_at[u.index]) < min(self.exit, self.end)]
+
+
+def _last(places: Sequence[Sequence[int]]) -> int | None:
+    """The number of what runs last; ``None`` where nothing does."""
+    last = {number: max(found) for number, found in enumerate(places) if found}
+    return max(last, key=lambda number: last[number], default=None)
 
 
 def _between(points: np.ndarray, start: int, ends: Sequence[int]) -> np.ndarray:

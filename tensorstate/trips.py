@@ -28,8 +28,8 @@ class Decisions:
         again: entities of the forward pass that are run again in the backward pass, from what is
             kept, where something there needs what they make and it is not in ``kept``. Layers that
             are tied run in the same way, but some may be run again and others not.
-        kept: for tensors the state in which they are kept between the eras. Of others, unless they
-            are made again, the state is kept with which they travel the least, the smallest among
+        kept: for tensors the state in which they are kept between the eras, unless they are made
+            again. Of others the state is kept with which they travel the least, the smallest among
             equals.
         held: in microbatches, for tensors that are not cut, the state in which they are held all
             through the loop. An input is brought to it once, before the loop, and read there in
@@ -134,7 +134,8 @@ def trips_of(
     alike: dict[tuple, list[int]] = defaultdict(list)
     for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
         again = tuple(not remade.isdisjoint(entities) for entities in readers)
-        stays = decisions.kept.get(tensor), decisions.held.get(tensor)
+        kept = None if maker in remade else decisions.kept.get(tensor)
+        stays = kept, decisions.held.get(tensor)
         alike[maker in remade, again, stays].append(tensor)
     for (made_again, again, stays), tensors in alike.items():
         late = [d for d, twice in zip(flow.demands, again, strict=True) if d.late or twice]
@@ -294,11 +295,11 @@ def _between(
         return NOTHING, None, routes.tree(here, late)
     if flow.stored and is_held(problem, flow):
         return routes.tree(here, early), None, routes.tree(here, late)
-    if not after or (remade and kept is None):
+    if not after or remade:
         return routes.tree(here, early), None, routes.tree(here, late)
     if kept is None:
         kept = _best_kept(problem, flow, here, early, late)
-    base = here if flow.stored or remade else frozenset()
+    base = here if flow.stored else frozenset()
     first = routes.tree(here, early | {kept})
     tree = routes.tree(base | {kept}, late)
     own = flow.stored and kept in here

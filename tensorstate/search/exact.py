@@ -17,9 +17,9 @@ from tensorstate.search.program import Progress, Solution
 from tensorstate.trips import Decisions, Trip
 from tensorstate.ways import Way
 
-# Variables above which the relaxation says which ways come into question, and above which nothing
-# else is tried.
-LARGE, HUGE = 80_000, 150_000
+# Variables above which the relaxation says which ways come into question; and above which it is
+# solved from the inside, as the simplex method takes too long, and nothing else is tried.
+SMALL, LARGE = 20_000, 200_000
 
 # Times that room is made for shares of layers to be rounded up, and seconds of each.
 ROUNDINGS = 6
@@ -134,22 +134,25 @@ def _optimum(
     until: float,
     progress: Progress | None,
 ) -> tuple[Formulation, Solution]:
-    """A program and its solution; of a large one, among the ways that its relaxation has parts of.
+    """A program and its solution; if it is not small, among ways that its relaxation has parts of.
 
-    The bound is that of all ways; if it is too far, and the program is not huge, all are tried.
+    The bound is that of all ways; if it is too far, and the program is not large, all are tried.
     """
 
     def left() -> float:
         return max(0.1, until - time.perf_counter())
 
     whole = build(allowed)
-    if whole.program.num_variables > LARGE:
-        relaxed = whole.program.relax(time_limit=left(), tolerance=gap / 100)
+    size = whole.program.num_variables
+    if size > SMALL:
+        inside = functools.partial(whole.program.relax, tolerance=gap / 100)
+        relax = inside if size > LARGE else functools.partial(whole.program.solve, relax=True)
+        relaxed = relax(time_limit=left())
         if len(relaxed.values):
             likely = build(whole.choices.likely(relaxed))
-            found = likely.program.solve(gap=gap, time_limit=left(), progress=progress)
+            found = likely.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
             close = relaxed.bound >= found.objective * (1 - gap)
-            if len(found.values) and (close or whole.program.num_variables > HUGE):
+            if len(found.values) and (close or size > LARGE):
                 return likely, dataclasses.replace(found, bound=relaxed.bound)
     return whole, whole.program.solve(gap=gap, time_limit=left(), progress=progress)
 

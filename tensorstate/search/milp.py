@@ -10,9 +10,9 @@ Variables, all at least 0:
   of its maker puts it and ends where the way of its reader wants it.
 - ``paid[f, era, m]``: at least every ``move[f, era, d, m]``: what goes to several demands by the
   same move is paid for once.
-- ``kept[f, s]``: the share of flow f that is kept in state s between the eras. Keeping is a demand
-  of the forward pass that ends in any state. Under a memory limit it stands for whole tensors, as
-  ``x`` does for layers.
+- ``kept[f, s]``: the share of flow f that is kept in state s between the eras, of what is not made
+  again. Keeping is a demand of the forward pass that ends in any state. Under a memory limit it
+  stands for whole tensors, as ``x`` does for layers.
 - ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
   kept there, what is made there again, and, of an input, what is stored there.
 
@@ -80,14 +80,16 @@ class Formulation:
         self.problem, self.recompute, self.narrow = problem, recompute, narrow
         self.program = Program()
         self.choices = Choices(self.program, problem, allowed, recompute)
-        self.room = None if memory_limit is None else Room(self.choices)
+        self.room = None if memory_limit is None else Room(self.choices, memory_limit)
         self.communication: list[tuple[int, float]] = []
         self.kept: dict[int, dict[State, int]] = defaultdict(dict)
         self.held: dict[int, dict[State, int]] = defaultdict(dict)
         for number, flow in enumerate(problem.flows):
             self._flow(number, flow)
-        if self.room is not None and memory_limit is not None:
-            self.peak = self.room.limit(memory_limit)
+        if recompute:
+            self._needed()
+        if self.room is not None:
+            self.peak = self.room.keep()
         self._objective(objective)
 
     # ------------------------------------------------------------------ flows
@@ -104,7 +106,7 @@ class Formulation:
         crossing = [self._ends(flow, d) for d in flow.demands if d.crosses]
         out = _whole(sources) if flow.stored else held
         after = self._era(flow, arcs, [out] * len(crossing), crossing)
-        early, late = self._eras(number, flow, arcs, sources, start)
+        early, late = self._eras(number, flow, arcs, start)
         if self.room is not None:
             kept, held = self.kept.get(number, {}), self.held.get(number, {})
             self.room.take(number, kept, held, early, late, after)
@@ -114,7 +116,6 @@ class Formulation:
         number: int,
         flow: Flow,
         arcs: Sequence[tuple[Move, float]],
-        sources: Mapping[State, list[int]],
         start: Mapping[State, Terms],
     ) -> tuple[dict[Move, int], dict[Move, int]]:
         """The travels of a flow in the forward pass, and after it; what is paid for in each."""
@@ -135,7 +136,7 @@ class Formulation:
             after = [start] * len(late) + [self._share(there) for _ in repeats]
         else:
             if late or again:
-                starts.append(self._share(sources))
+                starts.append(self._share(self._lasting(flow)))
                 ends.append(self._keep(number, flow, arcs))
             after = [self._taken(number, flow) for _ in (*late, *again)]
         first = self._era(flow, arcs, starts, ends, turns)
@@ -252,6 +253,29 @@ class Formulation:
             self.held[number][state] = held = self.program.variable(high=1.0)
             if self.room is not None:
                 self.choices.count(held, flow.weight)
+
+    def _lasting(self, flow: Flow) -> dict[State, list[int]]:
+        """The choices by which a flow is there to be kept: what is made again is not."""
+        return self.choices.sources(flow, again=None if flow.stored else False)
+
+    def _needed(self) -> None:
+        """Nothing is made again that neither the backward pass nor what is made again reads."""
+        flows: dict[int, list[Flow]] = defaultdict(list)
+        for flow in self.problem.flows:
+            flows[flow.group].append(flow)
+        for group, choices in enumerate(self.choices.x):
+            terms: dict[int, float] = defaultdict(float)
+            for (_, again), variable in choices.items():
+                terms[variable] += again * self.problem.weight(group)
+            if not any(terms.values()) or any(flow.stays for flow in flows[group]):
+                continue
+            for flow in flows[group]:
+                for number, demand in enumerate(flow.demands):
+                    if demand.group is not None:
+                        reads = sum(len(readers[number]) for readers in flow.readers)
+                        for (_, again), variable in self.choices.x[demand.group].items():
+                            terms[variable] -= again * reads
+            self.program.row([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
 
     def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
         """What is kept starts where the maker puts it; not all need be kept."""

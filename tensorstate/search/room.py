@@ -16,8 +16,8 @@ from tensorstate.problem import Flow
 from tensorstate.search.choices import Choices
 from tensorstate.states import Move, State
 
-# Program units: megabytes.
-MEGA = 1e-6
+# A memory limit in units of the program, whose solver has absolute tolerances.
+LIMIT = 1e3
 
 Paid = Mapping[Move, int]
 """The parts of a flow that take moves."""
@@ -28,10 +28,16 @@ class Room:
 
     Args:
         choices: the ways of all classes.
+        limit: bytes; may be infinite.
+
+    Attributes:
+        unit: bytes of one in the program.
     """
 
-    def __init__(self, choices: Choices):
+    def __init__(self, choices: Choices, limit: float):
         self.choices, self.problem, self.program = choices, choices.problem, choices.program
+        self.limit = limit
+        self.unit = limit / LIMIT if np.isfinite(limit) else 1e6
         self.inputs: dict[int, float] = defaultdict(float)
         self.there: dict[int, np.ndarray] = {}
 
@@ -62,7 +68,8 @@ class Room:
                 self._add(variable, packed_bytes(move) * packed)
         for state, variables in choices.sources(flow).items() if flow.stored else ():
             for variable in variables:
-                self.inputs[variable] += MEGA * flow.weight * self.problem.stored_bytes(flow, state)
+                nbytes = flow.weight * self.problem.stored_bytes(flow, state)
+                self.inputs[variable] += nbytes / self.unit
         self._keep(number, flow, kept)
         self._hold(number, flow, held)
         self._wait(flow, choices.sources(flow), spans.made)
@@ -72,7 +79,7 @@ class Room:
             return
         if not flow.stored and not flow.stays:
             self._wait(flow, self._readers(flow, spans.last_early), spans.early)
-        self._wait(flow, self._readers(flow, spans.last_early, again=False), spans.lent)
+        self._wait(flow, self._readers(flow, spans.lender, again=False), spans.lent)
 
     def _readers(
         self, flow: Flow, number: int | None, again: bool | None = None
@@ -118,21 +125,22 @@ class Room:
     def _add(self, variable: int, nbytes: np.ndarray) -> None:
         """Bytes at every point for all of a variable."""
         if nbytes.any():
-            self.there[variable] = self.there.get(variable, 0) + MEGA * nbytes
+            self.there[variable] = self.there.get(variable, 0) + nbytes / self.unit
 
-    def limit(self, most: float) -> int:
-        """The peak, a new variable, which is at most so many bytes.
+    def keep(self) -> int:
+        """The peak, a new variable, which is within the limit.
 
         What is there at a point is what was there before, and what is new, less what is gone.
         """
-        peak, before = (self.program.variable(high=MEGA * most) for _ in range(2))
+        most = self.limit / self.unit
+        peak, before = (self.program.variable(high=most) for _ in range(2))
         self.program.row([(before, -1.0), *self.inputs.items()], 0.0, 0.0)
         self.program.row([(before, 1.0), (peak, -1.0)], -np.inf, 0.0)
         variables = list(self.there)
         columns = np.array([self.there[v] for v in variables])
         changes = np.diff(columns[:, peaks(columns)], axis=1, prepend=0.0)
         for change in changes.T:
-            there = self.program.variable(high=MEGA * most)
+            there = self.program.variable(high=most)
             new = [(variables[i], float(change[i])) for i in np.flatnonzero(change)]
             self.program.row([(there, -1.0), (before, 1.0), *new], 0.0, 0.0)
             self.program.row([(there, 1.0), (peak, -1.0)], -np.inf, 0.0)
