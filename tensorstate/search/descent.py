@@ -208,7 +208,7 @@ def axes_bound(
         memory_limit=None if memory_limit is None else memory_limit * faster,
         objective=objective,
     )
-    return formulation.seconds(formulation.program.solve(relax=True).bound)
+    return formulation.seconds(formulation.program.solve(relax=True, presolve=False).bound)
 
 
 def _busiest(problem: Problem, found: Found) -> list[int]:

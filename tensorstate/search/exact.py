@@ -18,7 +18,7 @@ from tensorstate.trips import Decisions, Trip
 from tensorstate.ways import Way
 
 # Variables above which the relaxation says which ways come into question; and above which it is
-# solved from the inside, as the simplex method takes too long, and nothing else is tried.
+# solved from the inside at once, and nothing else is tried.
 SMALL, LARGE = 20_000, 200_000
 
 # Times that room is made for shares of layers to be rounded up, and seconds of each.
@@ -145,9 +145,7 @@ def _optimum(
     whole = build(allowed)
     size = whole.program.num_variables
     if size > SMALL:
-        inside = functools.partial(whole.program.relax, tolerance=gap / 100)
-        relax = inside if size > LARGE else functools.partial(whole.program.solve, relax=True)
-        relaxed = relax(time_limit=left())
+        relaxed = _relaxed(whole, gap, left)
         if len(relaxed.values):
             likely = build(whole.choices.likely(relaxed))
             found = likely.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
@@ -155,6 +153,21 @@ def _optimum(
             if len(found.values) and (close or size > LARGE):
                 return likely, dataclasses.replace(found, bound=relaxed.bound)
     return whole, whole.program.solve(gap=gap, time_limit=left(), progress=progress)
+
+
+def _relaxed(whole: Formulation, gap: float, left: Callable[[], float]) -> Solution:
+    """The relaxation: by the simplex method, if it does not take too many steps.
+
+    It finds a corner, where few ways are likely, mostly sooner than the interior-point method does;
+    but with many solutions alike it may be lost. Presolve helps but under a memory limit.
+    """
+    program, limited = whole.program, whole.room is not None
+    if program.num_variables <= LARGE:
+        most = program.num_rows // 2 if limited else program.num_rows
+        found = program.solve(relax=True, presolve=not limited, iterations=most, time_limit=left())
+        if found.status != "limit":
+            return found
+    return program.relax(tolerance=gap / 100, time_limit=left())
 
 
 def _in_whole_layers(

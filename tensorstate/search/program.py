@@ -111,6 +111,8 @@ class Program:
         gap: float = 1e-4,
         threads: int = 2,
         relax: bool = False,
+        presolve: bool = True,
+        iterations: int | None = None,
         progress: Progress | None = None,
     ) -> Solution:
         """Solve it; the same program gives the same solution unless time runs out.
@@ -120,11 +122,15 @@ class Program:
             gap: relative gap between objective and bound to stop at.
             threads: of the solver.
             relax: leave out that variables are integer.
+            presolve: whether to make it smaller first; to relax it that may take longer than it
+                saves.
+            iterations: of the simplex method at most.
             progress: called now and then.
         """
         options: dict[str, float | str] = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0}
-        if relax:
-            options["presolve"] = "off"  # takes longer than it saves
+        options["presolve"] = "choose" if presolve else "off"
+        if iterations is not None:
+            options["simplex_iteration_limit"] = iterations
         if np.isfinite(time_limit):
             options["time_limit"] = float(time_limit)
         solver = highs.solver_for(self._model(relax), options)
