@@ -115,7 +115,8 @@ def occupied(
             others += share * sum(moved_bytes(problem, flow, move) for move in tree.moves) * span
             others += share * sum(map(packed_bytes, tree.moves)) * packed
         if trip.kept is not None:
-            kept += share * size(trip.kept) * (spans.kept if trip.kept == source else spans.copied)
+            span = spans.kept if trip.kept == source else spans.copied
+            kept += share * size(trip.kept) * (span + _is_reread(flow, trip, remade) * spans.bound)
         if trip.held is not None:
             held += share * size(trip.held) * spans.held
         if trip.remade:
@@ -147,6 +148,12 @@ def moved_bytes(problem: Problem, flow: Flow, move: Move) -> int:
 def packed_bytes(move: Move) -> int:
     """Bytes in which a move finds what it receives, before it is brought in order."""
     return move.nbytes if move.kind in ("all_gather", "all_to_all") else 0
+
+
+def _is_reread(flow: Flow, trip: Trip, remade: frozenset[int]) -> bool:
+    """Whether something that runs again reads tensors that travel alike."""
+    readers = flow.readers[flow.tensors.index(trip.tensors[0])]
+    return any(not remade.isdisjoint(entities) for entities in readers)
 
 
 def _waiting(

@@ -44,6 +44,7 @@ class Spans:
         kept: from the forward pass for the backward pass.
         copied: as ``kept``, were they not fused.
         lent: not read there itself, but by what is fused and not made again.
+        bound: fused, but kept for what runs again, which reads it from memory.
         again: made again, and waiting for a reader after that.
         held: through the loop over microbatches, and until the last reader after it.
         moved_early, moved_late, moved_after: being made or read so that copies made by moves are
@@ -59,6 +60,7 @@ class Spans:
     kept: np.ndarray
     copied: np.ndarray
     lent: np.ndarray
+    bound: np.ndarray
     again: np.ndarray
     held: np.ndarray
     moved_early: np.ndarray
@@ -247,6 +249,8 @@ class Timeline:
             return
         yield "moved_early", is_made | (_between(points, start, before) if stays else False)
         again = self._again(tensor, after)
+        if not needed and not crossing:
+            yield "bound", _between(points, made, self._reruns(tensor))
         yield "early", _between(points, made, before)
         yield "again", _between(points, min(again, default=self.end) - 1, again)
         if stays:
@@ -261,6 +265,10 @@ class Timeline:
         """Where a tensor is read after the forward pass, were its readers run again."""
         if self.is_fused(tensor) or after:
             return after
+        return self._reruns(tensor)
+
+    def _reruns(self, tensor: int) -> list[int]:
+        """Where what reads a tensor in the forward pass would run again."""
         users = [u for u in self.users[tensor] if u.phase == "forward"]
         return [p for u in users if (p := self.again_at[u.index]) < min(self.exit, self.end)]
 

@@ -106,10 +106,10 @@ class Formulation:
         crossing = [self._ends(flow, d) for d in flow.demands if d.crosses]
         out = _whole(sources) if flow.stored else held
         after = self._era(flow, arcs, [out] * len(crossing), crossing)
-        early, late = self._eras(number, flow, arcs, start)
+        early, late, reread = self._eras(number, flow, arcs, start)
         if self.room is not None:
             kept, held = self.kept.get(number, {}), self.held.get(number, {})
-            self.room.take(number, kept, held, early, late, after)
+            self.room.take(number, kept, reread, held, early, late, after)
 
     def _eras(
         self,
@@ -117,15 +117,19 @@ class Formulation:
         flow: Flow,
         arcs: Sequence[tuple[Move, float]],
         start: Mapping[State, Terms],
-    ) -> tuple[dict[Move, int], dict[Move, int]]:
-        """The travels of a flow in the forward pass, and after it; what is paid for in each."""
+    ) -> tuple[dict[Move, int], dict[Move, int], Sequence[Mapping[State, Terms]]]:
+        """The travels of a flow in the forward pass, and after it.
+
+        Returns:
+            What is paid for in each, and from where it comes to what runs again.
+        """
         turns = self.problem.microbatches if flow.looped else 1
         held = self.held.get(number, {})
         sums = [_parts(held)] if held and not flow.stored else []
         late = [self._ends(flow, d) for d in flow.demands if d.late and not d.crosses]
         if not flow.early:
             ends = [*late, *sums]
-            return {}, self._era(flow, arcs, [start] * len(ends), ends, turns)
+            return {}, self._era(flow, arcs, [start] * len(ends), ends, turns), []
         early = [d for d in flow.demands if not d.late]
         repeats = [d for d in early if self.recompute and d.group is not None]
         again = [self._ends(flow, d, again=True) for d in repeats]
@@ -140,7 +144,8 @@ class Formulation:
                 ends.append(self._keep(number, flow, arcs))
             after = [self._taken(number, flow) for _ in (*late, *again)]
         first = self._era(flow, arcs, starts, ends, turns)
-        return first, self._era(flow, arcs, after, [*late, *again], turns)
+        second = self._era(flow, arcs, after, [*late, *again], turns)
+        return first, second, after[len(late) :]
 
     def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""

@@ -7,13 +7,14 @@ are paid for, whose copies are there: it is what ``tensorstate.memory`` says of 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tensorstate.memory import again, moved_bytes, packed_bytes
 from tensorstate.problem import Flow
 from tensorstate.search.choices import Choices
+from tensorstate.search.program import Terms
 from tensorstate.states import Move, State
 
 # A memory limit in units of the program, whose solver has absolute tolerances.
@@ -45,6 +46,7 @@ class Room:
         self,
         number: int,
         kept: Mapping[State, int],
+        reread: Sequence[Mapping[State, Terms]],
         held: Mapping[State, int],
         early: Paid,
         late: Paid,
@@ -55,6 +57,7 @@ class Room:
         Args:
             number: of the flow.
             kept, held: the shares that are, by state.
+            reread: from where what runs again takes its parts.
             early, late, after: what is paid for in either era, and after the loop.
         """
         flow, spans, choices = self.problem.flows[number], self.problem.spans(number), self.choices
@@ -71,6 +74,7 @@ class Room:
                 nbytes = flow.weight * self.problem.stored_bytes(flow, state)
                 self.inputs[variable] += nbytes / self.unit
         self._keep(number, flow, kept)
+        self._bind(number, flow, kept, reread)
         self._hold(number, flow, held)
         self._wait(flow, choices.sources(flow), spans.made)
         self._wait(flow, choices.sources(flow, again=True), again(flow, spans))
@@ -108,6 +112,24 @@ class Room:
                 made = [(choice, 1.0) for choice in sources.get(state, ())]
                 self.program.row([(copied, 1.0), (share, -1.0), *made], 0.0, np.inf)
                 self._add(copied, extra)
+
+    def _bind(
+        self,
+        number: int,
+        flow: Flow,
+        kept: Mapping[State, int],
+        reread: Sequence[Mapping[State, Terms]],
+    ) -> None:
+        """What is fused, but kept for what runs again and not made again itself."""
+        span = self.problem.spans(number).bound
+        remade = self.choices.sources(flow, again=True)
+        for state in kept if span.any() and not flow.stored else ():
+            bound = self.program.part()
+            for taken in reread:
+                parts = [(variable, -factor) for variable, factor in taken.get(state, ())]
+                made = [(choice, 1.0) for choice in remade.get(state, ())]
+                self.program.row([(bound, 1.0), *parts, *made], 0.0, np.inf)
+            self._add(bound, self.problem.local_bytes(flow, state) * span)
 
     def _hold(self, number: int, flow: Flow, held: Mapping[State, int]) -> None:
         """What is held; an input that is held where it is stored is there once."""

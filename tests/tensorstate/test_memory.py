@@ -27,9 +27,6 @@ UNLIKE = {
     # from along two axes, or summed along two, is counted with it.
     ("mlp", "ddp", 2): "sums along two axes",
     ("mlp", "fsdp", 2): "gathers along two axes",
-    # What is gathered is copied into a layout for each product that reads it.
-    ("gpt_scan", "megatron-sp", 1): "layouts",
-    ("llama", "megatron-sp", 1): "layouts",
     # 64 and 16 pixels a device beside kernels that XLA copies into other layouts as the step
     # begins, once for both passes.
     **{("vgg", s, axes): "layouts" for s in ("fsdp", "megatron-sp") for axes in (1, 2)},
