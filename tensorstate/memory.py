@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tensorstate.problem import Demand, Flow, Problem
+from tensorstate.flows import Demand, Flow
+from tensorstate.problem import Problem
 from tensorstate.states import Move, State
 from tensorstate.timeline import Spans
 from tensorstate.trips import Decisions, Trip

@@ -14,7 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from tensorstate.errors import PlanError
-from tensorstate.problem import Demand, Flow, Problem
+from tensorstate.flows import Demand, Flow
+from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, SUM, Move, State, Tree, states
 from tensorstate.ways import Way
 

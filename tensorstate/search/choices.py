@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tensorstate.problem import Demand, Flow, Problem
+from tensorstate.flows import Demand, Flow
+from tensorstate.problem import Problem
 from tensorstate.search.program import Program, Solution
 from tensorstate.states import State
 from tensorstate.ways import Way

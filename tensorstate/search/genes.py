@@ -13,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensorstate.errors import PlanError
+from tensorstate.flows import Flow
 from tensorstate.memory import input_bytes, memory_at_peak, occupied
-from tensorstate.problem import Flow, Problem
+from tensorstate.problem import Problem
 from tensorstate.states import State, states
 from tensorstate.trips import Decisions, remade_entities, trips_of
 from tensorstate.ways import Way

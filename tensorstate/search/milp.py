@@ -42,7 +42,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.problem import Demand, Flow, Problem
+from tensorstate.flows import Demand, Flow
+from tensorstate.problem import Problem
 from tensorstate.search.choices import Choices
 from tensorstate.search.program import Program, Solution, Terms
 from tensorstate.search.room import Room

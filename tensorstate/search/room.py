@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tensorstate.flows import Flow
 from tensorstate.memory import again, moved_bytes, packed_bytes
-from tensorstate.problem import Flow
 from tensorstate.search.choices import Choices
 from tensorstate.search.program import Terms
 from tensorstate.states import Move, State

@@ -15,8 +15,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 
 from tensorstate.errors import PlanError
+from tensorstate.flows import Flow
 from tensorstate.memory import EXACT, input_bytes, occupied
-from tensorstate.problem import Flow, Problem
+from tensorstate.problem import Problem
 from tensorstate.states import SUM, State, states
 from tensorstate.trips import Decisions, is_held, remade_entities, trips_of
 from tensorstate.ways import Way

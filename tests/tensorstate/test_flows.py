@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.models import load_model
-from tensorstate.problem import flows_of
+from tensorstate.flows import flows_of
 from tensorstate.trace import trace
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from experiments.models import load_model
+from tensorstate.flows import flows_of
 from tensorstate.hardware import HARDWARE, AlphaBeta
-from tensorstate.problem import Problem, flows_of
+from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh
 from tensorstate.trace import trace
 from tests.tensorstate.steps import STEPS

@@ -1,0 +1,315 @@
+"""One device of an applied plan: what it does, operator by operator.
+
+What runs again reads its operands through ``lax.optimization_barrier`` together with the last
+result of the backward pass, and so does what is gathered again; XLA would find otherwise that it
+has both already. Gathers on accelerators wait for the end of the forward pass only, so that they
+can overlap; XLA on CPU, which overlaps nothing, would do all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tensorstate.collectives import Collectives, carry_out, cut, part_index, shards_of
+from tensorstate.graph import Graph, Operator, Output
+from tensorstate.layout import Layout
+from tensorstate.run import LocalBlock, Turn, read, run_operator
+from tensorstate.states import REPLICATED, Mesh, Move, State
+from tensorstate.trips import Trip
+from tensorstate.turns import Copies, Loop
+
+
+class Device:
+    """What one device does, traced: the copies of every tensor that it has in either era.
+
+    Args:
+        turn: of the loop over microbatches, for a device that runs that alone.
+        trips: how tensors travel; by default as in the plan.
+        given: the tensors that are there at first.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        collectives: Collectives,
+        overlap: bool,
+        turn: Turn | None = None,
+        trips: Mapping[int, Trip] | None = None,
+        given: Mapping[int, Copies] | None = None,
+    ):
+        self.overlap = overlap
+        self.layout, self.graph, self.mesh = layout, layout.graph, layout.mesh
+        self.collectives, self.microbatch = collectives, turn
+        self.trips = layout.trips if trips is None else trips
+        self.given: dict[int, Copies] = dict(given or {})
+        self.early: dict[int, Copies] = {}
+        self.late: dict[int, Copies] = {}
+        self.last: jax.Array | None = None  # made by the operators so far
+        self.turn: jax.Array | None = None  # made by the forward pass
+        self.beside: jax.Array | None = None  # read with what moves in the backward pass
+        self._behind: dict[tuple[object, int, State], jax.Array] = {}
+        self._updates = _updates(self.graph)
+        self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
+
+    def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The results of a step, from the arguments, each in its state."""
+        self.take(leaves)
+        if self.layout.problem.pipeline is None:
+            self.work(self.graph.operators)
+            return tuple(map(self.result, self.graph.outputs))
+        last = self.after_loop(Loop(self.layout))
+        return tuple(map(last.result, self.graph.outputs))
+
+    def after_loop(self, loop: Loop) -> Device:
+        """The device as it has run the loop over microbatches, and what comes after it."""
+        before = {
+            tensor: self.travel(dict(copies), self.trips[tensor].before.moves)
+            for tensor, copies in self.given.items()
+        }
+
+        def body(turn: Turn) -> Callable[[int, State], jax.Array]:
+            given = loop.given(before, turn)
+            device = Device(self.layout, self.collectives, self.overlap, turn, given=given)
+            device.work(loop.inside)
+            return device.made
+
+        given = {**self.given, **loop.run(body)}
+        last = Device(self.layout, self.collectives, self.overlap, trips=loop.trips(), given=given)
+        last.work(loop.afterwards, late=True)
+        return last
+
+    def work(self, operators: Sequence[Operator], late: bool = False) -> None:
+        """Run operators in order; all of them in the second era if they are ``late``."""
+        for operator in operators:
+            early = operator.phase == "forward" and not late
+            if not early and self.turn is None:
+                self.turn = self.last
+            for use, made in zip(operator.results, self.execute(operator, early), strict=True):
+                self.put(use.tensor, made, early)
+                self.last = made
+
+    def take(self, leaves: Sequence[jax.Array]) -> None:
+        """Arguments come in their states, constants whole. They travel when they are first read."""
+        for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
+            state = self.layout.source(tensor)
+            self.given[tensor] = {state: leaf.reshape(self.sizes(tensor, state))}
+        for tensor, value in self.graph.constants:
+            state = self.layout.source(tensor)
+            whole = jnp.asarray(value).reshape(self.layout.traced.tensors[tensor].sizes)
+            self.given[tensor] = {state: cut(whole, state, self.mesh)}
+
+    def sizes(self, tensor: int, state: State) -> list[int]:
+        """A device's elements of every position, of all microbatches."""
+        sizes = enumerate(self.layout.traced.tensors[tensor].sizes)
+        return [size // shards_of(state, position, self.mesh) for position, size in sizes]
+
+    def put(self, tensor: int, made: jax.Array, early: bool) -> None:
+        """Note what was made or given, and bring it where its era wants it."""
+        trip = self.trips.get(tensor)
+        if trip is None:  # nothing but its own entity reads it
+            state = self.layout.source(tensor)
+            (self.early if early else self.late)[tensor] = {state: made}
+        elif early:
+            self.early[tensor] = self.travel({trip.source: made}, trip.early.moves)
+        else:
+            self.late[tensor] = self.travel({trip.source: made}, trip.late.moves)
+
+    def travel(self, copies: Copies, moves: Sequence[Move]) -> Copies:
+        """All copies, after moves that start where one is."""
+        for move in moves:
+            x = copies[move.source]
+            copies[move.target] = carry_out(move, x, self.mesh, self.collectives)
+        return copies
+
+    def copies(self, tensor: int, early: bool) -> Copies:
+        """The copies of a tensor in an era; kept ones travel, others are made again, on demand."""
+        if tensor in self.given and tensor not in self.early:
+            moves = self.trips[tensor].early.moves
+            self.early[tensor] = self.travel(dict(self.given[tensor]), moves)
+        if early:
+            return self.early[tensor]
+        if tensor not in self.late:
+            trip = self.trips.get(tensor)
+            producer = self.graph.tensors[tensor].producer
+            if tensor not in self.given and self.is_remade(producer):
+                self.remake(self.graph.operators[producer or 0])
+            elif trip is None:
+                self.late[tensor] = self.early[tensor]
+            else:
+                there = self.given.get(tensor, ()) or ([] if trip.kept else [trip.source])
+                states = [*there, *([trip.kept] if trip.kept else [])]
+                base = {s: self.early[tensor][s] for s in states}
+                if any(move.kind != "slice" for move in trip.late.moves):
+                    moments = [self.turn] if self.overlap else [self.last, self.beside]
+                    base = {s: _after(x, *moments) for s, x in base.items()}
+                self.late[tensor] = self.travel(base, trip.late.moves)
+        return self.late[tensor]
+
+    def copy(self, tensor: int, state: State, early: bool) -> jax.Array:
+        """The copy of a tensor in a state.
+
+        It is there, but where two entities of a class read one tensor and one of them runs again:
+        a trip is the same for both.
+        """
+        there = self.copies(tensor, early)
+        if state not in there:
+            trip = self.trips[tensor]
+            routes = self.layout.problem.routes(self.layout.problem.flows[trip.flow])
+            self.travel(there, routes.tree(frozenset(there), frozenset({state})).moves)
+        return there[state]
+
+    def is_remade(self, producer: int | None) -> bool:
+        """Whether an operator's entity runs again."""
+        return producer is not None and self.layout.places[producer].entity in self.layout.remade
+
+    def remake(self, operator: Operator) -> None:
+        """Run an operator of the forward pass again."""
+        made = self.execute(operator, early=False, again=True)
+        for use, x in zip(operator.results, made, strict=True):
+            self.put(use.tensor, x, early=False)
+
+    def execute(self, operator: Operator, early: bool, again: bool = False) -> list[jax.Array]:
+        """What an operator makes of a device's blocks of its operands."""
+        if not (early or again):
+            self.beside = self.partner(operator)
+        arrays = []
+        for k, use in enumerate(operator.operands):
+            state = self.layout.wanted(operator.index, k) or self.layout.source(use.tensor)
+            x = self.copy(use.tensor, state, early)
+            if again or operator.call.region is not None:
+                x = self.behind(operator, use.tensor, state, x)
+            if operator.phase == "optimizer":
+                x = self.gradient(use.tensor, state, x)
+            arrays.append(x)
+        made = run_operator(operator, arrays, self.block(operator), self.last)
+        if not early and operator.phase != "optimizer":
+            for use in operator.operands:
+                if use.tensor in self.given:
+                    self._made_of[use.tensor].append(made[0])
+        return made
+
+    def partner(self, operator: Operator) -> jax.Array | None:
+        """An operand that the backward pass made: what is read beside it need not be there before.
+
+        What was made last may come of the forward pass alone, such as a mask.
+        """
+        for use in operator.operands:
+            producer = self.graph.tensors[use.tensor].producer
+            if producer is not None and self.graph.operators[producer].phase != "forward":
+                return next(reversed(self.copies(use.tensor, early=False).values()))
+        return None
+
+    def behind(self, operator: Operator, tensor: int, state: State, x: jax.Array) -> jax.Array:
+        """A copy that is there only once the backward pass has come this far.
+
+        What runs again itself needs no barrier of its own.
+        """
+        region = operator.call.region
+        producer = self.graph.tensors[tensor].producer
+        if producer is not None:
+            same = region is not None and self.graph.operators[producer].call.region == region
+            if same or self.is_remade(producer):
+                return x
+        key = (region, tensor, state)
+        if key not in self._behind:
+            self._behind[key] = _after(x, self.last, self.beside)
+        return self._behind[key]
+
+    def gradient(self, tensor: int, state: State, x: jax.Array) -> jax.Array:
+        """What an argument is updated by, once all else has read the argument.
+
+        The gradient of a kernel does not depend on what reads the kernel in the backward pass.
+        Unless one waits for the other XLA keeps a copy of the kernel from the step's beginning.
+        """
+        moments = [m for given in self._updates.get(tensor, ()) for m in self._made_of[given]]
+        if moments and (None, tensor, state) not in self._behind:
+            self._behind[None, tensor, state] = _after(x, *moments)
+        return self._behind.get((None, tensor, state), x)
+
+    def block(self, operator: Operator) -> LocalBlock:
+        """The part of an operator's labels that this device has."""
+        way, labels = self.layout.way(operator.index), self.layout.places[operator.index].labels
+        counts = tuple(shards_of(way, label, self.mesh) for label in labels)
+        indices = {
+            own: part_index(way, label, self.mesh)
+            for own, label in enumerate(labels)
+            if counts[own] > 1
+        }
+        pipeline, turn = self.layout.problem.pipeline, self.microbatch
+        batch = None if pipeline is None else pipeline.labels[operator.index]
+        if turn is None or batch is None:
+            return LocalBlock(operator.sizes, counts, indices)
+        counts = tuple(n * (turn.count if own == batch else 1) for own, n in enumerate(counts))
+        sizes = self.layout.traced.operators[operator.index].sizes
+        return LocalBlock(sizes, counts, indices, turn, batch)
+
+    def result(self, out: Output) -> jax.Array:
+        """A result of the step, in the state in which it is returned."""
+        tensor, state = out.view.tensor, self.layout.returned(out)
+        if tensor is None:
+            return read(out.view, None, out.view.sizes)
+        x = self.made(tensor, state)
+        sizes = iter(self.sizes(tensor, state))
+        by_position = dict(enumerate(sizes))
+        local = [
+            [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]
+            for pair in zip(out.view.positions, out.view.sizes, strict=True)
+        ]
+        return read(out.view, x, local)
+
+    def made(self, tensor: int, state: State) -> jax.Array:
+        """A tensor as it is there at the end."""
+        if self.microbatch is not None and state in self.early.get(tensor, {}):
+            return self.early[tensor][state]
+        there = self.copies(tensor, early=False)
+        if state not in there:  # a PartitionSpec cannot say what is there
+            whole = next(s for s in there if min(s, default=0) >= REPLICATED)
+            gathers = _gathers(whole, self.graph.tensors[tensor].nbytes, self.mesh)
+            there = self.travel(dict(there), gathers)
+        return there[state]
+
+
+def _updates(graph: Graph) -> dict[int, set[int]]:
+    """What the backward pass makes for arguments that are replaced: the arguments, by gradient.
+
+    A gradient reaches its argument's new value through operators on tensors of that size.
+    """
+    found: dict[int, set[int]] = defaultdict(set)
+    for out in graph.outputs:
+        if out.updates is None or out.view.tensor is None:
+            continue
+        given, waiting, seen = graph.inputs[out.updates], [out.view.tensor], set()
+        while waiting:
+            tensor = graph.tensors[waiting.pop()]
+            if tensor.producer is None or tensor.index in seen:
+                continue
+            seen.add(tensor.index)
+            operator = graph.operators[tensor.producer]
+            if operator.phase != "optimizer":
+                found[tensor.index].add(given)
+                continue
+            same = [use.tensor for use in operator.operands]
+            waiting += [t for t in same if graph.tensors[t].size == tensor.size]
+    return found
+
+
+def _after(x: jax.Array, *made: jax.Array | None) -> jax.Array:
+    """A value that is there no sooner than what was made."""
+    moments = [moment for moment in made if moment is not None]
+    return lax.optimization_barrier((x, *moments))[0] if moments else x
+
+
+def _gathers(state: State, nbytes: int, mesh: Mesh) -> list[Move]:
+    """The moves that replicate a tensor, the last cut first."""
+    moves = []
+    for axis in reversed(range(len(state))):
+        if state[axis] != REPLICATED:
+            target = (*state[:axis], REPLICATED, *state[axis + 1 :])
+            moves.append(Move("all_gather", axis, state, target, nbytes // mesh.shards(target)))
+            state = target
+    return moves
