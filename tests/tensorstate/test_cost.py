@@ -13,11 +13,12 @@ import pytest
 from experiments.models import load_model
 from tensorstate.cost import price
 from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware
+from tensorstate.memory import occupied
 from tensorstate.plan import named
 from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh
 from tensorstate.trace import trace
-from tensorstate.trips import Decisions
+from tensorstate.trips import Decisions, trips_of
 from tests.tensorstate.tiny import LINES, graph
 
 DEVICES = 8
@@ -91,6 +92,26 @@ def test_gradients_wait_for_each_other_where_their_norm_is_taken(clipped):
     memory = price(problem, Decisions(tuple((REPLICATED,) for _ in traced.classes))).memory
     there = memory.gradients + memory.work
     assert there // kernel.size == (3 if clipped else 1) * 4
+
+
+def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
+    """A barrier is between them: it cannot be made where it is read."""
+    problem, found = problem_of("gpt", "data", 1), 0
+    ways = tuple((REPLICATED,) for _ in problem.ways)
+    for number, flow in enumerate(problem.flows):
+        bound = problem.spans(number).bound
+        readers = {e for each in flow.readers for entities in each for e in entities}
+        again = frozenset(e for e in readers if problem.is_early(problem.graph.entities[e].group))
+        if flow.stored or not bound.any() or not again:
+            continue
+        kept = dict.fromkeys(flow.tensors, (REPLICATED,))
+        for remade, takes in ((again, 1), (frozenset(), 0)):
+            trips = list(trips_of(problem, Decisions(ways, remade, kept), remade, number))
+            there = occupied(problem, number, ways, trips, remade)[0]
+            assert (there[bound > 0] >= takes * flow.nbytes).all()
+            assert takes or not (there * (problem.spans(number).lent == 0)).any()
+        found += 1
+    assert found > 3
 
 
 def test_a_layer_of_megatron_has_two_and_two_all_reduces():

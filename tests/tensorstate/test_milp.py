@@ -13,6 +13,7 @@ from tensorstate.errors import PlanError
 from tensorstate.problem import Problem
 from tensorstate.search.milp import Formulation
 from tensorstate.trips import Decisions
+from tests.tensorstate.test_apply import problem_of
 from tests.tensorstate.tiny import CUT, LINES, problems, some_ways
 
 
@@ -85,6 +86,16 @@ def test_the_relaxation_is_a_bound(data, recompute):
     assert relaxed.bound <= whole.objective * (1 + 1e-6)
     assert relaxed.objective == relaxed.bound
     assert whole.bound <= whole.objective * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_to_make_again_gains_no_time_in_parts_either(name):
+    """Of the relaxation: parts that are made again are no others' to take."""
+    problem = problem_of(name, {"data": 8})
+    allowed = [ways.all for ways in problem.ways]
+    without = Formulation(problem, allowed).program.solve(relax=True)
+    again = Formulation(problem, allowed, recompute=True).program.solve(relax=True)
+    assert again.objective == pytest.approx(without.objective, rel=1e-6)
 
 
 @given(st.data(), st.booleans(), st.sampled_from(("sum", "max")))

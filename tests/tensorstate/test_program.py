@@ -57,6 +57,12 @@ def test_any_duals_prove_a_bound():
     assert relaxed.values == pytest.approx([2, 1], abs=1e-2)
 
 
+def test_too_few_iterations_find_nothing_optimal():
+    found = small().solve(relax=True, presolve=False, iterations=0)
+    assert found.status == "limit"
+    assert found.bound == -math.inf
+
+
 def test_what_cannot_be_is_said():
     program = small()
     program.row([(0, 1.0), (1, 1.0)], 3.0, 4.0)

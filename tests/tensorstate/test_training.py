@@ -1,4 +1,4 @@
-"""Steps one after another by searched plans: losses and parameters stay those of one device."""
+"""Searched plans: their bytes are those predicted, and steps by them those of one device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from tensorstate.apply import apply
+from tensorstate.check import compare
 from tensorstate.collectives import native
 from tensorstate.hardware import AlphaBeta
 from tensorstate.search.exact import milp
@@ -42,6 +43,8 @@ def test_ten_steps_are_those_of_one_device(name, axes):
         out_shardings=applied.out_shardings,
         compiler_options={**QUICK, **applied.compiler_options},
     )
+    report = compare(run.lower(*model.abstract_args).compile(), problem.mesh, found.cost)
+    assert report.agrees, str(report)
     alone = jax.jit(model.step, compiler_options=QUICK)
     params, state, batch = model.init(0)
     wanted, memory = params, state
