@@ -146,7 +146,7 @@ def _optimum(
     size = whole.program.num_variables
     if size > SMALL:
         relaxed = _relaxed(whole, gap, left)
-        if len(relaxed.values):
+        if len(relaxed.values) and relaxed.bound >= 0:  # no time is less
             likely = build(whole.choices.likely(relaxed))
             found = likely.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
             close = relaxed.bound >= found.objective * (1 - gap)
