@@ -294,9 +294,7 @@ def _between(
     routes = problem.routes(flow)
     if not flow.early:
         return NOTHING, None, routes.tree(here, late)
-    if flow.stored and is_held(problem, flow):
-        return routes.tree(here, early), None, routes.tree(here, late)
-    if not after or remade:
+    if not after or remade or (flow.stored and is_held(problem, flow)):
         return routes.tree(here, early), None, routes.tree(here, late)
     if kept is None:
         kept = _best_kept(problem, flow, here, early, late)

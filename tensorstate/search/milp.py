@@ -97,15 +97,16 @@ class Formulation:
 
     def _flow(self, number: int, flow: Flow) -> None:
         sources = self.choices.sources(flow)
-        arcs, start = self._arcs(flow, sources), _whole(sources)
+        arcs, source = self._arcs(flow, sources), _whole(sources)
         if is_held(self.problem, flow):
             self._hold(number, flow, arcs)
         held = _parts(self.held.get(number, {}))
+        start = source
         if flow.stored and held:
-            self._era(flow, arcs, [start], [held])
+            self._era(flow, arcs, [source], [held])
             start = held
         crossing = [self._ends(flow, d) for d in flow.demands if d.crosses]
-        out = _whole(sources) if flow.stored else held
+        out = source if flow.stored else held
         after = self._era(flow, arcs, [out] * len(crossing), crossing)
         early, late, reread = self._eras(number, flow, arcs, start)
         if self.room is not None:

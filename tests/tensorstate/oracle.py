@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorstate.apply import Applied
+from tensorstate.check import Report, compare
+from tensorstate.cost import Cost
 from tensorstate.graph import Graph, Operator
 from tensorstate.run import LocalBlock, interpret, run_operator
+from tensorstate.states import Mesh
+
+MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
+
+# Options with which XLA compiles sooner, and sooner still.
+LEVEL_0 = {"xla_backend_optimization_level": 0}
+QUICK = {**LEVEL_0, "xla_llvm_disable_expensive_passes": True}
 
 
 def arguments(abstract, seed: int = 0):
@@ -28,11 +40,27 @@ def _array(leaf, rng: np.random.Generator):
     return jnp.asarray(0.1 * rng.normal(size=leaf.shape), leaf.dtype)
 
 
+def jitted(applied: Applied, options: Mapping = QUICK, donate: bool = False):
+    """The step of a plan, jitted with options of XLA beside its own."""
+    return jax.jit(
+        applied.step,
+        in_shardings=applied.in_shardings,
+        out_shardings=applied.out_shardings,
+        donate_argnums=applied.donate_argnums if donate else (),
+        compiler_options={**options, **applied.compiler_options},
+    )
+
+
+def report_of(applied: Applied, model, mesh: Mesh, cost: Cost, options: Mapping = QUICK) -> Report:
+    """What a plan takes, compiled for a model's arguments, which are donated, beside its price."""
+    compiled = jitted(applied, options, donate=True).lower(*model.abstract_args).compile()
+    return compare(compiled, mesh, cost)
+
+
 def assert_same(graph: Graph, function, args, rtol: float = 2e-5) -> None:
     """The graph, run on one device, makes of arguments what the function makes of them."""
-    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    found = jax.jit(interpret(graph), compiler_options=quick)(*args)
-    assert_alike(found, jax.jit(function, compiler_options=quick)(*args), rtol)
+    found = jax.jit(interpret(graph), compiler_options=QUICK)(*args)
+    assert_alike(found, jax.jit(function, compiler_options=QUICK)(*args), rtol)
 
 
 def assert_alike(found, expected, rtol: float = 2e-5) -> None:

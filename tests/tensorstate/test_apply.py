@@ -26,7 +26,7 @@ from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh
 from tensorstate.trace import trace
 from tensorstate.trips import Decisions
-from tests.tensorstate.oracle import assert_alike
+from tests.tensorstate.oracle import QUICK, assert_alike, jitted
 
 LINE = {"data": 8}
 PLANE = {"data": 2, "model": 4}
@@ -61,14 +61,8 @@ def drawn(problem: Problem, seed: int) -> Decisions:
 
 def check(name: str, applied: Applied, steps: int = 1) -> None:
     model, _ = traced(name)
-    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    run = jax.jit(
-        applied.step,
-        in_shardings=applied.in_shardings,
-        out_shardings=applied.out_shardings,
-        compiler_options={**options, **applied.compiler_options},
-    )
-    alone = jax.jit(model.step, compiler_options=options)
+    run = jitted(applied)
+    alone = jax.jit(model.step, compiler_options=QUICK)
     params, state, batch = expected = model.init(0)
     for _ in range(steps):
         params, state, loss = run(*jax.device_put((params, state, batch), applied.in_shardings))

@@ -19,6 +19,7 @@ from tensorstate.errors import PlanError
 from tensorstate.plan import named
 from tensorstate.search.exact import milp
 from tensorstate.states import Mesh
+from tests.tensorstate.oracle import LEVEL_0, report_of
 from tests.tensorstate.test_apply import CUBE, LINE, PLANE, devices, drawn, problem_of, traced
 
 GRID = Mesh.of({"data": 2, "model": 4})
@@ -110,16 +111,7 @@ def test_collectives_of_jax(kind, axis):
 def _report(name: str, problem, found, collectives=native):
     applied = apply(problem, found.decisions, found.cost, devices(_axes(problem)), collectives)
     model, _ = traced(name)
-    quick = {"xla_backend_optimization_level": 0, **applied.compiler_options}
-    step = jax.jit(
-        applied.step,
-        in_shardings=applied.in_shardings,
-        out_shardings=applied.out_shardings,
-        donate_argnums=applied.donate_argnums,
-        compiler_options=quick,
-    )
-    compiled = step.lower(*model.abstract_args).compile()
-    return compare(compiled, problem.mesh, found.cost)
+    return report_of(applied, model, problem.mesh, found.cost, LEVEL_0)
 
 
 def _axes(problem) -> dict[str, int]:

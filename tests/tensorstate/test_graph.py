@@ -10,9 +10,8 @@ import pytest
 from experiments.models import load_model
 from tensorstate.graph import Graph
 from tensorstate.trace import trace
+from tests.tensorstate.oracle import MODELS
 from tests.tensorstate.steps import STEPS, s
-
-MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 
 
 @functools.cache

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
 from experiments.models import load_model
 from tensorstate.apply import apply
-from tensorstate.check import Report, compare
+from tensorstate.check import Report
 from tensorstate.collectives import native
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBeta
@@ -16,10 +15,8 @@ from tensorstate.problem import Problem
 from tensorstate.search.exact import Found, milp
 from tensorstate.states import Mesh
 from tensorstate.trace import trace
+from tests.tensorstate.oracle import MODELS, report_of
 from tests.tensorstate.test_apply import LINE, PLANE, devices, problem_of, traced
-
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 
 # Where compiled steps take more than a quarter more, or less, than plans say; and why.
 UNLIKE = {
@@ -37,17 +34,10 @@ UNLIKE = {
 }
 
 
-def report_of(model, problem: Problem, found: Found) -> Report:
+def report(model, problem: Problem, found: Found) -> Report:
     axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
-    step = jax.jit(
-        applied.step,
-        in_shardings=applied.in_shardings,
-        out_shardings=applied.out_shardings,
-        donate_argnums=applied.donate_argnums,
-        compiler_options={**QUICK, **applied.compiler_options},
-    )
-    return compare(step.lower(*model.abstract_args).compile(), problem.mesh, found.cost)
+    return report_of(applied, model, problem.mesh, found.cost)
 
 
 def excess(report: Report) -> float:
@@ -61,10 +51,10 @@ def excess(report: Report) -> float:
 def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     """Of what is there beside the arguments; where it is not is listed, and is not."""
     problem = problem_of(name, axes)
-    report = report_of(traced(name)[0], problem, named(problem, strategy))
+    taken = report(traced(name)[0], problem, named(problem, strategy))
     listed = (name, strategy, len(axes)) in UNLIKE
-    assert (abs(excess(report)) <= 0.25) != listed, excess(report)
-    assert -0.45 < excess(report) < 1.8
+    assert (abs(excess(taken)) <= 0.25) != listed, excess(taken)
+    assert -0.45 < excess(taken) < 1.8
 
 
 def test_lower_limits_take_less_memory():
@@ -82,11 +72,11 @@ def test_lower_limits_take_less_memory():
     for share in (1.0, 0.8, 0.65, 0.5):
         limit = share * free.cost.memory.peak
         found = milp(problem, allowed, recompute=True, memory_limit=limit, gap=1e-2)
-        report = report_of(model, problem, found)
+        taken = report(model, problem, found)
         assert found.cost.memory.peak <= limit
-        assert report.agrees, str(report)
-        assert abs(excess(report)) <= 0.25, str(report)
-        compiled.append(report.compiled_work)
+        assert taken.agrees, str(taken)
+        assert abs(excess(taken)) <= 0.25, str(taken)
+        compiled.append(taken.compiled_work)
     assert compiled == sorted(set(compiled), reverse=True)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
         milp(problem, allowed, recompute=True, memory_limit=0.05 * free.cost.memory.peak)

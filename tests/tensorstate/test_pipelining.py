@@ -17,11 +17,9 @@ from tensorstate.pipelining import Pipeline, batch_of, pipelined
 from tensorstate.run import LocalBlock, Turn, interpret, read, run_operator
 from tensorstate.states import MAX, MIN, REPLICATED, SUM
 from tensorstate.trace import trace
-from tests.tensorstate.oracle import arguments, assert_alike
+from tests.tensorstate.oracle import MODELS, QUICK, arguments, assert_alike
 from tests.tensorstate.steps import I32, KEY, STEPS, s
 
-MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 COMBINE = {SUM: jnp.add, MAX: jnp.maximum, MIN: jnp.minimum}
 
 

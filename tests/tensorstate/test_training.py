@@ -13,10 +13,10 @@ from tensorstate.collectives import native
 from tensorstate.hardware import AlphaBeta
 from tensorstate.search.exact import milp
 from tensorstate.states import Mesh
+from tests.tensorstate.oracle import QUICK, jitted
 from tests.tensorstate.test_apply import LINE, PLANE, devices, problem_of, traced
 
 STEPS, CLOSE = 10, 1e-5
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # Of the largest root mean square of a gradient's element: less is rounding.
 ROUNDING = 1e-6
 SLOW = ("gpt_scan", "llama", "moe", "vgg", "vit")
@@ -37,12 +37,7 @@ def test_ten_steps_are_those_of_one_device(name, axes):
     problem = problem_of(name, axes, network)
     found = milp(problem, [ways.all for ways in problem.ways], gap=1e-2)
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
-    run = jax.jit(
-        applied.step,
-        in_shardings=applied.in_shardings,
-        out_shardings=applied.out_shardings,
-        compiler_options={**QUICK, **applied.compiler_options},
-    )
+    run = jitted(applied)
     report = compare(run.lower(*model.abstract_args).compile(), problem.mesh, found.cost)
     assert report.agrees, str(report)
     alone = jax.jit(model.step, compiler_options=QUICK)

@@ -23,7 +23,7 @@ from tensorstate.problem import Problem
 from tensorstate.search.exact import Found
 from tensorstate.states import Mesh
 from tensorstate.trace import trace
-from tests.tensorstate.oracle import arguments, assert_alike
+from tests.tensorstate.oracle import LEVEL_0, arguments, assert_alike, jitted, report_of
 from tests.tensorstate.steps import KEY, s
 from tests.tensorstate.test_apply import CUBE, LINE, PLANE, check, devices, drawn, traced
 
@@ -69,17 +69,9 @@ def _every_turn(problem: Problem, found: Found) -> Found:
     return dataclasses.replace(found, decisions=decisions, cost=price(problem, decisions))
 
 
-def _report(name: str, problem: Problem, found: Found, axes, **options):
+def _report(name: str, problem: Problem, found: Found, axes):
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
-    step = jax.jit(
-        applied.step,
-        in_shardings=applied.in_shardings,
-        out_shardings=applied.out_shardings,
-        donate_argnums=applied.donate_argnums,
-        compiler_options={**options, **applied.compiler_options},
-    )
-    compiled = step.lower(*traced(name)[0].abstract_args).compile()
-    return applied, compare(compiled, problem.mesh, found.cost)
+    return applied, report_of(applied, traced(name)[0], problem.mesh, found.cost, LEVEL_0)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +84,7 @@ def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
     often = _every_turn(problem, once)
     assert often.cost.memory.held <= once.cost.memory.held
     for found in (once, often):
-        applied, report = _report("mlp", problem, found, PLANE, xla_backend_optimization_level=0)
+        applied, report = _report("mlp", problem, found, PLANE)
         assert report.agrees, str(report)
         assert report.compiled_inputs == report.predicted_inputs
     check("mlp", applied, 10)
@@ -158,13 +150,7 @@ def test_pieces_and_maxima_are_returned(seed, turns):
     decisions = drawn(problem, seed)
     applied = apply(problem, decisions, price(problem, decisions), devices(PLANE), native)
     args = arguments(shapes)
-    quick = {"xla_backend_optimization_level": 0, **applied.compiler_options}
-    run = jax.jit(
-        applied.step,
-        in_shardings=applied.in_shardings,
-        out_shardings=applied.out_shardings,
-        compiler_options=quick,
-    )
+    run = jitted(applied, LEVEL_0)
     found = jax.device_get(run(*jax.device_put(args, applied.in_shardings)))
     assert_alike(found, jax.jit(_step)(*args), 1e-5)
 
@@ -183,6 +169,6 @@ def test_any_plan_of_any_model(name):
 def test_bytes_of_models_are_those_that_were_predicted(name, strategy):
     problem = problem_of(name, tuple(PLANE.items()), 2)
     found = named(problem, strategy)
-    _, report = _report(name, problem, found, PLANE, xla_backend_optimization_level=0)
+    _, report = _report(name, problem, found, PLANE)
     assert report.agrees, str(report)
     assert report.compiled_inputs == report.predicted_inputs
