@@ -1,9 +1,10 @@
 """One device of an applied plan: what it does, operator by operator.
 
-What runs again reads its operands through ``lax.optimization_barrier`` together with the last
-result of the backward pass, and so does what is gathered again; XLA would find otherwise that it
-has both already. Gathers on accelerators wait for the end of the forward pass only, so that they
-can overlap; XLA on CPU, which overlaps nothing, would do all of them at once.
+What runs again waits for the last product before it, and so does what is gathered again; XLA would
+find otherwise that it has both already. Gathers on accelerators wait for the end of the forward
+pass only, so that they can overlap. XLA on CPU overlaps nothing, and runs whatever it can at once
+if a step has collectives, whatever memory that takes: there products run one after the other,
+gathers come when they are read, and what is reduced in the backward pass is reduced there.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from tensorstate.collectives import Collectives, carry_out, cut, part_index, shards_of
 from tensorstate.graph import Graph, Operator, Output
 from tensorstate.layout import Layout
+from tensorstate.order import after, apart, moment
 from tensorstate.run import LocalBlock, Turn, read, run_operator
 from tensorstate.states import REPLICATED, Mesh, Move, State
 from tensorstate.trips import Trip
 from tensorstate.turns import Copies, Loop
+
+# What takes most of the time, and by which it is told.
+PRODUCTS = ("einsum", "window")
 
 
 class Device:
@@ -49,10 +53,12 @@ class Device:
         self.given: dict[int, Copies] = dict(given or {})
         self.early: dict[int, Copies] = {}
         self.late: dict[int, Copies] = {}
+        self.waiting: dict[int, Copies] = {}  # to travel when they are first read
         self.last: jax.Array | None = None  # made by the operators so far
-        self.turn: jax.Array | None = None  # made by the forward pass
-        self.beside: jax.Array | None = None  # read with what moves in the backward pass
-        self._behind: dict[tuple[object, int, State], jax.Array] = {}
+        self.turn: list[jax.Array] | None = None  # the moment at which the forward pass ended
+        self.now: list[jax.Array] = []  # the moment of the last product, or of the turn
+        self._behind: dict[tuple[int, State], jax.Array] = {}
+        self._gradients: dict[tuple[int, State], jax.Array] = {}
         self._updates = _updates(self.graph)
         self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
 
@@ -88,10 +94,23 @@ class Device:
         for operator in operators:
             early = operator.phase == "forward" and not late
             if not early and self.turn is None:
-                self.turn = self.last
+                self.end_forward()
             for use, made in zip(operator.results, self.execute(operator, early), strict=True):
                 self.put(use.tensor, made, early)
                 self.last = made
+
+    def end_forward(self) -> None:
+        """What is kept is brought to where it is kept."""
+        for tensor in tuple(self.waiting):
+            self.copies(tensor, early=True)
+        if self.last is not None:
+            self.tick(self.last)
+        self.turn = self.now
+
+    def tick(self, made: jax.Array) -> None:
+        """What reads operands again from here on does so once something is made."""
+        self.now = [moment(made)]
+        self._behind.clear()
 
     def take(self, leaves: Sequence[jax.Array]) -> None:
         """Arguments come in their states, constants whole. They travel when they are first read."""
@@ -109,13 +128,13 @@ class Device:
         return [size // shards_of(state, position, self.mesh) for position, size in sizes]
 
     def put(self, tensor: int, made: jax.Array, early: bool) -> None:
-        """Note what was made or given, and bring it where its era wants it."""
+        """Note what was made: it travels once it is read, or at once after the forward pass."""
         trip = self.trips.get(tensor)
         if trip is None:  # nothing but its own entity reads it
             state = self.layout.source(tensor)
             (self.early if early else self.late)[tensor] = {state: made}
         elif early:
-            self.early[tensor] = self.travel({trip.source: made}, trip.early.moves)
+            self.waiting[tensor] = {trip.source: made}
         else:
             self.late[tensor] = self.travel({trip.source: made}, trip.late.moves)
 
@@ -129,8 +148,11 @@ class Device:
     def copies(self, tensor: int, early: bool) -> Copies:
         """The copies of a tensor in an era; kept ones travel, others are made again, on demand."""
         if tensor in self.given and tensor not in self.early:
+            self.waiting[tensor] = dict(self.given[tensor])
+        if tensor in self.waiting:
             moves = self.trips[tensor].early.moves
-            self.early[tensor] = self.travel(dict(self.given[tensor]), moves)
+            there = self.on_time(self.waiting.pop(tensor), moves, [] if self.overlap else self.now)
+            self.early[tensor] = self.travel(there, moves)
         if early:
             return self.early[tensor]
         if tensor not in self.late:
@@ -144,11 +166,18 @@ class Device:
                 there = self.given.get(tensor, ()) or ([] if trip.kept else [trip.source])
                 states = [*there, *([trip.kept] if trip.kept else [])]
                 base = {s: self.early[tensor][s] for s in states}
-                if any(move.kind != "slice" for move in trip.late.moves):
-                    moments = [self.turn] if self.overlap else [self.last, self.beside]
-                    base = {s: _after(x, *moments) for s, x in base.items()}
+                moments = self.turn or [] if self.overlap else self.now
+                base = self.on_time(base, trip.late.moves, moments)
                 self.late[tensor] = self.travel(base, trip.late.moves)
         return self.late[tensor]
+
+    def on_time(
+        self, copies: Copies, moves: Sequence[Move], moments: Sequence[jax.Array]
+    ) -> Copies:
+        """Copies that no collective moves before moments."""
+        if all(move.kind == "slice" for move in moves):
+            return copies
+        return dict(zip(copies, after([*copies.values()], *moments), strict=True))
 
     def copy(self, tensor: int, state: State, early: bool) -> jax.Array:
         """The copy of a tensor in a state.
@@ -175,8 +204,6 @@ class Device:
 
     def execute(self, operator: Operator, early: bool, again: bool = False) -> list[jax.Array]:
         """What an operator makes of a device's blocks of its operands."""
-        if not (early or again):
-            self.beside = self.partner(operator)
         arrays = []
         for k, use in enumerate(operator.operands):
             state = self.layout.wanted(operator.index, k) or self.layout.source(use.tensor)
@@ -186,23 +213,18 @@ class Device:
             if operator.phase == "optimizer":
                 x = self.gradient(use.tensor, state, x)
             arrays.append(x)
-        made = run_operator(operator, arrays, self.block(operator), self.last)
+        if operator.kind in PRODUCTS and not self.overlap:
+            arrays = after(arrays, *self.now)
+        made = run_operator(operator, arrays, self.block(operator), *self.now)
+        if operator.kind in PRODUCTS:
+            self.tick(made[0])
+        elif operator.kind == "reduction" and not (early or self.overlap):
+            made = [*map(apart, made)]
         if not early and operator.phase != "optimizer":
             for use in operator.operands:
                 if use.tensor in self.given:
                     self._made_of[use.tensor].append(made[0])
         return made
-
-    def partner(self, operator: Operator) -> jax.Array | None:
-        """An operand that the backward pass made: what is read beside it need not be there before.
-
-        What was made last may come of the forward pass alone, such as a mask.
-        """
-        for use in operator.operands:
-            producer = self.graph.tensors[use.tensor].producer
-            if producer is not None and self.graph.operators[producer].phase != "forward":
-                return next(reversed(self.copies(use.tensor, early=False).values()))
-        return None
 
     def behind(self, operator: Operator, tensor: int, state: State, x: jax.Array) -> jax.Array:
         """A copy that is there only once the backward pass has come this far.
@@ -215,10 +237,9 @@ class Device:
             same = region is not None and self.graph.operators[producer].call.region == region
             if same or self.is_remade(producer):
                 return x
-        key = (region, tensor, state)
-        if key not in self._behind:
-            self._behind[key] = _after(x, self.last, self.beside)
-        return self._behind[key]
+        if (tensor, state) not in self._behind:
+            self._behind[tensor, state] = after([x], *self.now)[0]
+        return self._behind[tensor, state]
 
     def gradient(self, tensor: int, state: State, x: jax.Array) -> jax.Array:
         """What an argument is updated by, once all else has read the argument.
@@ -226,10 +247,10 @@ class Device:
         The gradient of a kernel does not depend on what reads the kernel in the backward pass.
         Unless one waits for the other XLA keeps a copy of the kernel from the step's beginning.
         """
-        moments = [m for given in self._updates.get(tensor, ()) for m in self._made_of[given]]
-        if moments and (None, tensor, state) not in self._behind:
-            self._behind[None, tensor, state] = _after(x, *moments)
-        return self._behind.get((None, tensor, state), x)
+        if (tensor, state) not in self._gradients:
+            made = [m for given in self._updates.get(tensor, ()) for m in self._made_of[given]]
+            self._gradients[tensor, state] = after([x], *map(moment, made))[0]
+        return self._gradients[tensor, state]
 
     def block(self, operator: Operator) -> LocalBlock:
         """The part of an operator's labels that this device has."""
@@ -296,12 +317,6 @@ def _updates(graph: Graph) -> dict[int, set[int]]:
             same = [use.tensor for use in operator.operands]
             waiting += [t for t in same if graph.tensors[t].size == tensor.size]
     return found
-
-
-def _after(x: jax.Array, *made: jax.Array | None) -> jax.Array:
-    """A value that is there no sooner than what was made."""
-    moments = [moment for moment in made if moment is not None]
-    return lax.optimization_barrier((x, *moments))[0] if moments else x
 
 
 def _gathers(state: State, nbytes: int, mesh: Mesh) -> list[Move]:

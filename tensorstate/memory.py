@@ -112,6 +112,7 @@ def occupied(
             (trip.early, spans.moved_early, spans.packed_early),
             (trip.late, spans.moved_late, spans.packed_late),
             (trip.after, spans.moved_after, spans.packed_after),
+            (trip.again, spans.moved_again, spans.packed_again),
         ):
             others += share * sum(moved_bytes(problem, flow, move) for move in tree.moves) * span
             others += share * sum(map(packed_bytes, tree.moves)) * packed
@@ -121,7 +122,7 @@ def occupied(
         if trip.held is not None:
             held += share * size(trip.held) * spans.held
         if trip.remade:
-            others += share * size(source) * again(flow, spans)
+            others += share * size(source) * made_again(flow, spans)
         if flow.early:
             waiting = size(_waiting(problem, flow, spans.last_early, ways, source))
             if not flow.stored and not flow.stays:
@@ -136,7 +137,7 @@ def occupied(
     return there
 
 
-def again(flow: Flow, spans: Spans) -> np.ndarray:
+def made_again(flow: Flow, spans: Spans) -> np.ndarray:
     """Where tensors of a flow are there that are made again."""
     return spans.again + spans.early if flow.stays else spans.again
 

@@ -18,6 +18,7 @@ from jax import lax
 
 from tensorstate.errors import PlanError
 from tensorstate.graph import Graph, Operator, View
+from tensorstate.order import after
 from tensorstate.rules import REPLICATED, RULES, Argument, Equation
 
 
@@ -156,7 +157,7 @@ def run_operator(
         for view, sizes in zip(call.inputs, _sizes(call.input_labels, block), strict=True)
     ]
     if operator.kind == "scatter" and moment is not None and call.inputs[0].tensor is None:
-        zero = lax.optimization_barrier((jnp.asarray(call.inputs[0].value), moment))[0]
+        zero = after([jnp.asarray(call.inputs[0].value)], moment)[0]
         arguments[0] = lax.full_like(arguments[0], zero)
     outputs = tuple(Argument(view.shape, view.dtype) for view in call.outputs)
     equation = Equation(call.primitive, call.params, call.input_labels, call.output_labels, outputs)

@@ -50,6 +50,8 @@ class Spans:
         moved_early, moved_late, moved_after: being made or read so that copies made by moves are
             there, in the eras and after the loop.
         packed_early, packed_late, packed_after: arriving by moves.
+        moved_again, packed_again: as ``moved_late`` and ``packed_late``, but only for what runs
+            again, which it does before something else reads them.
         last_early, last_late: number of the demand that waits longest in either era.
         lender: of the demand by what is fused and runs longest.
     """
@@ -69,6 +71,8 @@ class Spans:
     packed_early: np.ndarray
     packed_late: np.ndarray
     packed_after: np.ndarray
+    moved_again: np.ndarray
+    packed_again: np.ndarray
     last_early: int | None
     last_late: int | None
     lender: int | None
@@ -241,7 +245,11 @@ class Timeline:
         start = min(before, default=self.turn) - 1
         yield "packed_early", is_made if maker is not None else points == min(before, default=-1)
         yield "packed_late", points == min(after, default=-1)
-        yield "moved_late", _between(points, min(after, default=self.end) - 1, after)
+        yield "moved_late", (late := _between(points, min(after, default=self.end) - 1, after))
+        reruns = [] if self.is_fused(tensor) else self._reruns(tensor)
+        first = min([*after, *reruns], default=self.end)
+        yield "packed_again", (points == min(reruns, default=-1)) & (first not in after)
+        yield "moved_again", _between(points, first - 1, [*after, *reruns]) & ~late
         if maker is None:
             yield "moved_early", _between(points, start, before if stays else needed)
             yield "kept", _between(points, start, after)
@@ -252,7 +260,7 @@ class Timeline:
         if not needed and not crossing:
             yield "bound", _between(points, made, self._reruns(tensor))
         yield "early", _between(points, made, before)
-        yield "again", _between(points, min(again, default=self.end) - 1, again)
+        yield "again", _between(points, min([*again, *reruns], default=self.end) - 1, again)
         if stays:
             yield "kept", _between(points, made, after)
             yield "copied", _between(points, made, [p for p in read if p >= self.turn])

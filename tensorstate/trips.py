@@ -62,6 +62,7 @@ class Trip:
         turns: how often the moves of both eras are made: in every microbatch.
         before, after: the moves before and after the loop over microbatches, made once.
         held: the state held through the loop; ``None`` where nothing is, or only an input's own.
+        again: of the late moves those by which they come to what runs again.
     """
 
     flow: int
@@ -75,6 +76,7 @@ class Trip:
     before: Tree = NOTHING
     after: Tree = NOTHING
     held: State | None = None
+    again: Tree = NOTHING
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -207,7 +209,8 @@ def _held(
     # What is read after the loop is brought to where it is added up as soon as it is made.
     extra = frozenset[State]() if held is None or flow.stored else frozenset({held})
     there = here if held is None or not flow.stored else frozenset({held})
-    early, kept_in, again = _eras(problem, ways, number, there, extra, remade, late, kept)
+    early, kept_in, second = _eras(problem, ways, number, there, extra, remade, late, kept)
+    repeats = _targets(problem, ways, [d for d in late if not d.late])
     turns = problem.microbatches if flow.looped else 1
     before = routes.tree(here, there)
     after = _delivered(problem, ways, flow, extra or here, crossing)
@@ -217,14 +220,24 @@ def _held(
         (),
         source,
         early,
-        again,
+        second,
         kept_in,
         remade,
         turns,
         before,
         after,
         None if own else held,
+        Tree(tuple(_leading(second.moves, repeats)), 0.0),
     )
+
+
+def _leading(moves: Sequence[Move], targets: frozenset[State]) -> Iterable[Move]:
+    """The moves of a tree that lead to states."""
+    wanted = set(targets)
+    for move in reversed(moves):  # one comes after that to whose target it goes on from
+        if move.target in wanted:
+            wanted.add(move.source)
+            yield move
 
 
 def _eras(

@@ -19,6 +19,7 @@ from tensorstate.collectives import shards_of
 from tensorstate.errors import PlanError
 from tensorstate.graph import Operator
 from tensorstate.layout import Layout
+from tensorstate.order import after
 from tensorstate.run import Turn
 from tensorstate.states import MAX, MIN, REPLICATED, SUM, State
 from tensorstate.trips import NOTHING, Trip
@@ -114,10 +115,8 @@ class Loop:
                     for state, x in copies.items()
                 }
             elif any(move.kind != "slice" for move in (*trip.early.moves, *trip.late.moves)):
-                found[tensor] = {
-                    state: lax.optimization_barrier((x, turn.index))[0]
-                    for state, x in copies.items()
-                }
+                there = after([*copies.values()], turn.index)
+                found[tensor] = dict(zip(copies, there, strict=True))
             else:
                 found[tensor] = copies
         return found

@@ -46,7 +46,7 @@ from tensorstate.flows import Demand, Flow
 from tensorstate.problem import Problem
 from tensorstate.search.choices import Choices
 from tensorstate.search.program import Program, Solution, Terms
-from tensorstate.search.room import Room
+from tensorstate.search.room import Paid, Room
 from tensorstate.states import REPLICATED, SUM, Move, State, states
 from tensorstate.trips import Decisions, is_held
 from tensorstate.ways import Way
@@ -107,11 +107,11 @@ class Formulation:
             start = held
         crossing = [self._ends(flow, d) for d in flow.demands if d.crosses]
         out = source if flow.stored else held
-        after = self._era(flow, arcs, [out] * len(crossing), crossing)
-        early, late, reread = self._eras(number, flow, arcs, start)
+        after, _ = self._era(flow, arcs, [out] * len(crossing), crossing)
+        early, late, again, reread = self._eras(number, flow, arcs, start)
         if self.room is not None:
             kept, held = self.kept.get(number, {}), self.held.get(number, {})
-            self.room.take(number, kept, reread, held, early, late, after)
+            self.room.take(number, kept, reread, held, early, late, again, after)
 
     def _eras(
         self,
@@ -119,11 +119,11 @@ class Formulation:
         flow: Flow,
         arcs: Sequence[tuple[Move, float]],
         start: Mapping[State, Terms],
-    ) -> tuple[dict[Move, int], dict[Move, int], Sequence[Mapping[State, Terms]]]:
+    ) -> tuple[Paid, Paid, Sequence[Paid], Sequence[Mapping[State, Terms]]]:
         """The travels of a flow in the forward pass, and after it.
 
         Returns:
-            What is paid for in each, and from where it comes to what runs again.
+            What is paid for in each, how it comes to what runs again, and from where.
         """
         turns = self.problem.microbatches if flow.looped else 1
         held = self.held.get(number, {})
@@ -131,7 +131,7 @@ class Formulation:
         late = [self._ends(flow, d) for d in flow.demands if d.late and not d.crosses]
         if not flow.early:
             ends = [*late, *sums]
-            return {}, self._era(flow, arcs, [start] * len(ends), ends, turns), []
+            return {}, self._era(flow, arcs, [start] * len(ends), ends, turns)[0], [], []
         early = [d for d in flow.demands if not d.late]
         repeats = [d for d in early if self.recompute and d.group is not None]
         again = [self._ends(flow, d, again=True) for d in repeats]
@@ -145,9 +145,9 @@ class Formulation:
                 starts.append(self._share(self._lasting(flow)))
                 ends.append(self._keep(number, flow, arcs))
             after = [self._taken(number, flow) for _ in (*late, *again)]
-        first = self._era(flow, arcs, starts, ends, turns)
-        second = self._era(flow, arcs, after, [*late, *again], turns)
-        return first, second, after[len(late) :]
+        first, _ = self._era(flow, arcs, starts, ends, turns)
+        second, taken = self._era(flow, arcs, after, [*late, *again], turns)
+        return first, second, taken[len(late) :], after[len(late) :]
 
     def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
@@ -194,14 +194,18 @@ class Formulation:
         starts: Sequence[Mapping[State, Terms]],
         ends: Sequence[Mapping[State, Terms]],
         turns: int = 1,
-    ) -> dict[Move, int]:
-        """The travels of a flow in an era, from each start to its end: what is paid for.
+    ) -> tuple[Paid, list[Paid]]:
+        """The travels of a flow in an era, from each start to its end.
 
         Args:
             turns: how often they are made.
+
+        Returns:
+            What is paid for, and what is taken to each end.
         """
         shared = len(starts) > 1
         paid: dict[Move, int] = {}
+        travels: list[Paid] = []
         for move, seconds in arcs:
             # What costs nothing need not be shared, unless it takes memory.
             if starts and (seconds or not shared or self.room is not None):
@@ -215,7 +219,8 @@ class Formulation:
                 for move, variable in paid.items():
                     self.program.row([(variable, 1.0), (taken[move], -1.0)], 0.0, np.inf)
             self._conserve(taken, start, end)
-        return paid
+            travels.append(taken)
+        return paid, travels
 
     def _conserve(
         self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tensorstate.flows import Flow
-from tensorstate.memory import again, moved_bytes, packed_bytes
+from tensorstate.memory import made_again, moved_bytes, packed_bytes
 from tensorstate.search.choices import Choices
 from tensorstate.search.program import Terms
 from tensorstate.states import Move, State
@@ -50,6 +50,7 @@ class Room:
         held: Mapping[State, int],
         early: Paid,
         late: Paid,
+        again: Sequence[Paid],
         after: Paid,
     ) -> None:
         """What a flow takes at every point.
@@ -59,12 +60,14 @@ class Room:
             kept, held: the shares that are, by state.
             reread: from where what runs again takes its parts.
             early, late, after: what is paid for in either era, and after the loop.
+            again: what is taken to each reader that runs again.
         """
         flow, spans, choices = self.problem.flows[number], self.problem.spans(number), self.choices
         for paid, span, packed in (
             (early, spans.moved_early, spans.packed_early),
             (late, spans.moved_late, spans.packed_late),
             (after, spans.moved_after, spans.packed_after),
+            (self._most(again), spans.moved_again, spans.packed_again),
         ):
             for move, variable in paid.items():
                 self._add(variable, moved_bytes(self.problem, flow, move) * span)
@@ -77,13 +80,23 @@ class Room:
         self._bind(number, flow, kept, reread)
         self._hold(number, flow, held)
         self._wait(flow, choices.sources(flow), spans.made)
-        self._wait(flow, choices.sources(flow, again=True), again(flow, spans))
+        self._wait(flow, choices.sources(flow, again=True), made_again(flow, spans))
         if not flow.early:
             self._wait(flow, self._readers(flow, spans.last_late), spans.late)
             return
         if not flow.stored and not flow.stays:
             self._wait(flow, self._readers(flow, spans.last_early), spans.early)
         self._wait(flow, self._readers(flow, spans.lender, again=False), spans.lent)
+
+    def _most(self, taken: Sequence[Paid]) -> Paid:
+        """The largest of the parts that take each move."""
+        if len(taken) < 2:
+            return taken[0] if taken else {}
+        most = {move: self.program.part() for move in taken[0]}
+        for one in taken:
+            for move, variable in one.items():
+                self.program.row([(most[move], 1.0), (variable, -1.0)], 0.0, np.inf)
+        return most
 
     def _readers(
         self, flow: Flow, number: int | None, again: bool | None = None
