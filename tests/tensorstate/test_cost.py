@@ -114,6 +114,28 @@ def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
     assert found > 3
 
 
+def test_what_runs_again_has_its_operands_when_it_does():
+    """A kernel is gathered for it before what else reads it after the forward pass does."""
+    problem, found = problem_of("llama", "data", 8), 0
+    plan = named(problem, "fsdp").decisions
+    for number, flow in enumerate(problem.flows):
+        spans = problem.spans(number)
+        sooner = (spans.moved_again > 0) & (spans.moved_late == 0)
+        readers = {e for each in flow.readers for entities in each for e in entities}
+        again = frozenset(e for e in readers if problem.is_early(problem.graph.entities[e].group))
+        remade = (frozenset[int](), again)
+        trips = [[*trips_of(problem, plan, one, number)] for one in remade]
+        assert not any(trip.again.moves for trip in trips[0])
+        if not sooner.any() or not all(trip.again.moves for trip in trips[1]):
+            continue
+        pairs = zip(trips, remade, strict=True)
+        once, twice = (occupied(problem, number, plan.ways, *pair)[3] for pair in pairs)
+        assert (twice[sooner] > once[sooner]).all()
+        assert (twice >= once).all()
+        found += 1
+    assert found > 3
+
+
 def test_a_layer_of_megatron_has_two_and_two_all_reduces():
     """Shoeybi et al., 2019, section 3: of (batch, sequence, width) each."""
     costs = [

@@ -54,25 +54,31 @@ def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     assert -0.45 < excess(taken) < 1.8
 
 
-def test_lower_limits_take_less_memory():
-    """A GPT of three layers with more tokens than kernels, down to half of what the quickest takes.
+# Models with more tokens than kernels, how far the limit goes down, and from where on XLA finds no
+# room between tensors of unlike sizes and lives, and takes more than a quarter more than is there.
+LIMITED = {
+    "gpt": ({"layers": 3, "batch": 16, "length": 32}, (1.0, 0.8, 0.65, 0.5, 0.4), 0.0),
+    "llama": ({}, (1.0, 0.8, 0.65, 0.5), 0.5),
+}
 
-    XLA on CPU schedules what runs again sooner than needed, so that such plans take more than is
-    said of them, the more the less memory there is.
-    """
-    model = load_model("gpt", layers=3, batch=16, length=32)
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_lower_limits_take_less_memory(name):
+    """Down to half of what the quickest plan takes, and less."""
+    sizes, shares, packed = LIMITED[name]
+    model = load_model(name, **sizes)
     network = AlphaBeta(Mesh.of(LINE), (1e-6,), (1e9,))
     problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
     allowed = [ways.all for ways in problem.ways]
     free = milp(problem, allowed, gap=1e-2)
     compiled = []
-    for share in (1.0, 0.8, 0.65, 0.5):
+    for share in shares:
         limit = share * free.cost.memory.peak
         found = milp(problem, allowed, recompute=True, memory_limit=limit, gap=1e-2)
         taken = report(model, problem, found)
         assert found.cost.memory.peak <= limit
         assert taken.agrees, str(taken)
-        assert abs(excess(taken)) <= 0.25, str(taken)
+        assert (abs(excess(taken)) <= 0.25) == (share > packed), str(taken)
         compiled.append(taken.compiled_work)
     assert compiled == sorted(set(compiled), reverse=True)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
