@@ -1,4 +1,4 @@
-"""Running HiGHS, whose solvers share their threads within a process."""
+"""Running HiGHS, whose solvers share their threads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import highspy
 def solver_for(model: highspy.HighsLp, options: Mapping[str, float | str]) -> highspy.Highs:
     """A silent solver with a model and options, to be run by ``run``.
 
-    A process has one pool of threads for all solvers, and a solver that asks for another number
-    than it has is refused; so the pool is made anew.
+    Whoever calls has one pool of threads for all solvers, and a solver that asks for another number
+    than it has is refused; so the pool is made anew. What another thread of Python runs meanwhile
+    has a pool of its own.
     """
     highspy.Highs.resetGlobalScheduler(True)
     solver = highspy.Highs()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypedDict
 
 import numpy as np
 
@@ -39,18 +42,57 @@ def descent(
     """Block-coordinate descent: one axis is decided while the others are as they are.
 
     It starts from the best plan, without the memory limit, in which axes of like speed are one; it
-    ends when no axis does better by a thousandth. The bound is ``axes_bound``'s. Arguments and
-    errors are those of ``exact.milp``.
+    ends when no axis does better by a thousandth. The bound is ``axes_bound``'s, of the axes along
+    which that first plan is busiest and of those along which the last one is; the former is worked
+    out beside the descent. Arguments and errors are those of ``exact.milp``.
     """
     start = time.perf_counter()
+    joined = _joined_axes(problem, allowed, objective, gap, time_limit, progress)
+    limited: Limited = {
+        "recompute": recompute,
+        "memory_limit": memory_limit,
+        "objective": objective,
+    }
+    bound = functools.partial(axes_bound, problem, allowed, **limited)
+    with ThreadPoolExecutor(1) as beside:
+        first = None if joined is None else busiest(problem, joined)
+        bounds = [] if first is None else [beside.submit(bound, first)]
+        until = start + time_limit
+        best = _descend(problem, allowed, joined, limited, gap, until, progress)
+        last = busiest(problem, best)
+        if last != first:
+            bounds.append(beside.submit(bound, last))
+        highest = max(one.result() for one in bounds)
+    seconds = time.perf_counter() - start
+    return dataclasses.replace(best, bound=highest, method="descent", seconds=seconds)
+
+
+class Limited(TypedDict):
+    """Arguments that are handed on."""
+
+    recompute: bool
+    memory_limit: float | None
+    objective: str
+
+
+def _descend(
+    problem: Problem,
+    allowed: Sequence[Sequence[Way]],
+    best: Found | None,
+    limited: Limited,
+    gap: float,
+    until: float,
+    progress: Progress | None,
+) -> Found:
+    """Decides along one axis after another, from a plan, or none, in which no limit is kept."""
     axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
-    best = _joined_axes(problem, allowed, objective, gap, time_limit, progress)
+    memory_limit = limited["memory_limit"]
     ways = None if best is None else best.decisions.ways
     if best is not None and not _is_better(best, None, memory_limit):
         best = None
     least, stale = None, 0
     for turn in range(SWEEPS * len(axes)):
-        left = time_limit - (time.perf_counter() - start)
+        left = until - time.perf_counter()
         if stale >= len(axes) or (left <= 0 and best is not None):
             break
         axis = axes[turn % len(axes)]
@@ -61,9 +103,7 @@ def descent(
         found = attempt(
             problem,
             free,
-            recompute=recompute,
-            memory_limit=memory_limit,
-            objective=objective,
+            **limited,
             gap=gap,
             time_limit=max(5.0, left),
             narrow=True,
@@ -71,6 +111,7 @@ def descent(
         )
         stale += 1
         if found is None and best is None:
+            recompute, objective = limited["recompute"], limited["objective"]
             now = least_memory(problem, free, recompute, objective, narrow=True)
             if least is None or now.cost.memory.peak < least.cost.memory.peak * (1 - LEAST):
                 least, ways, stale = now, now.decisions.ways, 0
@@ -79,16 +120,7 @@ def descent(
             best, ways, stale = found, found.decisions.ways, 1  # this axis is as it should be
     if best is None:
         raise PlanError(infeasible(problem, memory_limit, least))
-    bound = axes_bound(
-        problem,
-        allowed,
-        best,
-        recompute=recompute,
-        memory_limit=memory_limit,
-        objective=objective,
-    )
-    seconds = time.perf_counter() - start
-    return dataclasses.replace(best, bound=bound, method="descent", seconds=seconds)
+    return best
 
 
 def _is_better(found: Found, best: Found | None, memory_limit: float | None) -> bool:
@@ -176,7 +208,7 @@ def _same(way: Way, parts: Sequence[Sequence[int]], axes: int) -> Way:
 def axes_bound(
     problem: Problem,
     allowed: Sequence[Sequence[Way]],
-    found: Found,
+    axes: tuple[int, ...],
     *,
     recompute: bool,
     memory_limit: float | None,
@@ -184,10 +216,9 @@ def axes_bound(
 ) -> float:
     """Seconds that no plan beats, where more bytes never take less time.
 
-    The two axes along which the plan that was found communicates longest are searched together, in
-    the relaxation, as if the others cut every tensor and all work and cost nothing.
+    Some axes are searched together, in the relaxation, as if the others cut every tensor and all
+    work and cost nothing.
     """
-    axes = tuple(sorted(_busiest(problem, found)[:2]))
     network = SomeAxes(problem.network, axes)
     faster = network.others
     hardware = Hardware(
@@ -211,9 +242,9 @@ def axes_bound(
     return formulation.seconds(formulation.program.solve(relax=True, presolve=False).bound)
 
 
-def _busiest(problem: Problem, found: Found) -> list[int]:
-    """The axes, those with the longest communication first."""
+def busiest(problem: Problem, found: Found) -> tuple[int, ...]:
+    """The two axes along which a plan communicates longest."""
     spent = [0.0] * len(problem.mesh.sizes)
     for (_, axis), seconds in times(problem, found.cost).items():
         spent[axis] += seconds
-    return sorted(range(len(spent)), key=lambda axis: -spent[axis])
+    return tuple(sorted(sorted(range(len(spent)), key=lambda axis: -spent[axis])[:2]))
