@@ -122,7 +122,8 @@ def occupied(
         if trip.held is not None:
             held += share * size(trip.held) * spans.held
         if trip.remade:
-            others += share * size(source) * made_again(flow, spans)
+            span = made_again(flow, spans) + _is_reread(flow, trip, remade) * spans.sooner
+            others += share * size(source) * span
         if flow.early:
             waiting = size(_waiting(problem, flow, spans.last_early, ways, source))
             if not flow.stored and not flow.stays:

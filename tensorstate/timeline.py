@@ -46,6 +46,7 @@ class Spans:
         lent: not read there itself, but by what is fused and not made again.
         bound: fused, but kept for what runs again, which reads it from memory.
         again: made again, and waiting for a reader after that.
+        sooner: made again before that, for what runs again.
         held: through the loop over microbatches, and until the last reader after it.
         moved_early, moved_late, moved_after: being made or read so that copies made by moves are
             there, in the eras and after the loop.
@@ -64,6 +65,7 @@ class Spans:
     lent: np.ndarray
     bound: np.ndarray
     again: np.ndarray
+    sooner: np.ndarray
     held: np.ndarray
     moved_early: np.ndarray
     moved_late: np.ndarray
@@ -244,12 +246,8 @@ class Timeline:
             return
         start = min(before, default=self.turn) - 1
         yield "packed_early", is_made if maker is not None else points == min(before, default=-1)
-        yield "packed_late", points == min(after, default=-1)
-        yield "moved_late", (late := _between(points, min(after, default=self.end) - 1, after))
         reruns = [] if self.is_fused(tensor) else self._reruns(tensor)
-        first = min([*after, *reruns], default=self.end)
-        yield "packed_again", (points == min(reruns, default=-1)) & (first not in after)
-        yield "moved_again", _between(points, first - 1, [*after, *reruns]) & ~late
+        yield from self._moved_late(after, reruns)
         if maker is None:
             yield "moved_early", _between(points, start, before if stays else needed)
             yield "kept", _between(points, start, after)
@@ -260,7 +258,9 @@ class Timeline:
         if not needed and not crossing:
             yield "bound", _between(points, made, self._reruns(tensor))
         yield "early", _between(points, made, before)
-        yield "again", _between(points, min([*again, *reruns], default=self.end) - 1, again)
+        waiting = _between(points, min(again, default=self.end) - 1, again)
+        yield "again", waiting
+        yield "sooner", _between(points, min(reruns, default=self.end) - 1, again) & ~waiting
         if stays:
             yield "kept", _between(points, made, after)
             yield "copied", _between(points, made, [p for p in read if p >= self.turn])
@@ -268,6 +268,17 @@ class Timeline:
             yield "kept", _between(points, made, again)
             yield "copied", _between(points, made, again)
             yield "lent", _between(points, max(before, default=made), after)
+
+    def _moved_late(
+        self, after: Sequence[int], reruns: Sequence[int]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """What moves in the backward pass bring to readers there, and to what runs again before."""
+        points, first = self.points, min([*after, *reruns], default=self.end)
+        late = _between(points, min(after, default=self.end) - 1, after)
+        yield "packed_late", points == min(after, default=-1)
+        yield "moved_late", late
+        yield "packed_again", (points == min(reruns, default=-1)) & (first not in after)
+        yield "moved_again", _between(points, first - 1, [*after, *reruns]) & ~late
 
     def _again(self, tensor: int, after: list[int]) -> list[int]:
         """Where a tensor is read after the forward pass, were its readers run again."""

@@ -133,16 +133,22 @@ class Room:
         kept: Mapping[State, int],
         reread: Sequence[Mapping[State, Terms]],
     ) -> None:
-        """What is fused, but kept for what runs again and not made again itself."""
-        span = self.problem.spans(number).bound
-        remade = self.choices.sources(flow, again=True)
-        for state in kept if span.any() and not flow.stored else ():
-            bound = self.program.part()
-            for taken in reread:
-                parts = [(variable, -factor) for variable, factor in taken.get(state, ())]
-                made = [(choice, 1.0) for choice in remade.get(state, ())]
-                self.program.row([(bound, 1.0), *parts, *made], 0.0, np.inf)
-            self._add(bound, self.problem.local_bytes(flow, state) * span)
+        """What is fused, but kept for what runs again; and what is made again for it."""
+        spans, remade = self.problem.spans(number), self.choices.sources(flow, again=True)
+        for state, share in kept.items() if not flow.stored else ():
+            made = [(choice, 1.0) for choice in remade.get(state, ())]
+            nbytes = self.problem.local_bytes(flow, state)
+            for span, others in ((spans.bound, made), (spans.sooner, [(share, 1.0)])):
+                if span.any() and (made or span is spans.bound):
+                    self._add(self._rest(state, reread, others), nbytes * span)
+
+    def _rest(self, state: State, reread: Sequence[Mapping[State, Terms]], others: Terms) -> int:
+        """The most that what runs again takes in a state beside others."""
+        rest = self.program.part()
+        for taken in reread:
+            parts = [(variable, -factor) for variable, factor in taken.get(state, ())]
+            self.program.row([(rest, 1.0), *parts, *others], 0.0, np.inf)
+        return rest
 
     def _hold(self, number: int, flow: Flow, held: Mapping[State, int]) -> None:
         """What is held; an input that is held where it is stored is there once."""
