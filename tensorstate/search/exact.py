@@ -66,7 +66,8 @@ def milp(
         allowed: for every class the ways to choose from.
         recompute, memory_limit, objective: as for ``Formulation``.
         gap: relative.
-        time_limit: seconds.
+        time_limit: seconds. If no plan was found in them that keeps the memory limit, that with
+            about the least memory is, if it does; up to a minute more.
         progress: called now and then.
 
     Raises:
@@ -116,7 +117,13 @@ def attempt(
     if solution.status == "infeasible":
         return None
     if not len(solution.values):
-        raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
+        if memory_limit is None:
+            raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
+        least = least_memory(problem, allowed, recompute, objective, narrow)
+        if least.cost.memory.peak > memory_limit:
+            raise PlanError(infeasible(problem, memory_limit, least))
+        spent = time.perf_counter() - start
+        return dataclasses.replace(least, bound=formulation.seconds(solution.bound), seconds=spent)
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
     if memory_limit is not None and cost.memory.peak > memory_limit:

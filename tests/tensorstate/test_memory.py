@@ -26,8 +26,7 @@ UNLIKE = {
     ("moe", "ddp", 2): "sums along two axes",
     # Few pixels a device, beside kernels that XLA copies into other layouts as the step begins,
     # once for both passes.
-    **{("vgg", s, axes): "layouts" for s in ("fsdp", "megatron-sp") for axes in (1, 2)},
-    ("vgg", "ddp", 1): "layouts",
+    **{("vgg", s, axes): "layouts" for s in ("ddp", "fsdp", "megatron-sp") for axes in (1, 2)},
 }
 
 
