@@ -82,3 +82,20 @@ def test_lower_limits_take_less_memory(name):
     assert compiled == sorted(set(compiled), reverse=True)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
         milp(problem, allowed, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
+
+
+def test_a_plan_that_fits_is_found_however_little_time_there_is():
+    """That with about the least memory, if no better one was; or it is said that none fits."""
+    problem = problem_of("mlp", LINE)
+    allowed = [ways.all for ways in problem.ways]
+    peak = milp(problem, allowed, gap=1e-2).cost.memory.peak
+
+    def hurried(share: float) -> Found:
+        limit = share * peak
+        return milp(problem, allowed, recompute=True, memory_limit=limit, time_limit=0.01)
+
+    found = hurried(0.65)
+    assert found.cost.memory.peak <= 0.65 * peak
+    assert found.bound <= found.cost.seconds
+    with pytest.raises(PlanError, match="the least is about"):
+        hurried(0.05)
