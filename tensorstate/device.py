@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from tensorstate.collectives import Collectives, carry_out, cut, part_index, shards_of
 from tensorstate.graph import Graph, Operator, Output
 from tensorstate.layout import Layout
-from tensorstate.order import after, apart, moment
+from tensorstate.order import Clock, after, apart, moment
 from tensorstate.run import LocalBlock, Turn, read, run_operator
 from tensorstate.states import REPLICATED, Mesh, Move, State
 from tensorstate.trips import Trip
@@ -56,8 +56,9 @@ class Device:
         self.waiting: dict[int, Copies] = {}  # to travel when they are first read
         self.last: jax.Array | None = None  # made by the operators so far
         self.turn: list[jax.Array] | None = None  # the moment at which the forward pass ended
-        self.now: list[jax.Array] = []  # the moment of the last product, or of the turn
-        self._behind: dict[tuple[int, State], jax.Array] = {}
+        self.clock = Clock()  # ticks with every product, and as the forward pass ends
+        # The tick that all copies of a tensor in an era come after; 0 where it is not known.
+        self.since: dict[tuple[int, bool], int] = defaultdict(int)
         self._gradients: dict[tuple[int, State], jax.Array] = {}
         self._updates = _updates(self.graph)
         self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
@@ -95,22 +96,15 @@ class Device:
             early = operator.phase == "forward" and not late
             if not early and self.turn is None:
                 self.end_forward()
-            for use, made in zip(operator.results, self.execute(operator, early), strict=True):
-                self.put(use.tensor, made, early)
-                self.last = made
+            self.execute(operator, early)
 
     def end_forward(self) -> None:
         """What is kept is brought to where it is kept."""
         for tensor in tuple(self.waiting):
             self.copies(tensor, early=True)
         if self.last is not None:
-            self.tick(self.last)
-        self.turn = self.now
-
-    def tick(self, made: jax.Array) -> None:
-        """What reads operands again from here on does so once something is made."""
-        self.now = [moment(made)]
-        self._behind.clear()
+            self.clock.tick(self.last)
+        self.turn = self.clock.now if self.overlap else []
 
     def take(self, leaves: Sequence[jax.Array]) -> None:
         """Arguments come in their states, constants whole. They travel when they are first read."""
@@ -127,8 +121,10 @@ class Device:
         sizes = enumerate(self.layout.traced.tensors[tensor].sizes)
         return [size // shards_of(state, position, self.mesh) for position, size in sizes]
 
-    def put(self, tensor: int, made: jax.Array, early: bool) -> None:
+    def put(self, tensor: int, made: jax.Array, since: int, early: bool) -> None:
         """Note what was made: it travels once it is read, or at once after the forward pass."""
+        self.last = made
+        self.since[tensor, early] = since
         trip = self.trips.get(tensor)
         if trip is None:  # nothing but its own entity reads it
             state = self.layout.source(tensor)
@@ -150,34 +146,42 @@ class Device:
         if tensor in self.given and tensor not in self.early:
             self.waiting[tensor] = dict(self.given[tensor])
         if tensor in self.waiting:
-            moves = self.trips[tensor].early.moves
-            there = self.on_time(self.waiting.pop(tensor), moves, [] if self.overlap else self.now)
-            self.early[tensor] = self.travel(there, moves)
+            copies, moves = self.waiting.pop(tensor), self.trips[tensor].early.moves
+            self.bring(tensor, copies, moves, self.since[tensor, True], early=True)
         if early:
             return self.early[tensor]
         if tensor not in self.late:
             trip = self.trips.get(tensor)
             producer = self.graph.tensors[tensor].producer
+            since = self.since[tensor, True]
             if tensor not in self.given and self.is_remade(producer):
-                self.remake(self.graph.operators[producer or 0])
+                self.execute(self.graph.operators[producer or 0], early=False, again=True)
             elif trip is None:
-                self.late[tensor] = self.early[tensor]
+                self.bring(tensor, self.early[tensor], (), since, early=False)
             else:
                 there = self.given.get(tensor, ()) or ([] if trip.kept else [trip.source])
                 states = [*there, *([trip.kept] if trip.kept else [])]
                 base = {s: self.early[tensor][s] for s in states}
-                moments = self.turn or [] if self.overlap else self.now
-                base = self.on_time(base, trip.late.moves, moments)
-                self.late[tensor] = self.travel(base, trip.late.moves)
+                self.bring(tensor, base, trip.late.moves, since, early=False)
         return self.late[tensor]
 
-    def on_time(
-        self, copies: Copies, moves: Sequence[Move], moments: Sequence[jax.Array]
-    ) -> Copies:
-        """Copies that no collective moves before moments."""
-        if all(move.kind == "slice" for move in moves):
-            return copies
-        return dict(zip(copies, after([*copies.values()], *moments), strict=True))
+    def bring(
+        self, tensor: int, copies: Copies, moves: Sequence[Move], since: int, early: bool
+    ) -> None:
+        """A tensor travels in an era, by collectives no sooner than it should.
+
+        Args:
+            since: the tick that all copies come after.
+        """
+        if any(move.kind != "slice" for move in moves):
+            there = [*copies.values()]
+            if not self.overlap:
+                there, since = self.clock.hold(there), self.clock.ticks
+            elif not early:
+                there = after(there, *self.turn or ())
+            copies = dict(zip(copies, there, strict=True))
+        (self.early if early else self.late)[tensor] = self.travel(copies, moves)
+        self.since[tensor, early] = since
 
     def copy(self, tensor: int, state: State, early: bool) -> jax.Array:
         """The copy of a tensor in a state.
@@ -196,50 +200,74 @@ class Device:
         """Whether an operator's entity runs again."""
         return producer is not None and self.layout.places[producer].entity in self.layout.remade
 
-    def remake(self, operator: Operator) -> None:
-        """Run an operator of the forward pass again."""
-        made = self.execute(operator, early=False, again=True)
-        for use, x in zip(operator.results, made, strict=True):
-            self.put(use.tensor, x, early=False)
-
-    def execute(self, operator: Operator, early: bool, again: bool = False) -> list[jax.Array]:
-        """What an operator makes of a device's blocks of its operands."""
-        arrays = []
-        for k, use in enumerate(operator.operands):
-            state = self.layout.wanted(operator.index, k) or self.layout.source(use.tensor)
-            x = self.copy(use.tensor, state, early)
-            if again or operator.call.region is not None:
-                x = self.behind(operator, use.tensor, state, x)
-            if operator.phase == "optimizer":
-                x = self.gradient(use.tensor, state, x)
-            arrays.append(x)
-        if operator.kind in PRODUCTS and not self.overlap:
-            arrays = after(arrays, *self.now)
-        made = run_operator(operator, arrays, self.block(operator), *self.now)
+    def execute(self, operator: Operator, early: bool, again: bool = False) -> None:
+        """Make what an operator makes of a device's blocks of its operands."""
+        states = [
+            self.layout.wanted(operator.index, k) or self.layout.source(use.tensor)
+            for k, use in enumerate(operator.operands)
+        ]
+        tensors = [use.tensor for use in operator.operands]
+        arrays = [self.copy(*which, early) for which in zip(tensors, states, strict=True)]
+        if operator.phase == "optimizer":
+            arrays = [*map(self.gradient, tensors, states, arrays)]
+        arrays, since = self.hold(operator, states, arrays, early, again)
+        zeroed = self.clock.now if operator.kind == "scatter" else ()
+        made = run_operator(operator, arrays, self.block(operator), *zeroed)
         if operator.kind in PRODUCTS:
-            self.tick(made[0])
+            self.clock.tick(made[0])
+            since = self.clock.ticks
         elif operator.kind == "reduction" and not (early or self.overlap):
             made = [*map(apart, made)]
+        for use, x in zip(operator.results, made, strict=True):
+            self.put(use.tensor, x, since, early)
         if not early and operator.phase != "optimizer":
-            for use in operator.operands:
-                if use.tensor in self.given:
-                    self._made_of[use.tensor].append(made[0])
-        return made
+            for tensor in tensors:
+                if tensor in self.given:
+                    self._made_of[tensor].append(made[0])
 
-    def behind(self, operator: Operator, tensor: int, state: State, x: jax.Array) -> jax.Array:
-        """A copy that is there only once the backward pass has come this far.
+    def hold(
+        self,
+        operator: Operator,
+        states: Sequence[State],
+        arrays: list[jax.Array],
+        early: bool,
+        again: bool,
+    ) -> tuple[list[jax.Array], int]:
+        """Operands that wait as long as an operator should, and the tick that it comes after."""
+        tensors, now = [use.tensor for use in operator.operands], self.clock.ticks
+        since = max((self.since[tensor, early] for tensor in tensors), default=0)
+        waiting = [
+            k
+            for k, tensor in enumerate(tensors)
+            if self.since[tensor, early] < now and self.waits(operator, tensor, again)
+        ]
+        in_turn = operator.kind in PRODUCTS and not self.overlap
+        every = in_turn and not waiting and since < now
+        chosen = [*range(len(arrays))] if every else waiting
+        if not chosen:
+            return arrays, since
+        held = self.clock.hold([arrays[k] for k in chosen])
+        for k, x in zip(chosen, held, strict=True):
+            arrays[k] = x
+        for k in waiting:  # other readers find it there
+            copies = (self.early if early else self.late)[tensors[k]]
+            copies[states[k]] = arrays[k]
+            if len(copies) == 1:
+                self.since[tensors[k], early] = now
+        return arrays, now
+
+    def waits(self, operator: Operator, tensor: int, again: bool) -> bool:
+        """Whether an operand is there only once the backward pass has come this far.
 
         What runs again itself needs no barrier of its own.
         """
-        region = operator.call.region
-        producer = self.graph.tensors[tensor].producer
-        if producer is not None:
-            same = region is not None and self.graph.operators[producer].call.region == region
-            if same or self.is_remade(producer):
-                return x
-        if (tensor, state) not in self._behind:
-            self._behind[tensor, state] = after([x], *self.now)[0]
-        return self._behind[tensor, state]
+        region, producer = operator.call.region, self.graph.tensors[tensor].producer
+        if not again and region is None:
+            return False
+        if producer is None:
+            return True
+        same = region is not None and self.graph.operators[producer].call.region == region
+        return not (same or self.is_remade(producer))
 
     def gradient(self, tensor: int, state: State, x: jax.Array) -> jax.Array:
         """What an argument is updated by, once all else has read the argument.

@@ -23,10 +23,10 @@ UNLIKE = {
     # A perceptron of 16 rows: gathered kernels are nearly all there is, and what one is gathered
     # from along two axes, or summed along two, is counted with it.
     **{("mlp", s, 2): "collectives along two axes" for s in ("ddp", "fsdp", "megatron-sp")},
-    ("moe", "ddp", 2): "sums along two axes",
     # Few pixels a device, beside kernels that XLA copies into other layouts as the step begins,
     # once for both passes.
-    **{("vgg", s, axes): "layouts" for s in ("ddp", "fsdp", "megatron-sp") for axes in (1, 2)},
+    **{("vgg", s, 1): "layouts" for s in ("ddp", "fsdp", "megatron-sp")},
+    **{("vgg", s, 2): "layouts" for s in ("ddp", "megatron-sp")},
 }
 
 
@@ -53,20 +53,24 @@ def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     assert -0.45 < excess(taken) < 1.8
 
 
-# Models with more tokens than kernels, how far the limit goes down, and from where on XLA finds no
-# room between tensors of unlike sizes and lives, and takes more than a quarter more than is there.
+# Models with more tokens than kernels, on meshes, and how far the limit goes down.
 LIMITED = {
-    "gpt": ({"layers": 3, "batch": 16, "length": 32}, (1.0, 0.8, 0.65, 0.5, 0.4), 0.0),
-    "llama": ({}, (1.0, 0.8, 0.65, 0.5), 0.5),
+    "gpt": ("gpt", {"layers": 3, "batch": 16, "length": 32}, LINE, (1.0, 0.8, 0.65, 0.5, 0.4)),
+    "gpt_scan": ("gpt_scan", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
+    "llama": ("llama", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
+    "llama-2x4": ("llama", {}, PLANE, (1.0, 0.8)),
 }
+SLOW = {"llama-2x4"}  # minutes of searching
 
 
-@pytest.mark.parametrize("name", LIMITED)
-def test_lower_limits_take_less_memory(name):
+@pytest.mark.parametrize(
+    "case", [pytest.param(k, marks=[pytest.mark.slow] if k in SLOW else []) for k in LIMITED]
+)
+def test_lower_limits_take_less_memory(case):
     """Down to half of what the quickest plan takes, and less."""
-    sizes, shares, packed = LIMITED[name]
+    name, sizes, axes, shares = LIMITED[case]
     model = load_model(name, **sizes)
-    network = AlphaBeta(Mesh.of(LINE), (1e-6,), (1e9,))
+    network = AlphaBeta(Mesh.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
     allowed = [ways.all for ways in problem.ways]
     free = milp(problem, allowed, gap=1e-2)
@@ -77,7 +81,7 @@ def test_lower_limits_take_less_memory(name):
         taken = report(model, problem, found)
         assert found.cost.memory.peak <= limit
         assert taken.agrees, str(taken)
-        assert (abs(excess(taken)) <= 0.25) == (share > packed), str(taken)
+        assert abs(excess(taken)) <= 0.25, str(taken)
         compiled.append(taken.compiled_work)
     assert compiled == sorted(set(compiled), reverse=True)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from tensorstate.apply import CPU_OPTIONS
-from tensorstate.order import after, apart, moment
+from tensorstate.order import Clock, after, apart, moment
 
 W = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)
 
@@ -62,3 +62,35 @@ def test_what_is_made_apart_is_not_made_where_it_is_read():
 
     assert barriers(fused) == []
     assert barriers(lambda x, y: apart(jnp.tanh(x).sum(0)) * y) == [1]
+
+
+def in_turn(count: int):
+    """Products one after the other, though none needs what another makes."""
+
+    def products(x, y):
+        clock, made = Clock(), []
+        for power in range(count):
+            operand = clock.hold([y * (power + 1)])[0]
+            made.append(operand @ x)
+            clock.tick(made[-1])
+        return made
+
+    return products
+
+
+def test_a_clock_needs_one_barrier_for_each_moment_but_the_first():
+    """Two wait for the first; the last waits for the moment before its own, which XLA drops."""
+    assert barriers(in_turn(1)) == []
+    assert barriers(in_turn(2)) == [2, 2]
+    assert sorted(barriers(in_turn(5))) == [2, 2, 2, 3, 3]
+
+
+def test_a_clock_tells_the_last_moment():
+    clock = Clock()
+    assert clock.now == []
+    assert clock.hold([W]) == [W]
+    clock.tick(W)
+    clock.tick(2 * W)
+    assert clock.ticks == 2
+    np.testing.assert_array_equal(clock.now, [2 * W[0, 0]])
+    np.testing.assert_array_equal(clock.hold([W + 1])[0], W + 1)
