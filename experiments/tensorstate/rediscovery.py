@@ -19,8 +19,6 @@ from tensorstate import HARDWARE, Graph, Plan, PlanError, named, search, trace
 from tensorstate.naming import full_name
 from tensorstate.search.exact import Found
 
-NOTHING = "nothing fits"
-
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
@@ -112,8 +110,7 @@ def _row_for_each_limit(
         try:
             row |= _found(_searched(config, graph, limit), families)
         except PlanError as error:
-            least = str(error).partition(":")[2].partition(",")[0]
-            row |= {"found": f"{NOTHING}:{least}"}
+            row |= {"found": str(error).partition(",")[0]}
         rows.append(row)
     return rows
 

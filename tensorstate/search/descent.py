@@ -112,14 +112,14 @@ def _descend(
         stale += 1
         if found is None and best is None:
             recompute, objective = limited["recompute"], limited["objective"]
-            now = least_memory(problem, free, recompute, objective, narrow=True)
+            now, _ = least_memory(problem, free, recompute, objective, narrow=True)
             if least is None or now.cost.memory.peak < least.cost.memory.peak * (1 - LEAST):
                 least, ways, stale = now, now.decisions.ways, 0
                 best = least if _is_better(least, None, memory_limit) else None
         elif found is not None and _is_better(found, best, memory_limit):
             best, ways, stale = found, found.decisions.ways, 1  # this axis is as it should be
     if best is None:
-        raise PlanError(infeasible(problem, memory_limit, least))
+        raise PlanError(infeasible(problem, memory_limit, least, proved=False))
     return best
 
 

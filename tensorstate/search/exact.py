@@ -86,7 +86,7 @@ def milp(
     )
     if found is None:
         limited = memory_limit is not None
-        least = least_memory(problem, allowed, recompute, objective) if limited else None
+        least = least_memory(problem, allowed, recompute, objective)[0] if limited else None
         raise PlanError(infeasible(problem, memory_limit, least))
     return dataclasses.replace(found, seconds=time.perf_counter() - start)
 
@@ -119,9 +119,9 @@ def attempt(
     if not len(solution.values):
         if memory_limit is None:
             raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
-        least = least_memory(problem, allowed, recompute, objective, narrow)
+        least, nbytes = least_memory(problem, allowed, recompute, objective, narrow)
         if least.cost.memory.peak > memory_limit:
-            raise PlanError(infeasible(problem, memory_limit, least))
+            raise PlanError(infeasible(problem, memory_limit, least, nbytes > memory_limit))
         spent = time.perf_counter() - start
         return dataclasses.replace(least, bound=formulation.seconds(solution.bound), seconds=spent)
     decisions = formulation.decisions(solution)
@@ -143,7 +143,8 @@ def _optimum(
 ) -> tuple[Formulation, Solution]:
     """A program and its solution; if it is not small, among ways that its relaxation has parts of.
 
-    The bound is that of all ways; if it is too far, and the program is not large, all are tried.
+    The bound is that of all ways; if it is too far, and the program is not large, all are tried in
+    what time there is left.
     """
 
     def left() -> float:
@@ -157,8 +158,14 @@ def _optimum(
             likely = build(whole.choices.likely(relaxed))
             found = likely.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
             close = relaxed.bound >= found.objective * (1 - gap)
-            if len(found.values) and (close or size > LARGE):
-                return likely, dataclasses.replace(found, bound=relaxed.bound)
+            if len(found.values):
+                found = dataclasses.replace(found, bound=relaxed.bound)
+                if close or size > LARGE:
+                    return likely, found
+                better = whole.program.solve(gap=gap, time_limit=left(), progress=progress)
+                if better.objective < found.objective:
+                    return whole, better
+                return likely, dataclasses.replace(found, bound=max(found.bound, better.bound))
     return whole, whole.program.solve(gap=gap, time_limit=left(), progress=progress)
 
 
@@ -215,7 +222,9 @@ def objective_of(cost: Cost, objective: str) -> float:
     return cost.seconds if objective == "sum" else cost.overlapped
 
 
-def infeasible(problem: Problem, memory_limit: float | None, least: Found | None) -> str:
+def infeasible(
+    problem: Problem, memory_limit: float | None, least: Found | None, proved: bool = True
+) -> str:
     """Why nothing fits: how much the least memory is that was found, and what takes most of it."""
     if memory_limit is None or least is None:
         return "no ways of the operators fit together; pins may contradict each other"
@@ -228,8 +237,9 @@ def infeasible(problem: Problem, memory_limit: float | None, least: Found | None
         f"{problem.graph.tensors[trip.tensors[0]].name} x {trip.weight}: {_bytes(nbytes)}"
         for nbytes, trip in largest
     )
+    none = "no plan fits" if proved else "no plan was found that fits"
     return (
-        f"no plan fits into {_bytes(memory_limit)} of a device's memory: the least is about "
+        f"{none} into {_bytes(memory_limit)} of a device's memory: the least is about "
         f"{_bytes(memory.peak)}, {_bytes(memory.peak - memory_limit)} more. Inputs take "
         f"{_bytes(memory.inputs)}, what is kept {_bytes(memory.kept + memory.held)}, gradients "
         f"{_bytes(memory.gradients)}; the largest are {names}"
@@ -257,21 +267,27 @@ def least_memory(
     recompute: bool,
     objective: str,
     narrow: bool = False,
-) -> Found:
-    """Decisions with about the least memory.
+) -> tuple[Found, float]:
+    """Decisions with about the least memory, and bytes below which none are.
 
     Raises:
         PlanError: none were found within a minute.
     """
     start = time.perf_counter()
-    formulation = Formulation(
-        problem, allowed, recompute=recompute, memory_limit=np.inf, narrow=narrow
-    )
-    formulation.minimize_memory()
-    solution = formulation.program.solve(gap=1e-2, time_limit=60)
+    all_whole = float(sum(tensor.nbytes for tensor in problem.graph.tensors))
+
+    def build(allowed: Sequence[Sequence[Way]]) -> Formulation:
+        formulation = Formulation(
+            problem, allowed, recompute=recompute, memory_limit=2 * all_whole, narrow=narrow
+        )
+        formulation.minimize_memory()
+        return formulation
+
+    formulation, solution = _optimum(build, allowed, 1e-2, start + 60, None)
     if not len(solution.values):
-        raise PlanError("no plan was found at all within a minute")
+        raise PlanError("in a minute no plan was found at all, whatever memory it takes")
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
     spent = time.perf_counter() - start
-    return Found(decisions, cost, objective_of(cost, objective), -np.inf, "milp", spent)
+    found = Found(decisions, cost, objective_of(cost, objective), -np.inf, "milp", spent)
+    return found, formulation.nbytes(solution.bound)

@@ -369,6 +369,10 @@ class Formulation:
         """An objective of the program in seconds."""
         return objective / MICRO if math.isfinite(objective) else objective
 
+    def nbytes(self, peak: float) -> float:
+        """The memory that is minimized, in bytes."""
+        return peak if self.room is None else peak * self.room.unit
+
 
 def _whole(sources: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
     """All of a flow, where the way of its maker puts it."""

@@ -46,7 +46,8 @@ def test_it_keeps_memory_limits(name):
     """By what is made again, and by states that take less."""
     problem = problem_of(name)
     free = milp(problem, every(problem), gap=1e-7)
-    least = least_memory(problem, every(problem), recompute=True, objective="sum")
+    least, nbytes = least_memory(problem, every(problem), recompute=True, objective="sum")
+    assert 0.98 * least.cost.memory.peak <= nbytes <= least.cost.memory.peak
     limit = max(least.cost.memory.peak, 0.8 * free.cost.memory.peak)
     best = milp(problem, every(problem), recompute=True, memory_limit=limit, gap=1e-7)
     found = genetic(problem, every(problem), recompute=True, memory_limit=limit)
