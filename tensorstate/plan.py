@@ -24,8 +24,9 @@ from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
 from tensorstate.page import page
 from tensorstate.pins import Spec, pinned
 from tensorstate.problem import Problem
+from tensorstate.search.auto import auto
 from tensorstate.search.descent import descent
-from tensorstate.search.exact import Found, milp, objective_of
+from tensorstate.search.exact import Found, milp, objective_of, rank
 from tensorstate.search.genetic import genetic
 from tensorstate.search.program import Progress
 from tensorstate.states import Mesh, State
@@ -35,8 +36,7 @@ from tensorstate.ways import Way
 
 Allowed = Sequence[Sequence[Way]]
 
-# Axes up to which all are searched at once.
-AT_ONCE = 2
+SEARCHES = {"auto": auto, "milp": milp, "descent": descent, "genetic": genetic}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -255,7 +255,7 @@ def search(
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         method: "milp" decides all axes at once; "descent" one after another, with a looser bound;
             "genetic" breeds plans, without one; "auto" takes the first up to two axes, else the
-            second.
+            second, which also helps on two axes under a memory limit (see ``search.auto``).
         gap: relative gap to a proved bound at which to stop.
         time_limit: seconds; the best plan until then is returned with its gap.
         seed: of the genetic search.
@@ -272,13 +272,10 @@ def search(
     network, device = _network(sizes, topology, network), _hardware(hardware)
     if objective not in ("sum", "max"):
         raise PlanError(f"objective must be 'sum' or 'max', got {objective!r}")
-    if method not in ("auto", "milp", "descent", "genetic"):
-        raise PlanError(f"method must be auto, milp, descent or genetic, got {method!r}")
+    if method not in SEARCHES:
+        raise PlanError(f"method must be one of {', '.join(SEARCHES)}, got {method!r}")
     if memory_limit is not None and not memory_limit > 0:
         raise PlanError(f"memory_limit must be above 0 bytes, got {memory_limit}")
-    many = sum(size > 1 for size in sizes.sizes) > AT_ONCE
-    if method == "auto":
-        method = "descent" if many else "milp"
     options: dict[str, Any] = {
         "recompute": recompute,
         "memory_limit": memory_limit,
@@ -290,7 +287,7 @@ def search(
         options["seed"] = seed
     else:
         options["gap"] = gap
-    solve = {"genetic": genetic, "descent": descent, "milp": milp}[method]
+    solve = SEARCHES[method]
 
     def ready(count: int) -> tuple[Problem, Allowed]:
         problem = Problem(graph, network, device, count, batch)
@@ -342,7 +339,7 @@ def _counted(
             reason = f"in {count} microbatches {error}" if count > 1 else str(error)
             continue
         bound = min(bound, found.bound)
-        if best is None or _rank(found, limit) < _rank(best[1], limit):
+        if best is None or rank(found, limit) < rank(best[1], limit):
             best = problem, found
         elif auto:
             break
@@ -350,11 +347,6 @@ def _counted(
         raise PlanError(reason or "no number of microbatches was given")
     seconds = time.perf_counter() - start
     return best[0], dataclasses.replace(best[1], bound=bound, seconds=seconds)
-
-
-def _rank(found: Found, limit: float | None) -> tuple[bool, float]:
-    """Plans that fit come first; rounding shares to whole layers may have taken too much."""
-    return limit is not None and found.cost.memory.peak > limit, found.objective
 
 
 def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:

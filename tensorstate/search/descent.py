@@ -16,7 +16,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware
 from tensorstate.problem import Problem
 from tensorstate.search.axes import SomeAxes, joined
-from tensorstate.search.exact import Found, attempt, infeasible, least_memory, objective_of
+from tensorstate.search.exact import Found, Unfit, attempt, least_memory, objective_of, why
 from tensorstate.search.milp import Formulation
 from tensorstate.search.program import Progress
 from tensorstate.states import REPLICATED
@@ -47,17 +47,17 @@ def descent(
     out beside the descent. Arguments and errors are those of ``exact.milp``.
     """
     start = time.perf_counter()
+    until = start + time_limit
     joined = _joined_axes(problem, allowed, objective, gap, time_limit, progress)
     limited: Limited = {
         "recompute": recompute,
         "memory_limit": memory_limit,
         "objective": objective,
     }
-    bound = functools.partial(axes_bound, problem, allowed, **limited)
+    bound = functools.partial(axes_bound, problem, allowed, **limited, until=until)
     with ThreadPoolExecutor(1) as beside:
         first = None if joined is None else busiest(problem, joined)
         bounds = [] if first is None else [beside.submit(bound, first)]
-        until = start + time_limit
         best = _descend(problem, allowed, joined, limited, gap, until, progress)
         last = busiest(problem, best)
         if last != first:
@@ -93,7 +93,7 @@ def _descend(
     least, stale = None, 0
     for turn in range(SWEEPS * len(axes)):
         left = until - time.perf_counter()
-        if stale >= len(axes) or (left <= 0 and best is not None):
+        if stale >= len(axes) or (left <= 0 and (best is not None or turn >= len(axes))):
             break
         axis = axes[turn % len(axes)]
         free = [
@@ -110,17 +110,24 @@ def _descend(
             progress=progress,
         )
         stale += 1
-        if found is None and best is None:
+        if not isinstance(found, Unfit):
+            if _is_better(found, best, memory_limit):
+                best, ways, stale = found, found.decisions.ways, 1  # this axis is as it should be
+        elif best is None:
             recompute, objective = limited["recompute"], limited["objective"]
-            now, _ = least_memory(problem, free, recompute, objective, narrow=True)
-            if least is None or now.cost.memory.peak < least.cost.memory.peak * (1 - LEAST):
+            now = found.least
+            if now is None:
+                now, _ = least_memory(problem, free, recompute, objective, narrow=True)
+            if now is not None and (least is None or _takes_less(now, least)):
                 least, ways, stale = now, now.decisions.ways, 0
                 best = least if _is_better(least, None, memory_limit) else None
-        elif found is not None and _is_better(found, best, memory_limit):
-            best, ways, stale = found, found.decisions.ways, 1  # this axis is as it should be
     if best is None:
-        raise PlanError(infeasible(problem, memory_limit, least, proved=False))
+        raise PlanError(why(problem, allowed, Unfit(proved=False, least=least), **limited))
     return best
+
+
+def _takes_less(found: Found, least: Found) -> bool:
+    return found.cost.memory.peak < least.cost.memory.peak * (1 - LEAST)
 
 
 def _is_better(found: Found, best: Found | None, memory_limit: float | None) -> bool:
@@ -164,7 +171,7 @@ def _joined_axes(
         time_limit=time_limit,
         progress=progress,
     )
-    if found is None:
+    if isinstance(found, Unfit):
         return None
     pairs = zip(meant, found.decisions.ways, strict=True)
     decisions = Decisions(tuple(one[way] for one, way in pairs))
@@ -213,8 +220,9 @@ def axes_bound(
     recompute: bool,
     memory_limit: float | None,
     objective: str,
+    until: float = np.inf,
 ) -> float:
-    """Seconds that no plan beats, where more bytes never take less time.
+    """Seconds that no plan beats, where more bytes never take less time; ``-inf`` if none in time.
 
     Some axes are searched together, in the relaxation, as if the others cut every tensor and all
     work and cost nothing.
@@ -239,7 +247,9 @@ def axes_bound(
         memory_limit=None if memory_limit is None else memory_limit * faster,
         objective=objective,
     )
-    return formulation.seconds(formulation.program.solve(relax=True, presolve=False).bound)
+    left = max(0.1, until - time.perf_counter())
+    relaxed = formulation.program.solve(relax=True, presolve=False, time_limit=left)
+    return formulation.seconds(relaxed.bound)
 
 
 def busiest(problem: Problem, found: Found) -> tuple[int, ...]:

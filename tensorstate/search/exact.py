@@ -48,6 +48,24 @@ class Found:
     seconds: float
 
 
+def rank(found: Found, limit: float | None) -> tuple[bool, float]:
+    """Plans that fit come first; rounding shares to whole layers may have taken too much."""
+    return limit is not None and found.cost.memory.peak > limit, found.objective
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Unfit:
+    """Nothing that fits was found.
+
+    Attributes:
+        proved: whether nothing fits; else it was not found in time.
+        least: about the least memory that was found.
+    """
+
+    proved: bool
+    least: Found | None = None
+
+
 def milp(
     problem: Problem,
     allowed: Sequence[Sequence[Way]],
@@ -84,10 +102,8 @@ def milp(
         time_limit=time_limit,
         progress=progress,
     )
-    if found is None:
-        limited = memory_limit is not None
-        least = least_memory(problem, allowed, recompute, objective)[0] if limited else None
-        raise PlanError(infeasible(problem, memory_limit, least))
+    if isinstance(found, Unfit):
+        raise PlanError(why(problem, allowed, found, recompute, memory_limit, objective))
     return dataclasses.replace(found, seconds=time.perf_counter() - start)
 
 
@@ -101,9 +117,15 @@ def attempt(
     gap: float,
     time_limit: float,
     narrow: bool = False,
+    fall_back: bool = True,
     progress: Progress | None = None,
-) -> Found | None:
-    """As ``milp``, but ``None`` where nothing fits."""
+) -> Found | Unfit:
+    """As ``milp``, but nothing is raised where a memory limit may be the reason.
+
+    Args:
+        narrow: as for ``Formulation``.
+        fall_back: whether to look for the least memory if nothing was found in time.
+    """
     start = time.perf_counter()
     build = functools.partial(
         Formulation,
@@ -115,13 +137,15 @@ def attempt(
     )
     formulation, solution = _optimum(build, allowed, gap, start + time_limit, progress)
     if solution.status == "infeasible":
-        return None
+        return Unfit(proved=True)
     if not len(solution.values):
         if memory_limit is None:
             raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
+        if not fall_back:
+            return Unfit(proved=False)
         least, nbytes = least_memory(problem, allowed, recompute, objective, narrow)
-        if least.cost.memory.peak > memory_limit:
-            raise PlanError(infeasible(problem, memory_limit, least, nbytes > memory_limit))
+        if least is None or least.cost.memory.peak > memory_limit:
+            return Unfit(nbytes > memory_limit, least)
         spent = time.perf_counter() - start
         return dataclasses.replace(least, bound=formulation.seconds(solution.bound), seconds=spent)
     decisions = formulation.decisions(solution)
@@ -222,12 +246,22 @@ def objective_of(cost: Cost, objective: str) -> float:
     return cost.seconds if objective == "sum" else cost.overlapped
 
 
-def infeasible(
-    problem: Problem, memory_limit: float | None, least: Found | None, proved: bool = True
+def why(
+    problem: Problem,
+    allowed: Sequence[Sequence[Way]],
+    unfit: Unfit,
+    recompute: bool,
+    memory_limit: float | None,
+    objective: str,
 ) -> str:
-    """Why nothing fits: how much the least memory is that was found, and what takes most of it."""
-    if memory_limit is None or least is None:
+    """Why nothing fits: how much the least memory is that is found, and what takes most of it."""
+    if memory_limit is None:
         return "no ways of the operators fit together; pins may contradict each other"
+    none = "no plan fits" if unfit.proved else "no plan was found that fits"
+    none = f"{none} into {_bytes(memory_limit)} of a device's memory"
+    least = unfit.least or least_memory(problem, allowed, recompute, objective)[0]
+    if least is None:
+        return f"{none}: how much the least is, was not found in a minute"
     memory = least.cost.memory
     largest = sorted(
         ((_stays(problem, trip), trip) for trip in least.cost.trips),
@@ -237,9 +271,8 @@ def infeasible(
         f"{problem.graph.tensors[trip.tensors[0]].name} x {trip.weight}: {_bytes(nbytes)}"
         for nbytes, trip in largest
     )
-    none = "no plan fits" if proved else "no plan was found that fits"
     return (
-        f"{none} into {_bytes(memory_limit)} of a device's memory: the least is about "
+        f"{none}: the least is about "
         f"{_bytes(memory.peak)}, {_bytes(memory.peak - memory_limit)} more. Inputs take "
         f"{_bytes(memory.inputs)}, what is kept {_bytes(memory.kept + memory.held)}, gradients "
         f"{_bytes(memory.gradients)}; the largest are {names}"
@@ -267,11 +300,11 @@ def least_memory(
     recompute: bool,
     objective: str,
     narrow: bool = False,
-) -> tuple[Found, float]:
-    """Decisions with about the least memory, and bytes below which none are.
+) -> tuple[Found | None, float]:
+    """Decisions with about the least memory, if any are found in a minute.
 
-    Raises:
-        PlanError: none were found within a minute.
+    Returns:
+        The decisions, and bytes below which none are.
     """
     start = time.perf_counter()
     all_whole = float(sum(tensor.nbytes for tensor in problem.graph.tensors))
@@ -284,10 +317,11 @@ def least_memory(
         return formulation
 
     formulation, solution = _optimum(build, allowed, 1e-2, start + 60, None)
+    bound = formulation.nbytes(solution.bound)
     if not len(solution.values):
-        raise PlanError("in a minute no plan was found at all, whatever memory it takes")
+        return None, bound
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
     spent = time.perf_counter() - start
     found = Found(decisions, cost, objective_of(cost, objective), -np.inf, "milp", spent)
-    return found, formulation.nbytes(solution.bound)
+    return found, bound
