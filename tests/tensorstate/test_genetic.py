@@ -47,6 +47,7 @@ def test_it_keeps_memory_limits(name):
     problem = problem_of(name)
     free = milp(problem, every(problem), gap=1e-7)
     least, nbytes = least_memory(problem, every(problem), recompute=True, objective="sum")
+    assert least is not None
     assert 0.98 * least.cost.memory.peak <= nbytes <= least.cost.memory.peak
     limit = max(least.cost.memory.peak, 0.8 * free.cost.memory.peak)
     best = milp(problem, every(problem), recompute=True, memory_limit=limit, gap=1e-7)
