@@ -241,7 +241,9 @@ class Device:
             for k, tensor in enumerate(tensors)
             if self.since[tensor, early] < now and self.waits(operator, tensor, again)
         ]
-        in_turn = operator.kind in PRODUCTS and not self.overlap
+        # What is turned about in the backward pass is there from the start if the input is.
+        kinds = PRODUCTS if early else (*PRODUCTS, "opaque")
+        in_turn = operator.kind in kinds and not self.overlap
         every = in_turn and not waiting and since < now
         chosen = [*range(len(arrays))] if every else waiting
         if not chosen:

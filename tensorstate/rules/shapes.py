@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -189,6 +190,31 @@ def _window(linear: tuple[frozenset[int], ...] = ()):
     return describe
 
 
+def _run_select_and_scatter(equation: Equation, arrays, block: Block):
+    """Where windows do not overlap, without tables of places as large as what they cover.
+
+    XLA makes four of them on CPU and GPU as the program begins (``SelectAndScatterExpander``).
+    """
+    (source, operand), params = arrays, equation.params
+    windows, best = params["window_dimensions"], BEST.get(params["select_prim"])
+    covered = tuple(n * w for n, w in zip(source.shape, windows, strict=True))
+    apart = tuple(params["window_strides"]) == tuple(windows) and operand.shape == covered
+    if best is None or not apart or any(map(any, params["padding"])):
+        return bind_with(equation, arrays)
+    pairs = list(zip(source.shape, windows, strict=True))
+    split = operand.reshape([size for pair in pairs for size in pair])
+    inside = tuple(range(1, split.ndim, 2))
+    places = jnp.arange(math.prod(windows)).reshape([s for w in windows for s in (1, w)])
+    chosen = split == best(split, axis=inside, keepdims=True)
+    # Of several that are best the first one is chosen.
+    first = jnp.where(chosen, places, places.size).min(inside, keepdims=True)
+    whole = source.reshape([size for n in source.shape for size in (n, 1)])
+    return [jnp.where(places == first, whole, 0).reshape(operand.shape)]
+
+
+# How elements of a window are compared, and which of them is best.
+BEST = {lax.ge_p: jnp.max, lax.le_p: jnp.min}
+
 RULES: dict[str, Rule] = {
     "slice": Rule(slice_, _run_slice),
     "split": Rule(split),
@@ -203,6 +229,6 @@ RULES: dict[str, Rule] = {
     "reduce_window_max": Rule(_window()),
     "reduce_window_min": Rule(_window()),
     "reduce_window": Rule(_window()),
-    "select_and_scatter_add": Rule(_window(FIRST)),
+    "select_and_scatter_add": Rule(_window(FIRST), _run_select_and_scatter),
     "select_and_gather_add": Rule(_window(FIRST)),
 }

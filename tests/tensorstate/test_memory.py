@@ -23,10 +23,9 @@ UNLIKE = {
     # A perceptron of 16 rows: gathered kernels are nearly all there is, and what one is gathered
     # from along two axes, or summed along two, is counted with it.
     **{("mlp", s, 2): "collectives along two axes" for s in ("ddp", "fsdp", "megatron-sp")},
-    # Few pixels a device, beside kernels that XLA copies into other layouts as the step begins,
-    # once for both passes.
-    **{("vgg", s, 1): "layouts" for s in ("ddp", "fsdp", "megatron-sp")},
-    **{("vgg", s, 2): "layouts" for s in ("ddp", "megatron-sp")},
+    # Few pixels a device: sums of kernels, which XLA on CPU does not add up in place.
+    ("vgg", "ddp", 1): "sums",
+    ("vgg", "megatron-sp", 2): "sums",
 }
 
 
@@ -53,12 +52,16 @@ def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     assert -0.45 < excess(taken) < 1.8
 
 
-# Models with more tokens than kernels, on meshes, and how far the limit goes down.
+# Models with more tokens, or pixels, than kernels, on meshes, and how far the limit goes down.
 LIMITED = {
+    "mlp": ("mlp", {"batch": 512}, LINE, (1.0, 0.8, 0.65)),
     "gpt": ("gpt", {"layers": 3, "batch": 16, "length": 32}, LINE, (1.0, 0.8, 0.65, 0.5, 0.4)),
     "gpt_scan": ("gpt_scan", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
     "llama": ("llama", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
     "llama-2x4": ("llama", {}, PLANE, (1.0, 0.8)),
+    "moe": ("moe", {}, LINE, (1.0, 0.8, 0.65)),
+    "vgg": ("vgg", {"batch": 64, "side": 16}, LINE, (1.0, 0.8, 0.65)),
+    "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
 SLOW = {"llama-2x4"}  # minutes of searching
 
@@ -67,7 +70,7 @@ SLOW = {"llama-2x4"}  # minutes of searching
     "case", [pytest.param(k, marks=[pytest.mark.slow] if k in SLOW else []) for k in LIMITED]
 )
 def test_lower_limits_take_less_memory(case):
-    """Down to half of what the quickest plan takes, and less."""
+    """Down to two thirds of what the quickest plan takes, or to less."""
     name, sizes, axes, shares = LIMITED[case]
     model = load_model(name, **sizes)
     network = AlphaBeta(Mesh.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
