@@ -52,6 +52,12 @@ def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     assert -0.45 < excess(taken) < 1.8
 
 
+def unlimited(problem: Problem) -> tuple[list, Found]:
+    """All ways, and the quickest plan."""
+    allowed = [ways.all for ways in problem.ways]
+    return allowed, milp(problem, allowed, gap=1e-2)
+
+
 # Models with more tokens, or pixels, than kernels, on meshes, and how far the limit goes down.
 LIMITED = {
     "mlp": ("mlp", {"batch": 512}, LINE, (1.0, 0.8, 0.65)),
@@ -75,8 +81,7 @@ def test_lower_limits_take_less_memory(case):
     model = load_model(name, **sizes)
     network = AlphaBeta(Mesh.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
-    allowed = [ways.all for ways in problem.ways]
-    free = milp(problem, allowed, gap=1e-2)
+    allowed, free = unlimited(problem)
     compiled = []
     for share in shares:
         limit = share * free.cost.memory.peak
@@ -87,6 +92,11 @@ def test_lower_limits_take_less_memory(case):
         assert abs(excess(taken)) <= 0.25, str(taken)
         compiled.append(taken.compiled_work)
     assert compiled == sorted(set(compiled), reverse=True)
+
+
+def test_a_limit_that_is_too_low_is_refused_with_what_is_missing():
+    problem = problem_of("llama", LINE)
+    allowed, free = unlimited(problem)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
         milp(problem, allowed, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
 
@@ -94,8 +104,8 @@ def test_lower_limits_take_less_memory(case):
 def test_a_plan_that_fits_is_found_however_little_time_there_is():
     """That with about the least memory, if no better one was; or it is said that none fits."""
     problem = problem_of("mlp", LINE)
-    allowed = [ways.all for ways in problem.ways]
-    peak = milp(problem, allowed, gap=1e-2).cost.memory.peak
+    allowed, free = unlimited(problem)
+    peak = free.cost.memory.peak
 
     def hurried(share: float) -> Found:
         limit = share * peak
