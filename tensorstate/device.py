@@ -4,7 +4,8 @@ What runs again waits for the last product before it, and so does what is gather
 find otherwise that it has both already. Gathers on accelerators wait for the end of the forward
 pass only, so that they can overlap. XLA on CPU overlaps nothing, and runs whatever it can at once
 if a step has collectives, whatever memory that takes: there products run one after the other,
-gathers come when they are read, and what is reduced in the backward pass is reduced there.
+gathers come when they are read, and what is reduced or turned about in the backward pass is so
+there.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class Device:
             if tensor not in self.given and self.is_remade(producer):
                 self.execute(self.graph.operators[producer or 0], early=False, again=True)
             elif trip is None:
-                self.bring(tensor, self.early[tensor], (), since, early=False)
+                self.bring(tensor, dict(self.early[tensor]), (), since, early=False)
             else:
                 there = self.given.get(tensor, ()) or ([] if trip.kept else [trip.source])
                 states = [*there, *([trip.kept] if trip.kept else [])]
@@ -241,10 +242,8 @@ class Device:
             for k, tensor in enumerate(tensors)
             if self.since[tensor, early] < now and self.waits(operator, tensor, again)
         ]
-        # What is turned about in the backward pass is there from the start if the input is.
-        kinds = PRODUCTS if early else (*PRODUCTS, "opaque")
-        in_turn = operator.kind in kinds and not self.overlap
-        every = in_turn and not waiting and since < now
+        in_turn = operator.kind in (PRODUCTS if early else (*PRODUCTS, "opaque"))
+        every = in_turn and not (self.overlap or waiting) and since < now
         chosen = [*range(len(arrays))] if every else waiting
         if not chosen:
             return arrays, since

@@ -18,8 +18,8 @@ from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
 from tensorstate import HARDWARE, Graph, PlanError, search, trace
-from tensorstate.plan import AT_ONCE
 from tensorstate.problem import Problem
+from tensorstate.search.auto import AT_ONCE
 from tensorstate.search.milp import Formulation
 
 

@@ -20,7 +20,7 @@ AT_ONCE = 2
 
 # Of the time the share after which the search along one axis after another has its turn, should the
 # exact search on several axes not be done; and seconds of it where there is no end.
-SHARE = 2 / 3
+SHARE = 1 / 2
 PATIENCE = 300.0
 
 

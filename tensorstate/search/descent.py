@@ -16,12 +16,24 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware
 from tensorstate.problem import Problem
 from tensorstate.search.axes import SomeAxes, joined
-from tensorstate.search.exact import Found, Unfit, attempt, least_memory, objective_of, why
+from tensorstate.search.exact import (
+    Found,
+    Unfit,
+    attempt,
+    least_memory,
+    objective_of,
+    relaxation,
+    seconds_left,
+    why,
+)
 from tensorstate.search.milp import Formulation
 from tensorstate.search.program import Progress
 from tensorstate.states import REPLICATED
 from tensorstate.trips import Decisions
 from tensorstate.ways import Way
+
+# Relative gap to which a relaxation under a memory limit is solved.
+BOUND = 1e-2
 
 # Times that every axis is visited at most, and the share of the cost that is worth another visit.
 SWEEPS = 4
@@ -42,9 +54,10 @@ def descent(
     """Block-coordinate descent: one axis is decided while the others are as they are.
 
     It starts from the best plan, without the memory limit, in which axes of like speed are one; it
-    ends when no axis does better by a thousandth. The bound is ``axes_bound``'s, of the axes along
-    which that first plan is busiest and of those along which the last one is; the former is worked
-    out beside the descent. Arguments and errors are those of ``exact.milp``.
+    ends when no axis does better by a thousandth. If that plan takes too much, one that does not is
+    found first, again along one axis after another. The bound is ``axes_bound``'s, of the axes
+    along which that first plan is busiest and of those along which the last one is; the former is
+    worked out beside the descent. Arguments and errors are those of ``exact.milp``.
     """
     start = time.perf_counter()
     until = start + time_limit
@@ -54,11 +67,17 @@ def descent(
         "memory_limit": memory_limit,
         "objective": objective,
     }
+    axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
+    fitting = None
+    if memory_limit is not None and (joined is None or not _is_better(joined, None, memory_limit)):
+        fitting = _least_memory(problem, allowed, joined, axes, limited)
+        if fitting is None or not _is_better(fitting, None, memory_limit):
+            raise PlanError(why(problem, allowed, Unfit(proved=False, least=fitting), **limited))
     bound = functools.partial(axes_bound, problem, allowed, **limited, until=until)
     with ThreadPoolExecutor(1) as beside:
         first = None if joined is None else busiest(problem, joined)
         bounds = [] if first is None else [beside.submit(bound, first)]
-        best = _descend(problem, allowed, joined, limited, gap, until, progress)
+        best = _descend(problem, allowed, axes, joined, fitting, limited, gap, until, progress)
         last = busiest(problem, best)
         if last != first:
             bounds.append(beside.submit(bound, last))
@@ -78,52 +97,71 @@ class Limited(TypedDict):
 def _descend(
     problem: Problem,
     allowed: Sequence[Sequence[Way]],
-    best: Found | None,
+    axes: Sequence[int],
+    start: Found | None,
+    fitting: Found | None,
     limited: Limited,
     gap: float,
     until: float,
     progress: Progress | None,
 ) -> Found:
-    """Decides along one axis after another, from a plan, or none, in which no limit is kept."""
-    axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
+    """Decides along one axis after another, from a plan, or none, in which no limit is kept.
+
+    Args:
+        fitting: what helps out where along an axis nothing that fits is found in time.
+    """
     memory_limit = limited["memory_limit"]
-    ways = None if best is None else best.decisions.ways
-    if best is not None and not _is_better(best, None, memory_limit):
-        best = None
-    least, stale = None, 0
+    ways = None if start is None else start.decisions.ways
+    best = start if start is not None and _is_better(start, None, memory_limit) else None
+    stale = 0
     for turn in range(SWEEPS * len(axes)):
         left = until - time.perf_counter()
-        if stale >= len(axes) or (left <= 0 and (best is not None or turn >= len(axes))):
+        if stale >= len(axes) or (left <= 0 and (best or fitting) is not None):
             break
-        axis = axes[turn % len(axes)]
-        free = [
-            _along(choices, axis, None if ways is None else ways[group])
-            for group, choices in enumerate(allowed)
-        ]
         found = attempt(
             problem,
-            free,
+            _along(allowed, axes[turn % len(axes)], ways),
             **limited,
             gap=gap,
-            time_limit=max(5.0, left),
+            time_limit=max(5.0, left / 2),
             narrow=True,
+            fall_back=False,
             progress=progress,
         )
         stale += 1
         if not isinstance(found, Unfit):
             if _is_better(found, best, memory_limit):
                 best, ways, stale = found, found.decisions.ways, 1  # this axis is as it should be
-        elif best is None:
-            recompute, objective = limited["recompute"], limited["objective"]
-            now = found.least
-            if now is None:
-                now, _ = least_memory(problem, free, recompute, objective, narrow=True)
-            if now is not None and (least is None or _takes_less(now, least)):
-                least, ways, stale = now, now.decisions.ways, 0
-                best = least if _is_better(least, None, memory_limit) else None
-    if best is None:
-        raise PlanError(why(problem, allowed, Unfit(proved=False, least=least), **limited))
-    return best
+        elif best is None and fitting is not None:
+            best, ways, stale = fitting, fitting.decisions.ways, 0
+    found = best or fitting
+    if found is None:
+        raise PlanError(why(problem, allowed, Unfit(proved=False), **limited))
+    return found
+
+
+def _least_memory(
+    problem: Problem,
+    allowed: Sequence[Sequence[Way]],
+    start: Found | None,
+    axes: Sequence[int],
+    limited: Limited,
+) -> Found | None:
+    """What takes the least memory, along one axis after another, or little enough."""
+    recompute, objective = limited["recompute"], limited["objective"]
+    ways = None if start is None else start.decisions.ways
+    least, stale = None, 0
+    for turn in range(SWEEPS * len(axes)):
+        if least is not None and _is_better(least, None, limited["memory_limit"]):
+            break
+        if stale >= len(axes):
+            break
+        free = _along(allowed, axes[turn % len(axes)], ways)
+        found, _ = least_memory(problem, free, recompute, objective, narrow=True)
+        stale += 1
+        if found is not None and (least is None or _takes_less(found, least)):
+            least, ways, stale = found, found.decisions.ways, 1
+    return least
 
 
 def _takes_less(found: Found, least: Found) -> bool:
@@ -135,12 +173,18 @@ def _is_better(found: Found, best: Found | None, memory_limit: float | None) -> 
     return fits and (best is None or found.objective < best.objective * (1 - LEAST))
 
 
-def _along(choices: Sequence[Way], axis: int, now: Way | None) -> list[Way]:
-    """The ways that differ from the present one along an axis only."""
-    others = [REPLICATED] * len(choices[0]) if now is None else list(now)
-    fixed = [entry for i, entry in enumerate(others) if i != axis]
-    found = [w for w in choices if [entry for i, entry in enumerate(w) if i != axis] == fixed]
-    return found or list(choices)
+def _along(
+    allowed: Sequence[Sequence[Way]], axis: int, ways: Sequence[Way] | None
+) -> list[list[Way]]:
+    """For every class the ways that differ from the present one along an axis only."""
+
+    def along(choices: Sequence[Way], now: Way) -> list[Way]:
+        others = now[:axis] + now[axis + 1 :]
+        return [w for w in choices if w[:axis] + w[axis + 1 :] == others] or list(choices)
+
+    if ways is None:
+        ways = [(REPLICATED,) * len(choices[0]) for choices in allowed]
+    return [along(choices, now) for choices, now in zip(allowed, ways, strict=True)]
 
 
 def _joined_axes(
@@ -247,8 +291,11 @@ def axes_bound(
         memory_limit=None if memory_limit is None else memory_limit * faster,
         objective=objective,
     )
-    left = max(0.1, until - time.perf_counter())
-    relaxed = formulation.program.solve(relax=True, presolve=False, time_limit=left)
+    left = functools.partial(seconds_left, until)
+    if memory_limit is None:
+        relaxed = formulation.program.solve(relax=True, presolve=False, time_limit=left())
+    else:
+        relaxed = relaxation(formulation, BOUND, left)
     return formulation.seconds(relaxed.bound)
 
 

@@ -25,6 +25,9 @@ SMALL, LARGE = 20_000, 200_000
 ROUNDINGS = 6
 SECONDS = 30.0
 
+# Seconds of a second look at whether anything fits.
+AGAIN = 5.0
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
@@ -137,7 +140,7 @@ def attempt(
     )
     formulation, solution = _optimum(build, allowed, gap, start + time_limit, progress)
     if solution.status == "infeasible":
-        return Unfit(proved=True)
+        return Unfit(proved=memory_limit is None or _is_infeasible(formulation))
     if not len(solution.values):
         if memory_limit is None:
             raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
@@ -170,14 +173,11 @@ def _optimum(
     The bound is that of all ways; if it is too far, and the program is not large, all are tried in
     what time there is left.
     """
-
-    def left() -> float:
-        return max(0.1, until - time.perf_counter())
-
+    left = functools.partial(seconds_left, until)
     whole = build(allowed)
     size = whole.program.num_variables
     if size > SMALL:
-        relaxed = _relaxed(whole, gap, left)
+        relaxed = relaxation(whole, gap, left)
         if len(relaxed.values) and relaxed.bound >= 0:  # no time is less
             likely = build(whole.choices.likely(relaxed))
             found = likely.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
@@ -193,7 +193,21 @@ def _optimum(
     return whole, whole.program.solve(gap=gap, time_limit=left(), progress=progress)
 
 
-def _relaxed(whole: Formulation, gap: float, left: Callable[[], float]) -> Solution:
+def _is_infeasible(formulation: Formulation) -> bool:
+    """Whether nothing fits, whatever it costs.
+
+    Where costs differ by many orders of magnitude the solver may say so of what is only hard.
+    """
+    formulation.program.forget_costs()
+    return formulation.program.solve(time_limit=AGAIN).status == "infeasible"
+
+
+def seconds_left(until: float) -> float:
+    """Seconds until then; a tenth at least, for which a solver may still be called."""
+    return max(0.1, until - time.perf_counter())
+
+
+def relaxation(whole: Formulation, gap: float, left: Callable[[], float]) -> Solution:
     """The relaxation: by the simplex method, if it does not take too many steps.
 
     It finds a corner, where few ways are likely, mostly sooner than the interior-point method does;

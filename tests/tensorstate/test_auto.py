@@ -15,7 +15,7 @@ from tensorstate.search import auto as searches
 from tensorstate.search import exact
 from tensorstate.search.auto import auto
 from tensorstate.search.descent import descent
-from tensorstate.search.exact import Unfit, least_memory, milp
+from tensorstate.search.exact import Unfit, attempt, least_memory, milp
 from tensorstate.search.program import Program, Solution
 from tests.tensorstate.tiny import MESHES, graph
 
@@ -119,3 +119,22 @@ def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, p
     monkeypatch.setattr(exact, "least_memory", lambda *_args: (None, -math.inf))
     with pytest.raises(PlanError, match="how much the least is, was not found in a minute"):
         milp(problem, allowed, recompute=True, memory_limit=1.0)
+
+
+def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, allowed, limit):
+    """The solver is not believed when it says of a program with costs that nothing fits."""
+    solve = Program.solve
+
+    def mistaken(self, **options):
+        if any(self._costs):
+            return Solution("infeasible", np.zeros(0), math.inf, math.inf)
+        return solve(self, **options)
+
+    monkeypatch.setattr(Program, "solve", mistaken)
+    options = {"recompute": True, "objective": "sum", "gap": 1e-2, "time_limit": math.inf}
+    found = attempt(problem, allowed, memory_limit=limit, **options)
+    assert isinstance(found, Unfit)
+    assert not found.proved
+    found = attempt(problem, allowed, memory_limit=1.0, **options)
+    assert isinstance(found, Unfit)
+    assert found.proved
