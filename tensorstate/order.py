@@ -67,6 +67,7 @@ class Clock:
 
     def hold(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Arrays that are there no sooner than one another, and than the last tick."""
-        if len([*self.now, *self._moments]) < 3:
-            return after(arrays, *self.now)
+        now = self.now
+        if len(self._moments) < 2:
+            return after(arrays, *now)
         return list(lax.optimization_barrier((*arrays, *self._moments))[: len(arrays)])

@@ -139,8 +139,10 @@ def attempt(
         narrow=narrow,
     )
     formulation, solution = _optimum(build, allowed, gap, start + time_limit, progress)
-    if solution.status == "infeasible":
-        return Unfit(proved=memory_limit is None or _is_infeasible(formulation))
+    refused = solution.status == "infeasible"
+    if refused and (memory_limit is None or _is_infeasible(formulation)):
+        return Unfit(proved=True)
+    bound = -np.inf if refused else formulation.seconds(solution.bound)
     if not len(solution.values):
         if memory_limit is None:
             raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
@@ -148,15 +150,13 @@ def attempt(
             return Unfit(proved=False)
         least, nbytes = least_memory(problem, allowed, recompute, objective, narrow)
         if least is None or least.cost.memory.peak > memory_limit:
-            return Unfit(nbytes > memory_limit, least)
-        spent = time.perf_counter() - start
-        return dataclasses.replace(least, bound=formulation.seconds(solution.bound), seconds=spent)
+            return Unfit(least is not None and nbytes > memory_limit, least)
+        return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
     if memory_limit is not None and cost.memory.peak > memory_limit:
         room = (memory_limit, recompute, objective, gap)
         decisions, cost = _in_whole_layers(problem, decisions, cost, *room)
-    bound = formulation.seconds(solution.bound)
     minimized = objective_of(cost, objective)
     return Found(decisions, cost, minimized, bound, "milp", time.perf_counter() - start)
 
