@@ -122,6 +122,10 @@ class Device:
         sizes = enumerate(self.layout.traced.tensors[tensor].sizes)
         return [size // shards_of(state, position, self.mesh) for position, size in sizes]
 
+    def era(self, early: bool) -> dict[int, Copies]:
+        """The copies that are there in an era."""
+        return self.early if early else self.late
+
     def put(self, tensor: int, made: jax.Array, since: int, early: bool) -> None:
         """Note what was made: it travels once it is read, or at once after the forward pass."""
         self.last = made
@@ -129,7 +133,7 @@ class Device:
         trip = self.trips.get(tensor)
         if trip is None:  # nothing but its own entity reads it
             state = self.layout.source(tensor)
-            (self.early if early else self.late)[tensor] = {state: made}
+            self.era(early)[tensor] = {state: made}
         elif early:
             self.waiting[tensor] = {trip.source: made}
         else:
@@ -181,7 +185,7 @@ class Device:
             elif not early:
                 there = after(there, *self.turn or ())
             copies = dict(zip(copies, there, strict=True))
-        (self.early if early else self.late)[tensor] = self.travel(copies, moves)
+        self.era(early)[tensor] = self.travel(copies, moves)
         self.since[tensor, early] = since
 
     def copy(self, tensor: int, state: State, early: bool) -> jax.Array:
@@ -251,7 +255,7 @@ class Device:
         for k, x in zip(chosen, held, strict=True):
             arrays[k] = x
         for k in waiting:  # other readers find it there
-            copies = (self.early if early else self.late)[tensors[k]]
+            copies = self.era(early)[tensors[k]]
             copies[states[k]] = arrays[k]
             if len(copies) == 1:
                 self.since[tensors[k], early] = now

@@ -43,6 +43,10 @@ class Memory:
         """The most that is there at once."""
         return self.inputs + self.kept + self.held + self.gradients + self.work
 
+    def fits(self, limit: float | None) -> bool:
+        """Whether it stays within a limit in bytes, should there be one."""
+        return limit is None or self.peak <= limit
+
 
 def memory_of(
     problem: Problem, decisions: Decisions, trips: Sequence[Trip], remade: frozenset[int]

@@ -168,8 +168,7 @@ class Comparison:
         ]
         for name, found in self.rows.items():
             cost = found.cost
-            limit = self.memory_limit or math.inf
-            over = "  does not fit" if cost.memory.peak > limit else ""
+            over = "" if cost.memory.fits(self.memory_limit) else "  does not fit"
             lines.append(
                 f"{name:24} {report.seconds(cost.seconds):>9} {cost.seconds / first:>6.2f} "
                 f"{report.seconds(cost.compute):>9} {report.seconds(cost.communication):>13} "

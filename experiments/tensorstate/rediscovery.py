@@ -132,9 +132,7 @@ def _found(plan: Plan, families: Mapping[str, Found]) -> dict[str, Any]:
     """What the search found, and times of families over its own."""
     cost, limit = plan.cost, plan.memory_limit
     ratios = {
-        name: found.cost.seconds / cost.seconds
-        if limit is None or found.cost.memory.peak <= limit
-        else None
+        name: found.cost.seconds / cost.seconds if found.cost.memory.fits(limit) else None
         for name, found in families.items()
     }
     return {

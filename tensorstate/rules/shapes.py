@@ -17,6 +17,7 @@ from tensorstate.rules.signature import (
     Equation,
     Rule,
     Signature,
+    bind,
     bind_with,
     elements,
     fresh,
@@ -200,7 +201,7 @@ def _run_select_and_scatter(equation: Equation, arrays, block: Block):
     covered = tuple(n * w for n, w in zip(source.shape, windows, strict=True))
     apart = tuple(params["window_strides"]) == tuple(windows) and operand.shape == covered
     if best is None or not apart or any(map(any, params["padding"])):
-        return bind_with(equation, arrays)
+        return bind(equation, arrays, block)
     pairs = list(zip(source.shape, windows, strict=True))
     split = operand.reshape([size for pair in pairs for size in pair])
     inside = tuple(range(1, split.ndim, 2))

@@ -11,7 +11,7 @@ import numpy as np
 from tensorstate.errors import PlanError
 from tensorstate.problem import Problem
 from tensorstate.search.descent import descent
-from tensorstate.search.exact import Found, Unfit, attempt, milp, rank, why
+from tensorstate.search.exact import Found, Limited, Unfit, attempt, milp, rank, why
 from tensorstate.search.program import Progress
 from tensorstate.ways import Way
 
@@ -43,7 +43,11 @@ def auto(
     """
     start = time.perf_counter()
     many = sum(size > 1 for size in problem.mesh.sizes)
-    options = {"recompute": recompute, "memory_limit": memory_limit, "objective": objective}
+    options: Limited = {
+        "recompute": recompute,
+        "memory_limit": memory_limit,
+        "objective": objective,
+    }
     rest = {"gap": gap, "progress": progress}
     if many > AT_ONCE:
         return descent(problem, allowed, **options, **rest, time_limit=time_limit)

@@ -7,7 +7,6 @@ import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypedDict
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from tensorstate.problem import Problem
 from tensorstate.search.axes import SomeAxes, joined
 from tensorstate.search.exact import (
     Found,
+    Limited,
     Unfit,
     attempt,
     least_memory,
@@ -69,9 +69,9 @@ def descent(
     }
     axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
     fitting = None
-    if memory_limit is not None and (joined is None or not _is_better(joined, None, memory_limit)):
+    if memory_limit is not None and (joined is None or not joined.cost.memory.fits(memory_limit)):
         fitting = _least_memory(problem, allowed, joined, axes, limited)
-        if fitting is None or not _is_better(fitting, None, memory_limit):
+        if fitting is None or not fitting.cost.memory.fits(memory_limit):
             raise PlanError(why(problem, allowed, Unfit(proved=False, least=fitting), **limited))
     bound = functools.partial(axes_bound, problem, allowed, **limited, until=until)
     with ThreadPoolExecutor(1) as beside:
@@ -84,14 +84,6 @@ def descent(
         highest = max(one.result() for one in bounds)
     seconds = time.perf_counter() - start
     return dataclasses.replace(best, bound=highest, method="descent", seconds=seconds)
-
-
-class Limited(TypedDict):
-    """Arguments that are handed on."""
-
-    recompute: bool
-    memory_limit: float | None
-    objective: str
 
 
 def _descend(
@@ -108,11 +100,12 @@ def _descend(
     """Decides along one axis after another, from a plan, or none, in which no limit is kept.
 
     Args:
-        fitting: what helps out where along an axis nothing that fits is found in time.
+        fitting: where the start takes too much, what helps out if nothing that fits is found in
+            time along an axis.
     """
     memory_limit = limited["memory_limit"]
     ways = None if start is None else start.decisions.ways
-    best = start if start is not None and _is_better(start, None, memory_limit) else None
+    best = start if fitting is None else None
     stale = 0
     for turn in range(SWEEPS * len(axes)):
         left = until - time.perf_counter()
@@ -152,7 +145,7 @@ def _least_memory(
     ways = None if start is None else start.decisions.ways
     least, stale = None, 0
     for turn in range(SWEEPS * len(axes)):
-        if least is not None and _is_better(least, None, limited["memory_limit"]):
+        if least is not None and least.cost.memory.fits(limited["memory_limit"]):
             break
         if stale >= len(axes):
             break
@@ -169,8 +162,8 @@ def _takes_less(found: Found, least: Found) -> bool:
 
 
 def _is_better(found: Found, best: Found | None, memory_limit: float | None) -> bool:
-    fits = memory_limit is None or found.cost.memory.peak <= memory_limit
-    return fits and (best is None or found.objective < best.objective * (1 - LEAST))
+    is_quicker = best is None or found.objective < best.objective * (1 - LEAST)
+    return is_quicker and found.cost.memory.fits(memory_limit)
 
 
 def _along(

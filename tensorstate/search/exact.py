@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Found:
 
 def rank(found: Found, limit: float | None) -> tuple[bool, float]:
     """Plans that fit come first; rounding shares to whole layers may have taken too much."""
-    return limit is not None and found.cost.memory.peak > limit, found.objective
+    return not found.cost.memory.fits(limit), found.objective
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +68,14 @@ class Unfit:
 
     proved: bool
     least: Found | None = None
+
+
+class Limited(TypedDict):
+    """Arguments that are handed on."""
+
+    recompute: bool
+    memory_limit: float | None
+    objective: str
 
 
 def milp(
@@ -149,12 +158,12 @@ def attempt(
         if not fall_back:
             return Unfit(proved=False)
         least, nbytes = least_memory(problem, allowed, recompute, objective, narrow)
-        if least is None or least.cost.memory.peak > memory_limit:
+        if least is None or not least.cost.memory.fits(memory_limit):
             return Unfit(least is not None and nbytes > memory_limit, least)
         return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
     decisions = formulation.decisions(solution)
     cost = price(problem, decisions)
-    if memory_limit is not None and cost.memory.peak > memory_limit:
+    if memory_limit is not None and not cost.memory.fits(memory_limit):
         room = (memory_limit, recompute, objective, gap)
         decisions, cost = _in_whole_layers(problem, decisions, cost, *room)
     minimized = objective_of(cost, objective)
@@ -250,7 +259,7 @@ def _in_whole_layers(
             break
         found = formulation.decisions(solution)
         taken = price(problem, found)
-        if taken.memory.peak <= limit:
+        if taken.memory.fits(limit):
             return found, taken
     return decisions, cost
 

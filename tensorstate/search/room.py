@@ -138,8 +138,10 @@ class Room:
         for state, share in kept.items() if not flow.stored else ():
             made = [(choice, 1.0) for choice in remade.get(state, ())]
             nbytes = self.problem.local_bytes(flow, state)
-            for span, others in ((spans.bound, made), (spans.sooner, [(share, 1.0)])):
-                if span.any() and (made or span is spans.bound):
+            # Only where it may be made again it is so sooner.
+            sooner = [(spans.sooner, [(share, 1.0)])] if made else []
+            for span, others in ((spans.bound, made), *sooner):
+                if span.any():
                     self._add(self._rest(state, reread, others), nbytes * span)
 
     def _rest(self, state: State, reread: Sequence[Mapping[State, Terms]], others: Terms) -> int:

@@ -26,16 +26,6 @@ def pooling(kind: str, windows, strides, padding):
     return lambda x, shape: jax.vjp(pool, x)[1](shape)[0], pool
 
 
-def primitives(function, *args) -> set[str]:
-    found, waiting = set(), [jax.make_jaxpr(function)(*args).jaxpr]
-    while waiting:
-        for equation in waiting.pop().eqns:
-            found.add(equation.primitive.name)
-            inner = (value for value in equation.params.values() if hasattr(value, "jaxpr"))
-            waiting += [value.jaxpr for value in inner]
-    return found
-
-
 @st.composite
 def cases(draw):
     """A kind, windows, strides, paddings, and an operand in which many elements are equal."""
@@ -68,5 +58,5 @@ def test_windows_that_do_not_overlap_are_not_scattered(strides):
     backward, pool = pooling("max", (2, 2), strides, [(0, 0)] * 2)
     x = jnp.zeros((4, 4))
     args = x, jnp.zeros(jax.eval_shape(pool, x).shape)
-    found = primitives(interpret(trace(backward, args)), *args)
-    assert ("select_and_scatter_add" in found) == (strides == (1, 2))
+    found = jax.make_jaxpr(interpret(trace(backward, args)))(*args)
+    assert ("select_and_scatter_add" in str(found)) == (strides == (1, 2))
