@@ -112,7 +112,7 @@ class Program:
         model.row_lower_, model.row_upper_ = np.asarray(self._low), np.asarray(self._high)
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         model.a_matrix_.start_ = np.asarray(self._ptr)
-        model.a_matrix_.index_ = np.asarray(self._column)
+        model.a_matrix_.index_ = np.asarray(self._column, np.int32)
         model.a_matrix_.value_ = np.asarray(self._value, float)
         model.integrality_ = [highspy.HighsVarType.kInteger] * self.columns
         options = {
