@@ -20,6 +20,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.crossings import rests
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.exact import Number, as_fraction
+from jaxcoll.numerics import checks
 from jaxcoll.paths import exact_latency, hop_distances, latency_distances
 from jaxcoll.throughput import bottleneck
 from jaxcoll.topology import Topology
@@ -320,6 +321,8 @@ def _slowest_rank(topology: Topology) -> Fraction:
 
 
 def _collective(topology: Topology, collective: str | Collective) -> Collective:
+    checks.instance(topology, Topology, "topology", TopologyError)
+    checks.instance(collective, (str, Collective), "collective", CollectiveError)
     if isinstance(collective, str):
         return Collective(collective, topology.num_ranks)
     if collective.num_ranks != topology.num_ranks:
@@ -331,10 +334,4 @@ def _collective(topology: Topology, collective: str | Collective) -> Collective:
 
 
 def _size(nbytes: Number) -> Fraction:
-    try:
-        size = as_fraction(nbytes)
-    except ValueError as error:
-        raise CollectiveError(f"nbytes: {error}") from None
-    if size <= 0:
-        raise CollectiveError(f"nbytes must be above 0, got {nbytes}")
-    return size
+    return as_fraction(checks.positive(nbytes, "nbytes", CollectiveError))

@@ -11,15 +11,16 @@ import numba as nb
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.errors import ScheduleError
+from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.exact import as_fraction, common_denominator
+from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
 
 def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
     """One contiguous column of integers; refuses what the type would round or wrap."""
     try:
-        given = np.asarray(values)
+        given = np.asarray(checks.bounded(values, what, ScheduleError))
         with np.errstate(invalid="ignore"):
             column = np.ascontiguousarray(given, dtype)
     except (TypeError, ValueError, OverflowError) as error:
@@ -64,6 +65,7 @@ class Edges:
     @classmethod
     def from_links(cls, topology: Topology) -> Edges:
         """Edge i is link i; only for networks without switches."""
+        checks.instance(topology, Topology, "topology", ScheduleError)
         if not topology.is_direct:
             raise ScheduleError(f"{topology} has switches: give its edges paths through them")
         links = np.arange(topology.num_links)
@@ -149,7 +151,7 @@ class Edges:
 
 def hop_distances(topology: Topology) -> np.ndarray:
     """Fewest links from rank to rank, int32 of shape (ranks, ranks)."""
-    n = topology.num_ranks
+    n = checks.instance(topology, Topology, "topology", TopologyError).num_ranks
     out = np.empty((n, n), np.int32)
     ptr, link = topology.out_links
     _all_hops(ptr, topology.dst[link].astype(np.int32), out)
@@ -158,7 +160,7 @@ def hop_distances(topology: Topology) -> np.ndarray:
 
 def latency_distances(topology: Topology) -> np.ndarray:
     """Least sum of alpha from rank to rank in seconds, float64 of shape (ranks, ranks)."""
-    n = topology.num_ranks
+    n = checks.instance(topology, Topology, "topology", TopologyError).num_ranks
     alpha = topology.alpha
     if topology.num_links and (alpha == alpha[0]).all():
         return hop_distances(topology) * float(alpha[0])
@@ -223,6 +225,7 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
     Raises:
         ScheduleError: columns of unequal length, a number that is no rank, a pair of equal ranks.
     """
+    checks.instance(topology, Topology, "topology", ScheduleError)
     src, dst = whole_numbers(src, np.int32, "src"), whole_numbers(dst, np.int32, "dst")
     _check_pairs(topology, src, dst)
     ptr, link = topology.out_links

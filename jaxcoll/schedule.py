@@ -12,7 +12,8 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import ScheduleError
+from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, whole_numbers
 from jaxcoll.topology import Topology
 
@@ -76,6 +77,13 @@ class Schedule:
     provenance: Provenance = Provenance()
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("topology", Topology),
+            ("collective", Collective),
+            ("edges", Edges),
+            ("provenance", Provenance),
+        ):
+            checks.instance(getattr(self, name), kind, name, ScheduleError)
         if self.topology.num_ranks != self.collective.num_ranks:
             raise ScheduleError(
                 f"the topology has {self.topology.num_ranks} ranks, "
@@ -85,8 +93,8 @@ class Schedule:
         columns = {
             "step_ptr": whole_numbers(self.step_ptr, np.int64, "step_ptr"),
             "edge": whole_numbers(self.edge, np.int32, "edge"),
-            "chunk": np.asarray(self.chunk),
-            "reduce": np.asarray(self.reduce, bool),
+            "chunk": _chunk_column(self.chunk),
+            "reduce": _flags(self.reduce),
         }
         _check_columns(columns, len(self.edges), self.collective.num_chunks)
         edges, image = _canonical_edges(self.edges)
@@ -129,10 +137,11 @@ class Schedule:
             edges: the edges; the links of the topology when omitted.
         """
         edges = Edges.from_links(topology) if edges is None else edges
+        checks.instance(edges, Edges, "edges", ScheduleError)
         step = whole_numbers(step, np.int64, "step")
         edge = whole_numbers(edge, np.int64, "edge")
         chunk = whole_numbers(chunk, np.int32, "chunk")
-        reduce = np.asarray(reduce, bool)
+        reduce = _flags(reduce)
         lengths = [len(step), len(edge), len(chunk), *reduce.shape[:1]]
         if len(set(lengths)) > 1:
             raise ScheduleError(
@@ -254,8 +263,13 @@ class Schedule:
         return self.collective.dual_chunks()[self.chunk].astype(self.chunk.dtype)
 
     def relabel(self, permutation: Sequence[int] | np.ndarray) -> Schedule:
-        """The same schedule in which rank r is called ``permutation[r]``."""
-        image = np.asarray(permutation, np.int64)
+        """The same schedule in which rank r is called ``permutation[r]``.
+
+        Raises:
+            TopologyError: not a permutation of the ranks.
+        """
+        count = self.topology.num_ranks
+        image = checks.rank_permutation(permutation, count, "permutation", TopologyError)
         topology = self.topology.relabel(image)
         edges = self.edges.relabel(image, self.topology.relabel_links(image))
         collective = self.collective.relabel(image)
@@ -276,6 +290,8 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
     Raises:
         ScheduleError: other kinds, or two schedules of different topologies, groups or chunks.
     """
+    for name, schedule in (("first", first), ("second", second)):
+        checks.instance(schedule, Schedule, name, ScheduleError)
     kinds = (first.collective.kind, second.collective.kind)
     if kinds != ("reduce_scatter", "all_gather"):
         raise ScheduleError(f"concatenate joins a reduce_scatter and an all_gather, got {kinds}")
@@ -336,6 +352,27 @@ def _canonical_edges(edges: Edges) -> tuple[Edges, np.ndarray | None]:
         kept[np.arange(width) < hops[:, None]],
     )
     return canonical, image
+
+
+def _chunk_column(values) -> np.ndarray:
+    """Chunks of sends, in the type they are given in: large schedules keep them narrow."""
+    try:
+        return np.asarray(checks.bounded(values, "chunk", ScheduleError))
+    except (ValueError, OverflowError) as error:
+        raise ScheduleError(f"chunk must be one column of integers: {error}") from None
+
+
+def _flags(values) -> np.ndarray:
+    """Flags of sends, or one for all, as bool."""
+    try:
+        given = np.asarray(checks.bounded(values, "reduce", ScheduleError))
+    except ValueError:
+        given = np.zeros((), object)
+    if given.size and (given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all()):
+        raise ScheduleError(f"reduce must hold True and False, got {checks.shown(values)}")
+    if given.ndim > 1:
+        raise ScheduleError(f"reduce must be one column, got shape {given.shape}")
+    return np.asarray(given, bool)
 
 
 @nb.njit(cache=True)

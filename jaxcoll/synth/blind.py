@@ -8,7 +8,6 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.links import whole_number
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.dimensionwise import Sends
@@ -23,20 +22,6 @@ def check_everyone(collective: Collective, who: str) -> None:
     """
     if collective.is_grouped:
         raise CollectiveError(f"{who} is defined for all ranks at once, in order; got {collective}")
-
-
-def checked_pieces(pieces: int | None) -> int | None:
-    """A number of pieces to cut messages into.
-
-    Raises:
-        CollectiveError: less than 1.
-    """
-    if pieces is None:
-        return None
-    count = whole_number(pieces, "pieces")
-    if count < 1:
-        raise CollectiveError(f"pieces must be at least 1, got {count}")
-    return count
 
 
 def gathered(

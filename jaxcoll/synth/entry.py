@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.blink import Blink
@@ -66,9 +67,9 @@ def synthesizer_named(synthesizer: str | Synthesizer) -> Synthesizer:
     """
     if isinstance(synthesizer, Synthesizer):
         return synthesizer
-    if synthesizer not in SYNTHESIZERS:
+    if not isinstance(synthesizer, str) or synthesizer not in SYNTHESIZERS:
         raise CollectiveError(
-            f"unknown synthesizer {synthesizer!r}; known: {', '.join(SYNTHESIZERS)}"
+            f"unknown synthesizer {checks.shown(synthesizer)}; known: {', '.join(SYNTHESIZERS)}"
         )
     return SYNTHESIZERS[synthesizer]()
 
@@ -98,6 +99,8 @@ def synthesize(
         CollectiveError: the collective is ill-formed, or the synthesizer not defined for it.
         TopologyError: the synthesizer is not defined for the network.
     """
+    checks.instance(topology, Topology, "topology", TopologyError)
+    checks.instance(collective, (str, Collective), "collective", CollectiveError)
     if isinstance(collective, str):
         collective = Collective(collective, topology.num_ranks, chunks, groups, root)  # type: ignore[arg-type]
     elif (chunks, groups, root) != (1, None, None):

@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import as_fraction, common_denominator, is_positive
+from jaxcoll.exact import as_fraction, common_denominator
+from jaxcoll.numerics import checks
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import multitree_kernel as kernel
@@ -62,12 +63,10 @@ class MultiTree(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
 
     def __post_init__(self) -> None:
-        if self.priority not in PRIORITIES:
-            raise CollectiveError(
-                f"priority must be one of {', '.join(PRIORITIES)}, got {self.priority!r}"
-            )
-        if self.unit is not None and not is_positive(self.unit):
-            raise CollectiveError(f"unit must be a bandwidth above 0, got {self.unit!r}")
+        checks.choice(self.priority, PRIORITIES, "priority", CollectiveError)
+        unit = checks.optional(self.unit, checks.positive, "unit", CollectiveError)
+        checks.put(self, unit=unit)
+        checks.flag_fields(self, CollectiveError, "nearest_first")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""

@@ -70,11 +70,7 @@ def test_schedules_written_out_as_messages_take_no_longer(schedule, data):
 @pytest.mark.parametrize(
     ("messages", "text"),
     [
-        ([Message((0,), 1)], "two vertices"),
         ([Message((0, 2), 1)], "no link 0->2"),
-        ([Message((0, 1), 0)], "nbytes"),
-        ([Message((0, 1), 1, release=-1)], "release"),
-        ([Message((0, 1), 1, release=float("nan"))], "release"),
         ([Message((0, 1), 1, after=(3,))], "message 3"),
         ([Message((0, 1), 1, after=(0,))], "wait for each other"),
         ([Message((0, 1), 1, after=(1,)), Message((1, 2), 1, after=(0,))], "wait for each other"),
@@ -83,6 +79,24 @@ def test_schedules_written_out_as_messages_take_no_longer(schedule, data):
 def test_bad_traffic_is_refused(messages, text):
     with pytest.raises(ScheduleError, match=text):
         simulate_messages(RING, messages)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"route": (0,)}, "at least two vertices"),
+        ({"route": "01"}, "route must be a sequence"),
+        ({"nbytes": 0}, "nbytes"),
+        ({"nbytes": True}, "nbytes"),
+        ({"release": -1}, "release"),
+        ({"release": float("nan")}, "release"),
+        ({"after": ("a",)}, r"after\[0\] must be an integer"),
+        ({"after": (-1,)}, r"after\[0\] must be an integer of at least 0"),
+    ],
+)
+def test_bad_messages_are_refused_when_made(fields, text):
+    with pytest.raises(ScheduleError, match=text):
+        Message(**{"route": (0, 1), "nbytes": 1, **fields})
 
 
 def test_no_traffic_takes_no_time():

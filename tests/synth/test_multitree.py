@@ -168,9 +168,9 @@ def test_multitree_beats_the_rings_on_the_torus_of_the_paper():
     ("make", "match"),
     [
         (lambda: MultiTree("depth"), "one of auto, root, height, got 'depth'"),
-        (lambda: MultiTree(unit=0), "unit must be a bandwidth above 0, got 0"),
-        (lambda: MultiTree(unit="fast"), "unit must be a bandwidth above 0"),  # type: ignore[arg-type]
-        (lambda: MultiTree(unit=float("nan")), "unit must be a bandwidth above 0"),
+        (lambda: MultiTree(unit=0), "unit must be a finite number above 0, got 0"),
+        (lambda: MultiTree(unit="fast"), "unit must be a finite number above 0"),  # type: ignore[arg-type]
+        (lambda: MultiTree(unit=float("nan")), "unit must be a finite number above 0"),
         (
             lambda: synthesize(topologies.ring(4), "all_to_all", MultiTree()),
             "multitree is not defined for all_to_all",
