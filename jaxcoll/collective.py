@@ -120,6 +120,13 @@ class Collective:
         sizes = [self._shards(len(group)) * self.chunks_per_shard for group in self.groups]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
+    @property
+    def num_deliveries(self) -> int:
+        """Sends that every schedule has at least: a rank gets, or gives, each chunk it must."""
+        rooted = self.kind in ROOTED
+        pairs = ((1 if rooted else len(group)) * (len(group) - 1) for group in self.groups)
+        return self.chunks_per_shard * sum(pairs)
+
     def _shards(self, size: int) -> int:
         if self.kind in ("broadcast", "reduce"):
             return 1

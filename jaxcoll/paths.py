@@ -101,26 +101,20 @@ class Edges:
             raise ScheduleError("path_ptr must run from 0 to the number of path links")
         if count == 0:
             return
-        self._refuse(self.hops < 1, "has no links")
+        # Compared, not subtracted: differences of hostile numbers wrap around.
+        self._refuse(self.path_ptr[1:] <= self.path_ptr[:-1], "has no links")
         ends = np.stack([self.src, self.dst])
         self._refuse(((ends < 0) | (ends >= topology.num_ranks)).any(axis=0), "does not join ranks")
-        bad_link = (self.path_link < 0) | (self.path_link >= topology.num_links)
-        edge_of = np.repeat(np.arange(count), self.hops)
-        if bad_link.any():
-            edge = int(edge_of[np.flatnonzero(bad_link)[0]])
-            raise ScheduleError(f"edge {edge} uses a link that {topology} does not have")
-        start, end = topology.src[self.path_link], topology.dst[self.path_link]
-        first, last = self.path_ptr[:-1], self.path_ptr[1:] - 1
-        joined = np.ones(len(self.path_link), bool)
-        joined[1:] = start[1:] == end[:-1]
-        joined[first] = start[first] == self.src
-        joined[last] &= end[last] == self.dst
-        if not joined.all():
-            edge = int(edge_of[np.flatnonzero(~joined)[0]])
-            self._refuse(
-                np.arange(count) == edge,
-                f"has a broken path {[topology.link_name(x) for x in self.path(edge)]}",
-            )
+        bad = _first_broken(
+            self.src, self.dst, self.path_ptr, self.path_link, topology.src, topology.dst
+        )
+        if bad < 0:
+            return
+        path = self.path(bad)
+        if min(path) < 0 or max(path) >= topology.num_links:
+            raise ScheduleError(f"edge {bad} uses a link that {topology} does not have")
+        names = [topology.link_name(link) for link in path[:8]]
+        self._refuse(np.arange(count) == bad, f"has a broken path {names}")
 
     def _refuse(self, bad, text: str) -> None:
         if bad.any():
@@ -144,6 +138,21 @@ class Edges:
             np.array_equal(getattr(self, name), getattr(other, name))
             for name in ("src", "dst", "path_ptr", "path_link")
         )
+
+
+@nb.njit(cache=True)
+def _first_broken(src, dst, path_ptr, path_link, link_src, link_dst):
+    """The first edge whose path is not one of links from its source to its destination, or -1."""
+    for e in range(len(src)):
+        at = src[e]
+        for i in range(path_ptr[e], path_ptr[e + 1]):
+            link = path_link[i]
+            if link < 0 or link >= len(link_src) or link_src[link] != at:
+                return e
+            at = link_dst[link]
+        if at != dst[e]:
+            return e
+    return -1
 
 
 # ---------------------------------------------------------------------- distances

@@ -14,27 +14,12 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges, whole_numbers
+from jaxcoll.provenance import Provenance
 from jaxcoll.topology import Topology
 
-
-@dataclasses.dataclass(frozen=True)
-class Provenance:
-    """Where a schedule comes from. Not part of its content: equal schedules may differ here.
-
-    Attributes:
-        synthesizer: name of the algorithm.
-        parameters: its hyperparameters, by name.
-        seed: the seed it was given.
-        seconds: wall time it took.
-        certificate: what it claims of its result, by name (a bound it meets, a path it took).
-    """
-
-    synthesizer: str = ""
-    parameters: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    seed: int | None = None
-    seconds: float = 0.0
-    certificate: Mapping[str, object] = dataclasses.field(default_factory=dict)
+_UNKNOWN = Provenance()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -74,7 +59,7 @@ class Schedule:
     edge: np.ndarray
     chunk: np.ndarray
     reduce: np.ndarray
-    provenance: Provenance = Provenance()
+    provenance: Provenance = _UNKNOWN
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -124,7 +109,7 @@ class Schedule:
         reduce: bool | Sequence[bool] | np.ndarray = False,
         *,
         edges: Edges | None = None,
-        provenance: Provenance = Provenance(),
+        provenance: Provenance = _UNKNOWN,
     ) -> Schedule:
         """The schedule of sends given in any order.
 
@@ -330,28 +315,11 @@ def _canonical_edges(edges: Edges) -> tuple[Edges, np.ndarray | None]:
     count = len(edges)
     if count == 0:
         return edges, None
-    width = int(edges.hops.max())
-    paths = np.full((count, width), -1, np.int32)
-    column = np.arange(len(edges.path_link)) - np.repeat(edges.path_ptr[:-1], edges.hops)
-    paths[np.repeat(np.arange(count), edges.hops), column] = edges.path_link
-    order = np.lexsort(paths.T[::-1])
-    in_order = paths[order]
-    fresh = np.ones(count, bool)
-    fresh[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
-    if fresh.all() and np.array_equal(order, np.arange(count)):
+    keep, image = distinct_rows(edges.path_ptr, edges.path_link)
+    if len(keep) == count and (image[1:] > image[:-1]).all():
         return edges, None
-    image = np.empty(count, np.int32)
-    image[order] = np.cumsum(fresh) - 1
-    keep = order[fresh]
-    hops = edges.hops[keep]
-    kept = paths[keep]
-    canonical = Edges(
-        edges.src[keep],
-        edges.dst[keep],
-        np.concatenate([[0], np.cumsum(hops)]),
-        kept[np.arange(width) < hops[:, None]],
-    )
-    return canonical, image
+    paths = take_rows(edges.path_ptr, edges.path_link, keep)
+    return Edges(edges.src[keep], edges.dst[keep], *paths), image.astype(np.int32)
 
 
 def _chunk_column(values) -> np.ndarray:
@@ -394,7 +362,7 @@ def _check_columns(columns: Mapping[str, np.ndarray], num_edges: int, num_chunks
     shapes = [column.shape for column in (edge, chunk, columns["reduce"])]
     if set(shapes) != {(sends,)}:
         raise ScheduleError(f"edge, chunk and reduce need one value a send, got shapes {shapes}")
-    if len(ptr) < 1 or ptr[0] != 0 or ptr[-1] != sends or (np.diff(ptr) < 0).any():
+    if len(ptr) < 1 or ptr[0] != 0 or ptr[-1] != sends or (ptr[1:] < ptr[:-1]).any():
         raise ScheduleError(f"step_ptr must rise from 0 to the number of sends, {sends}")
     if sends == 0:
         return

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.dimensionwise import Sends
@@ -113,17 +114,6 @@ def distinct_edges(
         path_ptr: links of path i are ``path[path_ptr[i]:path_ptr[i + 1]]``.
         path: links.
     """
-    hops = np.diff(path_ptr)
-    width = int(hops.max(initial=1))
-    table = np.full((len(hops), width), -1, np.int64)
-    table[np.arange(width) < hops[:, None]] = path
-    distinct, edge = np.unique(table, axis=0, return_inverse=True)
-    lengths = (distinct >= 0).sum(axis=1)
-    last = distinct[np.arange(len(distinct)), lengths - 1]
-    edges = Edges(
-        topology.src[distinct[:, 0]],
-        topology.dst[last],
-        np.concatenate([[0], np.cumsum(lengths)]),
-        distinct[distinct >= 0],
-    )
-    return edges, edge.ravel()
+    keep, edge = distinct_rows(path_ptr, path)
+    ptr, link = take_rows(path_ptr, path, keep)
+    return Edges(topology.src[link[ptr[:-1]]], topology.dst[link[ptr[1:] - 1]], ptr, link), edge

@@ -177,7 +177,7 @@ def test_circles_are_orders_of_places():
         with pytest.raises(CollectiveError, match="circles must be one or more orders"):
             Ring(circles=bad)  # type: ignore[arg-type]
     for bad in (((0.5, 1),), 3):
-        with pytest.raises(CollectiveError, match="circles.* must be"):
+        with pytest.raises(CollectiveError, match=r"circles.* must be"):
             Ring(circles=bad)  # type: ignore[arg-type]
     with pytest.raises(CollectiveError, match="circles are of 4 places, a group has 8 ranks"):
         synthesize(topologies.fully_connected(8), "all_gather", ring)
