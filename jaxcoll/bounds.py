@@ -23,7 +23,7 @@ from jaxcoll.exact import Number, as_fraction
 from jaxcoll.numerics import checks
 from jaxcoll.paths import exact_latency, hop_distances, latency_distances
 from jaxcoll.throughput import bottleneck
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 
 # Ways of parting a network that the traffic bound looks at; most have fewer bandwidths.
 _MOST_WAYS = 8
@@ -321,7 +321,7 @@ def _slowest_rank(topology: Topology) -> Fraction:
 
 
 def _collective(topology: Topology, collective: str | Collective) -> Collective:
-    checks.instance(topology, Topology, "topology", TopologyError)
+    connected(topology)
     checks.instance(collective, (str, Collective), "collective", CollectiveError)
     if isinstance(collective, str):
         return Collective(collective, topology.num_ranks)

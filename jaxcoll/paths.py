@@ -11,10 +11,10 @@ import numba as nb
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.errors import ScheduleError
 from jaxcoll.exact import as_fraction, common_denominator
 from jaxcoll.numerics import checks
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 
 
 def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
@@ -160,7 +160,7 @@ def _first_broken(src, dst, path_ptr, path_link, link_src, link_dst):
 
 def hop_distances(topology: Topology) -> np.ndarray:
     """Fewest links from rank to rank, int32 of shape (ranks, ranks)."""
-    n = checks.instance(topology, Topology, "topology", TopologyError).num_ranks
+    n = connected(topology).num_ranks
     out = np.empty((n, n), np.int32)
     ptr, link = topology.out_links
     _all_hops(ptr, topology.dst[link].astype(np.int32), out)
@@ -169,7 +169,7 @@ def hop_distances(topology: Topology) -> np.ndarray:
 
 def latency_distances(topology: Topology) -> np.ndarray:
     """Least sum of alpha from rank to rank in seconds, float64 of shape (ranks, ranks)."""
-    n = checks.instance(topology, Topology, "topology", TopologyError).num_ranks
+    n = connected(topology).num_ranks
     alpha = topology.alpha
     if topology.num_links and (alpha == alpha[0]).all():
         return hop_distances(topology) * float(alpha[0])
@@ -233,8 +233,9 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
 
     Raises:
         ScheduleError: columns of unequal length, a number that is no rank, a pair of equal ranks.
+        TopologyError: ranks that cannot reach each other.
     """
-    checks.instance(topology, Topology, "topology", ScheduleError)
+    connected(topology)
     src, dst = whole_numbers(src, np.int32, "src"), whole_numbers(dst, np.int32, "dst")
     _check_pairs(topology, src, dst)
     ptr, link = topology.out_links

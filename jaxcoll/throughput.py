@@ -20,7 +20,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.exact import Number, as_fraction, common_denominator
 from jaxcoll.flow import FlowNetwork, Shortfall
 from jaxcoll.numerics import checks
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +134,7 @@ def optimum(topology: Topology, weights: Sequence[Number] | None = None) -> Opti
         TopologyError: fewer than two ranks, bad weights, or a network with switches in which a
             vertex has more bandwidth in than out or the reverse (see ``balanced``).
     """
-    checks.instance(topology, Topology, "topology", TopologyError)
+    connected(topology)
     check_balanced(topology)
     return bottleneck(topology, weights)
 
@@ -199,7 +199,7 @@ def fixed_k(
     Raises:
         TopologyError: as ``optimum``, or k is less than 1.
     """
-    checks.instance(topology, Topology, "topology", TopologyError)
+    connected(topology)
     k = checks.integer(k, "k", TopologyError, least=1)
     best = optimum(topology, weights) if best is None else best
     checks.instance(best, Optimum, "best", TopologyError)
@@ -264,7 +264,7 @@ def balanced(topology: Topology) -> Topology:
     Raises:
         TopologyError: ranks can no longer reach each other.
     """
-    checks.instance(topology, Topology, "topology", TopologyError)
+    connected(topology)
     links, unit = _whole_bandwidths(topology)
     left = _trimmed(topology, links)
     keep = [e for e, b in enumerate(left) if b]

@@ -60,6 +60,8 @@ class Topology:
             order gives the grid, too.
         generators: automorphisms as vertex permutations (``generators[g][v]`` is v's image);
             together they generate the known symmetry of the network.
+        allow_unreachable: whether ranks may be unable to reach each other. Only
+            ``simulate_messages`` and the drawings take such networks; everything else refuses them.
 
     Raises:
         TopologyError: no ranks, unequal columns, a vertex out of range, a self-loop, alpha < 0,
@@ -78,6 +80,7 @@ class Topology:
     grid: Grid | None = None
     placement: Placement | None = None
     generators: tuple[tuple[int, ...], ...] = ()
+    allow_unreachable: bool = False
     _exact_bandwidth: tuple[Fraction, ...] | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -109,8 +112,10 @@ class Topology:
         names = checks.members(self.vertex_names, "vertex_names", TopologyError)
         put("vertex_names", tuple(str(name) for name in names))
         put("generators", self._checked_generators())
+        checks.flag_fields(self, TopologyError, "allow_unreachable")
         self._check_descriptions()
-        self._check_connected()
+        if not self.allow_unreachable:
+            self.check_connected()
 
     # ------------------------------------------------------------------ checks
 
@@ -157,7 +162,12 @@ class Topology:
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "grid", placement.grid if placement.is_in_order else None)
 
-    def _check_connected(self) -> None:
+    def check_connected(self) -> None:
+        """Refuse a network in which some rank cannot reach another.
+
+        Raises:
+            TopologyError: naming two ranks without a path.
+        """
         n = self.num_ranks
         if n == 1:
             return
@@ -340,6 +350,7 @@ class Topology:
             vertex_names=tuple(self.vertex_names[v] for v in back) if self.vertex_names else (),
             placement=placement,
             generators=tuple(tuple(int(image[g[v]]) for v in back) for g in self.generators),
+            allow_unreachable=self.allow_unreachable,
         )
 
     def _positions(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
@@ -466,6 +477,18 @@ class Topology:
         """
         devices = list(np.asarray(mesh.devices).flat)
         return cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within)
+
+
+def connected(topology) -> Topology:
+    """A network in which every rank reaches every other, itself.
+
+    Raises:
+        TopologyError: not a ``Topology``, or one in which some rank cannot reach another.
+    """
+    checks.instance(topology, Topology, "topology", TopologyError)
+    if topology.allow_unreachable:
+        topology.check_connected()
+    return topology
 
 
 def _in_order(grid: Grid) -> Placement:

@@ -27,7 +27,7 @@ from jaxcoll.io.files import MAX_BYTES, read_text, write_text
 from jaxcoll.paths import Edges
 from jaxcoll.provenance import Provenance, read_provenance, say_provenance
 from jaxcoll.schedule import Schedule
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 
 TOPOLOGY = "jaxcoll.topology/1"
 COLLECTIVE = "jaxcoll.collective/1"
@@ -74,8 +74,10 @@ def dumps(obj: Topology | Collective | Schedule) -> str:
 
     Raises:
         FormatError: an object of another type, or provenance that JSON cannot say.
+        TopologyError: a network with ranks that cannot reach each other.
     """
     if isinstance(obj, Topology):
+        connected(obj)
         fields = _write_topology(obj)
     elif isinstance(obj, Collective):
         fields = _write_collective(obj)

@@ -88,9 +88,15 @@ def simulate_messages(
 ) -> MessageTimes:
     """Time any traffic on a topology; links serve first come, first served.
 
-    Messages that reach a link at the same moment are served in the order they are listed in.
+    Messages that reach a link at the same moment are served in the order of the model. "astra": in
+    the order in which their arrivals became known, as the event queue of ASTRA-sim has it: first of
+    all the messages that wait for none, in the order they are listed in; then, as messages start on
+    a link, their arrivals at its end; and as messages arrive, those that wait for them, as listed.
+    "tacos": in the order they are listed in.
 
     Args:
+        topology: the network; only the links of the routes matter, so that ranks need not reach
+            each other (``Topology.allow_unreachable``).
         messages: the traffic.
         model: "astra" or "tacos".
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
@@ -119,7 +125,8 @@ def simulate_messages(
     pending, after_ptr, after = _waits(messages)
     start = np.zeros(len(hop_link), np.int64)
     end = np.zeros(len(messages), np.int64)
-    done = kernels.run_messages(
+    run = kernels.run_events if model == "astra" else kernels.run_messages
+    done = run(
         release, pending, after_ptr, after, hop_ptr, hop_link, busy, delay, topology.num_links,
         start, end,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, concatenate
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 
 
 class Synthesizer(abc.ABC):
@@ -48,7 +48,7 @@ class Synthesizer(abc.ABC):
                 of ranks than the collective.
         """
         started = time.perf_counter()
-        checks.instance(topology, Topology, "topology", TopologyError)
+        connected(topology)
         checks.instance(collective, Collective, "collective", CollectiveError)
         if topology.num_ranks != collective.num_ranks:
             raise TopologyError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
@@ -30,7 +30,7 @@ from jaxcoll.synth.swing import Swing
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.themis import Themis
 from jaxcoll.synth.tto import Tto
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 from jaxcoll.verify import verify
 
 SYNTHESIZERS: dict[str, type[Synthesizer]] = {
@@ -99,7 +99,7 @@ def synthesize(
         CollectiveError: the collective is ill-formed, or the synthesizer not defined for it.
         TopologyError: the synthesizer is not defined for the network.
     """
-    checks.instance(topology, Topology, "topology", TopologyError)
+    connected(topology)
     checks.instance(collective, (str, Collective), "collective", CollectiveError)
     if isinstance(collective, str):
         collective = Collective(collective, topology.num_ranks, chunks, groups, root)  # type: ignore[arg-type]
