@@ -169,11 +169,19 @@ def hop_distances(topology: Topology) -> np.ndarray:
 
 def latency_distances(topology: Topology) -> np.ndarray:
     """Least sum of alpha from rank to rank in seconds, float64 of shape (ranks, ranks)."""
-    n = connected(topology).num_ranks
-    alpha = topology.alpha
-    if topology.num_links and (alpha == alpha[0]).all():
-        return hop_distances(topology) * float(alpha[0])
-    return sp.csgraph.dijkstra(latency_graph(topology), indices=np.arange(n))[:, :n]
+    return least_distances(connected(topology), topology.alpha)
+
+
+def least_distances(topology: Topology, lengths: np.ndarray) -> np.ndarray:
+    """Least sum of lengths from rank to rank, float64 of shape (ranks, ranks).
+
+    Args:
+        lengths: of each link, at least 0, float64 of shape (links,).
+    """
+    n = topology.num_ranks
+    if topology.num_links and (lengths == lengths[0]).all():
+        return hop_distances(topology) * float(lengths[0])
+    return sp.csgraph.dijkstra(_graph_of(topology, lengths), indices=np.arange(n))[:, :n]
 
 
 def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
@@ -188,13 +196,17 @@ def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
 
 
 def latency_graph(topology: Topology) -> sp.csr_matrix:
-    """Alpha between vertices, of parallel links the least (a sparse matrix would add them up)."""
-    alpha = topology.alpha
-    order = np.lexsort((alpha, topology.dst, topology.src))
+    """Alpha between vertices, of parallel links the least."""
+    return _graph_of(topology, topology.alpha)
+
+
+def _graph_of(topology: Topology, lengths: np.ndarray) -> sp.csr_matrix:
+    """Lengths between vertices, of parallel links the least (a sparse matrix would add them)."""
+    order = np.lexsort((lengths, topology.dst, topology.src))
     pair = topology.src[order].astype(np.int64) * topology.num_vertices + topology.dst[order]
     keep = order[np.append(True, pair[1:] != pair[:-1])] if len(order) else order
     ends = (topology.src[keep], topology.dst[keep])
-    return sp.csr_matrix((alpha[keep], ends), shape=(topology.num_vertices,) * 2)
+    return sp.csr_matrix((lengths[keep], ends), shape=(topology.num_vertices,) * 2)
 
 
 @nb.njit(cache=True)

@@ -36,6 +36,8 @@ class MultiTree(Synthesizer):
       (Sec. III-C1); elsewhere the next rank first, counted round.
     - Through switches, a child is looked for at the rank's own switch first and then at its
       neighbours, over free links only (Sec. III-C3). Ranks of other groups forward like switches.
+      The paper leaves open which child at a switch is taken: first one of a host that the tree has
+      not entered, so that it enters each over one link as long as there are others, then the next.
     - A link of m times the unit of bandwidth is m links (Sec. VII-B), so it serves m trees a step,
       at most all of them.
 
@@ -89,6 +91,7 @@ class MultiTree(Synthesizer):
             self._by_height(topology, distance),
             self.nearest_first,
             topology.num_ranks,
+            hosts(topology),
         )
         edges, edge = distinct_edges(topology, path_ptr, path)
         k = collective.chunks_per_shard
@@ -119,6 +122,21 @@ def capacities(topology: Topology, unit: float | None, most: int) -> np.ndarray:
         one = as_fraction(unit)
     serves = {bandwidth: min(max(1, bandwidth // one), most) for bandwidth in speeds}
     return np.asarray([serves[bandwidth] for bandwidth in topology.exact_bandwidth], np.int64)
+
+
+def hosts(topology: Topology) -> np.ndarray:
+    """The host of each rank, int64 of shape (ranks,): ranks that share their smallest switch.
+
+    A rank without a switch is a host of its own.
+    """
+    n = topology.num_ranks
+    up = (topology.src < n) & (topology.dst >= n)
+    rank, switch = topology.src[up].astype(np.int64), topology.dst[up].astype(np.int64)
+    size = np.bincount(switch, minlength=topology.num_vertices)
+    host = np.arange(n)
+    order = np.lexsort((switch, size[switch], rank))[::-1]  # the smallest of each rank last
+    host[rank[order]] = switch[order]
+    return np.unique(host, return_inverse=True)[1]
 
 
 def _in_order_of_trial(topology: Topology) -> tuple[np.ndarray, np.ndarray]:

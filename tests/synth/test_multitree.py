@@ -13,9 +13,10 @@ from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import simulate
+from jaxcoll.simulate import simulate, steady_seconds
 from jaxcoll.synth import MultiTree, Ring, Ring2D, synthesize
-from jaxcoll.synth.multitree import capacities
+from jaxcoll.synth.multitree import capacities, hosts
+from jaxcoll.throughput import optimum
 from tests import strategies
 
 
@@ -188,3 +189,19 @@ def test_one_chunk_a_shard_or_many_are_the_same_trees():
     assert np.array_equal(np.repeat(one.edge, 3), three.edge)
     assert np.array_equal(three.chunk // 3, np.repeat(one.chunk, 3))
     assert Collective("all_gather", 12, 3) == three.collective
+
+
+@pytest.mark.parametrize(("boxes", "share"), [(2, 0.5769), (4, 0.75), (8, 0.875)])
+def test_trees_enter_hosts_that_they_have_not_entered_first(boxes, share):
+    """Of the optimum on DGX A100, latency aside; entering hosts anywhere, half at any size."""
+    topology = topologies.dgx_a100(boxes)
+    schedule = synthesize(topology, "all_gather", MultiTree())
+    least = optimum(topology).inverse / topology.num_ranks
+    assert float(least / steady_seconds(schedule)) == pytest.approx(share, abs=1e-3)
+
+
+def test_a_host_is_the_smallest_switch_that_ranks_share():
+    assert hosts(topologies.dgx_a100(2)).tolist() == [0] * 8 + [1] * 8
+    assert hosts(topologies.torus(2, 2)).tolist() == [0, 1, 2, 3]
+    assert hosts(topologies.switch(3)).tolist() == [0, 0, 0]
+    assert hosts(topologies.fat_tree(2, 2)).tolist() == [0, 0, 1, 1]
