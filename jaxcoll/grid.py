@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +117,7 @@ class Placement:
         return Placement(self.grid, tuple(permutation[list(self.ranks)]))
 
 
-def per_dimension(value: object, dimensions: int, what: str) -> tuple:
+def per_dimension(value: Any, dimensions: int, what: str) -> tuple:
     """Repeat a scalar for each dimension, or check that a sequence has one value for each."""
     is_array = isinstance(value, np.ndarray) and value.ndim > 0
     if is_array or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):

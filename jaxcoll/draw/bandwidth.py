@@ -30,20 +30,20 @@ def draw_algbw(
     """
     checks.instance(algbw, Mapping, "algbw", ScheduleError)
     size = _numbers(nbytes, "nbytes")
-    algbw = {str(name): _numbers(values, str(name)) for name, values in algbw.items()}
-    bound = None if bound is None else _numbers(bound, "bound")
-    for name, values in [*algbw.items(), *([] if bound is None else [("bound", bound)])]:
+    reached = {str(name): _numbers(values, str(name)) for name, values in algbw.items()}
+    least = None if bound is None else _numbers(bound, "bound")
+    for name, values in [*reached.items(), *([] if least is None else [("bound", least)])]:
         if len(values) != len(size):
             raise ScheduleError(f"{name} has {len(values)} values for {len(size)} sizes")
-    figure = Figure(figsize=(6.6, 6.0 if bound is not None else 3.8), layout="constrained")
+    figure = Figure(figsize=(6.6, 6.0 if least is not None else 3.8), layout="constrained")
     panels = figure.subplots(
-        1 if bound is None else 2,
+        1 if least is None else 2,
         1,
         sharex=True,
         squeeze=False,
-        height_ratios=[1] if bound is None else [3, 2],
+        height_ratios=[1] if least is None else [3, 2],
     )[:, 0]
-    for i, (name, values) in enumerate(algbw.items()):
+    for i, (name, values) in enumerate(reached.items()):
         style = {
             "color": PALETTE[i % len(PALETTE)],
             "marker": MARKERS[i % len(MARKERS)],
@@ -53,10 +53,10 @@ def draw_algbw(
             "label": name,
         }
         panels[0].plot(size, values / 1e9, **style)
-        if bound is not None:
-            panels[1].plot(size, 100 * values / bound, **style)
-    if bound is not None:
-        panels[0].plot(size, bound / 1e9, color=INK, linewidth=1.4, linestyle=":", label="bound")
+        if least is not None:
+            panels[1].plot(size, 100 * values / least, **style)
+    if least is not None:
+        panels[0].plot(size, least / 1e9, color=INK, linewidth=1.4, linestyle=":", label="bound")
         panels[1].axhline(100, color=INK, linewidth=1.4, linestyle=":")
         panels[1].set_ylim(0, 108)
         panels[1].set_ylabel("percent of the bound", color=INK)

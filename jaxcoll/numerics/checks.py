@@ -85,7 +85,7 @@ def rank_permutation(values, count: int, what: str, error: Error) -> np.ndarray:
     return image
 
 
-def sequence(values, what: str, error: Error) -> Sequence:
+def sequence(values, what: str, error: Error) -> Sequence | np.ndarray:
     """A list, tuple, range, array or other finite sequence; a string is none."""
     if isinstance(values, np.ndarray) and values.ndim:
         return values

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.exact import Number
 from jaxcoll.grid import per_dimension
 from jaxcoll.links import MAX_VERTICES
 from jaxcoll.numerics import checks
@@ -32,22 +31,22 @@ def check_size(name: str, vertices: int, links: int) -> None:
         )
 
 
-def latency(alpha, what: str = "alpha") -> Number:
-    """Seconds a link."""
-    return checks.nonnegative(alpha, what, TopologyError)
+def latency(alpha, what: str = "alpha") -> float:
+    """Seconds a link; a ``Fraction`` stays one."""
+    return checks.nonnegative(alpha, what, TopologyError)  # type: ignore[return-value]
 
 
-def speed(bandwidth, what: str = "bandwidth") -> Number:
-    """Bytes per second a link."""
-    return checks.positive(bandwidth, what, TopologyError)
+def speed(bandwidth, what: str = "bandwidth") -> float:
+    """Bytes per second a link; a ``Fraction`` stays one."""
+    return checks.positive(bandwidth, what, TopologyError)  # type: ignore[return-value]
 
 
-def latencies(alpha, dimensions: int) -> tuple[Number, ...]:
+def latencies(alpha, dimensions: int) -> tuple[float, ...]:
     """Seconds a link in each dimension, given for all or one by one."""
     return tuple(map(latency, per_dimension(alpha, dimensions, "alpha")))
 
 
-def speeds(bandwidth, dimensions: int) -> tuple[Number, ...]:
+def speeds(bandwidth, dimensions: int) -> tuple[float, ...]:
     """Bytes per second a link in each dimension, given for all or one by one."""
     return tuple(map(speed, per_dimension(bandwidth, dimensions, "bandwidth")))
 

@@ -90,7 +90,8 @@ def ring_fc_switch(
             there, and not that of each link.
         degree: None to keep the switches, or the degree they are unwound with (see ``switch``).
     """
-    alphas, bandwidths = latencies(alpha, 3), speeds(bandwidth, 3)
+    alphas = latencies(alpha, 3)
+    bandwidths: tuple = speeds(bandwidth, 3)
     ring_side, fc_side = count(ring_side, "ring_side"), count(fc_side, "fc_side")
     if checks.flag(shared, "shared", TopologyError):
         links = (2 if ring_side > 2 else 1, max(1, fc_side - 1), 1)

@@ -154,7 +154,7 @@ BAD = [
     ({"num_ranks": 2.0}, "num_ranks must be an integer, got 2.0"),
     ({"chunks_per_shard": 0}, "chunks_per_shard must be an integer of at least 1, got 0"),
     ({"chunks_per_shard": -1}, "chunks_per_shard must be an integer of at least 1, got -1"),
-    ({"chunks_per_shard": 1.5}, "chunks_per_shard must be an integer of at least 1, got 1.5"),
+    ({"chunks_per_shard": 1.5}, "chunks_per_shard must be an integer, got 1.5"),
     ({"chunks_per_shard": 2**40}, "chunks"),
     ({"groups": ()}, "one or more non-empty"),
     ({"groups": ((0, 1), ())}, "one or more non-empty"),

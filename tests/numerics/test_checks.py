@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,8 +81,9 @@ def test_a_failing_repr_does_not_hide_the_error():
 
 
 def test_synthesizers_take_what_numpy_counts_and_keep_it_plain():
-    assert synth.ForestColl(k=np.int64(2)) == synth.ForestColl(k=2)
-    assert type(synth.Tacos(attempts=np.int64(2)).attempts) is int
+    two: Any = np.int64(2)
+    assert synth.ForestColl(k=two) == synth.ForestColl(k=2)
+    assert type(synth.Tacos(attempts=two).attempts) is int
     for make in (
         lambda: synth.Swing(pieces=True),
         lambda: synth.Swing(pieces="a"),  # type: ignore[arg-type]

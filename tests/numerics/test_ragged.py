@@ -46,7 +46,9 @@ def test_one_long_path_among_short_ones_takes_no_table():
     path = np.concatenate([np.full(many, there), np.tile([there, back], many), [there]])
     ptr = np.concatenate([np.arange(many + 1), [len(path)]])
     edges = Edges(np.zeros(many + 1), np.ones(many + 1), ptr, path)
-    _canonical_edges(Edges([0], [1], [0, 1], [there]))  # compiled before memory is counted
+    _canonical_edges(
+        Edges(*map(np.asarray, ([0], [1], [0, 1], [there])))
+    )  # compiled before memory is counted
     tracemalloc.start()
     edges.check(topology)
     canonical, image = _canonical_edges(edges)
