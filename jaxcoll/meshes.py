@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxcoll.embedding import embed
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesize
 from jaxcoll.topology import Topology
@@ -47,6 +48,7 @@ def reorder(
     Raises:
         TopologyError: another number of ranks, or no such order was found.
     """
+    checks.instance(topology, Topology, "topology", TopologyError)
     if not hasattr(mesh_or_devices, "axis_names"):
         devices: Any = list(mesh_or_devices)  # type: ignore[arg-type]
         order = embed(topology, Topology.from_devices(devices, wrap=wrap, within=within))

@@ -12,7 +12,8 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import as_fraction, is_positive
+from jaxcoll.exact import as_fraction
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.base import Synthesizer
@@ -62,8 +63,7 @@ class Cascade(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "all_reduce"})
 
     def __post_init__(self) -> None:
-        if not is_positive(self.nbytes):
-            raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
+        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

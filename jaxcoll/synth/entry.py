@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.blink import Blink
@@ -29,7 +30,7 @@ from jaxcoll.synth.swing import Swing
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.synth.themis import Themis
 from jaxcoll.synth.tto import Tto
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 from jaxcoll.verify import verify
 
 SYNTHESIZERS: dict[str, type[Synthesizer]] = {
@@ -66,9 +67,9 @@ def synthesizer_named(synthesizer: str | Synthesizer) -> Synthesizer:
     """
     if isinstance(synthesizer, Synthesizer):
         return synthesizer
-    if synthesizer not in SYNTHESIZERS:
+    if not isinstance(synthesizer, str) or synthesizer not in SYNTHESIZERS:
         raise CollectiveError(
-            f"unknown synthesizer {synthesizer!r}; known: {', '.join(SYNTHESIZERS)}"
+            f"unknown synthesizer {checks.shown(synthesizer)}; known: {', '.join(SYNTHESIZERS)}"
         )
     return SYNTHESIZERS[synthesizer]()
 
@@ -98,6 +99,8 @@ def synthesize(
         CollectiveError: the collective is ill-formed, or the synthesizer not defined for it.
         TopologyError: the synthesizer is not defined for the network.
     """
+    connected(topology)
+    checks.instance(collective, (str, Collective), "collective", CollectiveError)
     if isinstance(collective, str):
         collective = Collective(collective, topology.num_ranks, chunks, groups, root)  # type: ignore[arg-type]
     elif (chunks, groups, root) != (1, None, None):

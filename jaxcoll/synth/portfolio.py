@@ -10,12 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import ClassVar, NamedTuple
 
-import numpy as np
-
 from jaxcoll.bounds import bound
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.exact import as_fraction
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulate import MODELS, simulate
 from jaxcoll.synth.base import Synthesizer
@@ -137,17 +136,15 @@ class Portfolio(Synthesizer):
 
     def __post_init__(self) -> None:
         for what in ("baselines", "rules", "aggregate"):
-            object.__setattr__(self, what, tuple(getattr(self, what)))
+            value = checks.members(getattr(self, what), what, CollectiveError)
+            checks.put(self, **{what: value})
+        for each in self.baselines:
+            checks.instance(each, Synthesizer, "a baseline", CollectiveError)
         for rule in self.rules:
             rule_named(rule)
-        if self.model not in MODELS:
-            raise CollectiveError(f"unknown link model {self.model!r}; known: {', '.join(MODELS)}")
-        for what in ("seeds", "threads"):
-            value = getattr(self, what)
-            if what == "threads" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise CollectiveError(f"{what} must be an integer of at least 1, got {value!r}")
+        checks.choice(self.model, MODELS, "model", CollectiveError)
+        checks.integer_fields(self, CollectiveError, "seeds")
+        checks.integer_fields(self, CollectiveError, "threads", or_none=True)
         if not (self.baselines or (self.rules and self.aggregate)):
             raise CollectiveError("a portfolio needs baselines, or rules and sizes of message")
         for most in self.aggregate or (1,):

@@ -94,7 +94,7 @@ def test_bruck_takes_ceil_log_n_steps_and_sends_the_least(n):
 
 @pytest.mark.parametrize("make", [Rhd, Bruck, Swing, Hdrm, DoubleBinaryTree, CCube, Tto])
 def test_messages_are_cut_into_at_least_one_piece(make):
-    with pytest.raises(CollectiveError, match="pieces must be at least 1, got 0"):
+    with pytest.raises(CollectiveError, match="pieces must be an integer of at least 1, got 0"):
         make(pieces=0)
 
 
@@ -169,8 +169,15 @@ def test_circles_are_orders_of_places():
     schedule = synthesize(topologies.fully_connected(8), "all_gather", ring, groups=groups)
     pairs = set(zip(schedule.src.tolist(), schedule.dst.tolist(), strict=True))
     assert pairs == {(0, 2), (2, 1), (1, 3), (3, 0), (7, 6), (6, 5), (5, 4), (4, 7)}
-    for bad in ((), ((0, 1), (0, 2)), ((0, 1), (0, 1, 2)), ((0.5, 1),), 3):
+    for bad in (
+        (),
+        ((0, 1), (0, 2)),
+        ((0, 1), (0, 1, 2)),
+    ):
         with pytest.raises(CollectiveError, match="circles must be one or more orders"):
+            Ring(circles=bad)  # type: ignore[arg-type]
+    for bad in (((0.5, 1),), 3):
+        with pytest.raises(CollectiveError, match=r"circles.* must be"):
             Ring(circles=bad)  # type: ignore[arg-type]
     with pytest.raises(CollectiveError, match="circles are of 4 places, a group has 8 ranks"):
         synthesize(topologies.fully_connected(8), "all_gather", ring)
@@ -200,7 +207,7 @@ def test_hierarchical_ring_takes_the_innermost_dimension():
 
 
 def test_hierarchical_ring_refuses():
-    with pytest.raises(CollectiveError, match="inner must be at least 1, got 0"):
+    with pytest.raises(CollectiveError, match="inner must be an integer of at least 1, got 0"):
         HierarchicalRing(0)
     with pytest.raises(CollectiveError, match="blocks of 4 ranks, which does not divide 6"):
         synthesize(topologies.ring(6), "all_gather", HierarchicalRing(4))
