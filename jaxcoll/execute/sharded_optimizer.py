@@ -80,7 +80,7 @@ def zero(
 
     def update(updates, state, params=None, **extra):
         if not _is_bound(axis_name):
-            raise _unbound("update", axis_name)
+            raise _unbound(axis_name)
         check_own(updates, axis_name)
         n = _ranks(axis_name)
         kept = of_row(state, axis_name, n)
@@ -142,7 +142,7 @@ def _mesh_for(axis_name: AxisName, mesh: Mesh | None):
     context = jax.sharding.get_abstract_mesh()
     if set(names_of(axis_name)) <= set(context.axis_names):
         return None  # shard_map takes it by itself
-    raise _unbound("init", axis_name)
+    raise _unbound(axis_name)
 
 
 def _check_mesh(mesh, axis_name: AxisName) -> None:
@@ -162,11 +162,11 @@ def _is_bound(axis_name: AxisName) -> bool:
     return set(names_of(axis_name)) <= set(internals.axis_sizes())
 
 
-def _unbound(function: str, axis_name: AxisName) -> UnboundAxisError:
-    other = ", or give zero the mesh: jc.optax.zero(axis_name, inner, mesh=mesh)"
+def _unbound(axis_name: AxisName) -> UnboundAxisError:
     return UnboundAxisError(
-        f"axis {axis_name!r} is not bound here; call {function} of zero inside jax.shard_map over "
-        f"a mesh that has it as a manual axis{other if function == 'init' else ''}"
+        f"axis {axis_name!r} is not bound here; call init and update of zero inside jax.shard_map "
+        "over a mesh that has it as a manual axis. For init alone it is enough to give zero the "
+        f"mesh: jc.optax.zero({axis_name!r}, inner, mesh=mesh)"
     )
 
 
