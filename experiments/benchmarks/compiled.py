@@ -210,6 +210,7 @@ def training_figures(
         "products": summary.matmuls,
         "covered": summary.covered_matmuls,
         "temp MiB": round(summary.temp_bytes / 2**20, 1),
+        "results MiB": round(summary.output_bytes / 2**20, 1),
         "compile s": round(time.perf_counter() - start, 1),
     }
 
