@@ -30,7 +30,7 @@ from jaxcoll.topology import Topology
 LINES, TRAILING = 3072, (8, 128)  # of a shard: 12 MiB of float32, in whole tiles
 KINDS = {"all_gather": "all_gather", "psum_scatter": "reduce_scatter", "psum": "all_reduce"}
 LAYERS, WIDTH, BATCH = 6, 1024, 4096  # of the train step; the batch is a rank's
-# Of the step with many buckets: 16 gradients of 4 MiB, each a bucket of its own.
+# Of the step with many buckets: 16 gradients of 4 MiB, with one gradient per bucket.
 BUCKETS, BUCKET_BATCH = 16, 512
 MANY_BUCKETS = "train step, 16 buckets"
 

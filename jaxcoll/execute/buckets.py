@@ -1,7 +1,7 @@
 """Buckets: the leaves of a tree in few vectors, in the order in which they become available.
 
-A collective costs latency once a call, so small leaves travel together. A leaf is never divided: it
-becomes available as a whole. What a leaf waits for are those of its own bucket and no others, so
+A collective costs latency once per call, so small leaves are sent together. A leaf is never
+divided: it becomes available as a whole. A leaf waits for those of its own bucket and no others, so
 the first buckets can leave while the last gradients are still being computed (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, Sec. 3.2.3).
 """
@@ -21,7 +21,7 @@ from jaxcoll.execute import internals
 from jaxcoll.execute.ordering import after
 
 # Of PyTorch's DistributedDataParallel; large enough for any network's bandwidth, and small enough
-# that the first buckets of a network leave long before its last gradients are there.
+# that the first buckets of a network leave long before its last gradients are computed.
 BUCKET_BYTES = 25 * 2**20
 
 # Buckets in flight at once. A step of most schedules uses one link or two of a rank's four to six,
@@ -50,7 +50,7 @@ def plan_buckets(
             comes first.
 
     Raises:
-        CollectiveError: ``nbytes`` is no integer of at least 0, or an unknown order.
+        CollectiveError: ``nbytes`` is not an integer of at least 0, or an unknown order.
     """
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
         raise CollectiveError(f"bucket_bytes must be an integer of at least 0, got {nbytes!r}")

@@ -42,7 +42,7 @@ def zero(
     2020, Sec. 5).
 
     The inner optimizer sees the tree of the parameters, each leaf as the vector of its shard, the
-    last one padded with zeros. So it must be elementwise: what it does to an element may depend on
+    last one padded with zeros. So it must be elementwise: the update of an element may depend on
     the leaf (its name, a mask, a label) but not on other elements. Adam, AdamW, SGD, Lion and
     RMSprop are; clipping by global norm, LAMB, Adafactor and noise are not.
 

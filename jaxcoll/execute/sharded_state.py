@@ -27,7 +27,7 @@ class ZeroState(NamedTuple):
 
     Attributes:
         inner: state of the inner optimizer for this rank's shards, each array with a leading
-            dimension of 1: a rank's row of what is kept on all ranks together.
+            dimension of 1: this rank's row of the arrays that all ranks keep together.
     """
 
     inner: Any

@@ -183,8 +183,8 @@ class Recurrent(linen.Module):
     @linen.compact
     def __call__(self, x):
         cell = linen.SimpleCell(5)
-        # The scan of nn.RNN starts from zeros, which are the same on all ranks; what it goes on
-        # with is not. Under check_vma the start is typed so, too.
+        # The scan of nn.RNN starts from zeros, which are the same on all ranks, and its later
+        # carries are not: check_vma wants both to be typed as varying.
         start = jax.tree.map(
             lambda zeros: lax.pcast(zeros, "x", to="varying"),
             cell.initialize_carry(jax.random.key(0), x[:, 0].shape),
