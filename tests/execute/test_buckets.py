@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,7 +40,7 @@ def gradients() -> list[np.ndarray]:
     return [integers((N, 5 + i), np.float32, i) for i in range(LEAVES)]
 
 
-def reduced(stacked, **options):
+def reduced(stacked, **options) -> Any:
     """The leaves of all ranks averaged, each in a bucket of its own."""
     reduction = jc.optax.all_reduce_gradients("x", bucket_bytes=0, **options)
     return reduction.update([leaf[0] for leaf in stacked], optax.EmptyState())[0]
@@ -88,8 +89,8 @@ def test_leaves_that_vary_over_another_axis_keep_to_themselves():
     specs = {"both": P(("x", "y")), "first": P("x"), "both too": P(("x", "y"))}
     leaves = {name: integers((8, 3), np.float32, i) for i, name in enumerate(specs)}
     out = {name: P("y") if "both" in name else P() for name in specs}
-    for options in ({"window": 1, "bucket_bytes": 0}, {"bucket_bytes": 1 << 20}):
-        reduction = jc.optax.all_reduce_gradients("x", **options)
+    for window, nbytes in ((1, 0), (4, 1 << 20)):
+        reduction = jc.optax.all_reduce_gradients("x", window=window, bucket_bytes=nbytes)
 
         def ours(g, reduction=reduction):
             return reduction.update(g, optax.EmptyState())[0]

@@ -189,7 +189,8 @@ class Recurrent(linen.Module):
             lambda zeros: lax.pcast(zeros, "x", to="varying"),
             cell.initialize_carry(jax.random.key(0), x[:, 0].shape),
         )
-        return linen.Dense(1)(linen.RNN(cell)(x, initial_carry=start)[:, -1])
+        hidden = jnp.asarray(linen.RNN(cell)(x, initial_carry=start))
+        return linen.Dense(1)(hidden[:, -1])
 
 
 class Normalized(linen.Module):
@@ -263,4 +264,4 @@ def zero_reference(inner):
         steps, state = inner.update(flat(lax.pmean(updates, "x")), state, flat(params))
         return jax.tree.map(lambda s, p: s.reshape(p.shape), steps, params), state
 
-    return optax.GradientTransformation(lambda p: inner.init(flat(p)), update)
+    return optax.GradientTransformation(lambda p: inner.init(flat(p)), update)  # type: ignore[arg-type]

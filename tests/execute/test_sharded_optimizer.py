@@ -247,7 +247,7 @@ def trained(n: int, ours, params, state, steps) -> tuple[Any, Any]:
 
 def with_tiny_leaves():
     """Of 0, 1, 2 and more elements: on 8 ranks and on 4 most shards are of one."""
-    return {**weights(), "nested": {"bias": np.float32([0.25, -1])}}
+    return {**weights(), "nested": {"bias": np.array([0.25, -1], np.float32)}}
 
 
 CONVERTIBLE = {
@@ -303,26 +303,27 @@ def test_the_state_of_more_ranks_is_refused_by_name(leaf):
         trained(4, ours, {"w": leaf}, state, 1)
 
 
+def state_of_40() -> Any:
+    """Of one parameter of 40 elements on 8 ranks, no two shards the same."""
+    shards = np.arange(40.0, dtype=np.float32).reshape(8, 5)
+    return jc.optax.ZeroState({"count": np.full(8, 3), "mu": {"w": shards}})
+
+
 @pytest.mark.parametrize(
-    ("arguments", "match"),
+    ("ranks", "name", "elements", "match"),
     [
-        ((8, 0), "to_ranks must be an integer of at least 1, got 0"),
-        ((True, 4), "from_ranks must be an integer"),
-        ((4, 2), r"has shape \(8,\), and from_ranks=4 means 4 rows"),
-        ((8, 4, {"v": jnp.ones(40)}), "differs from rank to rank, and no parameter of that path"),
-        ((8, 4, {"w": jnp.ones(90)}), "differs from rank to rank, and no parameter of that path"),
-        ((8, 4, {"w": jnp.ones(40)}, (1, 2)), "there is no ZeroState in tuple"),
+        ((8, 0), "w", 40, "to_ranks must be an integer of at least 1, got 0"),
+        ((True, 4), "w", 40, "from_ranks must be an integer"),
+        ((4, 2), "w", 40, r"has shape \(8,\), and from_ranks=4 means 4 rows"),
+        ((8, 4), "v", 40, "differs from rank to rank, and no parameter of that path"),
+        ((8, 4), "w", 90, "differs from rank to rank, and no parameter of that path"),
     ],
 )
-def test_what_cannot_be_converted_is_refused(arguments, match):
-    start, to, params, state = (*arguments, {"w": jnp.ones(40)}, None)[:4]
-    if len(arguments) == 2:
-        params = {"w": jnp.ones(40)}
-    if len(arguments) < 4:
-        ours = jc.optax.zero("x", optax.adam(1e-2), mesh=mesh_of(N))
-        state = ours.init({"w": jnp.ones(40)})
-        count, mu, nu = state.inner[0]
-        mu = {"w": np.arange(40.0, dtype=np.float32).reshape(8, 5)}
-        state = jc.optax.ZeroState((count, mu, nu))
+def test_what_cannot_be_converted_is_refused(ranks, name, elements, match):
     with pytest.raises(CollectiveError, match=match):
-        jc.optax.reshard_zero(state, params, start, to)
+        jc.optax.reshard_zero(state_of_40(), {name: jnp.ones(elements)}, *ranks)
+
+
+def test_another_state_cannot_be_converted():
+    with pytest.raises(CollectiveError, match="there is no ZeroState in EmptyState"):
+        jc.optax.reshard_zero(optax.EmptyState(), {"w": jnp.ones(40)}, 8, 4)
