@@ -20,6 +20,10 @@ from jaxcoll.execute.values import flow_of
 # A permute between CPU devices takes about as long as copying this many bytes.
 LONG_ROW_BYTES = 1 << 18
 
+# Steps of larger buffers are cut into pieces on TPU. Of smaller ones, such as buckets of gradients,
+# what is in flight takes little memory, and every piece is a permute with a latency of its own.
+UNCUT_BYTES = 1 << 25
+
 
 def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
     """Run a program.
@@ -37,7 +41,8 @@ def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> 
     Returns:
         This rank's output rows, shape (output rows * width, ...).
     """
-    if target == "tpu" and (cut := in_pieces(program)) is not program:
+    is_large = program.num_rows * width * (x.nbytes // x.shape[0]) > UNCUT_BYTES
+    if target == "tpu" and is_large and (cut := in_pieces(program)) is not program:
         return _run_overlapped(cut, x, axes, width, target)
     is_long = x.nbytes // x.shape[0] * width >= LONG_ROW_BYTES
     flow = flow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
