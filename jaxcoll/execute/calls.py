@@ -6,7 +6,6 @@ Which ranks an axis name means, which schedule they run, and what operands they 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +18,9 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
+from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.processes import agree
-from jaxcoll.execute.schedules import Choice, choose
+from jaxcoll.execute.schedules import Choice, checked_groups, choose
 from jaxcoll.schedule import Schedule
 
 # Leaves are joined up to this many bytes: as many as take about as long to move as rounds cost.
@@ -67,18 +67,14 @@ def axes_of(names: tuple[str, ...]) -> Axes:
     """The axes of a mesh, in the order given."""
     sizes = internals.axis_sizes()
     canonical = tuple(name for name in internals.mesh_axes() if name in names)
-    return Axes(names, tuple(sizes[name] for name in names), canonical)
-
-
-def size_of(names: tuple[str, ...]) -> int:
-    """Ranks along some axes, of a mesh or of ``vmap``."""
-    sizes = internals.axis_sizes()
-    return math.prod(sizes[name] for name in names)
+    auto = internals.auto_sizes()
+    return Axes(names, tuple(sizes[name] for name in names), canonical, auto=auto)
 
 
 def group_size(axes: Axes, groups: Groups) -> int:
-    """Ranks in a group."""
-    return axes.num_ranks if groups is None else len(groups[0])
+    """Ranks in a group, once the groups are known to cover the axes in equal numbers."""
+    checked = checked_groups(groups, axes)
+    return axes.num_ranks if checked is None else len(checked[0])
 
 
 # ---------------------------------------------------------------------- running
@@ -96,9 +92,10 @@ class Call:
     lowering: str = "auto"
     invarying: bool = False
     accum_dtype: Any = None
+    op: str = "sum"
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = x.dtype if self.accum_dtype is None else np.dtype(self.accum_dtype)
+        dtype = x.dtype if self.accum_dtype is None else accumulator(self.accum_dtype, x.dtype)
         if dtype != x.dtype:
             return self._local(x.astype(dtype)).astype(x.dtype)
         return self._local(x)
@@ -108,17 +105,20 @@ class Call:
         spec, explicit = internals.explicit_sharding(x)
         if not explicit:
             return self._run(x)
-        if self.kind not in ("all_reduce", "broadcast", "reduce"):
+        is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
+        if not is_whole and spec[0] is not None:
             raise CollectiveError(
-                f"{self.kind} over {self.axes}: the operand is sharded over the Explicit axes "
-                f"{sorted(explicit)} as well; make these manual too (axis_names= of shard_map), or "
-                "jax.reshard it first"
+                f"{self.kind} over {self.axes}: the leading dimension of the operand is sharded "
+                f"over the Explicit axes {spec[0]!r} as well; make these manual too (axis_names= "
+                "of shard_map), or jax.reshard it first"
             )
         return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=explicit)(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
         axes, chosen = self.resolve(x)
-        return primitives.bind(x, axes, chosen, lowering=self.lowering, invarying=self.invarying)
+        return primitives.bind(
+            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=self.op
+        )
 
     def resolve(self, x: jax.Array) -> tuple[Axes, Schedule]:
         """The axes that a collective of an operand runs over, and by which schedule."""
@@ -151,9 +151,13 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
         return [call(leaf) for leaf in leaves]
     alike: dict[object, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        is_small = leaf.size * leaf.dtype.itemsize < JOINED_BYTES
-        alike.setdefault(internals.varying(leaf) if is_small else i, []).append(i)
+        is_small = at_least(JOINED_BYTES - 1, leaf.size * leaf.dtype.itemsize)
+        type_ = (internals.varying(leaf), jax.typeof(leaf).weak_type)
+        alike.setdefault(type_ if is_small else i, []).append(i)
     for members in alike.values():
+        if len(members) == 1:
+            leaves[members[0]] = call(leaves[members[0]])
+            continue
         sums = in_buckets(call, [leaves[i] for i in members], JOINED_BYTES, "tree")
         for i, total in zip(members, sums, strict=True):
             leaves[i] = total
@@ -163,7 +167,7 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
 def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
     """The axes, or all of the mesh where the schedule serves all groups along them at once."""
     names, sizes = internals.mesh_axes(), internals.axis_sizes()
-    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names)
+    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names, axes.auto)
     if schedule.collective.num_ranks == axes.num_ranks != mesh.num_ranks:
         return axes
     return mesh if frozenset(schedule.collective.groups) == mesh.groups() else axes
@@ -191,6 +195,29 @@ def summable(leaf, function: str, bools: bool = False):
     return leaf
 
 
+def accumulator(wanted, dtype) -> np.dtype:
+    """The dtype in which arrays of a dtype are added: of the same kind, with all their values."""
+    try:
+        given = np.dtype(wanted)
+    except TypeError:
+        raise CollectiveError(f"accum_dtype must be a dtype, got {wanted!r}") from None
+    if jax.dtypes.canonicalize_dtype(given) != given:
+        raise CollectiveError(
+            f"accum_dtype={given} needs 64-bit types, which jax.config jax_enable_x64 turns on"
+        )
+    both_float = all(jnp.issubdtype(d, jnp.floating) for d in (given, dtype))
+    same_kind = any(
+        jnp.issubdtype(given, kind) and jnp.issubdtype(dtype, kind)
+        for kind in (jnp.integer, jnp.complexfloating)
+    )
+    if not both_float and not (same_kind and jnp.promote_types(given, dtype) == given):
+        raise CollectiveError(
+            f"accum_dtype={given} cannot hold sums of {dtype}: floats are added in a floating "
+            "dtype, integers and complex numbers in one that has all their values"
+        )
+    return given
+
+
 def vary(leaf, axes: Axes):
     """An operand typed as varying over the axes."""
     leaf = jnp.asarray(leaf)
@@ -204,6 +231,8 @@ def vary(leaf, axes: Axes):
 
 def dimension_of(dimension: int, ndim: int, name: str, leaf) -> int:
     """A dimension counted from the front."""
+    if isinstance(dimension, bool) or not isinstance(dimension, (int, np.integer)):
+        raise CollectiveError(f"{name} must be an integer, got {dimension!r}")
     if not -ndim <= dimension < ndim:
         raise CollectiveError(f"{name}={dimension} is not a dimension for shape {leaf.shape}")
     return dimension % ndim
@@ -212,12 +241,12 @@ def dimension_of(dimension: int, ndim: int, name: str, leaf) -> int:
 def check_divides(leaf, dimension: int, size: int, tiled: bool, what: str) -> None:
     """Refuse a dimension that cannot be cut into ``size`` parts."""
     length = leaf.shape[dimension]
-    if tiled and length % size:
+    if tiled and not is_same(length % size, 0):
         raise CollectiveError(
             f"{what} cuts dimension {dimension} of shape {leaf.shape} into {size} parts, and "
             f"{length} is not a multiple of {size}"
         )
-    if not tiled and length != size:
+    if not tiled and not is_same(length, size):
         raise CollectiveError(
             f"{what} needs dimension {dimension} of shape {leaf.shape} to be {size}, got {length}; "
             "tiled=True takes any multiple"

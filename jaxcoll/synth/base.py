@@ -47,6 +47,9 @@ class Synthesizer(abc.ABC):
                 of ranks than the collective.
         """
         started = time.perf_counter()
+        check_topology(topology)
+        if not isinstance(collective, Collective):
+            raise CollectiveError(f"a Collective is synthesized, got {collective!r}")
         if topology.num_ranks != collective.num_ranks:
             raise TopologyError(
                 f"the collective is for {collective.num_ranks} ranks, {topology} has "
@@ -92,6 +95,15 @@ class Synthesizer(abc.ABC):
         offered = sorted(self.kinds | _derived(self.kinds))
         raise CollectiveError(
             f"{self.name} is not defined for {collective.kind}; it offers {', '.join(offered)}"
+        )
+
+
+def check_topology(topology) -> None:
+    """Refuse what is no network."""
+    if not isinstance(topology, Topology):
+        raise TopologyError(
+            f"a schedule is synthesized for a Topology, got {topology!r}; jaxcoll.topologies has "
+            "them by name, Topology.from_mesh reads one off devices"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.base import Synthesizer, check_topology
 from jaxcoll.synth.blink import Blink
 from jaxcoll.synth.blueconnect import BlueConnect
 from jaxcoll.synth.bruck import Bruck
@@ -66,7 +66,12 @@ def synthesizer_named(synthesizer: str | Synthesizer) -> Synthesizer:
     """
     if isinstance(synthesizer, Synthesizer):
         return synthesizer
-    if synthesizer not in SYNTHESIZERS:
+    if isinstance(synthesizer, type):
+        raise CollectiveError(
+            f"the synthesizer was the class {synthesizer.__name__}; give one of its instances, as "
+            f"in {synthesizer.__name__}(), or a name"
+        )
+    if not isinstance(synthesizer, str) or synthesizer not in SYNTHESIZERS:
         raise CollectiveError(
             f"unknown synthesizer {synthesizer!r}; known: {', '.join(SYNTHESIZERS)}"
         )
@@ -98,6 +103,7 @@ def synthesize(
         CollectiveError: the collective is ill-formed, or the synthesizer not defined for it.
         TopologyError: the synthesizer is not defined for the network.
     """
+    check_topology(topology)
     if isinstance(collective, str):
         collective = Collective(collective, topology.num_ranks, chunks, groups, root)  # type: ignore[arg-type]
     elif (chunks, groups, root) != (1, None, None):

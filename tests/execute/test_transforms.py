@@ -253,7 +253,9 @@ def test_one_axis_of_a_mesh_others_manual(explicit):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_partly_manual_meshes(kind):
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
-    x = integers((8, 12, 3), jnp.float32)
+    # Arguments on Explicit axes are sharded as in_specs say (from JAX 0.12 on they must be).
+    sharding = jax.sharding.NamedSharding(mesh, P(None, "y"))
+    x = jax.device_put(integers((8, 12, 3), jnp.float32), sharding)
 
     def run(m):
         f = lambda v: (  # noqa: E731

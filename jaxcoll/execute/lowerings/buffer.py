@@ -145,15 +145,26 @@ def resolve(run: Run, look: Callable[[np.ndarray], object]) -> tuple:
     return look(run.start), active, look(run.add) if mixed else None
 
 
-def put(buffer: jax.Array, arrived: jax.Array, run: Run, where: tuple, width: int) -> jax.Array:
-    """The buffer with one run of what arrived copied or added to it, untouched on idle ranks."""
+def put(
+    buffer: jax.Array,
+    arrived: jax.Array,
+    run: Run,
+    where: tuple,
+    width: int,
+    op: Callable = lax.add,
+) -> jax.Array:
+    """The buffer with one run of what arrived copied or added to it, untouched on idle ranks.
+
+    Args:
+        op: what is taken of two rows where one is added.
+    """
     row, active, add = where
     new = read(arrived, run.column, run.length, width)
     if active is None and not run.add.any():
         return write(buffer, new, row, width)
     old = read(buffer, row, run.length, width)
     if run.add.any():
-        total = old + new
+        total = op(old, new)
         new = total if add is None else lax.select(_everywhere(add, new), total, new)
     if active is not None:
         new = lax.select(_everywhere(active, new), new, old)
@@ -177,10 +188,11 @@ def receive(
     rounds: Sequence[Round],
     rank: jax.Array,
     width: int,
+    op: Callable = lax.add,
 ) -> jax.Array:
     """The buffer with what arrived in the rounds of a step."""
     for rows, round_ in zip(arrived, rounds, strict=True):
         for part in runs(round_.recv, round_.add):
             where = resolve(part, lambda table: lookup(table, rank))
-            buffer = put(buffer, rows, part, where, width)
+            buffer = put(buffer, rows, part, where, width, op)
     return buffer
