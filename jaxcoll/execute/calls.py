@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
@@ -101,10 +102,11 @@ class Call:
         return self._local(x)
 
     def _local(self, x: jax.Array) -> jax.Array:
-        """Run on what a device holds, where Explicit axes shard ``x`` further."""
-        spec, explicit = internals.explicit_sharding(x)
-        if not explicit:
+        """Run on what a device holds, where Explicit axes may shard ``x`` further."""
+        outside = internals.explicit_axes()
+        if not outside:
             return self._run(x)
+        spec, _ = internals.explicit_sharding(x)
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         if not is_whole and spec[0] is not None:
             raise CollectiveError(
@@ -112,7 +114,7 @@ class Call:
                 f"over the Explicit axes {spec[0]!r} as well; make these manual too (axis_names= "
                 "of shard_map), or jax.reshard it first"
             )
-        return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=explicit)(x)
+        return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=outside)(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
         axes, chosen = self.resolve(x)
@@ -177,22 +179,25 @@ def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
 
 
 def array(leaf, function: str):
-    """An operand as an array of a dtype that can travel."""
-    # Python scalars and NumPy arrays stay concrete, as in jax.lax, where they have a constant sum.
-    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else np.asarray(leaf)
+    """An operand as an array, of a dtype that is no key type; numbers keep their weak types."""
+    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else jnp.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
     return leaf
 
 
-def summable(leaf, function: str, bools: bool = False):
-    """An operand that can be added; booleans as int32 where a function allows them."""
+def summable(leaf, function: str):
+    """An operand as an array that can be added."""
     leaf = array(leaf, function)
     if leaf.dtype == bool:
-        if not bools:
-            raise CollectiveError(f"{function} cannot add booleans; cast them to an integer type")
-        return leaf.astype(np.int32)
+        raise CollectiveError(f"{function} cannot add booleans; cast them to an integer type")
     return leaf
+
+
+def counted(leaf):
+    """A leaf, as int32 if it is boolean."""
+    is_bool = jnp.issubdtype(jax.dtypes.result_type(leaf), np.bool_)
+    return lax.convert_element_type(leaf, np.int32) if is_bool else leaf
 
 
 def accumulator(wanted, dtype) -> np.dtype:
@@ -220,7 +225,6 @@ def accumulator(wanted, dtype) -> np.dtype:
 
 def vary(leaf, axes: Axes):
     """An operand typed as varying over the axes."""
-    leaf = jnp.asarray(leaf)
     pending = internals.unreduced(leaf) & set(axes.over)
     if pending:
         raise CollectiveError(

@@ -42,6 +42,7 @@ from jaxcoll.execute.calls import (
     array,
     axes_of,
     check_divides,
+    counted,
     dimension_of,
     group_size,
     is_vmapped,
@@ -145,7 +146,7 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None):
     group_size(axes, groups)
     leaves, structure = jax.tree.flatten(x)
     if op == "sum":
-        leaves = [summable(leaf, "psum", bools=True) for leaf in leaves]
+        leaves = [counted(leaf) for leaf in leaves]
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             return native(
                 jax.tree.unflatten(structure, leaves), axis_name, axis_index_groups=groups

@@ -21,6 +21,10 @@ PROVED = ("0.10.2", "0.12.0.1")
 INVARYING_UNCHECKED = jax.__version_info__ < (0, 11)
 
 
+# Raised by comparisons that depend on a symbolic dimension of jax.export.
+InconclusiveSize = core.InconclusiveDimensionOperation
+
+
 # ---------------------------------------------------------------------- types
 
 
@@ -73,6 +77,11 @@ def auto_sizes() -> tuple[int, ...]:
     """Sizes above 1 of the mesh axes in scope over which XLA shards as it likes."""
     mesh = jax.sharding.get_abstract_mesh()
     return tuple(mesh.shape[name] for name in mesh.auto_axes if mesh.shape[name] > 1)
+
+
+def explicit_axes() -> set[str]:
+    """The mesh axes in scope over which types say how values are sharded."""
+    return set(jax.sharding.get_abstract_mesh().explicit_axes)
 
 
 def mesh_size() -> int:

@@ -23,6 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxcoll.execute import internals
+
 Size = Any  # an int, or a symbolic dimension of jax.export
 
 
@@ -192,5 +194,5 @@ def at_least(size: Size, bound: int) -> bool:
     """Whether a size is at least a bound; False where that depends on a symbolic dimension."""
     try:
         return bool(size >= bound)
-    except jax.core.InconclusiveDimensionOperation:
+    except internals.InconclusiveSize:
         return False

@@ -25,7 +25,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals, layout
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
-from jaxcoll.execute.lowerings.buffer import lookup
+from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.program import Program, program_of
 from jaxcoll.execute.values import flow_of
 from jaxcoll.schedule import Schedule
@@ -114,7 +114,7 @@ def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
     program = program_of(schedule)
     size = x.shape[0] // program.group_size
     place = lookup(program.place, axes.rank())
-    return lax.dynamic_slice_in_dim(x, place * size, size, allow_negative_indices=False)
+    return read(x, place, 1, size)
 
 
 def _batch(x, dimension, *, schedule, **params):

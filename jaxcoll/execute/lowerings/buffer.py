@@ -85,7 +85,9 @@ def write(buffer: jax.Array, rows: jax.Array, row, width: int) -> jax.Array:
 
 
 def _at(buffer: jax.Array, row, width: int) -> tuple:
-    return (row * width, *(0 for _ in buffer.shape[1:]))
+    # All of one type, also where Python integers would become 64-bit ones.
+    zero = 0 if isinstance(row, int) else row.dtype.type(0)
+    return (row * width, *(zero for _ in buffer.shape[1:]))
 
 
 def blank(like: jax.Array, length: int) -> jax.Array:
