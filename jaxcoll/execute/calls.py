@@ -6,7 +6,7 @@ Which ranks an axis name means, which schedule they run, and what operands they 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals, primitives
@@ -48,7 +49,7 @@ def names_of(axis_name: AxisName) -> tuple[str, ...]:
                 f"axis_name={axis_name!r} names the positional dimension {name}; sum over it with "
                 "jnp.sum first"
             )
-        if name not in sizes:
+        if not isinstance(name, Hashable) or name not in sizes:
             bound = ", ".join(map(repr, sizes)) or "none"
             raise UnboundAxisError(
                 f"axis {name!r} is not bound here (bound: {bound}); call this inside jax.shard_map "
@@ -107,14 +108,13 @@ class Call:
         if not outside:
             return self._run(x)
         spec, _ = internals.explicit_sharding(x)
+        # Blocks are whole on every device, so what shards the leading dimension has to go.
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
-        if not is_whole and spec[0] is not None:
-            raise CollectiveError(
-                f"{self.kind} over {self.axes}: the leading dimension of the operand is sharded "
-                f"over the Explicit axes {spec[0]!r} as well; make these manual too (axis_names= "
-                "of shard_map), or jax.reshard it first"
-            )
-        return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=outside)(x)
+        inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
+        if inner is not spec:
+            x = jax.reshard(x, inner)
+        out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=outside)(x)
+        return jax.reshard(out, spec) if inner is not spec and out.shape == x.shape else out
 
     def _run(self, x: jax.Array) -> jax.Array:
         axes, chosen = self.resolve(x)
@@ -180,6 +180,7 @@ def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
 
 def array(leaf, function: str):
     """An operand as an array, of a dtype that is no key type; numbers keep their weak types."""
+    _check_operand(leaf, function)
     leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else jnp.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
@@ -194,10 +195,19 @@ def summable(leaf, function: str):
     return leaf
 
 
-def counted(leaf):
-    """A leaf, as int32 if it is boolean."""
+def counted(leaf, function: str):
+    """An operand as it is, or as int32 if it is boolean."""
+    _check_operand(leaf, function)
     is_bool = jnp.issubdtype(jax.dtypes.result_type(leaf), np.bool_)
     return lax.convert_element_type(leaf, np.int32) if is_bool else leaf
+
+
+def _check_operand(leaf, function: str) -> None:
+    numeric = (jax.Array, Tracer, np.ndarray, np.generic, int, float, complex)
+    if not isinstance(leaf, numeric) and not hasattr(leaf, "__jax_array__"):
+        raise CollectiveError(
+            f"{function} takes pytrees of arrays and numbers, got {leaf!r} in one"
+        )
 
 
 def accumulator(wanted, dtype) -> np.dtype:

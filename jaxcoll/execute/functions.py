@@ -27,14 +27,13 @@ summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals
-from jaxcoll.execute.blocks import divide, merge
+from jaxcoll.execute.blocks import divide, merge, move
 from jaxcoll.execute.calls import (
     AxisName,
     Call,
@@ -146,7 +145,7 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None):
     group_size(axes, groups)
     leaves, structure = jax.tree.flatten(x)
     if op == "sum":
-        leaves = [counted(leaf) for leaf in leaves]
+        leaves = [counted(leaf, "psum") for leaf in leaves]
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             return native(
                 jax.tree.unflatten(structure, leaves), axis_name, axis_index_groups=groups
@@ -204,7 +203,7 @@ def psum_scatter(
         leaf = vary(summable(leaf, "psum_scatter"), axes)
         dimension = dimension_of(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
         check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
-        blocks = divide(leaf, dimension, size) if tiled else jnp.moveaxis(leaf, dimension, 0)
+        blocks = divide(leaf, dimension, size) if tiled else move(leaf, dimension, 0)
         return lax.squeeze(call(blocks), (0,))
 
     return jax.tree.map(one, x)
@@ -257,7 +256,7 @@ def all_gather(
         leaf = vary(array(leaf, "all_gather"), axes)
         dimension = dimension_of(axis, leaf.ndim + (not tiled), "axis", leaf)
         blocks = call(lax.expand_dims(leaf, (0,)))
-        return merge(blocks, dimension) if tiled else jnp.moveaxis(blocks, 0, dimension)
+        return merge(blocks, dimension) if tiled else move(blocks, 0, dimension)
 
     return jax.tree.map(one, x)
 
@@ -301,8 +300,8 @@ def all_to_all(
         split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
         concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
         check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
-        blocks = call(divide(leaf, split, size) if tiled else jnp.moveaxis(leaf, split, 0))
-        return merge(blocks, concat) if tiled else jnp.moveaxis(blocks, 0, concat)
+        blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
+        return merge(blocks, concat) if tiled else move(blocks, 0, concat)
 
     return jax.tree.map(one, x)
 

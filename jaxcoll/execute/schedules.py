@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable
 
@@ -63,6 +64,7 @@ def choose(
     elif isinstance(choice, (str, Synthesizer)):
         return synthesized(synthesizer_named(choice), collective)
     elif callable(choice):
+        _check_takes_two(choice)
         schedule = choice(default_topology(axes.num_ranks), collective)
         if not isinstance(schedule, Schedule):
             raise ScheduleError(
@@ -80,6 +82,17 @@ def choose(
 @functools.lru_cache(maxsize=64)
 def _in_one_piece(trees: TreeFlow) -> Schedule:
     return trees.to_schedule(1, order="steps")
+
+
+def _check_takes_two(choice: Callable) -> None:
+    try:
+        inspect.signature(choice).bind(None, None)
+    except TypeError as error:
+        raise ScheduleError(
+            f"schedule= was a function that cannot be called with (topology, collective): {error}"
+        ) from None
+    except ValueError:
+        return  # written in C, without a signature
 
 
 # ---------------------------------------------------------------------- fit

@@ -405,36 +405,50 @@ class Run:
 # ---------------------------------------------------------------------- comparing
 
 
+# What the functions take or keep beyond ``jax.lax``, as docs/execution.md lists it.
+BEYOND = {
+    "groups": "groups under `check_vma` and under `vmap`",
+    "grouped maxima": "maxima over several groups typed as varying",
+    "explicit": "operands sharded over Explicit axes outside the `shard_map`",
+    "partly": "sums over axes of which an operand varies over some",
+    "pbroadcast": "derivatives and `vmap` of `pbroadcast`, and operands that do not vary",
+    "psum_scatter": "`vmap` of an untiled `psum_scatter`",
+    "all_to_all": "derivatives of an untiled `all_to_all`, negative dimensions on JAX 0.10",
+    "several": "`vmap` beside collectives over several axes",
+    "compiled": "programs that XLA for CPU cannot compile from `jax.lax`",
+}
+
+
 def beyond(case: Case) -> str | None:
-    """Why ``jax.lax`` may refuse a case that the functions take, as docs/execution.md lists."""
+    """Why ``jax.lax`` may refuse a case that the functions take, a key of ``BEYOND``."""
     options = dict(case.options)
-    grouped = "axis_index_groups" in options
-    if grouped:
-        return "groups"
     over = {case.axis_name} if isinstance(case.axis_name, str) else set(case.axis_name)
-    if case.check_vma and over & set(case.varies) and over - set(case.varies):
-        return "operands that vary over some of the axes"
-    if case.kind == "explicit" and (case.rest or case.function == "psum_scatter"):
-        return "operands on Explicit axes"
-    if case.function == "all_to_all":
-        return "derivatives and negative dimensions of all_to_all"
-    if case.function == "pbroadcast" and case.transform not in ("none", "jit"):
-        return "derivatives of pbroadcast"
-    if case.function == "pbroadcast" and case.check_vma:
-        if case.operand in ("python", "numpy", "weak") or over - set(case.varies):
-            return "pbroadcast of what does not vary"
-    if case.function == "psum_scatter" and case.transform.startswith("vmap"):
-        return "vmap of an untiled psum_scatter"
-    if len(case.axis_name) > 1 and case.transform.startswith("vmap"):
-        return "vmap beside several axes"
-    return None
+    constant = case.operand in ("python", "numpy", "weak") or not over <= set(case.varies)
+    batched = case.transform.startswith("vmap")
+    applies = {
+        "groups": "axis_index_groups" in options and (case.check_vma or batched),
+        "partly": case.check_vma and over & set(case.varies) and over - set(case.varies),
+        "explicit": case.kind == "explicit" and (case.rest or case.function == "psum_scatter"),
+        "all_to_all": case.function == "all_to_all"
+        and (case.transform not in ("none", "jit") or _is_negative(options)),
+        "pbroadcast": case.function == "pbroadcast"
+        and (case.transform not in ("none", "jit") or (case.check_vma and constant)),
+        "psum_scatter": case.function == "psum_scatter" and batched,
+        "several": len(over) > 1 and batched,
+    }
+    return next((key for key, holds in applies.items() if holds), None)
+
+
+def _is_negative(options: dict) -> bool:
+    return OLD and min(options["split_axis"], options["concat_axis"]) < 0
+
+
+# The same in all that is compared; refused by both; taken here where ``jax.lax`` refuses; different.
+VERDICTS = ("same", "refused", "beyond", "differs")
 
 
 def compare(case: Case) -> tuple[str, str]:
-    """A verdict and what it is about.
-
-    "same"; "refused" by both; "beyond" what ``jax.lax`` takes; "differs".
-    """
+    """One of ``VERDICTS``, and what it is about."""
     with jax.enable_x64(case.x64), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _compare(case)
@@ -455,7 +469,9 @@ def _compare(case: Case) -> tuple[str, str]:
         return ("beyond", why) if why else ("differs", f"only lax refuses: {theirs}")
     if run.types["jc"] != run.types["lax"]:
         if case.function in ("pmax", "pmin") and case.check_vma and "axis_index_groups" in options:
-            return "beyond", "types of maxima over groups"
+            return "beyond", "grouped maxima"
+        if case.function == "all_to_all" and _is_negative(options):
+            return "beyond", "all_to_all"
         return "differs", f"types {run.types['jc']} not {run.types['lax']}"
     try:
         out = run.values(jc, lax)
@@ -481,7 +497,7 @@ def _one_by_one(run: Run) -> tuple[str, str]:
     if jc in said and lax not in said:
         return "differs", f"only ours fails: {said[jc]}"
     if lax in said and jc not in said:
-        return "beyond", f"XLA cannot compile what jax.lax makes: {said[lax][:90]}"
+        return "beyond", "compiled"
     return ("refused", said[jc]) if said else ("differs", "fails only beside the other")
 
 
@@ -532,7 +548,7 @@ def compared(first: int, count: int) -> Iterator[tuple[int, str, str]]:
         if not found:
             survives = {m: len([*_lines(seed, seed + 1, m)]) == 2 for m in ("jc", "lax")}
             if survives["jc"] and not survives["lax"]:
-                yield seed, "beyond", "XLA aborts on what jax.lax makes"
+                yield seed, "beyond", "compiled"
             else:
                 yield seed, "differs", f"XLA aborts; alone each survives: {survives}"
         first = seed + 1
@@ -561,9 +577,11 @@ def main() -> int:
     for seed, verdict, about in compared(arguments.seed, arguments.cases):
         verdicts[verdict] += 1
         if verdict == "beyond":
-            verdicts[f"beyond: {about}"] += 1
+            verdicts[f"beyond: {BEYOND[about]}"] += 1
         if verdict == "differs":
             print(f"seed {seed}: {about}\n    {draw(seed)}", flush=True)
+        if sum(verdicts[v] for v in VERDICTS) % 100 == 0:
+            print(f"up to seed {seed}: {dict(verdicts)}", file=sys.stderr, flush=True)
     print(f"jax {jax.__version__}")
     for verdict, count in sorted(verdicts.items()):
         print(f"{count:6d} {verdict}")
