@@ -275,8 +275,8 @@ def _applied(function, case: Case, v):
             return jax.vmap(jax.vmap(function), in_axes=-1)(jnp.stack([stacked, stacked], 0))
         if how == "vmap vjp":
             return jax.vmap(lambda x: pulled(function, x), in_axes=-1, out_axes=-1)(stacked)
-        spmd = {"spmd_axis_name": case.rest[0]} if how == "vmap spmd" and case.rest else {}
-        return jax.vmap(function, in_axes=-1, out_axes=0, **spmd)(stacked)
+        spmd = case.rest[0] if how == "vmap spmd" and case.rest else None
+        return jax.vmap(function, in_axes=-1, out_axes=0, spmd_axis_name=spmd)(stacked)
     return function(v)
 
 
@@ -397,7 +397,7 @@ class Run:
             # Exported, not run: JAX cannot refine shapes inside shard_map, and aborts.
             shape = self._symbolic(x.shape)
             like = jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
-            exported = export.export(self.mapped(*modules))(like)
+            exported = export.export(jax.jit(self.mapped(*modules)))(like)
             return {str(m.__name__): [] for m in modules if exported.mlir_module()}
         return self.mapped(*modules)(x)
 
@@ -443,7 +443,7 @@ def _is_negative(options: dict) -> bool:
     return OLD and min(options["split_axis"], options["concat_axis"]) < 0
 
 
-# The same in all that is compared; refused by both; taken here where ``jax.lax`` refuses; different.
+# Equal in all that is compared; refused by both; taken where ``jax.lax`` refuses; different.
 VERDICTS = ("same", "refused", "beyond", "differs")
 
 
@@ -483,7 +483,7 @@ def _compare(case: Case) -> tuple[str, str]:
         if not _equal(a, b):
             return "differs", f"values {a.ravel()[:8]} not {b.ravel()[:8]}"
         if case.rest and not _sharded_alike(got, want):
-            return "differs", f"sharding {got.sharding.spec} not {want.sharding.spec}"
+            return "differs", f"sharding {got.sharding} not {want.sharding}"
     return "same", ""
 
 
