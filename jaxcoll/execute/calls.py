@@ -104,16 +104,15 @@ class Call:
 
     def _local(self, x: jax.Array) -> jax.Array:
         """Run on what a device holds, where Explicit axes may shard ``x`` further."""
-        outside = internals.explicit_axes()
-        if not outside:
+        spec, explicit = internals.explicit_sharding(x)
+        if not explicit:
             return self._run(x)
-        spec, _ = internals.explicit_sharding(x)
         # Blocks are whole on every device, so what shards the leading dimension has to go.
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
         if inner is not spec:
             x = jax.reshard(x, inner)
-        out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=outside)(x)
+        out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=explicit)(x)
         return jax.reshard(out, spec) if inner is not spec and out.shape == x.shape else out
 
     def _run(self, x: jax.Array) -> jax.Array:
@@ -181,7 +180,11 @@ def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
 def array(leaf, function: str):
     """An operand as an array, of a dtype that is no key type; numbers keep their weak types."""
     _check_operand(leaf, function)
-    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else jnp.asarray(leaf)
+    if not isinstance(leaf, Tracer):
+        leaf = jnp.asarray(leaf)
+        if internals.explicit_axes():
+            # A constant is on no mesh yet, and would not go with what is.
+            leaf = jax.reshard(leaf, PartitionSpec(*(None for _ in leaf.shape)))
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
     return leaf

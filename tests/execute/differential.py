@@ -234,12 +234,15 @@ def _suited(case: Case) -> str | None:
 
 
 def _small(shape, like, seed: int, dtype=None) -> jax.Array:
-    """Small integers, different from place to place, that vary as ``like`` does."""
+    """Small integers, different from place to place, of the type of ``like`` but for its dtype."""
     dtype = like.dtype if dtype is None else dtype
     most = 2 if "float8" in str(dtype) else 4
     count = math.prod(shape)
     flat = (lax.iota(jnp.int32, count) * 7 + seed) % 5 % most
     value = flat.reshape(shape).astype(dtype)
+    spec = jax.typeof(like).sharding.spec
+    if any(spec):
+        value = jax.reshard(value, spec)
     missing = tuple(sorted(jax.typeof(like).mat.varying - jax.typeof(value).mat.varying))
     return lax.pcast(value, missing, to="varying") if missing else value
 
@@ -413,7 +416,8 @@ BEYOND = {
     "partly": "sums over axes of which an operand varies over some",
     "pbroadcast": "derivatives and `vmap` of `pbroadcast`, and operands that do not vary",
     "psum_scatter": "`vmap` of an untiled `psum_scatter`",
-    "all_to_all": "derivatives of an untiled `all_to_all`, negative dimensions on JAX 0.10",
+    "all_to_all": "derivatives of an untiled `all_to_all`",
+    "negative": "negative dimensions of `all_to_all`, and under `vmap`, on JAX 0.10",
     "several": "`vmap` beside collectives over several axes",
     "compiled": "programs that XLA for CPU cannot compile from `jax.lax`",
 }
@@ -429,8 +433,8 @@ def beyond(case: Case) -> str | None:
         "groups": "axis_index_groups" in options and (case.check_vma or batched),
         "partly": case.check_vma and over & set(case.varies) and over - set(case.varies),
         "explicit": case.kind == "explicit" and (case.rest or case.function == "psum_scatter"),
-        "all_to_all": case.function == "all_to_all"
-        and (case.transform not in ("none", "jit") or _is_negative(options)),
+        "negative": OLD and _is_negative(options),
+        "all_to_all": case.function == "all_to_all" and case.transform not in ("none", "jit"),
         "pbroadcast": case.function == "pbroadcast"
         and (case.transform not in ("none", "jit") or (case.check_vma and constant)),
         "psum_scatter": case.function == "psum_scatter" and batched,
@@ -440,7 +444,8 @@ def beyond(case: Case) -> str | None:
 
 
 def _is_negative(options: dict) -> bool:
-    return OLD and min(options["split_axis"], options["concat_axis"]) < 0
+    given = (options.get(name, 0) for name in ("split_axis", "concat_axis", "scatter_dimension"))
+    return min(given) < 0
 
 
 # Equal in all that is compared; refused by both; taken where ``jax.lax`` refuses; different.
@@ -470,8 +475,8 @@ def _compare(case: Case) -> tuple[str, str]:
     if run.types["jc"] != run.types["lax"]:
         if case.function in ("pmax", "pmin") and case.check_vma and "axis_index_groups" in options:
             return "beyond", "grouped maxima"
-        if case.function == "all_to_all" and _is_negative(options):
-            return "beyond", "all_to_all"
+        if OLD and _is_negative(options):
+            return "beyond", "negative"
         return "differs", f"types {run.types['jc']} not {run.types['lax']}"
     try:
         out = run.values(jc, lax)

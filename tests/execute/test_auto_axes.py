@@ -68,7 +68,8 @@ def test_operands_sharded_over_explicit_axes(name):
     ours, theirs = (compiled(call(m), EXPLICIT, spec, out, x) for m in (jc, lax))
     got, want = ours(placed), theirs(placed)
     np.testing.assert_array_equal(got, want)
-    assert not NATIVE.findall(str(ours.as_text()))
+    if jax.__version_info__ >= (0, 11):  # before, shard_map itself gathers there, also for lax
+        assert not NATIVE.findall(str(ours.as_text()))
     if name != "all_gather new":  # of which lax shards the wrong dimension
         assert got.sharding.is_equivalent_to(want.sharding, got.ndim)
 

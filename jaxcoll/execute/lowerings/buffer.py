@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
-from jaxcoll.execute.internals import varying
+from jaxcoll.execute.internals import explicit_axes, varying
 from jaxcoll.execute.program import Program, Round
 
 
@@ -92,7 +93,9 @@ def _at(buffer: jax.Array, row, width: int) -> tuple:
 
 def blank(like: jax.Array, length: int) -> jax.Array:
     """``length`` lines of unspecified elements, varying over the axes that ``like`` does."""
-    return cast_like(lax.empty((length, *like.shape[1:]), like.dtype), like)
+    shape = (length, *like.shape[1:])
+    sharding = PartitionSpec(*(None for _ in shape)) if explicit_axes() else None
+    return cast_like(lax.empty(shape, like.dtype, out_sharding=sharding), like)
 
 
 def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
