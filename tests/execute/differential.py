@@ -278,7 +278,8 @@ def _applied(function, case: Case, v):
             return jax.vmap(jax.vmap(function), in_axes=-1)(jnp.stack([stacked, stacked], 0))
         if how == "vmap vjp":
             return jax.vmap(lambda x: pulled(function, x), in_axes=-1, out_axes=-1)(stacked)
-        spmd = case.rest[0] if how == "vmap spmd" and case.rest else None
+        free = how == "vmap spmd" and case.rest and case.sharded is None
+        spmd = case.rest[0] if free else None
         return jax.vmap(function, in_axes=-1, out_axes=0, spmd_axis_name=spmd)(stacked)
     return function(v)
 
