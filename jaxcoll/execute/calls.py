@@ -180,11 +180,10 @@ def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
 def array(leaf, function: str):
     """An operand as an array, of a dtype that is no key type; numbers keep their weak types."""
     _check_operand(leaf, function)
-    if not isinstance(leaf, Tracer):
-        leaf = jnp.asarray(leaf)
-        if internals.explicit_axes():
-            # A constant is on no mesh yet, and would not go with what is.
-            leaf = jax.reshard(leaf, PartitionSpec(*(None for _ in leaf.shape)))
+    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else jnp.asarray(leaf)
+    if internals.explicit_axes() and jax.typeof(leaf).sharding.mesh.empty:
+        # A constant is on no mesh yet, and would not go with what is.
+        leaf = jax.reshard(leaf, PartitionSpec(*(None for _ in leaf.shape)))
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
     return leaf

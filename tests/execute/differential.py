@@ -481,6 +481,7 @@ def _compare(case: Case) -> tuple[str, str]:
         return "differs", f"types {run.types['jc']} not {run.types['lax']}"
     try:
         out = run.values(jc, lax)
+        jax.tree.map(np.asarray, out)
     except Exception:
         return _one_by_one(run)
     ours, theirs = (out[str(m.__name__)] for m in (jc, lax))
@@ -497,7 +498,7 @@ def _one_by_one(run: Run) -> tuple[str, str]:
     said = {}
     for module in (jc, lax):
         try:
-            jax.block_until_ready(run.values(module))
+            jax.tree.map(np.asarray, run.values(module))
         except Exception as error:
             said[module] = f"{type(error).__name__}: {_line(error)}"
     if jc in said and lax not in said:
@@ -536,7 +537,7 @@ def work(first: int, end: int, *modules: str) -> None:
 def _alone(case: Case, name: str) -> tuple[str, str]:
     module = {"jc": jc, "lax": lax}[name]
     with jax.enable_x64(case.x64), contextlib.suppress(Exception):
-        jax.block_until_ready(Run(case).values(module))
+        jax.tree.map(np.asarray, Run(case).values(module))
     return "alone", name
 
 
