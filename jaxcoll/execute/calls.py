@@ -111,6 +111,12 @@ class Call:
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
         if inner is not spec:
+            if internals.RESHARD_ABORTS:
+                raise CollectiveError(
+                    f"{self.kind} over {self.axes}: the dimension that is cut is sharded over the "
+                    f"Explicit axes {spec[0]!r}, where jax {jax.__version__} cannot reshard; make "
+                    "these manual too (axis_names= of shard_map), or use jax 0.12"
+                )
             x = jax.reshard(x, inner)
         out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=explicit)(x)
         return jax.reshard(out, spec) if inner is not spec and out.shape == x.shape else out

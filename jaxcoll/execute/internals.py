@@ -21,6 +21,9 @@ PROVED = ("0.10.2", "0.12.0.1")
 INVARYING_UNCHECKED = jax.__version_info__ < (0, 11)
 
 
+# Whether jax.reshard inside a partly manual shard_map makes XLA abort the process.
+RESHARD_ABORTS = jax.__version_info__ < (0, 11)
+
 # Raised by comparisons that depend on a symbolic dimension of jax.export.
 InconclusiveSize = core.InconclusiveDimensionOperation
 
