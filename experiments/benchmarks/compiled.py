@@ -119,7 +119,7 @@ def compiled_row(
         mesh,
         # An intermediate, as gradients are: a parameter could not be overwritten.
         lambda x: body(x * 2),
-        [(lines, *TRAILING)],
+        [jax.ShapeDtypeStruct((lines, *TRAILING), jnp.float32)],
         [spec],
         P() if function == "psum" else spec,
         options=options,

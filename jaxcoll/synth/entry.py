@@ -67,6 +67,11 @@ def synthesizer_named(synthesizer: str | Synthesizer) -> Synthesizer:
     """
     if isinstance(synthesizer, Synthesizer):
         return synthesizer
+    if isinstance(synthesizer, type):
+        raise CollectiveError(
+            f"the synthesizer was the class {synthesizer.__name__}; give one of its instances, as "
+            f"in {synthesizer.__name__}(), or a name"
+        )
     if not isinstance(synthesizer, str) or synthesizer not in SYNTHESIZERS:
         raise CollectiveError(
             f"unknown synthesizer {checks.shown(synthesizer)}; known: {', '.join(SYNTHESIZERS)}"

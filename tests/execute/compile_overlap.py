@@ -74,7 +74,8 @@ def main() -> None:
         return value_and_grad(params, x, y)[1]
 
     n = len(target.devices)
-    shapes = [(WIDTH, WIDTH)] * DEPTH + [(n * BATCH, WIDTH)] * 2
+    sides = [(WIDTH, WIDTH)] * DEPTH + [(n * BATCH, WIDTH)] * 2
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in sides]
     specs = [P()] * DEPTH + [P("i")] * 2
     # More in flight than the compiler allows by itself: all sums' steps at once.
     options = {"xla_max_concurrent_async_collective_permutes": "32"}
