@@ -110,7 +110,7 @@ def test_misuse(name, check_vma):
 def test_misuse_of_synthesize():
     ring = topologies.ring(4)
     for call, said in (
-        (lambda: library.synthesize(3, "all_reduce"), "for a Topology, got 3"),
+        (lambda: library.synthesize(3, "all_reduce"), "topology must be a Topology, got 3"),
         (lambda: library.synthesize(ring, 3), "a Collective is synthesized, got 3"),
         (lambda: library.synth.Ring().synthesize(ring, "all_reduce"), "got 'all_reduce'"),
         (lambda: library.synthesize(ring, "all_reduce", synth.Ring), "was the class Ring"),
