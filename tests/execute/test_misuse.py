@@ -111,7 +111,7 @@ def test_misuse_of_synthesize():
     ring = topologies.ring(4)
     for call, said in (
         (lambda: library.synthesize(3, "all_reduce"), "topology must be a Topology, got 3"),
-        (lambda: library.synthesize(ring, 3), "a Collective is synthesized, got 3"),
+        (lambda: library.synthesize(ring, 3), "collective must be a str or a Collective, got 3"),
         (lambda: library.synth.Ring().synthesize(ring, "all_reduce"), "got 'all_reduce'"),
         (lambda: library.synthesize(ring, "all_reduce", synth.Ring), "was the class Ring"),
     ):
