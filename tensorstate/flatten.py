@@ -6,8 +6,7 @@ one again for the search. What one scan stacks and another takes apart, the forw
 pass of a loop over layers, is never stacked: the iterations meet directly.
 
 Of ``lax.cond`` all branches are inlined, and the result is selected, as ``jax.vmap`` does it: so
-what stands in them can be sharded. Where a branch has a ``while_loop``, which might then never end,
-the ``cond`` stays one equation.
+what stands in them can be sharded. Where only one branch may run the ``cond`` stays one equation.
 """
 
 from __future__ import annotations
@@ -132,8 +131,8 @@ class _Walk:
             raise PlanError(f"the step {reason} ({source})")
         if name in jaxprs.IDENTITIES:
             return inputs
-        if name == "cond" and not any(jaxprs.holds(b, "while") for b, _ in jaxprs.branches_of(eqn)):
-            return self.cond(eqn, inputs, place)
+        if name == "cond" and (branches := jaxprs.branches_of(eqn)):
+            return self.cond(eqn, branches, inputs, place)
         if name in ("stack", "unstack"):
             return self.along(eqn, inputs, place)
         known = _constant(eqn, inputs)
@@ -190,12 +189,12 @@ class _Walk:
         constants = [self.close_over(c) for c in inner.constants]
         return self.run(inner.jaxpr, constants, inputs[inner.operands], place)
 
-    def cond(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+    def cond(self, eqn, branches, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
         """All branches, and of every result that of the branch which is chosen."""
         which, *operands = inputs
         results = [
             self.run(jaxpr, [self.close_over(c) for c in constants], operands, place)
-            for jaxpr, constants in jaxprs.branches_of(eqn)
+            for jaxpr, constants in branches
         ]
         if isinstance(which, Constant):
             return results[int(np.clip(which.value, 0, len(results) - 1))]
@@ -326,6 +325,9 @@ def _same_elements(eqn, inputs: Sequence[Atom]) -> Variable | None:
 def _constant(eqn, inputs: Sequence[Atom]) -> Constant | None:
     """The result of an equation on repeated scalars alone, where it is a repeated scalar."""
     name = eqn.primitive.name
+    if name in jaxprs.UNINITIALIZED and isinstance(eqn.outvars[0].aval.dtype, np.dtype):
+        aval = eqn.outvars[0].aval
+        return Constant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
     scalars = [atom for atom in inputs if isinstance(atom, Constant)]
     if len(eqn.outvars) != 1 or len(scalars) != len(inputs):
         return None

@@ -55,7 +55,15 @@ unreduced_pmin unreduced_psum unreduced_reduce_scatter
 """
 COLLECTIVES = frozenset(_COLLECTIVES.split())
 MAPS = frozenset({"shard_map", "pmap", "xla_pmap"})
-REFERENCES = frozenset({"addupdate", "empty2", "freeze", "get", "new_ref", "swap"})
+# The public name of a collective, or either half of one that is started and awaited.
+UNSHARED = (
+    MAPS
+    | {"rng_uniform"}
+    | {name + half for name in COLLECTIVES for half in ("", "_start", "_done")}
+)
+REFERENCES = frozenset({"addupdate", "freeze", "get", "new_ref", "swap"})
+# Arrays that may hold anything: what a branch of a ``cond`` does not compute for its gradient.
+UNINITIALIZED = frozenset({"empty", "empty2"})
 
 # Sets of parameters by primitive: those read by name, here or in ``rules``.
 PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
@@ -67,7 +75,7 @@ PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
             "reverse length jaxpr linear num_consts num_carry unroll _split_transpose",
         ),
         "while": ("body_jaxpr body_nconsts cond_jaxpr cond_nconsts",),
-        "cond": ("branches",),
+        "cond": ("branches", "branches branches_platforms"),
         "custom_linear_solve": ("const_lengths jaxprs",),
         "composite": ("name attributes version jaxpr", "name attributes version call_jaxpr"),
         "reshape": ("new_sizes dimensions sharding",),
@@ -194,11 +202,18 @@ def loop_of(eqn: Any) -> Loop:
 
 
 def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
-    """The jaxprs between which a ``cond`` or ``switch`` chooses, with their constants."""
-    return [opened(branch) for branch in eqn.params["branches"]]
+    """The jaxprs between which a ``cond`` or ``switch`` chooses, with their constants.
+
+    None are given where only one of them may run: if the choice is of a platform, on which the
+    others may not exist, or if one has a ``while_loop``, which might then never end.
+    """
+    branches = [opened(branch) for branch in eqn.params["branches"]]
+    if eqn.params.get("branches_platforms") or any(_holds(one, "while") for one, _ in branches):
+        return []
+    return branches
 
 
-def holds(jaxpr: Any, name: str) -> bool:
+def _holds(jaxpr: Any, name: str) -> bool:
     """Whether a jaxpr has an equation of a primitive, at any depth."""
     return any(_first(eqn, frozenset({name})) for eqn in jaxpr.eqns)
 
@@ -214,7 +229,7 @@ def refusal(eqn: Any) -> str | None:
         )
     if name in REFERENCES:
         return f"changes a reference in {name!r}, expected a pure function: return new values"
-    found = _first(eqn, COLLECTIVES | MAPS | {"rng_uniform"})
+    found = _first(eqn, UNSHARED)
     if found is None:
         return None
     if found == "rng_uniform":
@@ -246,10 +261,12 @@ def broadcasts(primitive: core.Primitive) -> bool:
 
 
 def decomposition(primitive: core.Primitive) -> Callable[..., Any] | None:
-    """The Python function by which JAX lowers a primitive on every platform, if there is one.
+    """The Python function by which JAX computes a primitive on every platform, if there is one.
 
     It takes the operands and the parameters, and returns a sequence of results.
     """
+    if primitive.name == "call_hi_primitive":
+        return primitive.to_lojax  # pyright: ignore[reportAttributeAccessIssue]
     entry = mlir._lowerings.get(primitive)
     rule = getattr(entry, "rule", None)
     if entry is None or any(primitive in one for one in mlir._platform_specific_lowerings.values()):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend.core import Literal
 
 from tensorstate import jaxprs
 from tensorstate.rules import elementwise
@@ -179,15 +180,17 @@ def _batched(
         jaxpr, _ = jaxprs.opened(jax.make_jaxpr(jax.vmap(run, dims))(*whole.operands))
     except Exception:  # whatever a primitive says of operands that it does not take
         return None
-    if not jaxpr.eqns:
+    equations: list[_Traced] = []
+    outputs = _inline(jaxpr, [*jaxpr.invars], equations)
+    if not equations:
         return None
-    first, *moves = jaxpr.eqns
+    first, *moves = equations
     same = (
         first.primitive is primitive
-        and [*first.invars] == [*jaxpr.invars]
+        and first.inputs == [*jaxpr.invars]
         and _equal(first.params, whole.params)
     )
-    places = _places(first, moves, jaxpr.outvars) if same else None
+    places = _places(first, moves, outputs) if same else None
     if places is None:
         return None
     shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in results]
@@ -204,23 +207,50 @@ def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         return False
 
 
-def _places(equation: Any, moves: Sequence[Any], outputs: Sequence[Any]) -> tuple[int, ...] | None:
+class _Traced(NamedTuple):
+    """An equation outside all calls."""
+
+    primitive: Any
+    params: Mapping[str, Any]
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def _inline(jaxpr: Any, arguments: Sequence[Any], equations: list[_Traced]) -> list[Any]:
+    """Append the equations of a jaxpr and of what it calls; returns what its results are."""
+    names = dict(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+    for eqn in jaxpr.eqns:
+        inputs, inner = [read(atom) for atom in eqn.invars], jaxprs.call_of(eqn)
+        if inner is None:
+            equations.append(_Traced(eqn.primitive, eqn.params, inputs, [*eqn.outvars]))
+        else:
+            outputs = _inline(inner.jaxpr, inputs[inner.operands], equations)
+            names.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _places(
+    equation: _Traced, moves: Sequence[_Traced], outputs: Sequence[Any]
+) -> tuple[int, ...] | None:
     """Where the mapped dimension is in every result of an equation.
 
     ``vmap`` then moves it to the front, by a transpose or not at all; ``None`` for anything else.
     """
-    moved = {}
+    moved: dict[Any, tuple[Any, int]] = {}
     for move in moves:
-        if move.primitive.name != "transpose" or move.invars[0] not in equation.outvars:
+        if move.primitive.name != "transpose" or move.inputs[0] not in equation.outputs:
             return None
         permutation = tuple(move.params["permutation"])
         first = permutation[0]
-        rest = (*range(first), *range(first + 1, len(permutation)))
-        if permutation != (first, *rest):
+        if permutation[1:] != tuple(d for d in range(len(permutation)) if d != first):
             return None
-        moved[move.outvars[0]] = move.invars[0], first
+        moved[move.outputs[0]] = move.inputs[0], first
     found = [moved.get(output, (output, 0)) for output in outputs]
-    if [output for output, _ in found] != [*equation.outvars]:
+    if [output for output, _ in found] != equation.outputs:
         return None
     return tuple(place for _, place in found)
 
