@@ -72,7 +72,6 @@ PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
         "scan": (
             "reverse length jaxpr num_consts num_carry unroll",  # 0.10.2
             "reverse length jaxpr ft_in ft_out unroll",  # 0.12.0
-            "reverse length jaxpr linear num_consts num_carry unroll _split_transpose",
         ),
         "while": ("body_jaxpr body_nconsts cond_jaxpr cond_nconsts",),
         "cond": ("branches", "branches branches_platforms"),
@@ -101,7 +100,7 @@ PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
         "dot_general": ("dimension_numbers precision preferred_element_type out_sharding",),
         "conv_general_dilated": (
             "window_strides padding lhs_dilation rhs_dilation dimension_numbers "
-            "feature_group_count batch_group_count precision preferred_element_type",
+            "feature_group_count batch_group_count precision preferred_element_type out_sharding",
         ),
         "reduce_sum": ("axes out_sharding", "axes"),
         "reduce_max": ("axes out_sharding", "axes"),
@@ -109,14 +108,11 @@ PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
         "argmax": ("axes index_dtype",),
         "cumsum": ("axis reverse",),
         "sort": ("dimension is_stable num_keys",),
-        "top_k": ("k axis", "k axis operand"),
+        "top_k": ("k axis", "k axis is_stable"),
         "reduce_window_max": (
             "window_dimensions window_strides padding base_dilation window_dilation",
         ),
-        "select_and_scatter_add": (
-            "select_prim window_dimensions window_strides padding",
-            "select_prim window_dimensions window_strides padding expand_padding",
-        ),
+        "select_and_scatter_add": ("select_prim window_dimensions window_strides padding",),
         "random_bits": ("bit_width shape",),
     }.items()
 }

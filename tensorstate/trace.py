@@ -123,6 +123,13 @@ def _jaxpr(step_fn, shapes):
             "the step's control flow or shapes depend on the values of its arguments, expected a "
             f"function that jax.jit can trace (use jnp.where, lax.cond or masks): {error}"
         ) from error
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise PlanError(
+            f"the step has a collective of its own, which plans add themselves ({error}): write "
+            "the step as for one device"
+        ) from error
     except jax.errors.UnexpectedTracerError as error:
         raise PlanError(
             f"the step uses a value that an earlier trace left behind, expected a pure function: "

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
 from jax.extend import core
+from jax.extend.random import threefry2x32_p
 
 from tensorstate import jaxprs
 from tensorstate.graph import Graph
@@ -44,6 +46,11 @@ def _solved(x, b):
 def _linear_called(x, y):
     call = jax.custom_derivatives.linear_call
     return call(lambda r, x: x * r, lambda r, t: t * r, x, y)
+
+
+def _printed(x):
+    jax.debug.print("{}", x)
+    return x
 
 
 @jax.custom_batching.custom_vmap
@@ -105,6 +112,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], *tuple[Any, ...]]] = {
     "custom_linear_solve": (_solved, X, X),
     "custom_vjp_call": (_transposed_by_hand, X),
     "custom_vmap_call": (_batched_by_hand, X),
+    "debug_print": (_printed, X),
     "dot_general": (lambda x, y: x @ y, X, s(6, 4)),
     "dynamic_slice": (lambda x, i: lax.dynamic_slice_in_dim(x, i, 2, 0), X, s(dtype=I32)),
     "dynamic_update_slice": (
@@ -119,6 +127,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], *tuple[Any, ...]]] = {
     "hessenberg": (lambda x: _linalg("hessenberg")(x), SQUARE),
     "householder_product": (lambda x, t: _linalg("householder_product")(x, t), SQUARE, s(2, 4)),
     "integer_pow": (lambda x: x**3, X),
+    "io_callback": (lambda x: io_callback(lambda v: v, x, x), X),
     "iota": (lambda x: x + lax.broadcasted_iota(F32, (4, 6), 0), X),
     "jit": (jax.jit(jnp.sin), X),
     "linear_call": (_linear_called, X, X),
@@ -182,7 +191,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], *tuple[Any, ...]]] = {
     "slice": (lambda x: x[1:3, ::2], X),
     "sort": (lambda x: lax.sort(x, dimension=1), X),
     "split": (lambda x: jnp.split(x, 2, axis=1), X),
-    "squeeze": (lambda x: x[:, None].sum(1), X),
+    "squeeze": (lambda x: lax.squeeze(x[:1], (0,)), X),
     "stack": (lambda x, y: jnp.stack([x, y], 1), X, X),
     "stop_gradient": (lambda x: lax.stop_gradient(x) + 1, X),
     "svd": (lambda x: jnp.linalg.svd(x, compute_uv=False), SQUARE),
@@ -191,7 +200,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], *tuple[Any, ...]]] = {
         s(2, 4, 3),
         SQUARE,
     ),
-    "threefry2x32": (lambda k: jax.random.bits(jax.random.wrap_key_data(k)), s(2, dtype=U32)),
+    "threefry2x32": (threefry2x32_p.bind, *(s(4, 6, dtype=U32),) * 4),
     "top_k": (lambda x: lax.top_k(x, 2), X),
     "transpose": (lambda x: x.T @ x, X),
     "triangular_solve": (
@@ -234,7 +243,7 @@ def example(primitive: core.Primitive) -> Example | None:
         shapes = (s(4, 6, dtype=dtype),) * count
         run = functools.partial(primitive.bind, **params)
         try:
-            jax.make_jaxpr(run)(*shapes)
+            jax.jit(run).lower(*shapes)
         except Exception:  # whatever a primitive says of operands that it does not take
             continue
         return Example(run, shapes)
