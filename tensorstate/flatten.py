@@ -267,10 +267,14 @@ class _Walk:
         values = {np.asarray(row.value).tobytes(): row.value for row in rows if is_constant(row)}
         if len(values) == 1 and all(map(is_constant, rows)):
             return Constant(tuple(aval.shape), aval.dtype, *values.values())
-        parts = []
+        parts: list[Atom] = []
         kept = [d for d in range(len(aval.shape)) if d != axis]
         for row in rows:
-            part = Variable((*row.shape[:axis], 1, *row.shape[axis:]), aval.dtype)
+            shape = (*row.shape[:axis], 1, *row.shape[axis:])
+            if isinstance(row, Constant):
+                parts.append(Constant(shape, aval.dtype, row.value))
+                continue
+            part = Variable(shape, aval.dtype)
             dimensions = jaxprs.broadcasting(part.shape, kept)
             self.append(*dimensions, [row], [part], place, source_info)
             parts.append(part)

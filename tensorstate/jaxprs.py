@@ -26,7 +26,7 @@ CALLS = {
     "closed_call": ("call_jaxpr",),
     "core_call": ("call_jaxpr",),
     "call": ("call_jaxpr",),
-    "eval_jaxpr": ("jaxpr",),
+    "eval_jaxpr": ("call_jaxpr", "jaxpr"),
     "custom_jvp_call": ("call_jaxpr",),
     "custom_vjp_call": ("call_jaxpr",),
     "custom_vjp_call_jaxpr": ("call_jaxpr",),
@@ -40,6 +40,8 @@ CALLS = {
     "custom_linear_solve": ("jaxprs",),
 }
 RECOMPUTED = frozenset({"remat", "remat2", "checkpoint"})
+# Those whose jaxprs ``vmap`` replaces by others.
+CONTROL_FLOW = frozenset({"cond", "scan", "while"})
 # What changes no value. Constraints of sharding are what the search decides.
 _IDENTITIES = """
 copy copy_p name stop_gradient pvary sharding_constraint layout_constraint mesh_cast reshard

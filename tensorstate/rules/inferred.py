@@ -12,6 +12,7 @@ A primitive that JAX batches by broadcasting its operands is elementwise, withou
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -71,8 +72,18 @@ def infer(
     """The rule of an equation whose primitive has none; ``REPLICATED`` where none is found."""
     if jaxprs.broadcasts(primitive) and _broadcast_shape(arguments, results):
         return Rule(elementwise.describe, bind, "elementwise")
-    whole = Slice(dict(params), tuple(map(_struct, arguments)), tuple(map(_struct, results)))
-    layers, last = mapped(primitive, whole)
+    if primitive.name in jaxprs.CONTROL_FLOW:
+        return REPLICATED  # vmap makes other jaxprs of theirs, so that nothing is to be seen
+    operands, outcomes = tuple(map(_struct, arguments)), tuple(map(_struct, results))
+    try:
+        return _by_dimensions(primitive, operands, outcomes, tuple(params.items()))
+    except TypeError:  # parameters without a hash
+        return _by_dimensions.__wrapped__(primitive, operands, outcomes, tuple(params.items()))
+
+
+@functools.lru_cache(1024)
+def _by_dimensions(primitive: Any, operands, results, params: tuple[tuple[str, Any], ...]) -> Rule:
+    layers, last = mapped(primitive, Slice(dict(params), operands, results))
     if not layers:
         return REPLICATED
     return Rule(_describe(layers), _run(primitive, layers, last.params), "dimensions")
@@ -147,17 +158,15 @@ def _fewer(params: Mapping[str, Any], dimension: int) -> Iterator[dict[str, Any]
     Only a guess: what ``vmap`` makes of it is compared with the whole equation.
     """
 
-    def renumbered(value: Any) -> Any:
-        return value - 1 if isinstance(value, int) and value > dimension else value
-
     options = []
     for value in params.values():
         found = [value]
-        if isinstance(value, int) and not isinstance(value, bool) and value > dimension:
+        if type(value) is int and value > dimension:
             found.append(value - 1)
-        elif isinstance(value, tuple) and type(value) is tuple and value:
-            found.append(tuple(map(renumbered, value)))
+        elif type(value) is tuple and value and all(type(one) in (int, tuple) for one in value):
             found.append((*value[:dimension], *value[dimension + 1 :]))
+            if all(type(one) is int for one in value):
+                found.append(tuple(one - (one > dimension) for one in value))
         options.append([one for k, one in enumerate(found) if one not in found[:k]])
     for chosen in itertools.islice(itertools.product(*options), 64):
         yield dict(zip(params, chosen, strict=True))
