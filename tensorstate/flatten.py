@@ -39,8 +39,11 @@ from tensorstate.rules import RULES, Argument, elementwise, rule_of
 MOST_EQUATIONS = 400_000
 
 
-def flatten(closed: core.ClosedJaxpr) -> Program:
+def flatten(closed: Any) -> Program:
     """Inline all calls, unroll all scans, compute what is constant, drop what nothing needs.
+
+    Args:
+        closed: what ``jax.make_jaxpr`` gives.
 
     Raises:
         PlanError: for a function with side effects, or one whose loops are too long to unroll.

@@ -150,9 +150,7 @@ class Inner(NamedTuple):
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """A jaxpr and the values of its constants."""
-    if isinstance(jaxpr, core.ClosedJaxpr):
-        return jaxpr.jaxpr, jaxpr.consts
-    return jaxpr, ()
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
 
 def call_of(eqn: Any) -> Inner | None:
@@ -265,11 +263,10 @@ def decomposition(primitive: core.Primitive) -> Callable[..., Any] | None:
     """
     if primitive.name == "call_hi_primitive":
         return primitive.to_lojax  # pyright: ignore[reportAttributeAccessIssue]
-    entry = mlir._lowerings.get(primitive)
-    rule = getattr(entry, "rule", None)
-    if entry is None or any(primitive in one for one in mlir._platform_specific_lowerings.values()):
+    rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
+    if any(primitive in one for one in mlir._platform_specific_lowerings.values()):
         return None
-    if not getattr(rule, "__qualname__", "").startswith("lower_fun."):
+    if rule is None or not getattr(rule, "__qualname__", "").startswith("lower_fun."):
         return None
     cells = dict(zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True))
     function, several = cells["fun"].cell_contents, cells["multiple_results"].cell_contents

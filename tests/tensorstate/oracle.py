@@ -83,7 +83,7 @@ def close(x, y, rtol: float = 2e-5, most: float = 0.0) -> None:
     """Equal but for rounding, measured against the largest element, or ``most``."""
     x, y = (np.asarray(jax.random.key_data(v) if _is_key(v) else v) for v in (x, y))
     if x.dtype.kind == "c":
-        x, y = (np.stack([v.real, v.imag]) for v in (x, y))
+        x, y = (np.stack([np.real(v), np.imag(v)]) for v in (x, y))
     if x.dtype.kind in "biu":
         np.testing.assert_array_equal(x, y)
     else:

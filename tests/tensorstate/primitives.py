@@ -251,7 +251,7 @@ def example(primitive: core.Primitive) -> Example | None:
 
 
 @functools.cache
-def traced(primitive: core.Primitive) -> Graph | None:
-    """The graph of the primitive's example."""
+def traced(primitive: core.Primitive) -> tuple[Example, Graph] | None:
+    """The primitive's example and its graph."""
     found = example(primitive)
-    return None if found is None else trace(found.function, found.shapes, updates={})
+    return found and (found, trace(found.function, found.shapes, updates={}))

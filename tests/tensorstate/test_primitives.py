@@ -57,17 +57,18 @@ def row(primitive: core.Primitive) -> Row:
     if name in VIEWS:
         return Row("view", "")
     try:
-        graph = traced(primitive)
+        found = traced(primitive)
     except PlanError as error:
         return Row("refused", str(error))
     if name in RULES:
         return Row("written", "")
-    if graph is None:
+    if found is None:
         if jaxprs.broadcasts(primitive):
             return Row("elementwise", "no example")
         if jaxprs.decomposition(primitive) is not None:
             return Row("decomposed", "no example")
         return Row("replicated", "no example: unless an equation shows a dimension to be mapped")
+    graph = found[1]
     operators = [o for o in graph.operators if o.primitive == name]
     if not operators:
         return Row("decomposed", ", ".join(sorted({o.primitive for o in graph.operators})))
@@ -115,8 +116,8 @@ def inferred() -> list[str]:
         for name, primitive in REGISTERED.items()
         if name not in RULES
         and row(primitive).kind != "refused"
-        and (graph := traced(primitive)) is not None
-        and any(o.call.rule.origin in ("elementwise", "dimensions") for o in graph.operators)
+        and (found := traced(primitive)) is not None
+        and any(o.call.rule.origin in ("elementwise", "dimensions") for o in found[1].operators)
     ]
 
 
@@ -127,10 +128,12 @@ ILL_POSED = frozenset({"eig", "schur", "tridiagonal"})
 @pytest.mark.parametrize("name", inferred())
 def test_an_inferred_rule_cuts_as_a_written_one(name):
     """On the operands of the example itself: sharded by each label it makes what it makes whole."""
-    graph = traced(REGISTERED[name])
-    leaves = arguments(example(REGISTERED[name]).shapes)
+    found = traced(REGISTERED[name])
+    assert found is not None
+    (function, shapes), graph = found
+    leaves = arguments(shapes)
     rtol = 1e-3 if name in ILL_POSED else 2e-5
-    assert_same(graph, example(REGISTERED[name]).function, leaves, rtol)
+    assert_same(graph, function, leaves, rtol)
     values = values_of(graph, jax.tree.leaves(leaves))
     checked = 0
     for operator in graph.operators:
@@ -178,7 +181,8 @@ def test_a_batching_rule_that_mixes_is_not_believed():
 
 
 def test_a_solve_is_cut_by_its_batch_and_not_by_its_matrix():
-    graph = traced(REGISTERED["triangular_solve"])
+    function, *shapes = EXAMPLES["triangular_solve"]
+    graph = trace(function, shapes, updates={})
     (solve,) = [o for o in graph.operators if o.primitive == "triangular_solve"]
     free = {*range(len(solve.sizes))} - solve.frozen
     assert [solve.sizes[label] for label in free] == [2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec
 
 from tensorstate import AlphaBeta, Mesh, search, trace
 from tensorstate.apply import apply
@@ -25,7 +24,7 @@ def planned(name: str):
     """The searched plan of a step whose batch is sharded."""
     unseen = UNSEEN[name]
     graph = trace(unseen.step, jax.eval_shape(unseen.init))
-    pin = {"x": PartitionSpec("data")}
+    pin = {"x": ("data", None)}
     return search(
         graph, mesh=PLANE, network=NETWORK, hardware="CPU", pin=pin, gap=0.1, time_limit=20
     )

@@ -223,7 +223,8 @@ def recurrent(kind: type, carry: Callable[..., Any]) -> Unseen:
     def step(params, state, x, key):
         def loss(params):
             network = nnx.merge(graphdef, params, rest)
-            return jnp.square(network(x, initial_carry=carry(x[:, 0]))).mean()
+            outputs = network(x, initial_carry=carry(x[:, 0]))
+            return jnp.square(jnp.asarray(outputs)).mean()
 
         value, gradients = jax.value_and_grad(loss)(params)
         updates, state = optimizer.update(gradients, state, params)
