@@ -1,9 +1,9 @@
 """Reads jaxprs, whatever the version of JAX: the one file that knows JAX's internals.
 
-JAX's equations and registries are no stable interface: of ``lax.scan`` the parameters that say what
-is carried have changed, and ``composite`` has renamed its jaxpr. Every such name stands here, and
-``PARAMETERS`` lists the sets of parameters that were seen, with the versions that have them, so
-that a test names a JAX whose sets are others.
+JAX's equations and registries are not a stable interface: ``lax.scan`` has changed the parameters
+that describe its carry, and ``composite`` has renamed its jaxpr. Every such name stands here.
+``PARAMETERS`` lists the sets of parameters of all supported versions, so that a test can name a JAX
+whose sets differ.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALLS = {
 RECOMPUTED = frozenset({"remat", "remat2", "checkpoint"})
 # Those whose jaxprs ``vmap`` replaces by others.
 CONTROL_FLOW = frozenset({"cond", "scan", "while"})
-# What changes no value. Constraints of sharding are what the search decides.
+# Primitives that change no value. Constraints of sharding are left to the search.
 _IDENTITIES = """
 copy copy_p name stop_gradient pvary sharding_constraint layout_constraint mesh_cast reshard
 relayout pin unpin device_put with_memory_space_constraint
@@ -64,7 +64,7 @@ UNSHARED = (
     | {name + half for name in COLLECTIVES for half in ("", "_start", "_done")}
 )
 REFERENCES = frozenset({"addupdate", "freeze", "get", "new_ref", "swap"})
-# Arrays that may hold anything: what a branch of a ``cond`` does not compute for its gradient.
+# Arrays that may hold anything: residuals that only the other branches of a ``cond`` compute.
 UNINITIALIZED = frozenset({"empty", "empty2"})
 
 # Sets of parameters by primitive: those read by name, here or in ``rules``.
@@ -132,10 +132,10 @@ class Loop(NamedTuple):
 
 
 class Inner(NamedTuple):
-    """What a call runs once.
+    """The program that a call runs once.
 
     Attributes:
-        jaxpr, constants: the program and what it closed over.
+        jaxpr, constants: the program and the values that it closed over.
         operands: which operands of the call it is given.
         recomputed: whether the backward pass of ``jax.checkpoint`` runs it again.
         name: of the user's function; empty where there is none, or where it is JAX's own.
@@ -154,7 +154,7 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def call_of(eqn: Any) -> Inner | None:
-    """What an equation calls, if all it does is to call it."""
+    """The program that an equation calls, if the equation does nothing else."""
     name, params = eqn.primitive.name, eqn.params
     key = next((key for key in CALLS.get(name, ()) if key in params), None)
     if key is None:

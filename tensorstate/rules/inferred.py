@@ -1,11 +1,11 @@
-"""Rules for primitives that have none of their own, from what JAX itself says about them.
+"""Rules for primitives that have none of their own, inferred from JAX's rules for ``vmap``.
 
 JAX's rule for ``vmap`` of a primitive knows which dimensions are independent. If ``vmap`` of the
 primitive over a dimension, traced on the slices without that dimension, is the very same equation
 on whole arrays, then every slice along the dimension is computed by itself, and the dimension can
-be sharded. One dimension after another is taken off in this way. What is left is computed whole.
-A device runs ``vmap`` of the primitive on what is left, so that JAX adapts parameters that name
-sizes or dimensions.
+be sharded. One dimension after another is removed in this way; the remaining ones stay whole.
+A device runs ``vmap`` of the primitive on slices without the removed dimensions, so that JAX adapts
+parameters that name sizes or dimensions.
 
 A primitive that JAX batches by broadcasting its operands is elementwise, without such a proof.
 """
@@ -51,7 +51,7 @@ class Layer(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """What a primitive computes of one slice: parameters and operands without mapped dimensions.
+    """A primitive on one slice: its parameters and operands without the mapped dimensions.
 
     Attributes:
         params: of the primitive.
@@ -113,7 +113,7 @@ def mapped(primitive: Any, whole: Slice) -> tuple[list[Layer], Slice]:
     """The dimensions along which a primitive computes every slice by itself, outermost first.
 
     Returns:
-        Them, and what is computed of one slice along all of them.
+        The dimensions, and the primitive on one slice along all of them.
     """
     layers: list[Layer] = []
     while (found := _peeled(primitive, whole)) is not None:
@@ -123,7 +123,7 @@ def mapped(primitive: Any, whole: Slice) -> tuple[list[Layer], Slice]:
 
 
 def _peeled(primitive: Any, whole: Slice) -> tuple[Layer, Slice] | None:
-    """One dimension that can be mapped, and what is left without it."""
+    """One dimension that can be mapped, and the primitive on its slices."""
     for dims in itertools.islice(_candidates(whole.operands), MOST_CANDIDATES):
         operands = tuple(itertools.starmap(_without, zip(whole.operands, dims, strict=True)))
         for params in _fewer(whole.params, next(d for d in dims if d is not None)):
@@ -155,7 +155,7 @@ def _without(operand: jax.ShapeDtypeStruct, dimension: int | None) -> jax.ShapeD
 def _fewer(params: Mapping[str, Any], dimension: int) -> Iterator[dict[str, Any]]:
     """Parameters that may be those of a slice: the same, dimensions renumbered, sizes left out.
 
-    Only a guess: what ``vmap`` makes of it is compared with the whole equation.
+    Only a guess: ``vmap`` of it is compared with the whole equation.
     """
 
     options = []
@@ -226,7 +226,7 @@ class _Traced(NamedTuple):
 
 
 def _inline(jaxpr: Any, arguments: Sequence[Any], equations: list[_Traced]) -> list[Any]:
-    """Append the equations of a jaxpr and of what it calls; returns what its results are."""
+    """Append the equations of a jaxpr, calls inlined, and return its results."""
     names = dict(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:

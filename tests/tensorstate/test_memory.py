@@ -28,9 +28,9 @@ UNLIKE = {
     ("vgg", "ddp", 1): "sums",
     ("vgg", "megatron-sp", 2): "sums",
 }
-# From JAX 0.12 on the backward pass reads tanh only through what is fused, for which the model takes
-# off one activation of the little that there is. XLA takes as many bytes as it did for 0.10.2, and
-# for the perceptron by sequence parallelism 1.5 kB more.
+# From JAX 0.12 on the backward pass reads tanh only through fused results, and the model counts one
+# activation less. XLA takes as many bytes as it did for 0.10.2, and for the perceptron by sequence
+# parallelism 1.5 kB more.
 if jax.__version_info__ >= (0, 12):
     del UNLIKE["mlp", "fsdp", 2]
     UNLIKE |= {("mlp", s, 1): "tanh" for s in ("ddp", "megatron-sp")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jax.extend import core
 from jax.extend.core import primitives as public
 from jax.interpreters import batching, mlir
 
+import tensorstate
 from tensorstate import jaxprs
 from tensorstate.errors import PlanError
 from tensorstate.relate import VIEWS
@@ -39,14 +41,14 @@ rng_bit_generator while
 
 
 class Row(NamedTuple):
-    """What becomes of a primitive, and what of it can be sharded or why it is refused."""
+    """How a primitive is handled, and which dimensions can be sharded or why it is refused."""
 
     kind: str
     detail: str
 
 
 def row(primitive: core.Primitive) -> Row:
-    """How the primitive's example is read; without an example, what its registries say."""
+    """How the primitive's example is read; without an example, how JAX's registries describe it."""
     name = primitive.name
     if name in jaxprs.UNSHARED | jaxprs.REFERENCES or name.startswith("jaxcoll_"):
         return Row("refused", "of several devices, or no pure function")
@@ -93,7 +95,7 @@ def test_every_primitive_of_this_jax_has_its_place():
     assert len(numeric) > 140
     refused = {name for name in numeric & {*table} if table[name].kind == "refused"}
     assert not refused, {name: table[name].detail for name in refused}
-    # What is not known must stay the exception, or the inference has broken with a new JAX.
+    # Replicated primitives must stay the exception, or a new JAX has broken the inference.
     examples = {name for name in numeric & {*table} if example(REGISTERED[name]) is not None}
     assert len(examples) > 130
     unknown = {name for name in examples if table[name].kind == "replicated"}
@@ -209,6 +211,24 @@ def _equations(jaxpr):
         yield eqn
         for inner in core.jaxprs_in_params(eqn.params):
             yield from _equations(jaxprs.opened(inner)[0])
+
+
+def test_one_file_knows_what_changes_between_versions():
+    words = (
+        "jax._src",
+        "jax.interpreters",
+        '"num_carry"',
+        '"num_consts"',
+        '"ft_in"',
+        '"call_jaxpr"',
+    )
+    package = Path(tensorstate.__file__).parent
+    found = {
+        path.name
+        for path in package.rglob("*.py")
+        if any(word in path.read_text(encoding="utf-8") for word in words)
+    }
+    assert found == {"jaxprs.py"}
 
 
 def test_a_scan_of_another_jax_is_refused_by_name():

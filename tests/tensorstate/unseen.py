@@ -1,7 +1,7 @@
-"""Training steps that no rule was written for: what people use beyond the models of experiments.
+"""Training steps beyond the models of experiments, for which no rule was written.
 
-Each is a function ``step(params, state, x, key) -> params, state, loss`` and what makes its
-arguments.
+Each is a function ``step(params, state, x, key) -> params, state, loss`` and a function that makes
+its arguments.
 """
 
 from __future__ import annotations
