@@ -80,8 +80,9 @@ LIMITED = {
 SLOW = ("llama-2x4",)  # minutes of searching
 
 
-# Models with tanh: for the trace of JAX 0.12 the model predicts too little where activations prevail,
-# for the perceptron 45.1 kB where XLA takes 61.9. It must count tanh, which only fused results read.
+# Models with tanh: for the trace of JAX 0.12 the model predicts too little where activations
+# prevail, 45.1 kB for the perceptron, of which XLA takes 61.9. It does not count tanh enough, which
+# only fused results read there.
 TANH = ("mlp", "vit", "gpt", "gpt_scan", "moe") if jax.__version_info__ >= (0, 12) else ()
 
 
