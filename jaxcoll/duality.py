@@ -70,7 +70,7 @@ def lengths_of(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
     ones = np.ones(topology.num_links)
     yield ones, "links"
     speeds = np.unique(topology.bandwidth)
-    if len(speeds) == 1:
+    if len(speeds) < 2:
         return
     yield speeds[0] / topology.bandwidth, "seconds a byte"
     for most in speeds[:-1][: _MOST_LENGTHS - 2]:
