@@ -47,6 +47,26 @@ class Synthesizer(abc.ABC):
                 of ranks than the collective.
         """
         started = time.perf_counter()
+        seed = self.checked(topology, collective, seed)
+        schedule = self._derive(topology, collective, seed)
+        return schedule.with_provenance(
+            Provenance(
+                self.name,
+                self.parameters(),
+                seed,
+                time.perf_counter() - started,
+                schedule.provenance.certificate,
+            )
+        )
+
+    @final
+    def checked(self, topology: Topology, collective: Collective, seed: int) -> int:
+        """The seed, if it is one and the collective is for the topology's ranks.
+
+        Raises:
+            CollectiveError: a bad seed.
+            TopologyError: another number of ranks.
+        """
         if topology.num_ranks != collective.num_ranks:
             raise TopologyError(
                 f"the collective is for {collective.num_ranks} ranks, {topology} has "
@@ -54,16 +74,7 @@ class Synthesizer(abc.ABC):
             )
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
             raise CollectiveError(f"seed must be an integer of at least 0, got {seed!r}")
-        schedule = self._derive(topology, collective, int(seed))
-        return schedule.with_provenance(
-            Provenance(
-                self.name,
-                self.parameters(),
-                int(seed),
-                time.perf_counter() - started,
-                schedule.provenance.certificate,
-            )
-        )
+        return int(seed)
 
     @final
     def parameters(self) -> dict[str, object]:
