@@ -258,8 +258,9 @@ class _Race:
         row: dict[str, object] = {"candidate": repr(synthesizer), "chunks": count}
         self.table.append(row)
         seconds = None
-        if not whatever_it_takes and self._work(synthesizer, collective) > self.work:
-            row["refused"] = f"takes more work than the {self.work} sends that auto allows"
+        work = entry_of(synthesizer).work(synthesizer, self.topology, collective)
+        if not whatever_it_takes and work > self.work:
+            row["refused"] = f"takes the work of {work:.0f} sends, auto allows {self.work}"
             climb.left = []
         else:
             try:
@@ -275,15 +276,6 @@ class _Race:
         if self.portfolio.progress is not None:
             label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} a shard"
             self.portfolio.progress(len(self.table), label, seconds)
-
-    def _work(self, synthesizer: Synthesizer, collective: Collective) -> float:
-        """Sends that the candidate makes, about, each counted with the effort to find it."""
-        sends = sum(len(group) - 1 for group in collective.groups)
-        sends *= collective.chunks_per_shard
-        if collective.kind in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
-            sends *= max(len(group) for group in collective.groups)
-        sends *= 2 if collective.kind == "all_reduce" else 1
-        return sends * entry_of(synthesizer).effort(synthesizer, self.topology, collective)
 
     def certified(self) -> Schedule:
         """The fastest schedule, with a certificate.

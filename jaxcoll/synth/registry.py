@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from jaxcoll.collective import Collective
+from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.paths import hop_distances
 from jaxcoll.synth.base import Synthesizer
@@ -43,13 +43,15 @@ BUCKET_BYTES = 25 * 2**20
 
 # At most one piece per chunk of a shard: messages are cut into as many as there are chunks.
 _ALL = 2**16
+_MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
 _DOUBLINGS = tuple(2**i for i in range(9))
 
 # A synthesizer, a network and a collective of one chunk a shard -> one or more series of chunk
 # counts worth trying, each with the fewest first.
 ChunkCounts = Callable[[Synthesizer, Topology, Collective], tuple[tuple[int, ...], ...]]
-# The same -> what finding one send costs, in units of what simulating one does.
-Effort = Callable[[Synthesizer, Topology, Collective], float]
+# A synthesizer, a network and a collective -> about what finding and timing the schedule costs, in
+# units of what one send of a plain one does.
+Work = Callable[[Synthesizer, Topology, Collective], float]
 
 
 def only(*counts: int) -> ChunkCounts:
@@ -113,23 +115,26 @@ def _swing(
     return (tuple(parts * pieces for pieces in _DOUBLINGS),)
 
 
-def _little(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
-    return 1
+def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Every rank receives every chunk once; an all_reduce sums them first."""
+    rooted = collective.kind in ROOTED
+    shards = sum((1 if rooted else len(group)) * (len(group) - 1) for group in collective.groups)
+    twice = 2 if collective.kind == "all_reduce" else 1
+    return twice * shards * collective.chunks_per_shard
 
 
 def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Chunks take paths of several links, each of which is searched and simulated."""
-    return 2 * float(hop_distances(topology).mean())
+    mean = float(hop_distances(topology).mean())
+    return 2 * mean * _sends(synthesizer, topology, collective)
 
 
-def _tacos_effort(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
-    """Attempts, each on every degree of unwound switches; matching by events is slower."""
-    attempts = synthesizer.attempts or 16  # type: ignore[attr-defined]
-    if not topology.is_direct:
-        return 10 * attempts * len(degrees(topology))
-    copied = collective.kind not in ("all_to_all", "gather", "scatter")
-    lockstep = copied and topology.is_homogeneous and synthesizer.aggregate == 1  # type: ignore[attr-defined]
-    return attempts * (1 if lockstep else 10)
+def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Attempts of TACOS; where there are switches, on every degree of the unwound ones."""
+    attempts = synthesizer.attempts  # type: ignore[attr-defined]
+    sends = _sends(synthesizer, topology, collective)
+    matched = max(16 * sends, 50_000) if attempts is None else attempts * sends
+    return matched if topology.is_direct else 6 * matched * len(degrees(topology))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,14 +146,14 @@ class Entry:
         chunks: see ``ChunkCounts``.
         variants: what auto tries, the defaults first; nothing where the search may take minutes.
         sized: whether it has a field ``nbytes``, the bytes of a rank's buffer to be fast for.
-        effort: see ``Effort``.
+        work: see ``Work``.
     """
 
     make: type[Synthesizer]
     chunks: ChunkCounts = _one
     variants: tuple[Synthesizer, ...] = ()
     sized: bool = False
-    effort: Effort = _little
+    work: Work = _sends
 
 
 REGISTRY: Mapping[str, Entry] = {
@@ -174,9 +179,7 @@ REGISTRY: Mapping[str, Entry] = {
     "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1))),
     "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(), Hdrm(pieces=_ALL))),
     "multitree": Entry(MultiTree, variants=(MultiTree(),)),
-    "tacos": Entry(
-        Tacos, only(1, 2, 3, 4, 8), (Tacos(), Tacos(aggregate=None)), True, _tacos_effort
-    ),
+    "tacos": Entry(Tacos, only(1, 2, 3, 4, 8), (Tacos(), Tacos(aggregate=None)), True, _attempts),
     "forestcoll": Entry(
         ForestColl, _forests, (ForestColl(quick=True), ForestColl(order="steps", quick=True))
     ),
@@ -212,6 +215,8 @@ def chunk_counts(
 ) -> tuple[tuple[int, ...], ...]:
     """The chunk counts worth trying (see ``ChunkCounts``); 1 where it is not defined anyway."""
     try:
-        return entry_of(synthesizer).chunks(synthesizer, topology, collective)
+        series = entry_of(synthesizer).chunks(synthesizer, topology, collective)
     except (CollectiveError, TopologyError):
         return ((1,),)
+    few = (tuple(count for count in counts if count <= _MOST_CHUNKS) for counts in series)
+    return tuple(counts for counts in few if counts) or ((1,),)
