@@ -117,8 +117,9 @@ def search(topology: Topology, kind: str, most: int, seconds: float) -> dict[str
             sends = topology.num_ranks * (topology.num_ranks - 1) * chunks
             if sends > most or process_time() - started > seconds or hopeless == _IN_A_ROW:
                 break
+            collective = Collective(kind, topology.num_ranks, chunks)
             try:
-                promising = _try(variant, topology, Collective(kind, topology.num_ranks, chunks), best)  # type: ignore[arg-type] # fmt: skip
+                promising = _try(variant, topology, collective, best)
             except JaxcollError:
                 continue  # of another shape, or chunks that it does not divide
             hopeless = 0 if promising else hopeless + 1
@@ -210,10 +211,10 @@ def main(argv: Sequence[str]) -> None:
     if compared:
         worst = max(compared, key=lambda row: row["/ best"])
         within = sum(row["/ best"] <= 1.03 for row in compared)
+        where = ", ".join(str(worst[column]) for column in ("network", "collective", "size"))
         print(
-            f"Within 3 % of the exhaustive search's best: {within} of {len(compared)}; the worst is "
-            f"{worst['/ best']:.3f} times it ({worst['network']}, {worst['collective']}, "
-            f"{worst['size']})."
+            f"Within 3 % of the exhaustive search's best: {within} of {len(compared)}; "
+            f"the worst is {worst['/ best']:.3f} times it ({where})."
         )
     for label, least, most, limit in (("up to 128", 0, 128, 2), ("256", 129, 256, 20)):
         spent = [row["CPU s"] for row in rows if least <= row["ranks"] <= most]
