@@ -44,6 +44,7 @@ BUCKET_BYTES = 25 * 2**20
 # At most one piece per chunk of a shard: messages are cut into as many as there are chunks.
 _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
+_MOST_ROOTS = 2**19  # work to find the root of all trees
 _DOUBLINGS = tuple(2**i for i in range(9))
 
 # A synthesizer, a network and a collective of one chunk a shard -> one or more series of chunk
@@ -81,7 +82,9 @@ def _forests(
 def _trees(
     synthesizer: Synthesizer, topology: Topology, collective: Collective
 ) -> tuple[tuple[int, ...], ...]:
-    """Multiples of the trees from the root."""
+    """Multiples of the trees from the root, where finding the root is little work."""
+    if collective.kind not in synthesizer.kinds or _roots(topology) > _MOST_ROOTS:
+        return ((1,),)
     k = synthesizer.granularity(topology)  # type: ignore[attr-defined]
     return (tuple(k * pieces for pieces in _DOUBLINGS),)
 
@@ -127,6 +130,15 @@ def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) 
     """Chunks take paths of several links, each of which is searched and simulated."""
     mean = float(hop_distances(topology).mean())
     return 2 * mean * _sends(synthesizer, topology, collective)
+
+
+def _roots(topology: Topology) -> float:
+    """A maximum flow from every rank to find the root with the fastest trees."""
+    return 6.0 * topology.num_ranks * topology.num_links
+
+
+def _from_a_root(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    return _roots(topology) + _sends(synthesizer, topology, collective)
 
 
 def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
@@ -184,7 +196,7 @@ REGISTRY: Mapping[str, Entry] = {
         ForestColl, _forests, (ForestColl(quick=True), ForestColl(order="steps", quick=True))
     ),
     "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
-    "blink": Entry(Blink, _trees),
+    "blink": Entry(Blink, _trees, (Blink(),), work=_from_a_root),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),
 }

@@ -30,12 +30,10 @@ from jaxcoll.synth.portfolio import taken_by_auto
 from jaxcoll.synth.registry import chunk_counts, told
 from jaxcoll.topologies import (
     dgx_a100,
-    dragonfly,
     fully_connected,
     hypercube,
     mesh,
     ring,
-    ring_fc_switch,
     switch,
     switch_2d,
     torus,
@@ -56,21 +54,19 @@ def seconds(schedule, nbytes, model="astra"):
 # ---------------------------------------------------------------------- never worse than its parts
 
 
+PARTS = tuple(name for name, entry in REGISTRY.items() if entry.variants and name != "tacos")
+WITHOUT_TACOS = {"names": PARTS}
+
+
 @settings(max_examples=25)
 @given(strategies.topologies(max_ranks=8, switches=True), st.data(), SIZES)
 def test_auto_is_no_slower_than_any_of_its_parts(topology, data, nbytes):
     """Each part with the chunks chosen for the size, as ``synthesize`` chooses them by its name."""
     kind = data.draw(st.sampled_from(KINDS))
-    auto = synthesize(topology, kind, nbytes=nbytes)
-    table = auto.provenance.certificate.get("table", ())
-    too_much = {row["candidate"] for row in table if "the work of" in str(row.get("refused"))}  # type: ignore[union-attr, index]
-    name = data.draw(st.sampled_from([name for name in REGISTRY if REGISTRY[name].variants]))
-    for variant in REGISTRY[name].variants:
-        part = told(variant, nbytes)
-        if repr(part) in too_much:
-            continue
+    auto = synthesize(topology, kind, Portfolio(nbytes, **WITHOUT_TACOS))
+    for variant in REGISTRY[data.draw(st.sampled_from(PARTS))].variants:
         try:
-            other = synthesize(topology, kind, part, nbytes=nbytes)
+            other = synthesize(topology, kind, told(variant, nbytes), nbytes=nbytes)
         except JaxcollError:
             continue
         assert seconds(auto, nbytes) <= seconds(other, nbytes) * (1 + Portfolio.tolerance)
@@ -81,7 +77,7 @@ def test_auto_is_no_slower_than_any_of_its_parts(topology, data, nbytes):
 def test_with_fixed_chunks_no_candidate_is_faster(topology, data, seed):
     collective = data.draw(strategies.collectives(topology.num_ranks, max_chunks=2))
     model = data.draw(st.sampled_from(MODELS))
-    portfolio = Portfolio(1e6, model, names=("direct", "ring", "tacos"), tolerance=0)
+    portfolio = Portfolio(1e6, model, names=("direct", "ring", "multitree"), tolerance=0)
     schedule = portfolio.synthesize(topology, collective, seed)
     verify(schedule)
     assert schedule.collective == collective
@@ -93,7 +89,7 @@ def test_with_fixed_chunks_no_candidate_is_faster(topology, data, seed):
         assert seconds(schedule, 1e6, model) <= seconds(other, 1e6, model)
 
 
-@pytest.mark.parametrize("side", [4, 6])
+@pytest.mark.parametrize("side", [4, 12])
 def test_auto_is_no_slower_than_tacos_on_unequal_links(side):
     """Issue: auto tried TACOS fewer times than ``tacos`` itself did."""
     topology = mesh(side, side, bandwidth=(80 * 2**30, 35 * 2**30))
@@ -111,7 +107,9 @@ def exhaustive(topology, kind, nbytes, chunks):
     for name, entry in REGISTRY.items():
         if name in ("sccl", "step_milp"):
             continue
-        for variant, k in itertools.product({*entry.variants, entry.make()}, chunks):
+        for variant, k in itertools.product(dict.fromkeys((*entry.variants, entry.make())), chunks):
+            if name == "tacos" and (k > 4 or not topology.is_direct):
+                continue  # seconds each
             collective = Collective(kind, topology.num_ranks, k)
             try:
                 schedule = told(variant, nbytes).synthesize(topology, collective)
@@ -124,7 +122,7 @@ def exhaustive(topology, kind, nbytes, chunks):
 @pytest.mark.parametrize("kind", EVERYWHERE)
 @pytest.mark.parametrize(
     "topology",
-    [torus(2, 4), dragonfly(3, 3), dgx_a100(1), switch_2d(2, 3), mesh(2, 3, bandwidth=(1e9, 3e9))],
+    [torus(2, 4), dgx_a100(1), switch_2d(2, 3), mesh(2, 3, bandwidth=(1e9, 3e9))],
     ids=lambda topology: topology.name,
 )
 def test_the_default_is_near_the_best_of_all(topology, kind):
@@ -312,8 +310,8 @@ def test_progress_is_reported():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_by_default(kind):
-    for topology in (switch(5), ring_fc_switch(2, 2, 2), ring(1)):
-        schedule = synthesize(topology, kind)
+    for topology in (switch(5), ring(3), ring(1)):
+        schedule = synthesize(topology, kind, Portfolio(work=20_000))
         assert schedule.collective.kind == kind
         assert bool(schedule.num_sends) == (topology.num_ranks > 1)
 
