@@ -69,6 +69,8 @@ def synthesize(
         TopologyError: the synthesizer is not defined for the network.
     """
     maker = synthesizer_named(synthesizer)
+    if isinstance(chunks, bool):
+        raise CollectiveError(f"chunks must be an integer of at least 1, got {chunks!r}")
     if nbytes is not None or isinstance(synthesizer, str):
         maker = told(maker, BUCKET_BYTES if nbytes is None else nbytes)
     if isinstance(collective, str):
