@@ -74,9 +74,8 @@ def synthesize(
     if nbytes is not None or isinstance(synthesizer, str):
         maker = told(maker, BUCKET_BYTES if nbytes is None else nbytes)
     if isinstance(collective, str):
-        what = Collective(
-            collective, topology.num_ranks, 1 if chunks is None else chunks, groups, root
-        )  # type: ignore[arg-type]
+        count = 1 if chunks is None else chunks
+        what = Collective(collective, topology.num_ranks, count, groups, root)  # type: ignore[arg-type]
     elif (chunks, groups, root) != (None, None, None):
         raise CollectiveError(
             "a Collective has its own chunks, groups and root; do not give them again"

@@ -155,8 +155,8 @@ CASES = [
     Case(Tto(), "two dimensions", SQUARES, SUMS, grouped=False),
     Case(Tto(pieces=1), "two dimensions", SQUARES, SUMS, grouped=False),
     *(
-        Case(MinCongestion(*fields), *family, ("all_to_all", "gather", "scatter"))
-        for fields in ((), (1e3, 1))
+        Case(each, *family, ("all_to_all", "gather", "scatter"))
+        for each in (MinCongestion(), MinCongestion(1e3, passes=1))
         for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))
     ),
     Case(MinCongestion(), "one or two ranks", SMALL, ("all_to_all", "gather", "scatter")),
