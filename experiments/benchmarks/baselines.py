@@ -93,7 +93,7 @@ def results_of(
 
 def _variants(name: str, model: str) -> Sequence[Synthesizer]:
     if name == Portfolio.name:
-        return [Portfolio(model=model)]
+        return [Portfolio(model=model, tolerance=0)]
     return REGISTRY[name].variants or [SYNTHESIZERS[name]()]
 
 

@@ -76,7 +76,7 @@ def _forests(
 ) -> tuple[tuple[int, ...], ...]:
     """Few trees a rank, the fastest for little data, and multiples of the fastest numbers."""
     numbers = numbers_of_trees(topology)
-    return ((1, 2, 3, 4), *(tuple(k * pieces for pieces in _DOUBLINGS) for k in numbers))
+    return ((1, 2, 3, 4, 6, 8, 12), *(tuple(k * pieces for pieces in _DOUBLINGS) for k in numbers))
 
 
 def _trees(
