@@ -18,8 +18,9 @@ from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, chunk_counts, entry_of, told
 from jaxcoll.topology import Topology
 
-# Sends of one schedule that auto synthesizes at most: as many per pair of ranks, within limits.
-_SENDS_PER_PAIR, _LEAST_SENDS, _MOST_SENDS = 32, 3 * 2**18, 2**22
+# Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
+_SENDS, _FEW_PAIRS = 3 * 2**18, 2**14
+_SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
 # Parts of a limit extrapolated from two times, and from the last two of more, that may be reached.
 _GUESSED, _TRUSTED = 0.8, 0.95
 # The cut bound needs a maximum flow per rank, often several times.
@@ -86,8 +87,8 @@ class Portfolio(Synthesizer):
         names: the synthesizers to try, names in the registry; all of it when empty.
         tolerance: share of the time that may be left to gain.
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
-            two microseconds each); when None 32 per pair of ranks, at least 786,432 and at most
-            4,194,304. What takes more is passed over; the table says so.
+            two microseconds each); when None 786,432 up to 128 ranks, 128 per pair of more
+            ranks, at most 8,388,608. What takes more is passed over; the table says so.
         progress: called with every candidate done; see ``Progress``.
 
     Raises:
@@ -221,7 +222,7 @@ class _Race:
         self.chosen: Synthesizer | None = None
         self.table: list[dict[str, object]] = []
         pairs = sum(len(group) ** 2 for group in collective.groups)
-        most = min(max(_SENDS_PER_PAIR * pairs, _LEAST_SENDS), _MOST_SENDS)
+        most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
         self.work = most if portfolio.work is None else portfolio.work
 
     @property
