@@ -98,9 +98,10 @@ def axis_schedule(
     mesh,
     axis_name: str | Sequence[str],
     kind: str,
-    synthesizer: str | Synthesizer = "tacos",
+    synthesizer: str | Synthesizer = "auto",
     *,
-    chunks: int = 1,
+    nbytes: float | None = None,
+    chunks: int | None = None,
     seed: int = 0,
     topology: Topology | None = None,
 ) -> Schedule:
@@ -116,7 +117,7 @@ def axis_schedule(
     Args:
         mesh, axis_name: as for ``axis_groups``.
         kind: a kind of collective without a root.
-        synthesizer, chunks, seed: as for ``synthesize``.
+        synthesizer, nbytes, chunks, seed: as for ``synthesize``.
         topology: the network of all devices in the order of the mesh; ``Topology.from_mesh(mesh)``
             when omitted.
 
@@ -131,4 +132,6 @@ def axis_schedule(
         raise TopologyError(
             f"{topology} has {topology.num_ranks} ranks, the mesh {np.size(mesh.devices)} devices"
         )
-    return synthesize(topology, kind, synthesizer, chunks=chunks, groups=groups, seed=seed)
+    return synthesize(
+        topology, kind, synthesizer, nbytes=nbytes, chunks=chunks, groups=groups, seed=seed
+    )

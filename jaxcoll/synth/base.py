@@ -48,14 +48,7 @@ class Synthesizer(abc.ABC):
                 of ranks than the collective.
         """
         started = time.perf_counter()
-        connected(topology)
-        checks.instance(collective, Collective, "collective", CollectiveError)
-        if topology.num_ranks != collective.num_ranks:
-            raise TopologyError(
-                f"the collective is for {collective.num_ranks} ranks, {topology} has "
-                f"{topology.num_ranks}"
-            )
-        seed = checks.seed(seed, CollectiveError)
+        seed = self.checked(topology, collective, seed)
         schedule = self._derive(topology, collective, seed)
         return schedule.with_provenance(
             Provenance(
@@ -66,6 +59,23 @@ class Synthesizer(abc.ABC):
                 schedule.provenance.certificate,
             )
         )
+
+    @final
+    def checked(self, topology: Topology, collective: Collective, seed: int) -> int:
+        """The seed, if it is one and the collective is for the topology's ranks.
+
+        Raises:
+            CollectiveError: a bad seed.
+            TopologyError: another number of ranks.
+        """
+        connected(topology)
+        checks.instance(collective, Collective, "collective", CollectiveError)
+        if topology.num_ranks != collective.num_ranks:
+            raise TopologyError(
+                f"the collective is for {collective.num_ranks} ranks, {topology} has "
+                f"{topology.num_ranks}"
+            )
+        return checks.seed(seed, CollectiveError)
 
     @final
     def parameters(self) -> dict[str, object]:

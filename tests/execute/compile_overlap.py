@@ -57,7 +57,7 @@ def order_of(module: Module) -> str:
 
 def main() -> None:
     target = aot.target("v5e:4x4", wrap=True)
-    schedule = jc.synthesize(target.topology, "all_reduce", "bucket")
+    schedule = jc.synthesize(target.topology, "all_reduce", "bucket", chunks=1)
     alone = jc.optax.all_reduce_gradients("i", schedule=schedule, bucket_bytes=0)
     value_and_grad = jc.optax.overlap([layer] * DEPTH, loss, "i", schedule=schedule)
 

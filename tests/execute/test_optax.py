@@ -22,7 +22,7 @@ N = 8
 
 @functools.cache
 def schedule(kind: str, *sides: int) -> jc.Schedule:
-    return jc.synthesize(jc.topologies.torus(*sides or (2, 4)), kind, "bucket")
+    return jc.synthesize(jc.topologies.torus(*sides or (2, 4)), kind, "bucket", chunks=1)
 
 
 def tree(dtype=np.float32):
