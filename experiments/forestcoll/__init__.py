@@ -11,7 +11,9 @@ EXPERIMENTS: dict[str, Experiment] = {
     "forestcoll-fig-4-12a": Experiment("experiments.forestcoll.bandwidths"),
     "forestcoll-fig-4-12b": Experiment("experiments.forestcoll.bandwidths"),
     "forestcoll-fig-4-13": Experiment("experiments.forestcoll.fsdp"),
-    "forestcoll-fig-4-14": Experiment("experiments.forestcoll.scaling"),
+    "forestcoll-fig-4-14": Experiment("experiments.forestcoll.scaling", measured=("seconds",)),
     "forestcoll-pieces": Experiment("experiments.forestcoll.pieces"),
-    "forestcoll-table-b-2": Experiment("experiments.forestcoll.table_b_2"),
+    "forestcoll-table-b-2": Experiment(
+        "experiments.forestcoll.table_b_2", measured=("* s", "peak GB*")
+    ),
 }

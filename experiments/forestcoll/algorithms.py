@@ -16,6 +16,7 @@ from jaxcoll.synth import (
     Blink,
     DoubleBinaryTree,
     ForestColl,
+    HierarchicalTree,
     MultiTree,
     Ring,
     StepMilp,
@@ -80,6 +81,16 @@ def _vendor_ring(case: Case) -> Iterator[Schedule]:
             yield cut_through(case.made(ring, (1 + both) * len(circles) * pieces), pieces)
 
 
+def _vendor_tree(case: Case) -> Iterator[Schedule]:
+    """NCCL's and RCCL's: chains inside boxes, two trees across them, a channel for each rank."""
+    chains = case.cluster.chains()
+    for pieces in case.pieces:
+        chunks = -(-2 * pieces // case.cluster.boxes)
+        for nbytes in (1 << 20, case.nbytes):
+            tree = HierarchicalTree(chains=chains, pieces=pieces, nbytes=nbytes)
+            yield case.made(tree, chunks)
+
+
 def _double_binary_tree(case: Case) -> Iterator[Schedule]:
     for pieces in case.pieces:
         yield case.made(DoubleBinaryTree(pieces=pieces), pieces)
@@ -110,6 +121,7 @@ def _step_milp(case: Case) -> Iterator[Schedule]:
 ALGORITHMS: Mapping[str, Callable[[Case], Iterator[Schedule]]] = {
     "ForestColl": _forestcoll,
     "vendor ring": _vendor_ring,
+    "vendor tree": _vendor_tree,
     "double binary tree": _double_binary_tree,
     "Blink+Switch": _blink,
     "MultiTree": _multitree,

@@ -143,8 +143,9 @@ def run(config: Config) -> list[dict[str, Any]]:
         label_y="algbw (GB/s)",
         columns=min(3, len(curves)),
     )
-    notes = [*config.notes, *(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())]
-    publish(config.title, rows, config.results, figure=figure, notes=list(dict.fromkeys(notes)))
+    remarks = dict.fromkeys(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())
+    notes = config.notes
+    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=[*remarks])
     return rows
 
 

@@ -20,6 +20,7 @@ from jaxcoll.synth.exact import Sccl, StepMilp
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.hierarchical_tree import HierarchicalTree
 from jaxcoll.synth.multitree import MultiTree
 from jaxcoll.synth.portfolio import Portfolio
 from jaxcoll.synth.rhd import Rhd
@@ -40,6 +41,7 @@ SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     "bruck": Bruck,
     "double_binary_tree": DoubleBinaryTree,
     "hierarchical_ring": HierarchicalRing,
+    "hierarchical_tree": HierarchicalTree,
     "ring_2d": Ring2D,
     "swing": Swing,
     "blueconnect": BlueConnect,

@@ -99,7 +99,7 @@ def test_the_circle_is_along_links(sides):
 def test_speedups_of_figure_10_stay_below_what_links_allow(results):
     for row in rows_of("multitree-fig-10", results):
         most = {"MultiTreeMsg": 1, "Ring": 4 * 272 / 256 * 1.01, "2D-Ring": 2 * 272 / 256}
-        speedup = row["MultiTreeMsg is quicker by"]
+        speedup = row["MultiTreeMsg is faster by"]
         assert isinstance(speedup, float)
         assert 1 <= speedup <= most[str(row["algorithm"])]
 
