@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import records
+from experiments import pages, records
 from experiments.__main__ import main as run_experiment
 from experiments.configure import CONFIGS, EXPERIMENTS, configure
 from experiments.errors import ConfigError
@@ -216,7 +216,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
     write_text(PAGE, page([name for name in studies() if records.load(name)]))
-    print(f"wrote {PAGE}")
+    print(f"wrote {PAGE}, and figures in {', '.join(pages.write())}")
     return 0
 
 

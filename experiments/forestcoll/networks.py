@@ -48,6 +48,16 @@ class ClusterConfig:
         first = self.ranks * np.arange(self.boxes)
         return tuple(tuple((first[:, None] + way).ravel().tolist()) for way in self.chains())
 
+    def box_switches(self) -> tuple[int, ...]:
+        """The vertices of the switches inside boxes; none where links join the ranks of a box."""
+        topology = self.build()
+        found = []
+        for switch in range(topology.num_ranks, topology.num_vertices):
+            ranks = topology.src[topology.dst == switch]
+            if (ranks < topology.num_ranks).all() and len({*(ranks // self.ranks)}) == 1:
+                found.append(switch)
+        return tuple(found)
+
     def chains(self) -> tuple[tuple[int, ...], ...]:
         """An order of the ranks of a box for each of them to begin, over links where it can be."""
         box = FABRICS[self.fabric](1, self.ranks)

@@ -13,6 +13,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "tacos-fig-15a": Experiment("experiments.tacos.bandwidths"),
     "tacos-fig-15b": Experiment("experiments.tacos.fig_15b"),
     "tacos-table-v": Experiment("experiments.tacos.table_v", measured=("synthesis ms",)),
+    "tacos-cascade": Experiment("experiments.tacos.bandwidths"),
     "tacos-fig-16a": Experiment("experiments.tacos.bandwidths"),
     "tacos-fig-16b": Experiment("experiments.tacos.over_time"),
     "tacos-fig-17a": Experiment("experiments.tacos.bandwidths"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from experiments.configure import EXPERIMENTS, configure
 from experiments.errors import ConfigError
 from experiments.experiment import Row
-from experiments.multitree import bandwidth
+from experiments.multitree import bandwidth, flits
 from experiments.multitree.networks import (
     BANDWIDTH,
     NETWORKS,
@@ -20,6 +23,7 @@ from experiments.multitree.networks import (
     torus,
 )
 from jaxcoll.simulate import PACKETS
+from tests.experiments.runs import small_run
 
 SIZES = (2**15, 2**26)
 
@@ -159,3 +163,41 @@ def test_exposed_share_and_gains_that_the_paper_prints(results):
 def test_a_configuration_that_cannot_be(name, change, said):
     with pytest.raises(ConfigError, match=said):
         configure([f"experiment=multitree-fig-{name}", change])
+
+
+# ---------------------------------------------------------------------- Fig. 2, Fig. 8, Table II
+
+
+def test_heads_cost_what_is_printed_and_messages_have_one():
+    rows = small_run("multitree-flits").rows
+    printed = [row for row in rows if row.get("paper heads %") is not None]
+    assert [round(row["heads %"]) for row in printed] == [row["paper heads %"] for row in printed]
+    fields = [row for row in rows if row.get("paper bits") is not None]
+    assert [row["bits"] for row in fields] == [row["paper bits"] for row in fields]
+    assert len(fields) == 10
+    (led,) = (row for row in rows if "led right" in row)
+    assert led["led right"] == led["sends"] == 16 * 15
+
+
+@given(st.integers(1, 5000), st.sampled_from([16, 64, 256]))
+def test_flits_carry_the_message(nbytes, payload):
+    """Read as a router would: by the first bit of the type, and the ends that it names."""
+    bodies = -(-nbytes // flits.FLIT_BYTES)
+    for sent, sub in ((flits.packets(nbytes, payload), 0), (flits.sub_packets(nbytes, payload), 1)):
+        assert all(code >> 2 == sub for code in sent)
+        low = [code & 0b11 for code in sent]
+        assert low[0] == 0b00  # head
+        assert low.count(0b00) == (1 if sub else -(-nbytes // payload))
+        assert len(low) - low.count(0b00) == bodies
+        assert low[-1] == (0b11 if sub else 0b10)
+        assert low.count(0b10) == -(-nbytes // payload) - sub  # tails, or sub-tails
+
+
+@pytest.mark.parametrize("ranks", [16, 64, 256])
+def test_heads_are_read_as_they_were_written(ranks):
+    for ports in itertools.product(range(flits.PORTS), repeat=2):
+        for tree in (0, 5, ranks - 1):
+            head = flits.Head(*ports, tree)
+            field = head.encode(ranks)
+            assert field < 1 << flits.head_bits(ranks)["Packet Info"]
+            assert flits.Head.decode(field, ranks) == head

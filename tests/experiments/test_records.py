@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
-from experiments import overview, records
+from experiments import overview, pages, records
 from experiments.configure import EXPERIMENTS
 
 NAME = "tacos-fig-14"
@@ -117,3 +118,22 @@ def test_measured_columns_exist():
         kept = {c for row in records.unmeasured(name, [dict.fromkeys(columns)]) for c in row}
         assert bool(columns - kept) == bool(experiment.measured), name
         assert kept or not columns
+
+
+@pytest.mark.parametrize("page", ["forestcoll.md", "tacos.md", "workloads.md"])
+def test_figures_in_pages_are_what_is_recorded(page):
+    """`python -m experiments.overview` writes them."""
+    text = (pages.DOCS / page).read_text()
+    assert "<!-- rows: " in text
+    assert pages.generated(text) == text
+
+
+def test_every_block_is_on_a_page():
+    text = "".join(path.read_text() for path in pages.DOCS.glob("*.md"))
+    assert sorted(re.findall(r"<!-- rows: ([\w-]+) -->", text)) == sorted(pages.BLOCKS)
+
+
+def test_blocks_are_replaced_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(pages, "BLOCKS", {"a": lambda: pages.table(["x"], [[1.25], [None]])})
+    text = "before\n<!-- rows: a -->\nold\n<!-- end of rows -->\nafter\n"
+    assert pages.generated(text) == text.replace("old\n", "| x |\n| --- |\n| 1.2 |\n|  |\n")

@@ -141,4 +141,6 @@ def test_hosts_that_do_not_fit_are_refused():
     with pytest.raises(CollectiveError, match="chains are of 2 ranks, hosts have 3"):
         synthesize(topologies.ring(6), "all_reduce", HierarchicalTree(inner=3, chains=((0, 1),)))
     with pytest.raises(TopologyError, match=r"hierarchical_tree needs .* symmetric dimensions"):
-        synthesize(topologies.dragonfly(4, 5), "all_reduce", HierarchicalTree())
+        synthesize(
+            topologies.dragonfly(4, 5, bandwidth=(1e9, 1e9)), "all_reduce", HierarchicalTree()
+        )
