@@ -113,7 +113,7 @@ def _differ(name: str, was: Run, content: Mapping[str, Any]) -> bool:
 
 
 def _run(name: str, size: str) -> dict[str, Any]:
-    """What the command writes to ``rows.json``."""
+    """The content of the ``rows.json`` that the command writes."""
     with tempfile.TemporaryDirectory() as folder:
         if run_experiment([f"experiment={name}", f"size={size}", f"results={folder}"]):
             raise ConfigError(f"{name} at size={size} did not run to its end")

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "docs" / "experiments"
 SMALL, PAPER = SIZES
 DIGITS = 6  # of a recorded figure; the page prints four
-# What a run depends on: with a change there that is not committed, a commit does not describe it.
+# Folders that a run depends on: a change there that is not committed is not in its commit.
 CODE = ("jaxcoll", "tensorstate", "experiments", "configs")
 # Settings that no row depends on.
 WORDING = frozenset({"title", "notes", "results"})

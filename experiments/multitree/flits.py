@@ -133,10 +133,10 @@ def followed(u: int, head: Head, sides: tuple[int, int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What the three share.
+    """Settings of all three.
 
     Attributes:
-        size: what it is run as.
+        size: "ci" or "paper".
         payloads: bytes of packets, rising.
         nbytes: of a message.
         printed: percent of overhead as printed, by payload.

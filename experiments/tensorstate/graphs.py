@@ -36,7 +36,7 @@ class Config:
     """Both figures.
 
     Attributes:
-        size: what it is run as.
+        size: "ci" or "paper".
         batch, length, inputs, outputs: sides of the product of Fig. 5.2.
         axis: the devices that Fig. 5.1 shards over.
         hardware: a name in ``tensorstate.HARDWARE``.
@@ -117,7 +117,7 @@ def _lines(graph: Graph) -> list[str]:
 
 
 def kind_of(graph: Graph, operator: int) -> str:
-    """What the graph's text calls an operator, in lower case."""
+    """The name of an operator's kind in the graph's text, in lower case."""
     return _lines(graph)[operator].split(": ")[1].split(" ")[0].lower()
 
 

@@ -95,7 +95,7 @@ def _legs(flow: TreeFlow, tree: int, capable: set[int]) -> list[_Leg]:
     for edge in flow.edge[flow.tree_ptr[tree] : flow.tree_ptr[tree + 1]].tolist():
         path = list(flow.edges.path(edge))
         route = [int(flow.topology.src[path[0]]), *(int(flow.topology.dst[e]) for e in path)]
-        # What has come to a capable switch is not sent there again.
+        # A piece that has come to a capable switch is not sent to it a second time.
         start = max(
             i for i, v in enumerate(route[:-1]) if i == 0 or (v in brought and v in capable)
         )

@@ -17,7 +17,7 @@ from experiments import __main__ as command
 
 @dataclasses.dataclass(frozen=True)
 class SmallRun:
-    """What the command of a study printed and wrote at size=ci.
+    """The output of a study's command at size=ci.
 
     Attributes:
         printed: its standard output.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.configure import EXPERIMENTS, configure
+from experiments.configure import configure
 from experiments.errors import ConfigError
 from experiments.experiment import Row
 from experiments.multitree import bandwidth, flits
@@ -33,15 +33,8 @@ def speeds(network: str) -> bandwidth.Curves:
     return bandwidth.measure(network, SIZES)
 
 
-@functools.cache
-def rows_of(name: str, folder: str) -> list[Row]:
-    _, config = configure([f"experiment={name}", f"results={folder}"])
-    return EXPERIMENTS[name].load().run(config)
-
-
-@pytest.fixture(scope="session")
-def results(tmp_path_factory) -> str:
-    return str(tmp_path_factory.mktemp("results"))
+def rows_of(name: str) -> list[Row]:
+    return small_run(name).rows
 
 
 CASES = [
@@ -100,8 +93,8 @@ def test_the_circle_is_along_links(sides):
         hamiltonian_cycle(3, 4)
 
 
-def test_speedups_of_figure_10_stay_below_what_links_allow(results):
-    for row in rows_of("multitree-fig-10", results):
+def test_speedups_of_figure_10_stay_below_what_links_allow():
+    for row in rows_of("multitree-fig-10"):
         most = {"MultiTreeMsg": 1, "Ring": 4 * 272 / 256 * 1.01, "2D-Ring": 2 * 272 / 256}
         speedup = row["MultiTreeMsg is faster by"]
         assert isinstance(speedup, float)
@@ -112,16 +105,16 @@ def measured(rows: list[Row]) -> dict[tuple[str, str], Row]:
     return {(str(r["model"]), str(r["algorithm"])): r for r in rows if r.get("total ms")}
 
 
-def test_training_without_overlap_is_compute_and_one_all_reduce(results):
-    rows = measured(rows_of("multitree-fig-11a", results))
+def test_training_without_overlap_is_compute_and_one_all_reduce():
+    rows = measured(rows_of("multitree-fig-11a"))
     assert len(rows) == 7 * 5
     for row in rows.values():
         assert row["total ms"] == pytest.approx(row["compute ms"] + row["network ms"])  # type: ignore[operator]
 
 
-def test_figure_11_orders_the_algorithms_and_overlap_helps(results):
-    apart = measured(rows_of("multitree-fig-11a", results))
-    beside = measured(rows_of("multitree-fig-11b", results))
+def test_figure_11_orders_the_algorithms_and_overlap_helps():
+    apart = measured(rows_of("multitree-fig-11a"))
+    beside = measured(rows_of("multitree-fig-11b"))
     for model in {model for model, _ in apart}:
         for rows in (apart, beside):
             order = ["MultiTreeMsg", "MultiTree", "2D-Ring", "Ring", "DBTree"]
@@ -132,9 +125,9 @@ def test_figure_11_orders_the_algorithms_and_overlap_helps(results):
             assert both[1] < both[0]
 
 
-def test_exposed_share_and_gains_that_the_paper_prints(results):
+def test_exposed_share_and_gains_that_the_paper_prints():
     """Within a tenth of the paper's where its AlexNet and its slower MultiTree have no part."""
-    rows = [r for f in "ab" for r in rows_of(f"multitree-fig-11{f}", results) if r.get("paper")]
+    rows = [r for f in "ab" for r in rows_of(f"multitree-fig-11{f}") if r.get("paper")]
     near = [row for row in rows if abs(float(row["ours"]) / float(row["paper"]) - 1) < 0.1]  # type: ignore[arg-type]
     said = {(str(row["model"])[:5], row["algorithm"], row["paper"]) for row in near}
     assert {

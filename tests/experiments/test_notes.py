@@ -1,4 +1,4 @@
-"""Figures of notes are looked up in rows: what is found, what is left out, what is refused."""
+"""Figures of notes are looked up in rows; a note that names none is left out or refused."""
 
 from __future__ import annotations
 

@@ -70,12 +70,12 @@ def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     assert mesh.endswith(f"| 2D mesh, spans: 4 (4) | paper, {commit} |")
     assert "**tacos-fig-14**" in text
     assert "wrote" in capsys.readouterr().out
-    # What is as recorded stays: another run at size=ci leaves that of size=paper current.
+    # Rows that are as recorded stay: another run at size=ci leaves that of size=paper current.
     path = tmp_path / "records" / "tacos-fig-14.json"
     before = path.read_bytes()
     assert overview.main(["--ci", "tacos-fig-14"]) == 0
     assert path.read_bytes() == before
-    # Other rows are recorded, and what leans on them is made again.
+    # Other rows are recorded, and so is the run at size=paper by the same code.
     study = json.loads(before)
     study["ci"]["rows"][0]["spans"] = 5
     path.write_text(json.dumps(study))

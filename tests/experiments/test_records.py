@@ -1,4 +1,4 @@
-"""Recorded runs: what makes them stale, what is compared, and how they are kept."""
+"""Recorded runs: when they are stale, which columns are compared, how they are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hierarchical tree beside NCCL's own rule for trees over hosts, and what its links carry."""
+"""The hierarchical tree beside NCCL's own rule for trees over hosts, and its load on links."""
 
 from __future__ import annotations
 
