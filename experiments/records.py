@@ -154,10 +154,9 @@ def differences(name: str, was: Run, rows: Sequence[Row], remarks: Sequence[str]
 
 
 def _same(a: object, b: object) -> bool:
-    if isinstance(a, float) or isinstance(b, float):
-        numbers = isinstance(a, float | int) and isinstance(b, float | int)
+    if isinstance(a, float | int) and isinstance(b, float | int):
         # Two units of the last digit recorded.
-        return numbers and math.isclose(a, b, rel_tol=2 * 10.0 ** (1 - DIGITS), abs_tol=1e-12)
+        return math.isclose(a, b, rel_tol=2 * 10.0 ** (1 - DIGITS), abs_tol=1e-12)
     return a == b
 
 
