@@ -2,8 +2,9 @@
 
 ``python -m experiments.overview`` writes the page from ``docs/experiments/*.json`` and runs
 nothing. ``python -m experiments.overview NAME ...`` runs the named studies first, at size=ci and
-size=paper, and records them; with ``--ci`` at size=ci only, with ``--stale`` all studies whose
-records are stale.
+size=paper, and records them. ``--ci`` runs them at size=ci only, ``--all`` runs every study, and
+``--stale`` those whose records are stale; so after a change of the code ``--ci --all`` says which
+runs at size=paper are stale, and ``--stale`` makes them.
 """
 
 from __future__ import annotations
@@ -200,13 +201,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.overview", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="studies to run and record first")
     parser.add_argument("--ci", action="store_true", help="run at size=ci only")
+    parser.add_argument("--all", action="store_true", help="run every study")
     parser.add_argument("--stale", action="store_true", help="run the studies with stale records")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in studies()]
     if unknown:
         print(f"error: there is no study {unknown[0]!r}", file=sys.stderr)
         return 1
-    names = options.names
+    names = studies() if options.all else options.names
     if options.stale:
         names = [name for name in studies() if records.stale(name, records.load(name))]
     for name in names:

@@ -113,7 +113,7 @@ def _cascade() -> str:
     names = list(dict.fromkeys(row["algorithm"] for row in shown))
     sizes = list(dict.fromkeys(row["size"] for row in shown))
     cell = {
-        (row["algorithm"], row["size"]): f"{row['us']:.4g} us ({row['% of ideal']:.0f} %)"
+        (row["algorithm"], row["size"]): f"{row['us']:,.1f} us ({row['% of ideal']:.0f} %)"
         for row in shown
     }
     header = [f"all_reduce on 3D-RFS {network}, time (% of Ideal)", *sizes]

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from experiments import overview, records
+from experiments import overview, pages, records
 from experiments.configure import EXPERIMENTS
 from experiments.tacos.comparison import ATTEMPTS
 from jaxcoll.synth import Tacos
@@ -61,6 +61,7 @@ def test_remarks_on_what_differs():
 def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(records, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(overview, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
     assert overview.main(["--ci", "tacos-fig-10"]) == 0
     assert overview.main(["tacos-fig-14"]) == 0
     text = (tmp_path / "page.md").read_text()
@@ -82,6 +83,8 @@ def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     assert records.stale("tacos-fig-14", records.load("tacos-fig-14"))
     monkeypatch.setattr(overview, "studies", lambda: ["tacos-fig-10", "tacos-fig-14"])
     assert overview.main(["--stale"]) == 0
+    assert path.read_bytes() == before
+    assert overview.main(["--ci", "--all"]) == 0
     assert path.read_bytes() == before
 
 
