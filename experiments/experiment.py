@@ -33,11 +33,14 @@ class Experiment:
             ``module`` itself where empty.
         measured: columns of its rows that are measured on the machine (seconds, memory), as shell
             patterns; two runs of the same code may differ there.
+        searched: texts, as shell patterns, of rows whose search ends by the clock, so that a busy
+            machine finds less; two runs may differ in these rows and in remarks that match.
     """
 
     module: str
     config: str = ""
     measured: tuple[str, ...] = ()
+    searched: tuple[str, ...] = ()
 
     def load(self) -> ModuleType:
         """The module."""

@@ -9,8 +9,8 @@ ran with. A run is current as long as
   small rows that the same code printed, so that it goes stale together with them.
 
 So code may be renamed and moved freely, and a change that alters any row of the small run marks
-both runs stale. Measured columns (``Experiment.measured``: seconds, memory) are recorded and never
-compared.
+both runs stale. Columns that are measured on the machine (``Experiment.measured``: seconds, memory)
+and rows whose search ends by the clock (``Experiment.searched``) are recorded and never compared.
 """
 
 from __future__ import annotations
@@ -148,8 +148,10 @@ def differences(name: str, was: Run, rows: Sequence[Row], remarks: Sequence[str]
             if not _same(before.get(column), after.get(column)):
                 place = f"row {i} ({_label(after)}), {column!r}"
                 found.append(f"{place}: recorded {before.get(column)}, now {after.get(column)}")
-    if list(was.remarks) != list(remarks):
-        found.append(f"remarks: recorded {list(was.remarks)}, now {list(remarks)}")
+    searched = EXPERIMENTS[name].searched
+    told, now = ([r for r in each if not _matches(r, searched)] for each in (was.remarks, remarks))
+    if told != now:
+        found.append(f"remarks: recorded {told}, now {now}")
     return found
 
 
@@ -170,12 +172,14 @@ def rounded(row: Row) -> dict[str, Any]:
 
 
 def unmeasured(name: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows without the columns that the study measures on the machine."""
-    patterns = EXPERIMENTS[name].measured
-    return [
-        {k: v for k, v in row.items() if not any(fnmatch.fnmatchcase(k, p) for p in patterns)}
-        for row in rows
-    ]
+    """The rows that do not depend on the machine's speed, without the columns that do."""
+    study = EXPERIMENTS[name]
+    kept = [row for row in rows if not any(_matches(v, study.searched) for v in row.values())]
+    return [{k: v for k, v in row.items() if not _matches(k, study.measured)} for row in kept]
+
+
+def _matches(text: object, patterns: Sequence[str]) -> bool:
+    return isinstance(text, str) and any(fnmatch.fnmatchcase(text, p) for p in patterns)
 
 
 def settings(name: str, size: str) -> str:

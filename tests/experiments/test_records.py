@@ -111,6 +111,17 @@ def test_what_a_machine_measures_is_not_compared():
     assert records.differences(name, run_of(rows, name=name), slower, ["so"])
 
 
+def test_rows_whose_search_ends_by_the_clock_are_not_compared():
+    name = "forestcoll-fig-4-11"
+    rows = [{"algorithm": "ForestColl", "1 GiB": 2.0}, {"algorithm": "step MILP", "1 GiB": 1.0}]
+    found_less = [rows[0], {**rows[1], "1 GiB": 0.5}]
+    recorded = run_of(rows, name=name)
+    assert records.differences(name, recorded, found_less, ["so", "step MILP on 2: none"]) == []
+    assert records.differences(name, recorded, rows[:1], ["so"]) == []
+    assert recorded.small == run_of(rows[:1], name=name).small
+    assert records.differences(name, recorded, [{**rows[0], "1 GiB": 1.0}], ["so"])
+
+
 def test_measured_columns_exist():
     """A pattern that matches no column any more would hide nothing, or the wrong thing."""
     for name, experiment in EXPERIMENTS.items():
@@ -118,6 +129,9 @@ def test_measured_columns_exist():
         kept = {c for row in records.unmeasured(name, [dict.fromkeys(columns)]) for c in row}
         assert bool(columns - kept) == bool(experiment.measured), name
         assert kept or not columns
+        texts = {v for run in records.load(name).values() for row in run.rows for v in row.values()}
+        listed = [p for p in experiment.searched if any(records._matches(t, (p,)) for t in texts)]
+        assert name == "forestcoll-fig-4-14" or listed == list(experiment.searched), name
 
 
 @pytest.mark.parametrize("page", ["forestcoll.md", "tacos.md", "workloads.md"])
