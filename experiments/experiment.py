@@ -17,6 +17,7 @@ from rich.table import Table
 
 from experiments.benchmarks.report import describe_machine
 from experiments.files import write_figure, write_json
+from experiments.notes import filled
 from jaxcoll.io.files import write_bytes
 
 Row = Mapping[str, str | int | float | bool | None]
@@ -30,10 +31,16 @@ class Experiment:
         module: whose ``run`` takes the configuration and returns rows.
         config: the frozen dataclass of the configuration, as ``module:name``; ``Config`` of
             ``module`` itself where empty.
+        measured: columns of its rows that are measured on the machine (seconds, memory), as shell
+            patterns; two runs of the same code may differ there.
+        searched: texts, as shell patterns, of rows whose search ends by the clock, so that a busy
+            machine finds less; two runs may differ in these rows and in remarks that match.
     """
 
     module: str
     config: str = ""
+    measured: tuple[str, ...] = ()
+    searched: tuple[str, ...] = ()
 
     def load(self) -> ModuleType:
         """The module."""
@@ -52,6 +59,7 @@ def publish(
     *,
     figure: Figure | None = None,
     notes: Sequence[str] = (),
+    remarks: Sequence[str] = (),
     console: Console | None = None,
 ) -> None:
     """Prints a study's rows and writes ``rows.json``, ``rows.csv`` and ``figure.png``.
@@ -62,7 +70,9 @@ def publish(
             hold what the paper prints, beside ours.
         results: folder to write to, made when absent. Every file is replaced whole.
         figure: the picture, if there is one.
-        notes: sentences to print below: what differs from the paper, and why.
+        notes: sentences to print below: what differs from the paper, and why. Their fields are
+            filled from the rows (``experiments.notes``).
+        remarks: sentences that the run itself made, printed as they are.
         console: where to print; standard output when None.
     """
     columns = list(dict.fromkeys(column for row in rows for column in row))
@@ -75,9 +85,15 @@ def publish(
     # A file or a pipe has no width of its own to fold tables to.
     console = console or Console(width=None if sys.stdout.isatty() else 160)
     console.print(table)
-    for note in notes:
-        console.print(note)
-    content = {"title": title, "notes": list(notes), "machine": describe_machine()}
+    said = filled(notes, rows)
+    for sentence in (*said, *remarks):
+        console.print(sentence, markup=False)
+    content = {
+        "title": title,
+        "notes": said,
+        "remarks": list(remarks),
+        "machine": describe_machine(),
+    }
     write_json(results / "rows.json", {**content, "rows": [dict(row) for row in rows]})
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")

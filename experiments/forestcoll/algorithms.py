@@ -11,16 +11,18 @@ from experiments.forestcoll.networks import ClusterConfig
 from experiments.workloads.collectives import cut_through
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import simulate
+from jaxcoll.simulate import simulate, simulate_multicast
 from jaxcoll.synth import (
     Blink,
     DoubleBinaryTree,
     ForestColl,
+    HierarchicalTree,
     MultiTree,
     Ring,
     StepMilp,
     Synthesizer,
     Tacos,
+    forest,
     synthesize,
 )
 from jaxcoll.throughput import fixed_k, optimum
@@ -80,6 +82,16 @@ def _vendor_ring(case: Case) -> Iterator[Schedule]:
             yield cut_through(case.made(ring, (1 + both) * len(circles) * pieces), pieces)
 
 
+def _vendor_tree(case: Case) -> Iterator[Schedule]:
+    """NCCL's and RCCL's: chains inside boxes, two trees across them, a channel for each rank."""
+    chains = case.cluster.chains()
+    for pieces in case.pieces:
+        chunks = -(-2 * pieces // case.cluster.boxes)
+        for nbytes in (1 << 20, case.nbytes):
+            tree = HierarchicalTree(chains=chains, pieces=pieces, nbytes=nbytes)
+            yield case.made(tree, chunks)
+
+
 def _double_binary_tree(case: Case) -> Iterator[Schedule]:
     for pieces in case.pieces:
         yield case.made(DoubleBinaryTree(pieces=pieces), pieces)
@@ -110,6 +122,7 @@ def _step_milp(case: Case) -> Iterator[Schedule]:
 ALGORITHMS: Mapping[str, Callable[[Case], Iterator[Schedule]]] = {
     "ForestColl": _forestcoll,
     "vendor ring": _vendor_ring,
+    "vendor tree": _vendor_tree,
     "double binary tree": _double_binary_tree,
     "Blink+Switch": _blink,
     "MultiTree": _multitree,
@@ -118,13 +131,42 @@ ALGORITHMS: Mapping[str, Callable[[Case], Iterator[Schedule]]] = {
 }
 
 
+def _nvls(case: Case, sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """ForestColl's trees, with switches of the boxes that copy and add (Sec. 4.5.6)."""
+    topology = case.topology
+    flow = forest(topology if case.kind == "all_gather" else topology.transpose())
+    for pieces in case.pieces:
+        for in_flight in (2, 8) if case.kind == "all_reduce" else (pieces,):
+            for nbytes in sizes:
+                times = simulate_multicast(
+                    flow,
+                    nbytes,
+                    case.cluster.box_switches(),
+                    kind=case.kind,
+                    pieces=pieces,
+                    in_flight=in_flight,
+                )
+                yield nbytes, times.time
+
+
+# What is timed without a schedule, which has no place for sends that begin or end in a switch.
+TIMED: Mapping[str, Callable[[Case, Sequence[int]], Iterator[tuple[int, float]]]] = {
+    "ForestColl NVLS": _nvls,
+}
+NAMES = (*ALGORITHMS, *TIMED)
+
+
 def quickest(algorithm: str, case: Case, sizes: Sequence[int]) -> dict[int, float]:
-    """Simulated seconds of the quickest of the algorithm's schedules, by size.
+    """Simulated seconds of the fastest of the algorithm's runs, by size.
 
     Raises:
         CollectiveError, TopologyError: the algorithm is not defined for the case.
     """
     times = dict.fromkeys(sizes, math.inf)
+    if algorithm in TIMED:
+        for nbytes, seconds in TIMED[algorithm](case, sizes):
+            times[nbytes] = min(times[nbytes], seconds)
+        return times
     for schedule in ALGORITHMS[algorithm](case):
         for nbytes in sizes:
             times[nbytes] = min(times[nbytes], simulate(schedule, nbytes).time)

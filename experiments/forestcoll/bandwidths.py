@@ -11,7 +11,7 @@ from typing import Any
 from experiments.config import above, at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
-from experiments.forestcoll.algorithms import ALGORITHMS, KINDS, Case, Refused, quickest
+from experiments.forestcoll.algorithms import KINDS, NAMES, Case, Refused, quickest
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.workloads.pictures import panels
 from jaxcoll.bounds import cut_bound
@@ -42,7 +42,7 @@ class Claim:
     def __post_init__(self) -> None:
         one_of("claims.kind", self.kind, KINDS)
         for name in self.over:
-            one_of("claims.over", name, tuple(ALGORITHMS))
+            one_of("claims.over", name, NAMES)
         at_least("claims.nbytes", self.nbytes, 0)
         above("claims.printed", self.printed, 0)
 
@@ -76,7 +76,7 @@ class Config:
         size: what it is run as.
         clusters: by name.
         kinds: of collectives.
-        algorithms: names in ``ALGORITHMS``.
+        algorithms: names in ``NAMES``.
         pieces: that are tried, smallest first.
         nbytes: sizes of a rank's buffer, rising.
         claims: what the paper prints.
@@ -101,7 +101,7 @@ class Config:
         for kind in self.kinds:
             one_of("kinds", kind, KINDS)
         for name in self.algorithms:
-            one_of("algorithms", name, tuple(ALGORITHMS))
+            one_of("algorithms", name, NAMES)
         if OURS not in self.algorithms or not self.clusters or not self.kinds:
             raise ConfigError(f"needs clusters, kinds, and {OURS} among the algorithms")
         for name, values in (("nbytes", self.nbytes), ("pieces", self.pieces)):
@@ -143,8 +143,9 @@ def run(config: Config) -> list[dict[str, Any]]:
         label_y="algbw (GB/s)",
         columns=min(3, len(curves)),
     )
-    notes = [*config.notes, *(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())]
-    publish(config.title, rows, config.results, figure=figure, notes=list(dict.fromkeys(notes)))
+    remarks = dict.fromkeys(f"{a} on {n}: {text}" for (a, n, _), text in refused.items())
+    notes = config.notes
+    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=[*remarks])
     return rows
 
 

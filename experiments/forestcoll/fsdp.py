@@ -62,6 +62,7 @@ class Config:
         accelerator: a name in ``configs/accelerator``.
         value_bytes: bytes of a weight or gradient.
         pieces: that are tried, smallest first.
+        notes: what differs from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """
@@ -72,6 +73,7 @@ class Config:
     accelerator: str
     value_bytes: int
     pieces: tuple[int, ...]
+    notes: tuple[str, ...]
     seed: int
     results: Path
 
@@ -112,14 +114,8 @@ def run(config: Config) -> list[dict[str, Any]]:
     figure = stacked_bars(
         bars, parts=("compute", "communication alone"), label="iteration over NCCL's"
     )
-    notes = [
-        "Communication runs beside compute where the paper says that models are bound by compute, "
-        "and after it where it says that kernels for both do not fit together (Sec. 4.6.4).",
-        "For the smaller models the paper prints compute of over 88 % and reductions below 5 %. "
-        "Samples a rank are printed for Llama-3-8b (8) and 70b (1) only; the others are assumed.",
-    ]
     title = "ForestColl, Fig. 4.13: FSDP training iterations on two DGX A100"
-    publish(title, rows, config.results, figure=figure, notes=notes)
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
     return rows
 
 

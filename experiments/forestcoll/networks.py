@@ -45,10 +45,24 @@ class ClusterConfig:
         So all of the links between boxes are used, as NCCL's and RCCL's rings do. Inside a box a
         ring follows links, round the ranks where a switch joins all.
         """
+        first = self.ranks * np.arange(self.boxes)
+        return tuple(tuple((first[:, None] + way).ravel().tolist()) for way in self.chains())
+
+    def box_switches(self) -> tuple[int, ...]:
+        """The vertices of the switches inside boxes; none where links join the ranks of a box."""
+        topology = self.build()
+        found = []
+        for switch in range(topology.num_ranks, topology.num_vertices):
+            ranks = topology.src[topology.dst == switch]
+            if (ranks < topology.num_ranks).all() and len({*(ranks // self.ranks)}) == 1:
+                found.append(switch)
+        return tuple(found)
+
+    def chains(self) -> tuple[tuple[int, ...], ...]:
+        """An order of the ranks of a box for each of them to begin, over links where it can be."""
         box = FABRICS[self.fabric](1, self.ranks)
         ways = _around(self.ranks) if not box.is_direct else _through(box)
-        first = self.ranks * np.arange(self.boxes)
-        return tuple(tuple((first[:, None] + way).ravel().tolist()) for way in ways)
+        return tuple(tuple(way.tolist()) for way in ways)
 
 
 def _nvswitch(fabric: str) -> Callable[[int, int], Topology]:

@@ -9,5 +9,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "multitree-fig-10": Experiment("experiments.multitree.scalability"),
     "multitree-fig-11a": Experiment("experiments.multitree.training"),
     "multitree-fig-11b": Experiment("experiments.multitree.training"),
+    "multitree-flits": Experiment("experiments.multitree.flits"),
     "multitree-overlap": Experiment("experiments.multitree.overlaps"),
 }

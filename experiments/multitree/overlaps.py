@@ -25,6 +25,7 @@ class Config:
         setting: what is trained.
         algorithm: of the all-reduces, one of those in Fig. 11.
         overlaps: ways to overlap, by name.
+        notes: what differs from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """
@@ -33,6 +34,7 @@ class Config:
     setting: Setting
     algorithm: str
     overlaps: Mapping[str, Overlap]
+    notes: tuple[str, ...]
     seed: int
     results: Path
 
@@ -65,5 +67,5 @@ def run(config: Config) -> list[dict[str, Any]]:
     )
     label = LABELS[config.algorithm]
     title = f"An iteration in ms with {label} on {topology.name}, by what overlaps"
-    publish(title, rows, config.results, figure=figure)
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
     return rows

@@ -30,7 +30,8 @@ def run(config: Comparison) -> list[Row]:
         rows,
         config.results,
         figure=draw(runs, config.nbytes),
-        notes=[*config.said(), *refused, *out_of_reach(runs), *overtaken(runs)],
+        notes=config.notes,
+        remarks=[*config.said(), *refused, *out_of_reach(runs), *overtaken(runs)],
     )
     return rows
 
@@ -45,6 +46,7 @@ def row(run: Run) -> Row:
         "us": run.time * 1e6,
         "GB/s": run.timeline.algbw / 1e9,
         "% of ideal": run.of_ideal,
+        "% of ideal by load": run.of_ideal_by_load,
         **({"auto took": run.chosen} if run.chosen else {}),
     }
 

@@ -12,6 +12,9 @@ from experiments.tacos.claims import IDEAL, Claim
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
 from jaxcoll.simulate import MODELS
+from jaxcoll.synth import Tacos
+
+ATTEMPTS = 16  # of Tacos(), at least; see its ``attempts``
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,5 +64,17 @@ class Comparison:
 
     def said(self) -> list[str]:
         """What stands below every table."""
-        small = "A small run: for the paper's setting, size=paper."
-        return [f"Link model {self.link_model}.", *self.notes, *[small] * (self.size == "ci")]
+        return said_of(self.link_model, self.size, self.algorithms)
+
+
+def said_of(link_model: str, size: str, algorithms: Mapping[str, AlgorithmConfig]) -> list[str]:
+    """Remarks on the setting: the link model, which TACOS is meant, whether the run is small."""
+    found = [f"Link model {link_model}."]
+    if "tacos random" in algorithms:
+        found.append(
+            f"tacos: rule {Tacos().rule}, the best of {ATTEMPTS} attempts or more; tacos random: "
+            f"the paper's rule, one attempt."
+        )
+    if size == "ci":
+        found.append("A small run: for the paper's setting, size=paper.")
+    return found

@@ -13,7 +13,7 @@ from experiments.tacos.networks import NetworkConfig
 from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import Timeline, simulate
+from jaxcoll.simulate import Timeline, simulate, steady_seconds
 from jaxcoll.synth import (
     SYNTHESIZERS,
     Portfolio,
@@ -39,6 +39,8 @@ VARIANTS: Mapping[str, Callable[[tuple[int, ...]], Synthesizer]] = {
     "nvlink rings": lambda _: Ring(circles=DGX1_CIRCLES),
     "integer program": lambda _: StepMilp(most_ranks=16),
     "tacos once": lambda _: Tacos(attempts=1),
+    # The paper's Algorithm 1: a link takes any of the chunks it could carry.
+    "tacos random": lambda _: Tacos(rule="random", attempts=1),
     "tacos aggregated": lambda _: Tacos(aggregate=None),
     "tacos rarest first": lambda _: Tacos(rule="rarest-first"),
 }
@@ -121,6 +123,11 @@ class Run:
     def of_ideal(self) -> float:
         """Ideal in percent of the time."""
         return 100 * self.ideal / self.time
+
+    @property
+    def of_ideal_by_load(self) -> float:
+        """Ideal in percent of the time that the busiest link takes for its load, latency aside."""
+        return 100 * self.ideal / (self.nbytes * float(steady_seconds(self.schedule)))
 
 
 def measure(

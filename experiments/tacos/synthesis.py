@@ -94,8 +94,8 @@ def run(config: Config) -> list[Row]:
         except TopologyError as error:
             refused.append(str(error))
     found = [*rows[0], *rows[1], *solved, *grows]
-    notes = [*config.notes, *refused]
-    publish(config.title, found, config.results, figure=draw(found), notes=notes)
+    figure, notes = draw(found), config.notes
+    publish(config.title, found, config.results, figure=figure, notes=notes, remarks=refused)
     return found
 
 

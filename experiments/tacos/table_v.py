@@ -14,6 +14,7 @@ from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import Row, publish
 from experiments.tacos.claims import IDEAL, out_of_reach, overtaken
+from experiments.tacos.comparison import said_of
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
@@ -78,9 +79,10 @@ def run(config: Config) -> list[Row]:
     )
     rows = [row for network in config.networks for row in rows_of(network, runs, config)]
     rows += means(runs, config)
-    notes = [f"Link model {config.link_model}.", *config.notes, *refused, *out_of_reach(runs)]
-    figure = draw(rows, [*config.networks])
-    publish(config.title, rows, config.results, figure=figure, notes=[*notes, *overtaken(runs)])
+    remarks = said_of(config.link_model, config.size, config.algorithms)
+    remarks += [*_kind_of_mean(config), *refused, *out_of_reach(runs), *overtaken(runs)]
+    figure, notes = draw(rows, [*config.networks]), config.notes
+    publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
     return rows
 
 
@@ -111,7 +113,7 @@ def rows_of(network: str, runs: Sequence[Run], config: Config) -> list[Row]:
 
 
 def means(runs: Sequence[Run], config: Config) -> list[Row]:
-    """What the paper says of all networks together."""
+    """What the paper says of all networks together; its means here are geometric."""
     unit = [run for run in runs if run.algorithm == OURS]
     rows: list[Row] = []
     for name, printed in config.printed_mean.items():
@@ -121,11 +123,24 @@ def means(runs: Sequence[Run], config: Config) -> list[Row]:
             for run in runs
             if (run.network, run.algorithm) == (ours.network, name)
         ]
-        ours = {"times TACOS's": statistics.fmean(ratios), "paper times TACOS's": printed}
+        ours = {"times TACOS's": statistics.geometric_mean(ratios), "paper times TACOS's": printed}
         rows.append({"network": "mean", "algorithm": name, **ours})
-    share = statistics.fmean(run.of_ideal for run in unit)
+    share = statistics.geometric_mean(run.of_ideal for run in unit)
     paper = {"paper % of ideal": config.printed_of_ideal}
     return [*rows, {"network": "mean", "algorithm": OURS, "% of ideal": share, **paper}]
+
+
+def _kind_of_mean(config: Config) -> list[str]:
+    """Which kind of mean the paper's are, by its own column."""
+    found = []
+    for name, mean in config.printed_mean.items():
+        column = [line[name] for line in config.printed.values() if name in line]
+        found.append(
+            f"Means are geometric, as the paper's are: of its own column for {name} the geometric "
+            f"mean is {statistics.geometric_mean(column):.2f}, the arithmetic one "
+            f"{statistics.fmean(column):.2f}, and {mean:.2f} is printed."
+        )
+    return found
 
 
 def _synthesis(run: Run | None, config: Config) -> float | None:

@@ -65,6 +65,7 @@ class Config:
         models: its columns.
         axes: for data, and for the model.
         hardware: a name in ``tensorstate.HARDWARE``.
+        notes: what differs from the paper, or what a column holds.
         seed: nothing is drawn.
         results: folder to write to.
     """
@@ -73,6 +74,7 @@ class Config:
     models: tuple[ModelConfig, ...]
     axes: tuple[AxisConfig, ...]
     hardware: str
+    notes: tuple[str, ...]
     seed: int
     results: Path
 
@@ -99,20 +101,8 @@ def run(config: Config) -> list[dict[str, Any]]:
         bars[model.name] = counts
         rows += _activations(config, model, counts, microbatches)
         rows += _along_data(config, model, found)
-    notes = [
-        "Counted in the plan of one microbatch, of which a step has as many as Table 8 says. The "
-        "plan is the best of its family; no formula is put in. Megatron's are 6L + 3 all_gathers "
-        "and 4L + 1 reduce_scatters a microbatch.",
-        "The sum of an embedding that is cut along the vocabulary is a reduce_scatter here. "
-        "Megatron-LM's own setting sums it by an all_reduce and then cuts it, so that the paper "
-        "has one reduce_scatter a microbatch less; Table 1 does not name that all_reduce.",
-        "Along the axis for data, Phi-2 has a head of its own and learned positions here; with one "
-        "matrix for embedding and head, gradients in bfloat16 are the 632 MiB printed. Llama's "
-        "1,710 MiB of float32 would be 3.6e9 parameters on 8 devices, fewer than the 8.03e9 of the "
-        "model; the paper does not say why. Our parameters are gathered in float32.",
-    ]
     title = "AutoCCL, Table 1: collectives of a training step"
-    publish(title, rows, config.results, figure=_figure(bars), notes=notes)
+    publish(title, rows, config.results, figure=_figure(bars), notes=config.notes)
     return rows
 
 

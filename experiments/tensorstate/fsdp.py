@@ -109,6 +109,7 @@ class Config:
         models: smallest first.
         strategy: a family of plans.
         pieces: into which what crosses a connection is cut, smallest first.
+        notes: what differs from the paper, or what a column holds.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """
@@ -118,6 +119,7 @@ class Config:
     models: tuple[ModelConfig, ...]
     strategy: str
     pieces: tuple[int, ...]
+    notes: tuple[str, ...]
     seed: int
     results: Path
 
@@ -147,18 +149,11 @@ def run(config: Config) -> list[dict[str, Any]]:
                 }
                 for name, cost in costs.items()
             }
-    notes = [
-        "Times are those of the best plan of the strategy by each algorithm's schedules, simulated "
-        "link by link; first without any overlap, then with perfect overlap. forestcoll-fig-4-13 "
-        "has the paper's models and numbers, layer by layer.",
-        "What a device computes is of its data sheet: MI250 dies are taken for A100, so that only "
-        "their links differ.",
-    ]
     figure = stacked_bars(
         bars, parts=("compute", "communication"), label="step over that with rings, no overlap"
     )
     title = "Training steps of fully sharded plans, by the schedules that are priced"
-    publish(title, rows, config.results, figure=figure, notes=notes)
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
     return rows
 
 

@@ -118,7 +118,7 @@ def run(config: Config, console: Console | None = None) -> list[dict[str, Any]]:
         [row for row in rows if row["step"] % max(1, len(rows) // 10) == 0 or row is rows[-1]],
         config.results,
         figure=_figure(*losses),
-        notes=[f"the plan, as a page: {config.results / 'plan.html'}"],
+        remarks=["The plan, as a page: plan.html beside the rows."],
         console=console,
     )
     _check(config, *losses)

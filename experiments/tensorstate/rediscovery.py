@@ -53,6 +53,7 @@ class Config:
         hardware: a name in ``tensorstate.HARDWARE``.
         gap: relative gap at which a search may stop.
         time_limit: seconds of a search.
+        notes: what differs from the paper, or what a column holds.
         seed: nothing is drawn.
         results: folder to write to.
     """
@@ -65,6 +66,7 @@ class Config:
     hardware: str
     gap: float
     time_limit: float
+    notes: tuple[str, ...]
     seed: int
     results: Path
 
@@ -88,13 +90,8 @@ def run(config: Config) -> list[dict[str, Any]]:
             traced = load_model(model.name, **{**model.fields, "batch": batch})
             graph = trace(traced.step, traced.abstract_args)
             rows += _row_for_each_limit(config, {"model": model.label, "batch": batch}, graph)
-    notes = [
-        "Columns of families: the time of their best plan over that of the search, empty where it "
-        "does not fit into the memory. Families are compared without recompute, which the search "
-        "may use where there is a limit. Limits are shares of what the plan without one takes."
-    ]
     title = "Named strategies found again, by batch, model and memory"
-    publish(title, rows, config.results, figure=_figure(rows, config.families), notes=notes)
+    publish(title, rows, config.results, figure=_figure(rows, config.families), notes=config.notes)
     return rows
 
 

@@ -58,6 +58,7 @@ class Config:
         hardware: a name in ``tensorstate.HARDWARE``.
         gap: relative gap at which a search may stop.
         time_limit: seconds of a search.
+        notes: what differs from the paper, or what a column holds.
         seed: nothing is drawn.
         results: folder to write to.
     """
@@ -69,6 +70,7 @@ class Config:
     hardware: str
     gap: float
     time_limit: float
+    notes: tuple[str, ...]
     seed: int
     results: Path
 
@@ -90,14 +92,8 @@ def run(config: Config) -> list[dict[str, Any]]:
         for mesh in config.meshes
         for layers in mesh.layers
     ]
-    notes = [
-        "Layers that are alike are decided once, so that neither classes nor the program grow with "
-        "depth, though operators do. Variables and constraints are those of the program of all "
-        "axes at once; on three axes the search takes one after another, and its bound is that of "
-        "two of them. Without a gap no bound was proved in time.",
-    ]
     title = "Search time against depth and axes of the mesh"
-    publish(title, rows, config.results, figure=_figure(rows), notes=notes)
+    publish(title, rows, config.results, figure=_figure(rows), notes=config.notes)
     return rows
 
 

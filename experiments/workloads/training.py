@@ -69,7 +69,7 @@ class Claim:
 
     def row(self, runs: Runs, labels: Mapping[str, str]) -> dict[str, Any]:
         """Our number beside the paper's."""
-        quantity = f"{self.what}, times as quick"
+        quantity = f"{self.what}, times as fast"
         if self.what == "exposed share":
             quantity = "exposed, % of total"
         elif self.over == IDEAL:

@@ -15,6 +15,7 @@ first served. It knows the core types only, no synthesizer.
 
 from jaxcoll.simulate.framing import PACKETS, WHOLE, Framing
 from jaxcoll.simulate.messages import Message, MessageTimes, simulate_messages
+from jaxcoll.simulate.multicast import simulate_multicast
 from jaxcoll.simulate.schedules import simulate
 from jaxcoll.simulate.steady import steady_seconds
 from jaxcoll.simulate.timeline import MODELS, Timeline
@@ -29,5 +30,6 @@ __all__ = [
     "Timeline",
     "simulate",
     "simulate_messages",
+    "simulate_multicast",
     "steady_seconds",
 ]

@@ -14,6 +14,7 @@ from jaxcoll.synth.exact import Sccl, StepMilp
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.hierarchical_tree import HierarchicalTree
 from jaxcoll.synth.min_congestion import MinCongestion
 from jaxcoll.synth.multitree import MultiTree
 from jaxcoll.synth.portfolio import Portfolio
@@ -41,6 +42,7 @@ __all__ = [
     "ForestColl",
     "Hdrm",
     "HierarchicalRing",
+    "HierarchicalTree",
     "MinCongestion",
     "MultiTree",
     "Portfolio",

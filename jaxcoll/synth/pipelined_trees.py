@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
+from jaxcoll.synth.arrivals import by_arrival
 from jaxcoll.synth.blind import routed
 from jaxcoll.topology import Topology
 
@@ -47,6 +48,7 @@ def all_reduce(
     collective: Collective,
     trees: Callable[[int], Sequence[Tree]],
     pieces: int | None,
+    nbytes: float | None = None,
 ) -> Schedule:
     """Sums flow up every tree and results down, piece by piece; routed over shortest paths.
 
@@ -57,8 +59,10 @@ def all_reduce(
     Args:
         trees: from the size of a group to its trees; a tree listed twice gets two shares.
         pieces: pieces of the data of a group, at most; None for one chunk a tree and piece.
+        nbytes: of a rank's buffer, for which links serve trees in the order of arrival
+            (``arrivals``); None for the order of steps, in which all trees move in lockstep.
     """
-    columns = []
+    columns, count_of_messages = [], 0
     for g, group in enumerate(collective.groups):
         if len(group) == 1:
             continue
@@ -70,15 +74,22 @@ def all_reduce(
         piece_of = np.arange(len(chunks)) * count // len(chunks)
         for turn, tree in enumerate(share):
             mine = slice(turn, None, len(share))
-            columns += _up_and_down(tree, ranks, chunks[mine], piece_of[mine])
-    step, src, dst, chunk, reduce = (np.concatenate(c) for c in zip(*columns, strict=True))
-    return routed(topology, collective, step, src, dst, chunk, reduce)
+            for sends in _up_and_down(tree, ranks, chunks[mine], piece_of[mine]):
+                columns.append((*sends[:-1], sends[-1] + count_of_messages))
+                count_of_messages += len(ranks) * count
+    *sends, message = (np.concatenate(c) for c in zip(*columns, strict=True))
+    if nbytes is not None:
+        return by_arrival(topology, collective, (*sends, message), nbytes)
+    return routed(topology, collective, *sends)
 
 
 def _up_and_down(
     tree: Tree, ranks: np.ndarray, chunk: np.ndarray, piece: np.ndarray
 ) -> list[tuple[np.ndarray, ...]]:
-    """Columns (step, src, dst, chunk, reduce) of both directions."""
+    """Columns (step, src, dst, chunk, reduce, message) of both directions.
+
+    Messages of each direction are numbered from 0: the pieces of one tree edge after another.
+    """
     below = np.flatnonzero(tree.parent >= 0)
     below = below[np.argsort(tree.depth[below], kind="stable")]
     above = tree.parent[below]
@@ -88,10 +99,11 @@ def _up_and_down(
         return np.broadcast_to(column[:, None], shape).ravel()
 
     chunks = np.tile(chunk, len(below))
+    message = (np.arange(len(below))[:, None] * (piece.max(initial=0) + 1) + piece).ravel()
     up = (tree.height[below][:, None] + piece).ravel()
     down = (tree.height.max() + tree.depth[above][:, None] + piece).ravel()
     child, parent = spread(ranks[below]), spread(ranks[above])
     return [
-        (up, child, parent, chunks, np.ones(len(chunks), bool)),
-        (down, parent, child, chunks, np.zeros(len(chunks), bool)),
+        (up, child, parent, chunks, np.ones(len(chunks), bool), message),
+        (down, parent, child, chunks, np.zeros(len(chunks), bool), message),
     ]

@@ -26,6 +26,7 @@ from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.forestcoll.fitting import numbers_of_trees
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.hierarchical_tree import HierarchicalTree
 from jaxcoll.synth.min_congestion import MinCongestion
 from jaxcoll.synth.multitree import MultiTree
 from jaxcoll.synth.rhd import Rhd
@@ -182,6 +183,7 @@ REGISTRY: Mapping[str, Entry] = {
         DoubleBinaryTree, _with_pieces, (DoubleBinaryTree(), DoubleBinaryTree(pieces=1))
     ),
     "hierarchical_ring": Entry(HierarchicalRing, only(1, 2), (HierarchicalRing(),)),
+    "hierarchical_tree": Entry(HierarchicalTree, _with_pieces, (HierarchicalTree(),), sized=True),
     "ring_2d": Entry(Ring2D, _parts, (Ring2D(),)),
     "swing": Entry(Swing, _swing, (Swing(), Swing(pieces=_ALL))),
     "blueconnect": Entry(BlueConnect, _dimensions, (BlueConnect(),)),

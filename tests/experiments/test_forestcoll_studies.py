@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.benchmarks.forestcoll import PAPER_FIXED_K
-from experiments.configure import EXPERIMENTS, configure
 from experiments.errors import ConfigError
 from experiments.forestcoll import fsdp
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.workloads import Exchange, Layer, Workload, load_model
 from jaxcoll.throughput import optimum
 from jaxcoll.topologies import mi250
+from tests.experiments.runs import small_run
 
 GIB = "1 GiB"
 
 
-def rows_of(name: str, results: Path) -> list[dict[str, Any]]:
-    _, config = configure([f"experiment={name}", "size=ci", f"results={results}"])
-    return EXPERIMENTS[name].load().run(config)
+def rows_of(name: str) -> list[dict[str, Any]]:
+    return small_run(name).rows
 
 
 @pytest.mark.parametrize(
     "name", ["forestcoll-fig-4-10", "forestcoll-fig-4-11", "forestcoll-fig-4-12a"]
 )
-def test_forests_are_fastest_at_large_sizes(name, tmp_path):
-    rows = rows_of(name, tmp_path)
+def test_forests_are_fastest_at_large_sizes(name):
+    rows = rows_of(name)
     measured = [row for row in rows if "optimum GB/s" in row]
     panels = {(row["cluster"], row["collective"]) for row in measured}
     for panel in panels:
-        here = [row for row in measured if (row["cluster"], row["collective"]) == panel]
+        # Switches that add are not bound by what bounds two phases.
+        here = [
+            row
+            for row in measured
+            if (row["cluster"], row["collective"]) == panel
+            and (row["algorithm"], panel[1]) != ("ForestColl NVLS", "all_reduce")
+        ]
         ours = next(row for row in here if row["algorithm"] == "ForestColl")
-        assert all(ours[GIB] >= row[GIB] for row in here)
+        # The phases of a vendor's tree overlap, and on four ranks of two boxes it is level.
+        slack = {"vendor tree": 0.99, "ForestColl NVLS": 0.95}
+        assert all(ours[GIB] >= slack.get(row["algorithm"], 1) * row[GIB] for row in here)
         assert all(row["% of optimum"] <= 100.0 + 1e-9 for row in here)
         assert ours["% of optimum"] > 85
     claims = [row for row in rows if "paper % faster" in row]
@@ -44,26 +50,32 @@ def test_forests_are_fastest_at_large_sizes(name, tmp_path):
     assert all(row["% faster"] is None or row["% faster"] > 0 for row in claims)
 
 
-def test_in_one_box_all_are_alike_and_across_boxes_forests_lead(tmp_path):
-    rows = rows_of("forestcoll-fig-4-12b", tmp_path)
-    speed = {(row["cluster"], row["algorithm"]): row[GIB] for row in rows}
+def test_in_one_box_all_are_alike_and_across_boxes_forests_lead():
+    rows = rows_of("forestcoll-fig-4-12b")
+    speed, summed = (
+        {(row["cluster"], row["algorithm"]): row[GIB] for row in rows if row["collective"] == kind}
+        for kind in ("all_gather", "all_reduce")
+    )
     assert speed["1 box", "ForestColl"] == pytest.approx(speed["1 box", "vendor ring"], rel=0.02)
     # MultiTree enters hosts it has not entered first, and comes closer the more there are.
     for boxes, lead in (("2 boxes", 1.3), ("4 boxes", 1.2)):
         assert speed[boxes, "ForestColl"] > 1.1 * speed[boxes, "vendor ring"]
         assert speed[boxes, "ForestColl"] > lead * speed[boxes, "MultiTree"]
+        assert 0.95 < summed[boxes, "ForestColl NVLS"] / summed[boxes, "ForestColl"] < 1.2
+    # One phase in place of two, where a switch adds; the ports between boxes add nothing.
+    assert summed["1 box", "ForestColl NVLS"] > 1.3 * summed["1 box", "ForestColl"]
 
 
-def test_table_4_1_is_the_papers(tmp_path):
-    rows = rows_of("forestcoll-table-4-1", tmp_path)
+def test_table_4_1_is_the_papers():
+    rows = rows_of("forestcoll-table-4-1")
     for row in rows:
         assert round(row["algbw GB/s"]) == row["paper GB/s"] == PAPER_FIXED_K[row["trees a rank"]]
         assert row["packed GB/s"] == row["algbw GB/s"]
     assert rows[-1]["% of optimum"] == pytest.approx(100.0)
 
 
-def test_only_forests_are_optimal_at_any_size(tmp_path):
-    rows = rows_of("forestcoll-fig-4-14", tmp_path)
+def test_only_forests_are_optimal_at_any_size():
+    rows = rows_of("forestcoll-fig-4-14")
     for row in rows:
         if row["algorithm"] == "ForestColl":
             assert row["% of optimum"] == 100.0
@@ -74,8 +86,8 @@ def test_only_forests_are_optimal_at_any_size(tmp_path):
             assert row["% of optimum"] < 100 / 1.5
 
 
-def test_stages_add_up(tmp_path):
-    rows = rows_of("forestcoll-table-b-2", tmp_path)
+def test_stages_add_up():
+    rows = rows_of("forestcoll-table-b-2")
     assert [row["ranks"] for row in rows] == [128, 128]
     for row in rows:
         stages = [v for k, v in row.items() if k.endswith(" s") and k != "total s"]
@@ -119,8 +131,8 @@ def test_clusters_are_the_papers():
 # ---------------------------------------------------------------------- Fig. 4.13
 
 
-def test_training_is_faster_where_communication_counts(tmp_path):
-    rows = {(r["model"], r["algorithm"]): r for r in rows_of("forestcoll-fig-4-13", tmp_path)}
+def test_training_is_faster_where_communication_counts():
+    rows = {(r["model"], r["algorithm"]): r for r in rows_of("forestcoll-fig-4-13")}
     for model in ("Gemma-2-27b", "Llama-2-70b"):
         ring, ours = rows[model, "vendor ring"], rows[model, "ForestColl"]
         assert ring["compute %"] == pytest.approx(ring["paper compute %"], abs=3)
@@ -175,8 +187,8 @@ def test_iterations_of_one_kind_of_work(overlap):
     assert overlap or total == 18 + 36
 
 
-def test_low_trees_need_fewer_pieces(tmp_path):
-    rows = {(r["trees"], r["buffer"]): r for r in rows_of("forestcoll-pieces", tmp_path)}
+def test_low_trees_need_fewer_pieces():
+    rows = {(r["trees"], r["buffer"]): r for r in rows_of("forestcoll-pieces")}
     low, high = (rows[way, GIB] for way in ("guesses first", "exact way"))
     assert low["height"] <= high["height"]
     for row in rows.values():
@@ -185,3 +197,9 @@ def test_low_trees_need_fewer_pieces(tmp_path):
     assert low["% with 16"] > 90 > low["% with 1"]
     assert all(low[f"% with {p}"] >= high[f"% with {p}"] for p in (1, 4, 16))
     assert rows["guesses first", "1 MiB"]["best pieces"] < low["best pieces"]
+
+
+def test_switches_inside_boxes_are_told_from_those_between():
+    assert ClusterConfig("h100", 1, 8).box_switches() == (8,)
+    assert ClusterConfig("a100", 3, 4).box_switches() == (12, 13, 14)
+    assert ClusterConfig("mi250", 2, 8).box_switches() == ()

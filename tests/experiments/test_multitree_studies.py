@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from experiments.configure import EXPERIMENTS, configure
+from experiments.configure import configure
 from experiments.errors import ConfigError
 from experiments.experiment import Row
-from experiments.multitree import bandwidth
+from experiments.multitree import bandwidth, flits
 from experiments.multitree.networks import (
     BANDWIDTH,
     NETWORKS,
@@ -20,6 +23,7 @@ from experiments.multitree.networks import (
     torus,
 )
 from jaxcoll.simulate import PACKETS
+from tests.experiments.runs import small_run
 
 SIZES = (2**15, 2**26)
 
@@ -29,15 +33,8 @@ def speeds(network: str) -> bandwidth.Curves:
     return bandwidth.measure(network, SIZES)
 
 
-@functools.cache
-def rows_of(name: str, folder: str) -> list[Row]:
-    _, config = configure([f"experiment={name}", f"results={folder}"])
-    return EXPERIMENTS[name].load().run(config)
-
-
-@pytest.fixture(scope="session")
-def results(tmp_path_factory) -> str:
-    return str(tmp_path_factory.mktemp("results"))
+def rows_of(name: str) -> list[Row]:
+    return small_run(name).rows
 
 
 CASES = [
@@ -96,10 +93,10 @@ def test_the_circle_is_along_links(sides):
         hamiltonian_cycle(3, 4)
 
 
-def test_speedups_of_figure_10_stay_below_what_links_allow(results):
-    for row in rows_of("multitree-fig-10", results):
+def test_speedups_of_figure_10_stay_below_what_links_allow():
+    for row in rows_of("multitree-fig-10"):
         most = {"MultiTreeMsg": 1, "Ring": 4 * 272 / 256 * 1.01, "2D-Ring": 2 * 272 / 256}
-        speedup = row["MultiTreeMsg is quicker by"]
+        speedup = row["MultiTreeMsg is faster by"]
         assert isinstance(speedup, float)
         assert 1 <= speedup <= most[str(row["algorithm"])]
 
@@ -108,16 +105,16 @@ def measured(rows: list[Row]) -> dict[tuple[str, str], Row]:
     return {(str(r["model"]), str(r["algorithm"])): r for r in rows if r.get("total ms")}
 
 
-def test_training_without_overlap_is_compute_and_one_all_reduce(results):
-    rows = measured(rows_of("multitree-fig-11a", results))
+def test_training_without_overlap_is_compute_and_one_all_reduce():
+    rows = measured(rows_of("multitree-fig-11a"))
     assert len(rows) == 7 * 5
     for row in rows.values():
         assert row["total ms"] == pytest.approx(row["compute ms"] + row["network ms"])  # type: ignore[operator]
 
 
-def test_figure_11_orders_the_algorithms_and_overlap_helps(results):
-    apart = measured(rows_of("multitree-fig-11a", results))
-    beside = measured(rows_of("multitree-fig-11b", results))
+def test_figure_11_orders_the_algorithms_and_overlap_helps():
+    apart = measured(rows_of("multitree-fig-11a"))
+    beside = measured(rows_of("multitree-fig-11b"))
     for model in {model for model, _ in apart}:
         for rows in (apart, beside):
             order = ["MultiTreeMsg", "MultiTree", "2D-Ring", "Ring", "DBTree"]
@@ -128,9 +125,9 @@ def test_figure_11_orders_the_algorithms_and_overlap_helps(results):
             assert both[1] < both[0]
 
 
-def test_exposed_share_and_gains_that_the_paper_prints(results):
+def test_exposed_share_and_gains_that_the_paper_prints():
     """Within a tenth of the paper's where its AlexNet and its slower MultiTree have no part."""
-    rows = [r for f in "ab" for r in rows_of(f"multitree-fig-11{f}", results) if r.get("paper")]
+    rows = [r for f in "ab" for r in rows_of(f"multitree-fig-11{f}") if r.get("paper")]
     near = [row for row in rows if abs(float(row["ours"]) / float(row["paper"]) - 1) < 0.1]  # type: ignore[arg-type]
     said = {(str(row["model"])[:5], row["algorithm"], row["paper"]) for row in near}
     assert {
@@ -159,3 +156,41 @@ def test_exposed_share_and_gains_that_the_paper_prints(results):
 def test_a_configuration_that_cannot_be(name, change, said):
     with pytest.raises(ConfigError, match=said):
         configure([f"experiment=multitree-fig-{name}", change])
+
+
+# ---------------------------------------------------------------------- Fig. 2, Fig. 8, Table II
+
+
+def test_heads_cost_what_is_printed_and_messages_have_one():
+    rows = small_run("multitree-flits").rows
+    printed = [row for row in rows if row.get("paper heads %") is not None]
+    assert [round(row["heads %"]) for row in printed] == [row["paper heads %"] for row in printed]
+    fields = [row for row in rows if row.get("paper bits") is not None]
+    assert [row["bits"] for row in fields] == [row["paper bits"] for row in fields]
+    assert len(fields) == 10
+    (led,) = (row for row in rows if "led right" in row)
+    assert led["led right"] == led["sends"] == 16 * 15
+
+
+@given(st.integers(1, 5000), st.sampled_from([16, 64, 256]))
+def test_flits_carry_the_message(nbytes, payload):
+    """Read as a router would: by the first bit of the type, and the ends that it names."""
+    bodies = -(-nbytes // flits.FLIT_BYTES)
+    for sent, sub in ((flits.packets(nbytes, payload), 0), (flits.sub_packets(nbytes, payload), 1)):
+        assert all(code >> 2 == sub for code in sent)
+        low = [code & 0b11 for code in sent]
+        assert low[0] == 0b00  # head
+        assert low.count(0b00) == (1 if sub else -(-nbytes // payload))
+        assert len(low) - low.count(0b00) == bodies
+        assert low[-1] == (0b11 if sub else 0b10)
+        assert low.count(0b10) == -(-nbytes // payload) - sub  # tails, or sub-tails
+
+
+@pytest.mark.parametrize("ranks", [16, 64, 256])
+def test_heads_are_read_as_they_were_written(ranks):
+    for ports in itertools.product(range(flits.PORTS), repeat=2):
+        for tree in (0, 5, ranks - 1):
+            head = flits.Head(*ports, tree)
+            field = head.encode(ranks)
+            assert field < 1 << flits.head_bits(ranks)["Packet Info"]
+            assert flits.Head.decode(field, ranks) == head

@@ -24,6 +24,7 @@ from jaxcoll.synth import (
     ForestColl,
     Hdrm,
     HierarchicalRing,
+    HierarchicalTree,
     MinCongestion,
     MultiTree,
     Portfolio,
@@ -136,6 +137,11 @@ CASES = [
     Case(HierarchicalRing(), "boxes", BOXES, grouped=False),
     Case(HierarchicalRing(inner=2), "even", EVEN, grouped=False),
     Case(HierarchicalRing(inner=1), "random", RANDOM),
+    Case(HierarchicalTree(), "boxes", BOXES, SUMS, grouped=False),
+    Case(HierarchicalTree(inner=2, pieces=2), "even", EVEN, SUMS, grouped=False),
+    Case(HierarchicalTree(chains=((1, 0), (0, 1), (0, 1))), "even", EVEN, SUMS, grouped=False),
+    Case(HierarchicalTree(inner=1), "random", RANDOM, SUMS),
+    Case(HierarchicalTree(nbytes=1e6, pieces=3), "boxes", BOXES, SUMS, grouped=False),
     Case(Ring2D(), "two dimensions", SQUARES, grouped=False),
     *(
         Case(synthesizer, *family, grouped=False)

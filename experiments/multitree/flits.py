@@ -1,0 +1,253 @@
+"""MultiTree's message-based flow control: heads (Fig. 2), flits (Fig. 8) and codes (Table II).
+
+A link carries flits. A packet is a head flit, body flits and a tail flit; a gradient sent as one
+message is a train of sub-packets behind a single head flit (Sec. IV-B).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.config import at_least
+from experiments.errors import ConfigError
+from experiments.experiment import publish
+from experiments.workloads.pictures import panels
+from jaxcoll.collective import Collective
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth import MultiTree
+from jaxcoll.topologies import torus
+
+FLIT_BYTES = 16  # Sec. II-D
+# Table II: the type field of a flit, three bits; the first tells a sub-packet from a packet.
+CODES: Mapping[tuple[str, str], int] = {
+    ("packet", "head"): 0b000,
+    ("packet", "body"): 0b001,
+    ("packet", "tail"): 0b010,
+    ("packet", "head and tail"): 0b011,
+    ("sub-packet", "head"): 0b100,
+    ("sub-packet", "body"): 0b101,
+    ("sub-packet", "sub-tail"): 0b110,
+    ("sub-packet", "tail"): 0b111,
+}
+VC_BITS, TYPE_BITS = 2, 3  # Fig. 8a; four virtual channels (Table III) and the codes of Table II
+PORTS = 5  # of a router: four neighbours and its own rank
+
+
+def packets(nbytes: int, payload: int) -> list[int]:
+    """Codes of the flits of a message in packets of ``payload`` bytes, each behind a head.
+
+    The head holds no payload, as the paper counts in Fig. 2.
+    """
+    found = []
+    for at in range(0, nbytes, payload):
+        body = -(-min(payload, nbytes - at) // FLIT_BYTES)
+        found.append(CODES["packet", "head"])
+        found += [CODES["packet", "body"]] * (body - 1) + [CODES["packet", "tail"]]
+    return found
+
+
+def sub_packets(nbytes: int, payload: int) -> list[int]:
+    """Codes of the flits of one message: a head, sub-packets that end in a sub-tail, a tail."""
+    found = [CODES["sub-packet", "head"]]
+    for at in range(0, nbytes, payload):
+        body = -(-min(payload, nbytes - at) // FLIT_BYTES)
+        last = "tail" if at + payload >= nbytes else "sub-tail"
+        found += [CODES["sub-packet", "body"]] * (body - 1) + [CODES["sub-packet", last]]
+    return found
+
+
+def head_bits(ranks: int) -> dict[str, int]:
+    """Bits of the fields of a head flit on a torus of so many ranks (Fig. 8)."""
+    rank, port = _bits(ranks), _bits(PORTS)
+    return {
+        "VC": VC_BITS,
+        "Type": TYPE_BITS,
+        "Dest": rank,
+        "Src": rank,
+        "Next": port,
+        "Eject": port,
+        "Tree ID": rank,
+        "Route Info": 2 * port,
+        "Tree Info": rank,
+        "Packet Info": max(2 * rank, 2 * port + rank),
+    }
+
+
+def _bits(values: int) -> int:
+    """Bits to tell so many values apart."""
+    return max(1, (values - 1).bit_length())
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The Packet Info of a sub-packet's head: to which port it is sent, and of which tree it is."""
+
+    next_port: int
+    eject_port: int
+    tree: int
+
+    def encode(self, ranks: int) -> int:
+        """The field as a number of ``head_bits(ranks)["Packet Info"]`` bits."""
+        bits = head_bits(ranks)
+        return (self.next_port << bits["Eject"] | self.eject_port) << bits["Tree ID"] | self.tree
+
+    @classmethod
+    def decode(cls, field: int, ranks: int) -> Head:
+        """The head that a field encodes."""
+        bits = head_bits(ranks)
+        ports, tree = divmod(field, 1 << bits["Tree ID"])
+        return cls(*divmod(ports, 1 << bits["Eject"]), tree)
+
+
+def heads(schedule: Schedule, sides: tuple[int, int]) -> list[tuple[int, int, Head]]:
+    """Source, destination and head of every send of a schedule on a torus, one tree per shard."""
+    owner = schedule.collective.owner
+    found = []
+    for u, v, chunk in zip(schedule.src, schedule.dst, schedule.chunk, strict=True):
+        found.append((int(u), int(v), Head(_port(int(u), int(v), sides), 0, int(owner[chunk]))))
+    return found
+
+
+def _port(u: int, v: int, sides: tuple[int, int]) -> int:
+    """The port of u's router to its neighbour v: 0 is the rank's own."""
+    return 1 + _neighbours(u, sides).index(v)
+
+
+def _neighbours(u: int, sides: tuple[int, int]) -> list[int]:
+    rows, columns = sides
+    row, column = divmod(u, columns)
+    places = [(row, column + 1), (row, column - 1), (row + 1, column), (row - 1, column)]
+    return [(r % rows) * columns + c % columns for r, c in places]
+
+
+def followed(u: int, head: Head, sides: tuple[int, int]) -> int:
+    """The rank that a router sends a flit with this head to."""
+    return _neighbours(u, sides)[head.next_port - 1]
+
+
+# ---------------------------------------------------------------------- the studies
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of all three.
+
+    Attributes:
+        size: "ci" or "paper".
+        payloads: bytes of packets, rising.
+        nbytes: of a message.
+        printed: percent of overhead as printed, by payload.
+        sides: of square tori whose head flits are laid out, rising.
+        printed_bits: bits of the fields on the smallest, as printed.
+        notes: what differs from the paper.
+        seed: of nothing; there are no random choices.
+        results: folder to write to.
+    """
+
+    size: str
+    payloads: tuple[int, ...]
+    nbytes: int
+    printed: Mapping[str, float]
+    sides: tuple[int, ...]
+    printed_bits: Mapping[str, int]
+    notes: tuple[str, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        for name in ("payloads", "sides"):
+            values = getattr(self, name)
+            if not values or sorted(set(values)) != list(values):
+                raise ConfigError(f"{name} must rise, got {values}")
+        if any(payload % FLIT_BYTES or payload < FLIT_BYTES for payload in self.payloads):
+            raise ConfigError(f"payloads must be whole flits of {FLIT_BYTES}, got {self.payloads}")
+        if self.sides[0] < 3:
+            raise ConfigError(f"a router's neighbours differ from sides of 3 on, got {self.sides}")
+        at_least("nbytes", self.nbytes, 1)
+        at_least("seed", self.seed, 0)
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """Rows of Fig. 2, of Table II and of Fig. 8."""
+    rows = [*overhead(config), *codes(config), *fields(config)]
+    curves = {
+        flow: {row["payload B"]: row["heads %"] for row in rows if row.get("flow control") == flow}
+        for flow in ("packets", "one message")
+    }
+    figure = panels(
+        {f"a message of {config.nbytes} bytes": curves},
+        label_x="payload of a packet (bytes)",
+        label_y="bandwidth that heads take (% of the payload)",
+        columns=1,
+        in_bytes=False,
+    )
+    title = "MultiTree, Fig. 2 and 8, Table II: flits of packets and of messages"
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+def overhead(config: Config) -> list[dict[str, Any]]:
+    """Fig. 2: what heads cost, counted in flits."""
+    rows = []
+    for payload in config.payloads:
+        for name, flits in (("packets", packets), ("one message", sub_packets)):
+            sent = flits(config.nbytes, payload)
+            data = -(-config.nbytes // FLIT_BYTES)
+            rows.append(
+                {
+                    "of": "Fig. 2",
+                    "flow control": name,
+                    "payload B": payload,
+                    "flits": len(sent),
+                    "heads %": 100 * (len(sent) - data) / data,
+                    "paper heads %": config.printed.get(str(payload))
+                    if name == "packets"
+                    else None,
+                }
+            )
+    return rows
+
+
+def codes(config: Config) -> list[dict[str, Any]]:
+    """Table II: how many flits of each type carry the message, in the largest packets."""
+    sent = {
+        "packet": packets(config.nbytes, config.payloads[-1]),
+        "sub-packet": sub_packets(config.nbytes, config.payloads[-1]),
+    }
+    return [
+        {
+            "of": "Table II",
+            "flow control": kind,
+            "flit": flit,
+            "code": f"{code:0{TYPE_BITS}b}",
+            "flits": sent[kind].count(code),
+        }
+        for (kind, flit), code in CODES.items()
+    ]
+
+
+def fields(config: Config) -> list[dict[str, Any]]:
+    """Fig. 8: bits of a head's fields, and whether heads lead messages to their ranks."""
+    rows = []
+    for side in config.sides:
+        n, sides = side * side, (side, side)
+        collective = Collective("all_gather", n)
+        sends = heads(MultiTree().synthesize(torus(*sides), collective), sides)
+        right = sum(followed(u, Head.decode(head.encode(n), n), sides) == v for u, v, head in sends)
+        for field, bits in head_bits(n).items():
+            rows.append(
+                {
+                    "of": "Fig. 8",
+                    "torus": f"{side}x{side}",
+                    "field": field,
+                    "bits": bits,
+                    "paper bits": config.printed_bits.get(field) if side == 4 else None,
+                }
+            )
+        rows.append(
+            {"of": "Fig. 8", "torus": f"{side}x{side}", "sends": len(sends), "led right": right}
+        )
+    return rows

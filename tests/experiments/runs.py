@@ -1,0 +1,49 @@
+"""The small run of every study, made once per session and shared by the tests that look at it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments import __main__ as command
+
+
+@dataclasses.dataclass(frozen=True)
+class SmallRun:
+    """The output of a study's command at size=ci.
+
+    Attributes:
+        printed: its standard output.
+        files: the content of the files that it wrote, by name.
+    """
+
+    printed: str
+    files: Mapping[str, bytes]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What ``rows.json`` holds."""
+        return json.loads(self.files["rows.json"])
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of the table."""
+        return self.content["rows"]
+
+
+@functools.cache
+def small_run(name: str) -> SmallRun:
+    """The run of a study at size=ci, through the command."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            assert command.main([f"experiment={name}", "size=ci", f"results={folder}"]) == 0
+        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    return SmallRun(printed.getvalue(), files)
