@@ -34,7 +34,7 @@ def speeds(network: str) -> bandwidth.Curves:
 
 
 def rows_of(name: str) -> list[Row]:
-    return small_run(name).rows
+    return list(small_run(name).rows)
 
 
 CASES = [
@@ -188,9 +188,9 @@ def test_flits_carry_the_message(nbytes, payload):
 
 @pytest.mark.parametrize("ranks", [16, 64, 256])
 def test_heads_are_read_as_they_were_written(ranks):
-    for ports in itertools.product(range(flits.PORTS), repeat=2):
+    for into, out in itertools.product(range(flits.PORTS), repeat=2):
         for tree in (0, 5, ranks - 1):
-            head = flits.Head(*ports, tree)
+            head = flits.Head(into, out, tree)
             field = head.encode(ranks)
             assert field < 1 << flits.head_bits(ranks)["Packet Info"]
             assert flits.Head.decode(field, ranks) == head

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-import numpy as np
+import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,10 +162,17 @@ def test_what_cannot_be_is_said():
             Sccl(**fields)  # type: ignore[arg-type]
 
 
+def two_ranks(there: float, back: float) -> Topology:
+    """Two ranks and a link each way, of two speeds."""
+    graph = nx.DiGraph()
+    graph.add_edge(0, 1, bandwidth=there)
+    graph.add_edge(1, 0, bandwidth=back)
+    return Topology.from_networkx(graph, alpha=0.0)
+
+
 def test_bandwidths_that_only_a_tiny_unit_divides_are_rounded():
     """1.4994 times as much is taken for 3/2: six chunks on the slow link take three rounds."""
-    columns = [np.asarray(c) for c in ([0, 1], [1, 0], [0.0, 0.0])]
-    topology = Topology(2, *columns, np.asarray([1.8064522023139822, 1.2048120516375003]))
+    topology = two_ranks(1.8064522023139822, 1.2048120516375003)
     found = synthesize(topology, "all_gather", Sccl(), chunks=6).provenance.certificate
     assert (found["steps"], found["rounds"], found["exact"]) == (1, 3, False)
 
@@ -173,8 +180,7 @@ def test_bandwidths_that_only_a_tiny_unit_divides_are_rounded():
 @pytest.mark.parametrize("name", ["sccl", "step_milp"])
 @pytest.mark.parametrize("speeds", [(1e12, 1e-9), (1e300, 1e-300), (1e12, 1.0)])
 def test_speeds_far_apart_are_scaled_or_refused(name, speeds):
-    columns = [np.asarray(c) for c in ([0, 1], [1, 0], [0.0, 1.0])]
-    topology = Topology(2, *columns, np.asarray(speeds))
+    topology = two_ranks(*speeds)
     if name == "sccl":
         assert synthesize(topology, "all_gather", name).num_steps == 1
     else:
