@@ -73,7 +73,7 @@ def test_speeds_beyond_exact_ticks_are_rounded_by_little(case, tacos, seed):
     timeline = run(tacos, topology, collective, seed)
     if timeline.schedule.num_sends and not in_lockstep(tacos, topology, collective):
         said = timeline.schedule.provenance.certificate["time"]
-        assert said == pytest.approx(timeline.time, rel=1e-6)
+        assert said == pytest.approx(timeline.time, rel=1e-9)
 
 
 @given(cases(exact=False), TACOS, strategies.SEEDS)
