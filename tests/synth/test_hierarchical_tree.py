@@ -119,15 +119,15 @@ def test_chains_say_how_large_hosts_are():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"inner": 0}, "inner must be at least 1"),
-        ({"pieces": 0}, "pieces must be at least 1"),
-        ({"nbytes": 0}, "nbytes must be a number above 0"),
+        ({"inner": 0}, "inner must be an integer of at least 1"),
+        ({"pieces": 0}, "pieces must be an integer of at least 1"),
+        ({"nbytes": 0}, "nbytes must be a finite number above 0"),
         ({"chains": ((0, 2),)}, r"orders the places 0\.\.1"),
         ({"chains": ((0, 1), (0, 1, 2))}, r"orders the places 0\.\.1"),
         ({"chains": ()}, "at least one chain"),
         ({"chains": ((),)}, "a chain orders"),
-        ({"chains": "01"}, "chains are orders"),
-        ({"chains": (3,)}, "chains are orders"),
+        ({"chains": "01"}, "chains must be a sequence"),
+        ({"chains": (3,)}, "a chain must be a sequence"),
     ],
 )
 def test_what_is_no_tree_is_refused(fields, message):
