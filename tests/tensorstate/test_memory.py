@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from experiments.models import load_model
@@ -27,6 +28,17 @@ UNLIKE = {
     ("vgg", "ddp", 1): "sums",
     ("vgg", "megatron-sp", 2): "sums",
 }
+# Shares of the memory of the fastest plan under which compiled steps take too much; and why.
+UNLIKE_LIMITED = {}
+if jax.__version_info__ >= (0, 12):
+    # 11,140 bytes are compiled for 14,088 predicted; on 0.10.2 they are 9,028.
+    del UNLIKE["mlp", "fsdp", 2]
+    # 8,196 bytes are compiled for 5,640 predicted, and 6,660 for 5,896 on 0.10.2. On both XLA needs
+    # as much at its peak, 9,512 and 9,540 bytes with the arguments, but now its heap has gaps.
+    UNLIKE["mlp", "megatron-sp", 1] = "gaps in the heap"
+    # 202,756 bytes are compiled for 151,112 predicted. This plan gathers what experts read, 32 kB
+    # each, twice at the peak, and XLA on CPU copies both into the order that its products want.
+    UNLIKE_LIMITED["moe", 0.8] = "transposed copies of gathered tensors"
 
 
 def report(model, problem: Problem, found: Found) -> Report:
@@ -88,7 +100,7 @@ def test_lower_limits_take_less_memory(case):
         taken = report(model, problem, found)
         assert found.cost.memory.peak <= limit
         assert taken.agrees, str(taken)
-        assert abs(excess(taken)) <= 0.25, str(taken)
+        assert (abs(excess(taken)) <= 0.25) != ((case, share) in UNLIKE_LIMITED), str(taken)
         compiled.append(taken.compiled_work)
     assert compiled == sorted(set(compiled), reverse=True)
 
