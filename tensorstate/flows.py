@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tensorstate.graph import Edge, Entity, Graph, Output
 from tensorstate.pipelining import Pipeline
@@ -108,12 +108,16 @@ def is_looped(entity: Entity, pipeline: Pipeline | None) -> bool:
     return "after" not in stages
 
 
-def flows_of(graph: Graph, pipeline: Pipeline | None = None) -> tuple[Flow, ...]:
+def flows_of(
+    graph: Graph, pipeline: Pipeline | None = None, lasting: Iterable[int] = ()
+) -> tuple[Flow, ...]:
     """The flows of a training step.
 
     Args:
         graph: the step, or that of a microbatch.
         pipeline: the loop over microbatches, if there is one.
+        lasting: tensors that have a flow even if only the entity that makes them reads them,
+            because they stay in memory after it has run (see ``Timeline.lasting``).
     """
     found: dict[int, _Way] = {}
     members = {m.operator: (e, m) for e in graph.entities for m in e.members}
@@ -141,7 +145,7 @@ def flows_of(graph: Graph, pipeline: Pipeline | None = None) -> tuple[Flow, ...]
             # Pieces are returned one by one.
             looped = pipeline is None or pipeline.entries[tensor] >= 0
             way(tensor).read(when(demand, tensor, looped=looped), *readers)
-    for tensor in inputs:
+    for tensor in (*inputs, *lasting):
         way(tensor)
     alike: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(found):

@@ -133,8 +133,10 @@ def occupied(
             if not flow.stored and not flow.stays:
                 others += share * waiting * spans.early
             lent = size(_waiting(problem, flow, spans.lender, ways, source))
-            stays = 1 - _remade_share(flow, spans.lender, remade)
-            kept += share * stays * lent * spans.lent
+            again = trip.remade
+            if spans.lender is not None:
+                again = _remade_share(flow, spans.lender, remade)
+            kept += share * (1 - again) * lent * spans.lent
         else:
             waiting = size(_waiting(problem, flow, spans.last_late, ways, source))
             late = others if optimizer_demand(problem, flow) is None else gradients
@@ -173,10 +175,8 @@ def _waiting(
     return problem.target(demand, ways[demand.group])
 
 
-def _remade_share(flow: Flow, number: int | None, remade: frozenset[int]) -> float:
+def _remade_share(flow: Flow, number: int, remade: frozenset[int]) -> float:
     """Of the readers of a flow by a demand the share that run again."""
-    if number is None:
-        return 0.0
     readers = [entity for entities in flow.readers for entity in entities[number]]
     return sum(entity in remade for entity in readers) / max(1, len(readers))
 

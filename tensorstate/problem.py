@@ -62,7 +62,7 @@ class Problem:
         self.pipeline = pipelined(graph, batch_of(graph, batch)) if looped else None
         self.graph = graph = self.pipeline.piece(microbatches) if self.pipeline else graph
         self.ways = tuple(Ways(graph, self.entity(g), self.mesh) for g in range(len(graph.classes)))
-        self.flows = flows_of(graph, self.pipeline)
+        self.flows = flows_of(graph, self.pipeline, self.timeline.lasting)
         self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
         self._spans: dict[int, Spans] = {}
 

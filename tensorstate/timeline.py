@@ -54,7 +54,8 @@ class Spans:
         moved_again, packed_again: as ``moved_late`` and ``packed_late``, but only for what runs
             again, which it does before something else reads them.
         last_early, last_late: number of the demand that waits longest in either era.
-        lender: of the demand by what is fused and runs longest.
+        lender: of the demand by what is fused and runs longest; ``None`` where that is of the
+            entity that makes them.
     """
 
     made: np.ndarray
@@ -163,6 +164,24 @@ class Timeline:
             again[operator.index] = first
         return runs, again
 
+    @functools.cached_property
+    def lasting(self) -> list[int]:
+        """Tensors in memory that are read after the last operator of the entity that makes them.
+
+        Their readers may all belong to that entity: fused, they run where other entities read
+        their results. The gradient of tanh, for one, is a cheap function of its value.
+        """
+        found = []
+        for entity in self.graph.entities:
+            last = max((self.at[m.operator] for m in entity.members), default=self.end)
+            made = [
+                u.tensor for m in entity.members for u in self.graph.operators[m.operator].results
+            ]
+            found += [
+                t for t in made if not self.is_fused(t) and max(self.read(t), default=-1) > last
+            ]
+        return found
+
     def read(self, tensor: int) -> list[int]:
         """Where a tensor is read, were it in memory."""
         places = {p for user in self.users[tensor] for p in self.runs[user.index]}
@@ -203,26 +222,25 @@ class Timeline:
             **counts,
             last_early=_last(before),
             last_late=_last(after),
-            lender=_last(self._lent(tensors, readers)),
+            lender=self._lender(tensors, readers),
         )
 
-    def _lent(
-        self, tensors: Sequence[int], readers: Sequence[Iterable[int]]
-    ) -> Sequence[Sequence[int]]:
-        """By demand the last places where fused operators of the forward pass read tensors."""
+    def _lender(self, tensors: Sequence[int], readers: Sequence[Iterable[int]]) -> int | None:
+        """The demand by fused operators of the forward pass that read tensors last."""
         users = {user.index for tensor in tensors for user in self.users[tensor]}
-        members = [
-            [m.operator for e in entities for m in self.graph.entities[e].members]
+        last = {
+            o: max(self.runs[o])
+            for o in users
+            if self.at[o] < self.turn <= max(self.runs[o], default=-1)
+        }
+        demanding = [
+            {m.operator for e in entities for m in self.graph.entities[e].members}
             for entities in readers
         ]
-        return [
-            [
-                max(self.runs[o])
-                for o in operators
-                if o in users and self.at[o] < self.turn <= max(self.runs[o], default=-1)
-            ]
-            for operators in members
-        ]
+        own = users.difference(*demanding)
+        places = [[last[o] for o in one & last.keys()] for one in (*demanding, own)]
+        lender = _last(places)
+        return None if lender == len(demanding) else lender
 
     def _spans(self, tensor: int, early: bool, stays: bool) -> Iterator[tuple[str, np.ndarray]]:
         """What a tensor adds to the spans of its flow."""

@@ -101,10 +101,13 @@ class Room:
     def _readers(
         self, flow: Flow, number: int | None, again: bool | None = None
     ) -> Mapping[State, list[int]]:
-        """The choices by which a flow waits in each state for the readers of a demand."""
+        """The choices by which a flow waits in each state for the readers of a demand.
+
+        With no demand, or one of the caller, those of its maker.
+        """
         demand = None if number is None else flow.demands[number]
         if demand is None or demand.group is None:
-            return self.choices.sources(flow)
+            return self.choices.sources(flow, again)
         return self.choices.targets(demand, again)
 
     def _wait(self, flow: Flow, choices: Mapping[State, list[int]], span: np.ndarray) -> None:

@@ -19,7 +19,7 @@ from tensorstate.problem import Problem
 from tensorstate.states import REPLICATED, Mesh
 from tensorstate.trace import trace
 from tensorstate.trips import Decisions, trips_of
-from tests.tensorstate.tiny import LINES, graph
+from tests.tensorstate.tiny import LINES, gate, graph
 
 DEVICES = 8
 WIDTHS = (16, 32, 32, 8)
@@ -92,6 +92,30 @@ def test_gradients_wait_for_each_other_where_their_norm_is_taken(clipped):
     memory = price(problem, Decisions(tuple((REPLICATED,) for _ in traced.classes))).memory
     there = memory.gradients + memory.work
     assert there // kernel.size == (3 if clipped else 1) * 4
+
+
+def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
+    """The slope is cheap, so it is recomputed from the value, which stays in memory."""
+
+    def memory(kept: str, again: bool):
+        def step(w, x):
+            def loss(w):
+                return jnp.square(gate(kept)(x @ w[0]) @ w[1]).sum()
+
+            return [a - b for a, b in zip(w, jax.grad(loss)(w), strict=True)]
+
+        kernel, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (64, 8)))
+        traced = trace(step, ([kernel] * 2, x))
+        problem = Problem(traced, AlphaBeta(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
+        early = (g for g in range(len(traced.classes)) if again and problem.is_early(g))
+        entities = frozenset(e for g in early for e in traced.classes[g])
+        ways = tuple((REPLICATED,) for _ in traced.classes)
+        return price(problem, Decisions(ways, entities)).memory
+
+    for again in (False, True):
+        value, slope = (memory(kept, again) for kept in ("value", "slope"))
+        assert value == slope
+        assert (slope.kept >= 64 * 8 * 4) != again
 
 
 def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():

@@ -96,6 +96,15 @@ def test_nothing_made_again_that_fits_is_better(data):
     _check_limited(data, problem, True, 200)
 
 
+@given(st.data())
+@settings(max_examples=6)
+def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
+    problem = data.draw(problems(("slope",), LINES))
+    (number,) = (n for n, flow in enumerate(problem.flows) if not flow.demands)
+    assert problem.spans(number).lent.any()
+    _check_limited(data, problem, True, 60)
+
+
 @given(st.data(), OBJECTIVES)
 @settings(max_examples=30)
 def test_in_microbatches_no_ways_are_better(data, objective):

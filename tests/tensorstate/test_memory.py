@@ -28,13 +28,17 @@ UNLIKE = {
     ("vgg", "ddp", 1): "sums",
     ("vgg", "megatron-sp", 2): "sums",
 }
-# From JAX 0.12 on the backward pass reads tanh only through fused results, and the model counts one
-# activation less. XLA takes as many bytes as it did for 0.10.2, and for the perceptron by sequence
-# parallelism 1.5 kB more.
+# Shares of the memory of the fastest plan under which compiled steps take too much; and why.
+UNLIKE_LIMITED = {}
 if jax.__version_info__ >= (0, 12):
+    # 11,140 bytes are compiled for 14,088 predicted; on 0.10.2 they are 9,028.
     del UNLIKE["mlp", "fsdp", 2]
-    UNLIKE |= {("mlp", s, 1): "tanh" for s in ("ddp", "megatron-sp")}
-    UNLIKE |= {("vit", s, 1): "tanh" for s in ("ddp", "fsdp", "megatron-sp")}
+    # 8,196 bytes are compiled for 5,640 predicted, and 6,660 for 5,896 on 0.10.2. On both XLA needs
+    # as much at its peak, 9,512 and 9,540 bytes with the arguments, but now its heap has gaps.
+    UNLIKE["mlp", "megatron-sp", 1] = "gaps in the heap"
+    # 202,756 bytes are compiled for 151,112 predicted. This plan gathers what experts read, 32 kB
+    # each, twice at the peak, and XLA on CPU copies both into the order that its products want.
+    UNLIKE_LIMITED["moe", 0.8] = "transposed copies of gathered tensors"
 
 
 def report(model, problem: Problem, found: Found) -> Report:
@@ -78,21 +82,10 @@ LIMITED = {
     "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
 SLOW = ("llama-2x4",)  # minutes of searching
+QUICK = [case for case in LIMITED if case not in SLOW]
 
 
-# Models with tanh: for the trace of JAX 0.12 the model predicts too little where activations
-# prevail, 45.1 kB for the perceptron, of which XLA takes 61.9. It does not count tanh enough, which
-# only fused results read there.
-TANH = ("mlp", "vit", "gpt", "gpt_scan", "moe") if jax.__version_info__ >= (0, 12) else ()
-
-
-def marks(case: str) -> list[pytest.MarkDecorator]:
-    slow = [pytest.mark.slow] if case in SLOW else []
-    known = pytest.mark.xfail(reason="tanh is read by fused results alone", strict=False)
-    return [*slow, known] if case in TANH else slow
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, marks=marks(case)) for case in LIMITED])
+@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(k, marks=pytest.mark.slow) for k in SLOW)])
 def test_lower_limits_take_less_memory(case):
     """Down to two thirds of what the quickest plan takes, or to less."""
     name, sizes, axes, shares = LIMITED[case]
@@ -107,7 +100,7 @@ def test_lower_limits_take_less_memory(case):
         taken = report(model, problem, found)
         assert found.cost.memory.peak <= limit
         assert taken.agrees, str(taken)
-        assert abs(excess(taken)) <= 0.25, str(taken)
+        assert (abs(excess(taken)) <= 0.25) != ((case, share) in UNLIKE_LIMITED), str(taken)
         compiled.append(taken.compiled_work)
     assert compiled == sorted(set(compiled), reverse=True)
 
