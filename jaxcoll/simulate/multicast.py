@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.exact import Number
+from jaxcoll.numerics import checks
 from jaxcoll.simulate.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulate.schedules import check_request
 from jaxcoll.trees import TreeFlow
@@ -65,8 +66,7 @@ def simulate_multicast(
     """
     if kind not in KINDS:
         raise ScheduleError(f"trees carry {', '.join(KINDS)}, not {kind!r}")
-    if in_flight < 1:
-        raise ScheduleError(f"in_flight must be at least 1, got {in_flight}")
+    in_flight = checks.integer(in_flight, "in_flight", ScheduleError, least=1)
     size = check_request(nbytes, model)
     collective = flow.collective(pieces)
     if collective.kind != "all_gather":

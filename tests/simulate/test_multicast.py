@@ -84,9 +84,9 @@ def test_messages_are_the_load_that_is_counted():
     ("options", "message"),
     [
         ({"kind": "broadcast"}, "not 'broadcast'"),
-        ({"pieces": 0}, "at least one piece"),
-        ({"in_flight": 0}, "in_flight must be at least 1"),
-        ({"model": "fast"}, "unknown link model"),
+        ({"pieces": 0}, "pieces must be an integer of at least 1"),
+        ({"in_flight": 0}, "in_flight must be an integer of at least 1"),
+        ({"model": "fast"}, "model must be one of"),
     ],
 )
 def test_what_is_not_timed_is_refused(options, message):
