@@ -1,0 +1,228 @@
+"""Spanning trees under change: arcs by their head, one arc into each rank of each tree.
+
+The compiled ground of ``balancing``: which arcs a rank of a tree may be moved to, and the move. A
+batch is a number of identical trees. All functions are compiled; a batch is named by its row.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numba as nb
+import numpy as np
+
+# Arcs with capacity, sorted by head: those into v are ptr[v]..ptr[v + 1]; those out of u are
+# out[out_ptr[u]:out_ptr[u + 1]]. All int64.
+Arcs = namedtuple("Arcs", ["ptr", "tail", "head", "capacity", "out_ptr", "out"])
+
+# Rows are batches, columns ranks: the arc into each rank (-1 at the root), its depth, its number of
+# children; ``root`` and ``weight`` by batch. Rows beyond the batches in use are room to grow.
+Batches = namedtuple("Batches", ["root", "weight", "arc", "depth", "children"])
+
+# Batches by their arc into one rank, as linked lists: of each arc the first batch, of each batch
+# the next and the previous one; and how far each batch reaches below the rank (-1: not known yet).
+Lists = namedtuple("Lists", ["first", "after", "before", "reach"])
+
+
+def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:
+    """The arcs of pairs of ranks."""
+    pairs = sorted(((v, u) for (u, v), amount in capacity.items() if amount))
+    head = np.asarray([v for v, _ in pairs], np.int64)
+    tail = np.asarray([u for _, u in pairs], np.int64)
+    amount = np.asarray([capacity[u, v] for v, u in pairs], np.int64)
+    out = np.argsort(tail, kind="stable").astype(np.int64)
+    ranks = np.arange(num_ranks + 1)
+    return Arcs(
+        np.searchsorted(head, ranks).astype(np.int64),
+        tail,
+        head,
+        amount,
+        np.searchsorted(tail[out], ranks).astype(np.int64),
+        out,
+    )
+
+
+@nb.njit(cache=True)
+def shortest_trees(arcs, roots, weights):
+    """A breadth-first tree from each root, and the load of each arc.
+
+    Of the arcs that end a shortest path to a rank, the tree takes the one with the least load for
+    its capacity. Ranks out of reach have depth -1.
+    """
+    n, count = len(arcs.ptr) - 1, len(roots)
+    arc, depth = np.full((count, n), -1, np.int32), np.full((count, n), -1, np.int16)
+    children = np.zeros((count, n), np.int16)
+    load, queue = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
+    for b in range(count):
+        queue[0] = roots[b]
+        depth[b, roots[b]] = 0
+        first, last = 0, 1
+        while first < last:
+            u = queue[first]
+            first += 1
+            if depth[b, u]:
+                best, least = -1, np.inf
+                for a in range(arcs.ptr[u], arcs.ptr[u + 1]):
+                    if depth[b, arcs.tail[a]] == depth[b, u] - 1:
+                        share = (load[a] + weights[b]) / arcs.capacity[a]
+                        if share < least:
+                            best, least = a, share
+                arc[b, u] = best
+                load[best] += weights[b]
+                children[b, arcs.tail[best]] += 1
+            for i in range(arcs.out_ptr[u], arcs.out_ptr[u + 1]):
+                v = arcs.head[arcs.out[i]]
+                if depth[b, v] < 0:
+                    depth[b, v] = depth[b, u] + 1
+                    queue[last] = v
+                    last += 1
+    return Batches(roots.copy(), weights.copy(), arc, depth, children), load
+
+
+@nb.njit(cache=True)
+def with_room(batches, lists, count, more):
+    """The same batches with room for some more."""
+    room = len(batches.root)
+    if count + more <= room:
+        return batches, lists
+    room = 2 * room + more
+    grown = Batches(
+        _longer(batches.root, room),
+        _longer(batches.weight, room),
+        _taller(batches.arc, room),
+        _taller(batches.depth, room),
+        _taller(batches.children, room),
+    )
+    return grown, Lists(
+        lists.first,
+        _longer(lists.after, room),
+        _longer(lists.before, room),
+        _longer(lists.reach, room),
+    )
+
+
+@nb.njit(cache=True)
+def _longer(column, room):
+    out = np.zeros(room, column.dtype)
+    out[: len(column)] = column
+    return out
+
+
+@nb.njit(cache=True)
+def _taller(table, room):
+    out = np.zeros((room, table.shape[1]), table.dtype)
+    out[: len(table)] = table
+    return out
+
+
+@nb.njit(cache=True)
+def list_batches(arcs, batches, lists, count, v):
+    """List the batches by their arc into v."""
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        lists.first[a] = -1
+    for b in range(count - 1, -1, -1):
+        lists.reach[b] = -1
+        if batches.arc[b, v] >= 0:
+            _enter(lists, b, batches.arc[b, v])
+
+
+@nb.njit(cache=True)
+def _enter(lists, b, a):
+    lists.after[b], lists.before[b] = lists.first[a], -1
+    if lists.first[a] >= 0:
+        lists.before[lists.first[a]] = b
+    lists.first[a] = b
+
+
+@nb.njit(cache=True)
+def _leave(lists, b, a):
+    if lists.before[b] >= 0:
+        lists.after[lists.before[b]] = lists.after[b]
+    else:
+        lists.first[a] = lists.after[b]
+    if lists.after[b] >= 0:
+        lists.before[lists.after[b]] = lists.before[b]
+
+
+@nb.njit(cache=True)
+def is_below(arcs, batches, b, v, u):
+    """Whether u is v or a descendant of v."""
+    if batches.children[b, v] == 0:
+        return u == v
+    while batches.depth[b, u] > batches.depth[b, v]:
+        u = arcs.tail[batches.arc[b, u]]
+    return u == v
+
+
+@nb.njit(cache=True)
+def _subtree(arcs, batches, b, v, ranks):
+    """List v and its descendants, by depth; their number."""
+    ranks[0] = v
+    count, i = 1, 0
+    while i < count:
+        u = ranks[i]
+        i += 1
+        left, j = batches.children[b, u], arcs.out_ptr[u]
+        while left > 0:
+            a = arcs.out[j]
+            j += 1
+            if batches.arc[b, arcs.head[a]] == a:
+                ranks[count] = arcs.head[a]
+                count += 1
+                left -= 1
+    return count
+
+
+@nb.njit(cache=True)
+def reach_below(arcs, batches, b, v, ranks):
+    """Edges from v to its deepest descendant."""
+    if batches.children[b, v] == 0:
+        return 0
+    count = _subtree(arcs, batches, b, v, ranks)
+    return batches.depth[b, ranks[count - 1]] - batches.depth[b, v]
+
+
+@nb.njit(cache=True)
+def may_take(arcs, batches, lists, b, v, a, rise, height, ranks):
+    """Whether batch b stays a tree with arc a into v, v at most ``rise`` deeper than before.
+
+    What gets deeper must not exceed the height.
+    """
+    depth = batches.depth[b, arcs.tail[a]] + 1
+    if depth > batches.depth[b, v] + rise or is_below(arcs, batches, b, v, arcs.tail[a]):
+        return False
+    if depth <= batches.depth[b, v]:
+        return True
+    if lists.reach[b] < 0:
+        lists.reach[b] = reach_below(arcs, batches, b, v, ranks)
+    return depth + lists.reach[b] <= height
+
+
+@nb.njit(cache=True)
+def take(arcs, batches, lists, b, v, a, ranks):
+    """Replace the arc into v. The lists are those of v."""
+    old = batches.arc[b, v]
+    _leave(lists, b, old)
+    _enter(lists, b, a)
+    rise = batches.depth[b, arcs.tail[a]] + 1 - batches.depth[b, v]
+    if rise:
+        for i in range(_subtree(arcs, batches, b, v, ranks)):
+            batches.depth[b, ranks[i]] += rise
+    batches.children[b, arcs.tail[old]] -= 1
+    batches.children[b, arcs.tail[a]] += 1
+    batches.arc[b, v] = a
+
+
+@nb.njit(cache=True)
+def part(batches, lists, count, b, v, amount):
+    """Leave an amount of trees in batch b and make the rest a batch at the end. The lists are
+    those of v; there is room."""
+    rest = count
+    batches.weight[rest] = batches.weight[b] - amount
+    batches.weight[b] = amount
+    batches.root[rest] = batches.root[b]
+    batches.arc[rest] = batches.arc[b]
+    batches.depth[rest] = batches.depth[b]
+    batches.children[rest] = batches.children[b]
+    lists.reach[rest] = lists.reach[b]
+    _enter(lists, rest, batches.arc[b, v])
