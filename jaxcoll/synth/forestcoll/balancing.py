@@ -13,52 +13,76 @@ if possible; what is higher is then lowered by the same moves.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numba as nb
 import numpy as np
 
-from jaxcoll.synth.forestcoll.rehang import Trees
 from jaxcoll.synth.forestcoll.spanning import (
     Arcs,
-    Batches,
     Lists,
     is_below,
     list_batches,
     may_take,
+    measured,
     part,
-    reach_below,
     shortest_trees,
     take,
     with_room,
 )
+from jaxcoll.synth.forestcoll.tight_sets import Packed, contracted, inside, joined
 
 # Sweeps over all ranks that may end without having removed an overload for good.
 _PATIENCE = 12
 
 
-def balanced_trees(arcs: Arcs, trees: tuple[int, ...]) -> Trees | None:
+def balanced_trees(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
     """Spanning trees from every root, no arc carrying more than its capacity; None if not found.
 
     Args:
         trees: trees each rank is the root of; their sum and that of the capacities below 2**61.
     """
-    work = _Balancing(arcs, trees)
-    if not work.reached or not work.balance():
+    found = _packed(arcs, trees)
+    if found is None:
         return None
+    work = _Balancing(arcs, found)
     work.lower()
-    return work.trees()
+    return work.packed()
+
+
+def _packed(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
+    if len(trees) == 1:
+        return Packed(np.zeros(1, np.int64), np.asarray(trees), np.full((1, 1), -1, np.int32))
+    roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
+    shortest = shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
+    work = _Balancing(arcs, Packed(roots, *shortest))
+    if (shortest[1] < 0).sum() > len(roots):  # ranks that are out of reach of some root
+        return None
+    if work.settle():
+        return work.packed()
+    quotient = contracted(arcs, trees)
+    if quotient is None:
+        return work.packed() if work.clear() else None
+    outer = _packed(quotient.arcs, quotient.trees)
+    if outer is None:
+        return None
+    inner = []
+    for ranks in quotient.members():
+        one = _packed(*inside(arcs, trees, ranks))
+        if one is None:
+            return None
+        inner.append(one)
+    return joined(arcs, trees, quotient, outer, inner)
 
 
 class _Balancing:
     """Batches of trees on their way to balance, in columns that grow."""
 
-    def __init__(self, arcs: Arcs, trees: tuple[int, ...]):
-        n, links = len(trees), len(arcs.tail)
-        roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
-        weights = np.asarray(trees, np.int64)[roots]
+    def __init__(self, arcs: Arcs, packed: Packed):
+        links, n = len(arcs.tail), packed.arc.shape[1]
         self.arcs = arcs
-        self.batches, self.load = shortest_trees(arcs, roots, weights)
-        self.count = len(roots)
-        self.reached = bool((self.batches.depth >= 0).all())
+        self.batches, self.load = measured(arcs, packed.root, packed.weight, packed.arc)
+        self.count = len(packed.root)
         self.lists = Lists(np.empty(links, np.int64), *np.empty((3, self.count), np.int64))
         # By arc: the batch that an alternating path moves onto it, and from which arc; a queue, and
         # the arcs it has not met. Then ranks of a subtree.
@@ -73,20 +97,28 @@ class _Balancing:
     def excess(self) -> int:
         return int(np.maximum(self.load - self.arcs.capacity, 0).sum())
 
-    def balance(self) -> bool:
-        """Move trees until no arc is overloaded, within as little height as possible."""
-        height, left = self.height, self.excess
-        wide = min(self.most, 2 * height + 2)
-        while left and height < wide:
-            self._sweep(_settle_all, height)
-            now = self.excess
-            if now > left - (left >> 3):
-                height += 1
-            left = now
-        patience = _PATIENCE
+    def settle(self) -> bool:
+        """Move trees until no arc is overloaded.
+
+        Trees may stay as low as they are at first, unless too many arcs are overloaded for that.
+        """
+        lowest, left = self.height, self.excess
+        wide = min(self.most, 2 * lowest + 2)
+        crowded = 16 * left > int(self.load.sum())
+        for height in (wide,) if crowded else (lowest, lowest + 1, wide):
+            while left:
+                self._sweep(_settle_all, min(self.most, height))
+                before, left = left, self.excess
+                if 8 * left > 7 * before:
+                    break
+        return not left
+
+    def clear(self) -> bool:
+        """As ``settle``, moving descendants out of the way too, in trees of any height."""
+        height, left, patience = self.height, self.excess, _PATIENCE
         while left and patience:
-            self._sweep(_settle_all, height)
             self._sweep(_clear_all, height)
+            self._sweep(_settle_all, height)
             now = self.excess
             if now >= left:
                 patience -= 1
@@ -105,37 +137,54 @@ class _Balancing:
 
     def _least_height(self) -> int:
         roots = np.unique(self.batches.root[: self.count])
-        return int(shortest_trees(self.arcs, roots, np.ones(len(roots), np.int64))[0].depth.max())
+        ones = np.ones(len(roots), np.int64)
+        arc = shortest_trees(self.arcs, roots, ones)[1]
+        return int(measured(self.arcs, roots, ones, arc)[0].depth.max())
 
     def _sweep(self, kernel, height: int) -> None:
         self.batches, self.lists, self.count = kernel(
             self.arcs, self.batches, self.lists, self.load, self.scratch, self.count, height
         )
 
-    def trees(self) -> Trees:
-        """The batches as trees, ranks by depth."""
-        b = Batches(*(column[: self.count] for column in self.batches))
-        order = np.argsort(b.depth, axis=1, kind="stable").astype(np.int32)
-        parent = np.where(b.arc >= 0, self.arcs.tail[b.arc], -1).astype(np.int32)
-        return Trees(b.root, b.weight, order, np.take_along_axis(parent, order, axis=1))
+    def packed(self) -> Packed:
+        return Packed(*(column[: self.count] for column in self.batches[:3]))
 
 
 @nb.njit(cache=True)
 def _settle_all(arcs, batches, lists, load, scratch, count, height):
-    """Take overloads away at every rank, as far as its own arcs allow."""
+    """Take overloads away at every rank, as far as its own arcs allow.
+
+    Whole batches are moved first. Batches are parted only where little is left to move, so that
+    few are parted in vain while trees must not be as high as they need to be.
+    """
+    rises, most = (0, 2, len(arcs.ptr)), batches.weight[:count].max()
     for v in range(len(arcs.ptr) - 1):
-        if _overloaded(arcs, load, v) >= 0:
-            list_batches(arcs, batches, lists, count, v)
-            for rise in (0, 2, len(arcs.ptr)):
-                batches, lists, count = _shift(
-                    arcs, batches, lists, load, scratch, count, v, rise, height
-                )
-                batches, lists, count = _alternate(
-                    arcs, batches, lists, load, scratch, count, v, rise, height
-                )
-                if _overloaded(arcs, load, v) < 0:
-                    break
+        if _excess(arcs, load, v) == 0:
+            continue
+        list_batches(arcs, batches, lists, count, v)
+        for rise in rises:
+            batches, lists, count = _shift(
+                arcs, batches, lists, load, scratch, count, v, True, rise, height
+            )
+        if _excess(arcs, load, v) > most * (arcs.ptr[v + 1] - arcs.ptr[v]):
+            continue
+        for rise in rises:
+            batches, lists, count = _shift(
+                arcs, batches, lists, load, scratch, count, v, False, rise, height
+            )
+            batches, lists, count = _alternate(
+                arcs, batches, lists, load, scratch, count, v, rise, height
+            )
     return batches, lists, count
+
+
+@nb.njit(cache=True)
+def _excess(arcs, load, v):
+    """Trees beyond the capacities of the arcs into v."""
+    excess = 0
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        excess += max(0, load[a] - arcs.capacity[a])
+    return excess
 
 
 @nb.njit(cache=True)
@@ -148,52 +197,51 @@ def _overloaded(arcs, load, v):
 
 
 @nb.njit(cache=True)
-def _shift(arcs, batches, lists, load, scratch, count, v, rise, height):
+def _shift(arcs, batches, lists, load, scratch, count, v, whole, rise, height):
     """Move trees from overloaded arcs into v straight to arcs with capacity to spare.
 
-    Whole batches first; parts of batches where no capacity takes a whole one.
+    Args:
+        whole: whether batches may not be parted.
     """
-    spare, ranks = scratch[3], scratch[4]
-    for whole in (True, False):
-        free = 0
-        for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
-            if load[a] < arcs.capacity[a]:
-                spare[free] = a
-                free += 1
-        for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
-            b = lists.first[a] if load[a] > arcs.capacity[a] else -1
-            while b >= 0 and free and load[a] > arcs.capacity[a]:
-                after, best, place = lists.after[b], -1, -1
-                for i in range(free):
-                    w = spare[i]
-                    if whole and arcs.capacity[w] - load[w] < batches.weight[b]:
-                        continue
-                    if best >= 0:
-                        now, then = arcs.tail[best], arcs.tail[w]
-                        if batches.depth[b, then] >= batches.depth[b, now]:
-                            continue
-                    if may_take(arcs, batches, lists, b, v, w, rise, height, ranks):
-                        best, place = w, i
-                if best >= 0:
-                    amount = min(batches.weight[b], arcs.capacity[best] - load[best])
-                    if amount < batches.weight[b]:
-                        batches, lists = with_room(batches, lists, count, 1)
-                        part(batches, lists, count, b, v, amount)
-                        count += 1
-                    take(arcs, batches, lists, b, v, best, ranks)
-                    load[a] -= amount
-                    load[best] += amount
-                    if load[best] == arcs.capacity[best]:
-                        free -= 1
-                        spare[place] = spare[free]
-                b = after
+    spare, ranks, free = scratch[3], scratch[4], 0
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        if load[a] < arcs.capacity[a]:
+            spare[free] = a
+            free += 1
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        b = lists.first[a]
+        while b >= 0 and free and load[a] > arcs.capacity[a]:
+            after, best, place = lists.after[b], -1, -1
+            for i in range(free):
+                w = spare[i]
+                lower = (
+                    best < 0 or batches.depth[b, arcs.tail[w]] < batches.depth[b, arcs.tail[best]]
+                )
+                fits = not whole or arcs.capacity[w] - load[w] >= batches.weight[b]
+                if lower and fits and may_take(arcs, batches, lists, b, v, w, rise, height, ranks):
+                    best, place = w, i
+            if best >= 0:
+                amount = min(batches.weight[b], arcs.capacity[best] - load[best])
+                if amount < batches.weight[b]:
+                    batches, lists = with_room(batches, lists, count, 1)
+                    part(batches, lists, count, b, v, amount)
+                    count += 1
+                take(arcs, batches, lists, b, v, best, ranks)
+                load[a] -= amount
+                load[best] += amount
+                if load[best] == arcs.capacity[best]:
+                    free -= 1
+                    spare[place] = spare[free]
+            b = after
     return batches, lists, count
 
 
 @nb.njit(cache=True)
 def _alternate(arcs, batches, lists, load, scratch, count, v, rise, height):
     """Move trees from overloaded arcs into v along alternating paths to arcs with some to spare."""
-    while _overloaded(arcs, load, v) >= 0:
+    for _ in range(4 * (arcs.ptr[v + 1] - arcs.ptr[v])):
+        if _overloaded(arcs, load, v) < 0:
+            break
         end = _search(arcs, batches, lists, load, scratch, v, -1, -1, rise, height)
         if end < 0:
             break
@@ -298,7 +346,10 @@ def _clear_all(arcs, batches, lists, load, scratch, count, height):
         a = _overloaded(arcs, load, v)
         b, end = 0, count
         while a >= 0 and b < end:
-            if batches.arc[b, v] >= 0 and load[batches.arc[b, v]] > arcs.capacity[batches.arc[b, v]]:
+            if (
+                batches.arc[b, v] >= 0
+                and load[batches.arc[b, v]] > arcs.capacity[batches.arc[b, v]]
+            ):
                 batches, lists, count = _clear(
                     arcs, batches, lists, load, scratch, count, v, b, height
                 )

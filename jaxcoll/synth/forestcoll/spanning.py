@@ -44,39 +44,59 @@ def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:
 
 @nb.njit(cache=True)
 def shortest_trees(arcs, roots, weights):
-    """A breadth-first tree from each root, and the load of each arc.
+    """A breadth-first tree from each root: weights, and the arc into each rank, -1 out of reach.
 
     Of the arcs that end a shortest path to a rank, the tree takes the one with the least load for
-    its capacity. Ranks out of reach have depth -1.
+    its capacity.
     """
     n, count = len(arcs.ptr) - 1, len(roots)
-    arc, depth = np.full((count, n), -1, np.int32), np.full((count, n), -1, np.int16)
-    children = np.zeros((count, n), np.int16)
+    arc = np.full((count, n), -1, np.int32)
     load, queue = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
     for b in range(count):
+        depth = np.full(n, -1, np.int64)
         queue[0] = roots[b]
-        depth[b, roots[b]] = 0
+        depth[roots[b]] = 0
         first, last = 0, 1
         while first < last:
             u = queue[first]
             first += 1
-            if depth[b, u]:
+            if depth[u]:
                 best, least = -1, np.inf
                 for a in range(arcs.ptr[u], arcs.ptr[u + 1]):
-                    if depth[b, arcs.tail[a]] == depth[b, u] - 1:
+                    if depth[arcs.tail[a]] == depth[u] - 1:
                         share = (load[a] + weights[b]) / arcs.capacity[a]
                         if share < least:
                             best, least = a, share
                 arc[b, u] = best
                 load[best] += weights[b]
-                children[b, arcs.tail[best]] += 1
             for i in range(arcs.out_ptr[u], arcs.out_ptr[u + 1]):
                 v = arcs.head[arcs.out[i]]
-                if depth[b, v] < 0:
-                    depth[b, v] = depth[b, u] + 1
+                if depth[v] < 0:
+                    depth[v] = depth[u] + 1
                     queue[last] = v
                     last += 1
-    return Batches(roots.copy(), weights.copy(), arc, depth, children), load
+    return weights.copy(), arc
+
+
+@nb.njit(cache=True)
+def measured(arcs, root, weight, arc):
+    """Batches with the given arcs, and the load of each arc."""
+    count, n = arc.shape
+    depth, children = np.zeros((count, n), np.int16), np.zeros((count, n), np.int16)
+    load, path = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
+    for b in range(count):
+        for v in range(n):
+            length, u = 0, v
+            while arc[b, u] >= 0 and depth[b, u] == 0:
+                path[length] = u
+                length += 1
+                u = arcs.tail[arc[b, u]]
+            for i in range(length):
+                depth[b, path[i]] = depth[b, u] + length - i
+            if arc[b, v] >= 0:
+                children[b, arcs.tail[arc[b, v]]] += 1
+                load[arc[b, v]] += weight[b]
+    return Batches(root.copy(), weight.copy(), arc.copy(), depth, children), load
 
 
 @nb.njit(cache=True)
