@@ -58,12 +58,12 @@ class FlowNetwork:
 
     def flow(self, capacity: Capacities, source: int, sink: int, limit: int | None = None) -> int:
         """The maximum flow from source to sink, or ``limit`` once that much is found."""
-        room = self.room(capacity)
+        room = self._room(capacity)
         return self._run(room, source, sink, _total(capacity) if limit is None else limit)
 
     def carried(self, capacity: Capacities, source: int, sink: int) -> list[int]:
         """What each arc carries in one maximum flow."""
-        before = self.room(capacity)
+        before = self._room(capacity)
         after = before.copy()
         self._run(after, source, sink, _total(capacity))
         return [int(x) for x in (before - after)[self._place]]
@@ -72,7 +72,7 @@ class FlowNetwork:
         self, capacity: Capacities, source: int, targets: Iterable[int], need: int
     ) -> Shortfall | None:
         """The first of the targets that the source can send less than ``need`` to, if any."""
-        full = self.room(capacity)
+        full = self._room(capacity)
         for target in targets:
             flow = self._run(full.copy(), source, int(target), need)
             if flow < need:
@@ -91,13 +91,7 @@ class FlowNetwork:
             )
         )
 
-    @property
-    def columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For ``dinic``: arcs and reverse arcs by the vertex they leave (``ptr``), where each leads
-        (``head``), and the place of its reverse (``mate``)."""
-        return self._ptr, self._head, self._mate
-
-    def room(self, capacity: Capacities) -> np.ndarray:
+    def _room(self, capacity: Capacities) -> np.ndarray:
         """What each arc and each reverse arc can take: int64, or Python integers."""
         exact = _total(capacity) >= _SAFE
         room = np.zeros(len(self._head), object if exact else np.int64)

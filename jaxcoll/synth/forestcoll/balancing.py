@@ -21,6 +21,7 @@ import numpy as np
 from jaxcoll.synth.forestcoll.spanning import (
     Arcs,
     Lists,
+    Packed,
     is_below,
     list_batches,
     may_take,
@@ -30,7 +31,6 @@ from jaxcoll.synth.forestcoll.spanning import (
     take,
     with_room,
 )
-from jaxcoll.synth.forestcoll.tight_sets import Packed, contracted, inside, joined
 
 # Sweeps over all ranks that may end without having removed an overload for good.
 _PATIENCE = 12
@@ -51,8 +51,6 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
 
 
 def _packed(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
-    if len(trees) == 1:
-        return Packed(np.zeros(1, np.int64), np.asarray(trees), np.full((1, 1), -1, np.int32))
     roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
     shortest = shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
     work = _Balancing(arcs, Packed(roots, *shortest))
@@ -60,19 +58,7 @@ def _packed(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
         return None
     if work.settle():
         return work.packed()
-    quotient = contracted(arcs, trees)
-    if quotient is None:
-        return work.packed() if work.clear() else None
-    outer = _packed(quotient.arcs, quotient.trees)
-    if outer is None:
-        return None
-    inner = []
-    for ranks in quotient.members():
-        one = _packed(*inside(arcs, trees, ranks))
-        if one is None:
-            return None
-        inner.append(one)
-    return joined(arcs, trees, quotient, outer, inner)
+    return work.packed() if work.clear() else None
 
 
 class _Balancing:

@@ -20,8 +20,7 @@ from jaxcoll.flow import dinic
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
 from jaxcoll.synth.forestcoll.rehang import Trees, rehang
 from jaxcoll.synth.forestcoll.removal import Pair
-from jaxcoll.synth.forestcoll.spanning import Arcs, arcs_of, measured
-from jaxcoll.synth.forestcoll.tight_sets import Packed
+from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of, measured
 
 _SAFE = 2**61
 _SEVERAL = 64  # ranks up to which several orders are tried

@@ -6,6 +6,7 @@ batch is a number of identical trees. All functions are compiled; a batch is nam
 
 from __future__ import annotations
 
+import dataclasses
 from collections import namedtuple
 
 import numba as nb
@@ -22,6 +23,21 @@ Batches = namedtuple("Batches", ["root", "weight", "arc", "depth", "children"])
 # Batches by their arc into one rank, as linked lists: of each arc the first batch, of each batch
 # the next and the previous one; and how far each batch reaches below the rank (-1: not known yet).
 Lists = namedtuple("Lists", ["first", "after", "before", "reach"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """Batches of identical spanning trees.
+
+    Attributes:
+        root: root of each batch, int64 of shape (batches,).
+        weight: trees in each batch, int64 of shape (batches,).
+        arc: the arc into each rank, -1 at the root, int32 of shape (batches, ranks).
+    """
+
+    root: np.ndarray
+    weight: np.ndarray
+    arc: np.ndarray
 
 
 def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:

@@ -1,4 +1,4 @@
-"""Balanced trees: counted by hand on degraded and random networks, with and without tight sets."""
+"""Balanced trees: counted by hand on degraded and random networks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
-from jaxcoll.synth.forestcoll.spanning import Arcs, arcs_of
+from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of
 from jaxcoll.synth.forestcoll.stages import forest
-from jaxcoll.synth.forestcoll.tight_sets import Packed, contracted
 from jaxcoll.throughput import optimum
 from jaxcoll.topologies import hypercube, torus
 from jaxcoll.topology import Topology
@@ -27,15 +26,6 @@ def without(topology: Topology, *pairs: tuple[int, int]) -> Topology:
         [topology.exact_bandwidth[e] for e in keep],  # type: ignore[arg-type]
         name=f"{topology.name} as a list",
     )
-
-
-def two_rings(n: int) -> Topology:
-    """Two rings of n ranks, joined by two links: each ring is a tight set."""
-    ring = [(i, (i + 1) % n) for i in range(n)]
-    pairs = [*ring, *((u + n, v + n) for u, v in ring), (0, n), (n // 2, n + n // 2)]
-    src, dst = np.asarray([*pairs, *((v, u) for u, v in pairs)]).T
-    speed = [10**9 * (n if (u < n) == (v < n) else 1) for u, v in zip(src, dst, strict=True)]
-    return Topology(2 * n, src, dst, np.zeros(len(src)), speed, name=f"two rings of {n}")
 
 
 def columns(topology: Topology) -> tuple[Arcs, tuple[int, ...]]:
@@ -69,7 +59,6 @@ def count(arcs: Arcs, trees: tuple[int, ...], packed: Packed) -> None:
         without(hypercube(5)),
         without(torus(4, 6), (0, 1)),
         without(torus(3, 3, 3), (0, 1), (5, 8)),
-        two_rings(6),
     ],
     ids=lambda t: t.name,
 )
@@ -78,17 +67,6 @@ def test_trees_are_balanced(topology):
     packed = balanced_trees(arcs, trees)
     assert packed is not None
     count(arcs, trees, packed)
-
-
-def test_tight_sets_are_contracted():
-    arcs, trees = columns(two_rings(6))
-    quotient = contracted(arcs, trees)
-    assert quotient is not None
-    # No arc into a set that is contracted is left over.
-    for ranks in quotient.members():
-        if len(ranks) > 1:
-            inner = np.isin(arcs.head, ranks) & ~np.isin(arcs.tail, ranks)
-            assert arcs.capacity[inner].sum() == sum(trees) - sum(trees[r] for r in ranks)
 
 
 @pytest.mark.parametrize(
