@@ -18,11 +18,13 @@ import scipy.sparse as sp
 
 from jaxcoll.collective import Collective
 from jaxcoll.crossings import rests
+from jaxcoll.duality import transport_bound
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.exact import Number, as_fraction
+from jaxcoll.numerics import checks
 from jaxcoll.paths import exact_latency, hop_distances, latency_distances
 from jaxcoll.throughput import bottleneck
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 
 # Ways of parting a network that the traffic bound looks at; most have fewer bandwidths.
 _MOST_WAYS = 8
@@ -54,7 +56,11 @@ def bound(topology: Topology, collective: str | Collective, nbytes: Number) -> B
 
 
 def bounds(topology: Topology, collective: str | Collective, nbytes: Number) -> tuple[Bound, ...]:
-    """Every quick bound: distance, ingress, egress and, for all_reduce, traffic."""
+    """Every fast bound: distance, ingress, egress and, for all_reduce, traffic.
+
+    Traffic bounds all_to_all, gather and scatter, too: there every rank needs data of its own, and
+    bytes times distance have to fit the links (``jaxcoll.duality.transport_bound``).
+    """
     what = _collective(topology, collective)
     size = _size(nbytes)
     forward = latency_distances(topology)
@@ -63,9 +69,20 @@ def bounds(topology: Topology, collective: str | Collective, nbytes: Number) -> 
         _flow_bound(topology, what, size, forward, "ingress"),
         _flow_bound(topology.transpose(), what.dual(), size, forward.T, "egress"),
     )
-    if what.kind != "all_reduce":
-        return found
-    return *found, _traffic_bound(topology, what, size, max(b.time for b in found))
+    known = max(b.time for b in found)
+    if what.kind == "all_reduce":
+        return *found, _traffic_bound(topology, what, size, known)
+    if what.kind in ("all_to_all", "gather", "scatter"):
+        return *found, _transport_bound(topology, what, size, known)
+    return found
+
+
+def _transport_bound(topology: Topology, what: Collective, size: Fraction, known: float) -> Bound:
+    """What goes from rank to rank, times the distance, over what all links carry together."""
+    rest = np.minimum(_latency_to_a_rank(topology), known)
+    found = transport_bound(topology, _needs(what) * float(size), rest)
+    reason = f"bytes times distance, in {found.lengths}, over what all links carry together"
+    return Bound(found.time, "traffic", reason)
 
 
 def distance_bound(
@@ -320,6 +337,8 @@ def _slowest_rank(topology: Topology) -> Fraction:
 
 
 def _collective(topology: Topology, collective: str | Collective) -> Collective:
+    connected(topology)
+    checks.instance(collective, (str, Collective), "collective", CollectiveError)
     if isinstance(collective, str):
         return Collective(collective, topology.num_ranks)
     if collective.num_ranks != topology.num_ranks:
@@ -331,10 +350,4 @@ def _collective(topology: Topology, collective: str | Collective) -> Collective:
 
 
 def _size(nbytes: Number) -> Fraction:
-    try:
-        size = as_fraction(nbytes)
-    except ValueError as error:
-        raise CollectiveError(f"nbytes: {error}") from None
-    if size <= 0:
-        raise CollectiveError(f"nbytes must be above 0, got {nbytes}")
-    return size
+    return as_fraction(checks.positive(nbytes, "nbytes", CollectiveError))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import Number, as_fraction
+from jaxcoll.exact import Number
+from jaxcoll.numerics import checks
 
 # kind -> its dual: the kind whose schedules are its schedules run backwards.
 DUALS = {
@@ -28,6 +29,8 @@ DUALS = {
 KINDS = tuple(DUALS)
 REDUCING = frozenset({"reduce_scatter", "all_reduce", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+_MOST_RANKS = 2**22  # as many as a ``Topology`` may have
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,24 +65,14 @@ class Collective:
     root: int | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise CollectiveError(f"unknown collective {self.kind!r}; known: {', '.join(KINDS)}")
-        for name, value in (
-            ("num_ranks", self.num_ranks),
-            ("chunks_per_shard", self.chunks_per_shard),
-        ):
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise CollectiveError(f"{name} must be an integer of at least 1, got {value!r}")
-            object.__setattr__(self, name, int(value))
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            known = ", ".join(KINDS)
+            raise CollectiveError(f"unknown collective {checks.shown(self.kind)}; known: {known}")
+        for name, most in (("num_ranks", _MOST_RANKS), ("chunks_per_shard", None)):
+            count = checks.integer(getattr(self, name), name, CollectiveError, least=1, most=most)
+            checks.put(self, **{name: count})
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
-        try:
-            groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
-        except TypeError:
-            raise CollectiveError(
-                f"groups must be tuples of ranks, one a group, got {groups!r}"
-            ) from None
-        _check_groups(groups, self.num_ranks)
-        object.__setattr__(self, "groups", groups)
+        checks.put(self, groups=_checked_groups(groups, self.num_ranks))
         self._check_root()
         self._check_count()
 
@@ -88,13 +81,13 @@ class Collective:
             if self.root is not None:
                 raise CollectiveError(f"{self.kind} has no root, got root={self.root}")
             return
-        root = 0 if self.root is None else self.root
         smallest = min(len(group) for group in self.groups)
-        if not isinstance(root, (int, np.integer)) or not 0 <= root < smallest:
+        root = checks.integer(0 if self.root is None else self.root, "root", CollectiveError)
+        if not 0 <= root < smallest:
             raise CollectiveError(
-                f"root must be a place in every group, 0..{smallest - 1}, got {root!r}"
+                f"root must be a place in every group, 0..{smallest - 1}, got {root}"
             )
-        object.__setattr__(self, "root", int(root))
+        checks.put(self, root=root)
 
     def _check_count(self) -> None:
         count = self.chunks_per_shard * sum(self._shards(len(group)) for group in self.groups)
@@ -126,6 +119,13 @@ class Collective:
         """Chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``; int64."""
         sizes = [self._shards(len(group)) * self.chunks_per_shard for group in self.groups]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+    @property
+    def num_deliveries(self) -> int:
+        """Sends that every schedule has at least: a rank gets, or gives, each chunk it must."""
+        rooted = self.kind in ROOTED
+        pairs = ((1 if rooted else len(group)) * (len(group) - 1) for group in self.groups)
+        return self.chunks_per_shard * sum(pairs)
 
     def _shards(self, size: int) -> int:
         if self.kind in ("broadcast", "reduce"):
@@ -232,7 +232,7 @@ class Collective:
         The buffer is the larger of a rank's input and output: the gathered result, the vector to
         be reduced, the root's data, or what a rank exchanges with all (its own block included).
         """
-        total = as_fraction(nbytes)
+        total = checks.rational(nbytes, "nbytes", CollectiveError)
         return tuple(total / int(parts) for parts in self.chunks_per_buffer)
 
     def busbw_factor(self) -> Fraction:
@@ -264,6 +264,7 @@ class Collective:
 
     def with_kind(self, kind: str) -> Collective:
         """The collective of another kind on the same ranks, groups and chunks."""
+        checks.text(kind, "kind", CollectiveError)
         root = self.root if kind in ROOTED else None
         return dataclasses.replace(self, kind=kind, root=root)
 
@@ -276,11 +277,8 @@ class Collective:
         Raises:
             CollectiveError: not a permutation of the ranks.
         """
-        image = [int(rank) for rank in permutation]
-        if sorted(image) != list(range(self.num_ranks)):
-            raise CollectiveError(
-                f"relabel needs a permutation of the {self.num_ranks} ranks, got {permutation!r}"
-            )
+        image = checks.rank_permutation(permutation, self.num_ranks, "permutation", CollectiveError)
+        image = image.tolist()
         groups = tuple(tuple(image[rank] for rank in group) for group in self.groups)
         return dataclasses.replace(self, groups=groups)
 
@@ -293,7 +291,11 @@ class Collective:
         return f"Collective({self.kind}, {over}, {self.chunks_per_shard} chunks a shard{root})"
 
 
-def _check_groups(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> None:
+def _checked_groups(given, num_ranks: int) -> tuple[tuple[int, ...], ...]:
+    groups = tuple(
+        checks.integers(group, f"groups[{g}]", CollectiveError)
+        for g, group in enumerate(checks.members(given, "groups", CollectiveError))
+    )
     members = [rank for group in groups for rank in group]
     if not groups or not all(groups):
         raise CollectiveError(f"groups must be one or more non-empty tuples of ranks, got {groups}")
@@ -301,8 +303,9 @@ def _check_groups(groups: tuple[tuple[int, ...], ...], num_ranks: int) -> None:
     if outside:
         raise CollectiveError(f"groups name rank {outside[0]}; ranks are 0..{num_ranks - 1}")
     if len(set(members)) < len(members):
-        twice = next(rank for rank in members if members.count(rank) > 1)
+        twice = next(rank for rank, count in Counter(members).items() if count > 1)
         raise CollectiveError(f"groups must be disjoint; rank {twice} is in more than one place")
+    return groups
 
 
 def common_parts(collective: Collective) -> tuple[np.ndarray, int]:

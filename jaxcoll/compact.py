@@ -13,25 +13,30 @@ import dataclasses
 import fcntl
 import glob
 import json
+import math
 import os
 import secrets
 import shutil
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxcoll import fields
 from jaxcoll.collective import Collective
-from jaxcoll.errors import FormatError, ScheduleError
+from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
 from jaxcoll.exact import Number, as_fraction
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
-from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.provenance import Provenance, read_provenance, say_provenance
+from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
 _FORMAT = "jaxcoll compact schedule 1"
 _HEADER_BYTES = 2**20
+_MAX_COUNT = 2**48
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -211,7 +216,7 @@ class CompactWriter:
             "chunks_per_shard": self.collective.chunks_per_shard,
             "steps": len(self._counts) - 1,
             "sends": self._counts[-1],
-            "provenance": dataclasses.asdict(self.provenance),
+            "provenance": say_provenance(self.provenance),
         }
         (self._draft / "header.json").write_text(json.dumps(header, indent=2))
         os.replace(self._draft, self.folder)
@@ -253,56 +258,70 @@ def open_compact(folder: str | os.PathLike, topology: Topology) -> CompactSchedu
     Raises:
         FormatError: files that are missing, truncated or of another network.
     """
-    folder = Path(folder)
-    header = _read_header(folder / "header.json")
-    if header["topology"] != topology.digest:
-        raise FormatError(f"{folder} holds a schedule of another network than {topology}")
-    collective = Collective("all_gather", topology.num_ranks, header["chunks_per_shard"])
-    layout = _columns(collective, topology.num_links, header["steps"], header["sends"])
-    columns = {}
-    for name, (dtype, shape) in layout.items():
-        path = folder / name
-        expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        found = path.stat().st_size if path.is_file() else None
-        if found != expected:
-            raise FormatError(f"{path} should have {expected} bytes, has {found}")
-        empty = expected == 0
-        columns[name] = np.zeros(shape, dtype) if empty else np.memmap(path, dtype, "r", 0, shape)
+    folder = Path(checks.instance(folder, (str, os.PathLike), "folder", FormatError))
+    checks.instance(topology, Topology, "topology", FormatError)
+    try:
+        header = _read_header(folder / "header.json", topology)
+        collective = Collective("all_gather", topology.num_ranks, header.chunks_per_shard)
+        check_compact(topology, collective)
+        counts = (collective.num_chunks, collective.num_deliveries, header.sends)
+        fields.check_claims(str(folder), topology.num_ranks, *counts)
+        layout = _columns(collective, topology.num_links, header.steps, header.sends)
+        columns = {name: _map_column(folder / name, *form) for name, form in layout.items()}
+    except (CollectiveError, ScheduleError, OSError, ValueError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{folder} holds no compact schedule of {topology}: {error}") from error
     _check_columns(folder, columns)
-    said = header["provenance"]
-    provenance = Provenance(
-        str(said.get("synthesizer", "")),
-        dict(said.get("parameters", {})),
-        said.get("seed"),
-        float(said.get("seconds", 0.0)),
-        dict(said.get("certificate", {})),
-    )
-    return CompactSchedule(topology, collective, **columns, provenance=provenance)
+    return CompactSchedule(topology, collective, **columns, provenance=header.provenance)
 
 
-def _read_header(path: Path) -> Mapping[str, Any]:
+def _map_column(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    expected = math.prod(shape) * np.dtype(dtype).itemsize
+    found = path.stat().st_size if path.is_file() else None
+    if found != expected:
+        raise FormatError(f"{path} should have {expected} bytes, has {found}")
+    return np.memmap(path, dtype, "r", 0, shape) if expected else np.zeros(shape, dtype)
+
+
+class _Header(NamedTuple):
+    """What ``header.json`` says, beyond whose network it is."""
+
+    chunks_per_shard: int
+    steps: int
+    sends: int
+    provenance: Provenance
+
+
+def _read_header(path: Path, topology: Topology) -> _Header:
     if not path.is_file():
         raise FormatError(f"{path.parent} holds no compact schedule: there is no {path.name}")
     with open(path, "rb") as file:
         data = file.read(_HEADER_BYTES)
     try:
-        header = json.loads(data)
-    except ValueError as error:
-        raise FormatError(f"{path} is no JSON: {error}") from None
-    if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        raise FormatError(f"{path} does not say {_FORMAT!r}")
-    counts = [header.get(name) for name in ("chunks_per_shard", "steps", "sends")]
-    if not all(type(count) is int and 0 <= count < 2**48 for count in counts) or counts[0] == 0:
-        raise FormatError(f"{path} has counts that are none: {counts}")
-    if not isinstance(header.get("provenance"), dict):
-        raise FormatError(f"{path} has no provenance")
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} is not UTF-8 text: {error}") from None
+    said = fields.Fields(fields.parse(text), str(path))
+    said.take("format", fields.exactly(_FORMAT))
+    if said.take("topology", fields.text) != topology.digest:
+        raise FormatError(f"{path.parent} holds a schedule of another network than {topology}")
+    said.take("ranks", fields.whole(topology.num_ranks, topology.num_ranks))
+    count = fields.whole(0, _MAX_COUNT)
+    header = _Header(
+        said.take("chunks_per_shard", fields.whole(1, fields.INT32)),
+        said.take("steps", count),
+        said.take("sends", count),
+        said.take("provenance", read_provenance),
+    )
+    said.end()
     return header
 
 
 def _check_columns(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
     """What a replay relies on: counts that agree and an order that is one."""
     ptr, order = columns["step_ptr"], columns["order"]
-    if ptr[0] != 0 or ptr[-1] != len(columns["chunk"]) or (np.diff(ptr) < 0).any():
+    if ptr[0] != 0 or ptr[-1] != len(columns["chunk"]) or (ptr[1:] < ptr[:-1]).any():
         raise FormatError(f"{folder / 'step_ptr'} does not rise from 0 to the number of sends")
     if not np.array_equal(np.sort(order), np.arange(len(order))):
         raise FormatError(f"{folder / 'order'} is no order of the chunks")

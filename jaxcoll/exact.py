@@ -20,10 +20,12 @@ def as_fraction(value: Number) -> Fraction:
     decimals, and exact times stay readable and small that way.
 
     Raises:
-        ValueError: the value is NaN, infinite or not a number.
+        ValueError: the value is NaN, infinite, a boolean or not a number.
     """
     if isinstance(value, Fraction):
         return value
+    if isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"expected a number, got {value} of type {type(value).__name__}")
     if isinstance(value, (int, np.integer)):
         return Fraction(int(value))
     if isinstance(value, (float, np.floating)):
@@ -33,14 +35,6 @@ def as_fraction(value: Number) -> Fraction:
     if isinstance(value, Rational):
         return Fraction(value.numerator, value.denominator)
     raise ValueError(f"expected a number, got {value!r} of type {type(value).__name__}")
-
-
-def is_positive(value: Number) -> bool:
-    """Whether a value is a number, finite and above 0."""
-    try:
-        return as_fraction(value) > 0
-    except ValueError:
-        return False
 
 
 def fits_float(value: Fraction) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.numerics import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +27,14 @@ class Grid:
     wrap: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        if not self.shape or any(side < 1 for side in self.shape):
+        shape = checks.integers(self.shape, "shape", TopologyError)
+        if not shape or min(shape) < 1:
             raise TopologyError(
-                f"a grid needs one or more sides, each at least 1; got shape {self.shape}"
+                f"a grid needs one or more sides, each at least 1; got shape {shape}"
             )
+        wrap = checks.sequence(self.wrap, "wrap", TopologyError)
+        wrap = [checks.flag(w, f"wrap[{i}]", TopologyError) for i, w in enumerate(wrap)]
+        checks.put(self, shape=shape, wrap=tuple(wrap))
         if len(self.wrap) != len(self.shape):
             raise TopologyError(
                 f"wrap needs one flag a dimension: shape {self.shape} has {len(self.shape)}, "
@@ -37,7 +43,6 @@ class Grid:
         effective = tuple(
             bool(w) and side > 2 for w, side in zip(self.wrap, self.shape, strict=True)
         )
-        object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
         object.__setattr__(self, "wrap", effective)
 
     @property
@@ -93,7 +98,8 @@ class Placement:
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranks", tuple(int(rank) for rank in self.ranks))
+        checks.instance(self.grid, Grid, "grid", TopologyError)
+        checks.put(self, ranks=checks.integers(self.ranks, "ranks", TopologyError, least=0))
         count = len(self.ranks)
         if count != self.grid.size or sorted(self.ranks) != list(range(count)):
             raise TopologyError(
@@ -111,9 +117,10 @@ class Placement:
         return Placement(self.grid, tuple(permutation[list(self.ranks)]))
 
 
-def per_dimension(value: object, dimensions: int, what: str) -> tuple:
+def per_dimension(value: Any, dimensions: int, what: str) -> tuple:
     """Repeat a scalar for each dimension, or check that a sequence has one value for each."""
-    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+    is_array = isinstance(value, np.ndarray) and value.ndim > 0
+    if is_array or (isinstance(value, Sequence) and not isinstance(value, (str, bytes))):
         if len(value) != dimensions:
             raise TopologyError(
                 f"{what} needs one value or one for each of {dimensions} dimensions, "

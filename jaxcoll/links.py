@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -10,28 +10,24 @@ import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.exact import as_fraction, fits_float
+from jaxcoll.numerics import checks
 
-
-def whole_number(value, what: str) -> int:
-    """A count as an int."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TopologyError(f"{what} must be an integer, got {value!r}") from None
+# Vertices of the largest network: some columns have a number for each, whatever joins them.
+MAX_VERTICES = 2**22
 
 
 def vertex_column(values, what: str) -> np.ndarray:
     """Vertex numbers as int32."""
     try:
-        column = np.asarray(values)
-    except ValueError:
-        raise TopologyError(
-            f"{what} must be one column of vertex numbers, got {values!r}"
-        ) from None
-    if column.size == 0:
+        column = np.asarray(checks.bounded(values, what, TopologyError))
+    except (ValueError, OverflowError):
+        column = np.zeros((), object)
+    if column.ndim == 1 and column.size == 0:
         return np.zeros(0, np.int32)
     if column.ndim != 1 or column.dtype.kind not in "iu":
-        raise TopologyError(f"{what} must be one column of vertex numbers, got {values!r}")
+        raise TopologyError(
+            f"{what} must be one column of vertex numbers, got {checks.shown(values)}"
+        )
     if column.min() < 0 or column.max() > np.iinfo(np.int32).max:
         raise TopologyError(
             f"{what} holds a vertex number out of range: {column.min()}..{column.max()}"
@@ -42,7 +38,7 @@ def vertex_column(values, what: str) -> np.ndarray:
 def float_column(values, what: str) -> np.ndarray:
     """Numbers, finite or not, as float64; ``check_links`` judges them."""
     try:
-        column = np.asarray(values, dtype=np.float64)
+        column = np.asarray(checks.bounded(values, what, TopologyError), dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise TopologyError(f"{what} must be one column of numbers: {error}") from None
     if column.ndim != 1:
@@ -55,10 +51,13 @@ def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         return None
     try:
-        exact = tuple(as_fraction(value) for value in values)
+        given = checks.members(values, what, TopologyError)
+        known = {value: as_fraction(value) for value in given}
     except (TypeError, ValueError) as error:
         raise TopologyError(f"{what}: {error}") from None
-    return None if all(fits_float(value) for value in set(exact)) else exact
+    if all(fits_float(exact) for exact in set(known.values())):
+        return None
+    return tuple(known[value] for value in given)
 
 
 def fractions_of(column: np.ndarray) -> tuple[Fraction, ...]:
@@ -136,17 +135,26 @@ def chosen_links(links, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
         TopologyError: a number or pair of which there is no link.
     """
     chosen = np.zeros(len(src), bool)
-    for link in links:
-        if isinstance(link, (tuple, list)) and len(link) == 2:
-            between = (src == link[0]) & (dst == link[1])
+    for link in checks.members(links, "links", TopologyError):
+        if isinstance(link, (tuple, list)):
+            u, v = _pair(link)
+            between = (src == u) & (dst == v)
         else:
-            between = np.arange(len(src)) == whole_number(link, "a link")
+            between = np.arange(len(src)) == checks.integer(link, "a link", TopologyError)
         if not between.any():
             raise TopologyError(
                 f"there is no link {link!r}; links are 0..{len(src) - 1}, or pairs of vertices"
             )
         chosen |= between
     return chosen
+
+
+def _pair(link: Iterable) -> tuple[int, ...]:
+    """The two vertices of a link."""
+    ends = checks.integers(link, "a link", TopologyError, least=0, most=MAX_VERTICES)
+    if len(ends) != 2:
+        raise TopologyError(f"a link is a number or a pair of vertices, got {link!r}")
+    return ends
 
 
 def check_survivors(num_vertices: int, ranks: np.ndarray, src, dst, gone: np.ndarray) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxcoll.embedding import embed
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Synthesizer, synthesize
 from jaxcoll.topology import Topology
@@ -47,6 +48,7 @@ def reorder(
     Raises:
         TopologyError: another number of ranks, or no such order was found.
     """
+    checks.instance(topology, Topology, "topology", TopologyError)
     if not hasattr(mesh_or_devices, "axis_names"):
         devices: Any = list(mesh_or_devices)  # type: ignore[arg-type]
         order = embed(topology, Topology.from_devices(devices, wrap=wrap, within=within))
@@ -96,9 +98,10 @@ def axis_schedule(
     mesh,
     axis_name: str | Sequence[str],
     kind: str,
-    synthesizer: str | Synthesizer = "tacos",
+    synthesizer: str | Synthesizer = "auto",
     *,
-    chunks: int = 1,
+    nbytes: float | None = None,
+    chunks: int | None = None,
     seed: int = 0,
     topology: Topology | None = None,
 ) -> Schedule:
@@ -114,7 +117,7 @@ def axis_schedule(
     Args:
         mesh, axis_name: as for ``axis_groups``.
         kind: a kind of collective without a root.
-        synthesizer, chunks, seed: as for ``synthesize``.
+        synthesizer, nbytes, chunks, seed: as for ``synthesize``.
         topology: the network of all devices in the order of the mesh; ``Topology.from_mesh(mesh)``
             when omitted.
 
@@ -129,4 +132,6 @@ def axis_schedule(
         raise TopologyError(
             f"{topology} has {topology.num_ranks} ranks, the mesh {np.size(mesh.devices)} devices"
         )
-    return synthesize(topology, kind, synthesizer, chunks=chunks, groups=groups, seed=seed)
+    return synthesize(
+        topology, kind, synthesizer, nbytes=nbytes, chunks=chunks, groups=groups, seed=seed
+    )

@@ -13,13 +13,14 @@ import scipy.sparse as sp
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.exact import as_fraction, common_denominator
-from jaxcoll.topology import Topology
+from jaxcoll.numerics import checks
+from jaxcoll.topology import Topology, connected
 
 
 def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
     """One contiguous column of integers; refuses what the type would round or wrap."""
     try:
-        given = np.asarray(values)
+        given = np.asarray(checks.bounded(values, what, ScheduleError))
         with np.errstate(invalid="ignore"):
             column = np.ascontiguousarray(given, dtype)
     except (TypeError, ValueError, OverflowError) as error:
@@ -64,6 +65,7 @@ class Edges:
     @classmethod
     def from_links(cls, topology: Topology) -> Edges:
         """Edge i is link i; only for networks without switches."""
+        checks.instance(topology, Topology, "topology", ScheduleError)
         if not topology.is_direct:
             raise ScheduleError(f"{topology} has switches: give its edges paths through them")
         links = np.arange(topology.num_links)
@@ -99,26 +101,20 @@ class Edges:
             raise ScheduleError("path_ptr must run from 0 to the number of path links")
         if count == 0:
             return
-        self._refuse(self.hops < 1, "has no links")
+        # Compared, not subtracted: differences of hostile numbers wrap around.
+        self._refuse(self.path_ptr[1:] <= self.path_ptr[:-1], "has no links")
         ends = np.stack([self.src, self.dst])
         self._refuse(((ends < 0) | (ends >= topology.num_ranks)).any(axis=0), "does not join ranks")
-        bad_link = (self.path_link < 0) | (self.path_link >= topology.num_links)
-        edge_of = np.repeat(np.arange(count), self.hops)
-        if bad_link.any():
-            edge = int(edge_of[np.flatnonzero(bad_link)[0]])
-            raise ScheduleError(f"edge {edge} uses a link that {topology} does not have")
-        start, end = topology.src[self.path_link], topology.dst[self.path_link]
-        first, last = self.path_ptr[:-1], self.path_ptr[1:] - 1
-        joined = np.ones(len(self.path_link), bool)
-        joined[1:] = start[1:] == end[:-1]
-        joined[first] = start[first] == self.src
-        joined[last] &= end[last] == self.dst
-        if not joined.all():
-            edge = int(edge_of[np.flatnonzero(~joined)[0]])
-            self._refuse(
-                np.arange(count) == edge,
-                f"has a broken path {[topology.link_name(x) for x in self.path(edge)]}",
-            )
+        bad = _first_broken(
+            self.src, self.dst, self.path_ptr, self.path_link, topology.src, topology.dst
+        )
+        if bad < 0:
+            return
+        path = self.path(bad)
+        if min(path) < 0 or max(path) >= topology.num_links:
+            raise ScheduleError(f"edge {bad} uses a link that {topology} does not have")
+        names = [topology.link_name(link) for link in path[:8]]
+        self._refuse(np.arange(count) == bad, f"has a broken path {names}")
 
     def _refuse(self, bad, text: str) -> None:
         if bad.any():
@@ -144,12 +140,27 @@ class Edges:
         )
 
 
+@nb.njit(cache=True)
+def _first_broken(src, dst, path_ptr, path_link, link_src, link_dst):
+    """The first edge whose path is not one of links from its source to its destination, or -1."""
+    for e in range(len(src)):
+        at = src[e]
+        for i in range(path_ptr[e], path_ptr[e + 1]):
+            link = path_link[i]
+            if link < 0 or link >= len(link_src) or link_src[link] != at:
+                return e
+            at = link_dst[link]
+        if at != dst[e]:
+            return e
+    return -1
+
+
 # ---------------------------------------------------------------------- distances
 
 
 def hop_distances(topology: Topology) -> np.ndarray:
     """Fewest links from rank to rank, int32 of shape (ranks, ranks)."""
-    n = topology.num_ranks
+    n = connected(topology).num_ranks
     out = np.empty((n, n), np.int32)
     ptr, link = topology.out_links
     _all_hops(ptr, topology.dst[link].astype(np.int32), out)
@@ -158,11 +169,19 @@ def hop_distances(topology: Topology) -> np.ndarray:
 
 def latency_distances(topology: Topology) -> np.ndarray:
     """Least sum of alpha from rank to rank in seconds, float64 of shape (ranks, ranks)."""
+    return least_distances(connected(topology), topology.alpha)
+
+
+def least_distances(topology: Topology, lengths: np.ndarray) -> np.ndarray:
+    """Least sum of lengths from rank to rank, float64 of shape (ranks, ranks).
+
+    Args:
+        lengths: of each link, at least 0, float64 of shape (links,).
+    """
     n = topology.num_ranks
-    alpha = topology.alpha
-    if topology.num_links and (alpha == alpha[0]).all():
-        return hop_distances(topology) * float(alpha[0])
-    return sp.csgraph.dijkstra(latency_graph(topology), indices=np.arange(n))[:, :n]
+    if topology.num_links and (lengths == lengths[0]).all():
+        return hop_distances(topology) * float(lengths[0])
+    return sp.csgraph.dijkstra(_graph_of(topology, lengths), indices=np.arange(n))[:, :n]
 
 
 def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
@@ -177,13 +196,17 @@ def exact_latency(topology: Topology, u: int, v: int) -> Fraction:
 
 
 def latency_graph(topology: Topology) -> sp.csr_matrix:
-    """Alpha between vertices, of parallel links the least (a sparse matrix would add them up)."""
-    alpha = topology.alpha
-    order = np.lexsort((alpha, topology.dst, topology.src))
+    """Alpha between vertices, of parallel links the least."""
+    return _graph_of(topology, topology.alpha)
+
+
+def _graph_of(topology: Topology, lengths: np.ndarray) -> sp.csr_matrix:
+    """Lengths between vertices, of parallel links the least (a sparse matrix would add them)."""
+    order = np.lexsort((lengths, topology.dst, topology.src))
     pair = topology.src[order].astype(np.int64) * topology.num_vertices + topology.dst[order]
     keep = order[np.append(True, pair[1:] != pair[:-1])] if len(order) else order
     ends = (topology.src[keep], topology.dst[keep])
-    return sp.csr_matrix((alpha[keep], ends), shape=(topology.num_vertices,) * 2)
+    return sp.csr_matrix((lengths[keep], ends), shape=(topology.num_vertices,) * 2)
 
 
 @nb.njit(cache=True)
@@ -222,7 +245,9 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
 
     Raises:
         ScheduleError: columns of unequal length, a number that is no rank, a pair of equal ranks.
+        TopologyError: ranks that cannot reach each other.
     """
+    connected(topology)
     src, dst = whole_numbers(src, np.int32, "src"), whole_numbers(dst, np.int32, "dst")
     _check_pairs(topology, src, dst)
     ptr, link = topology.out_links

@@ -12,28 +12,14 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import ScheduleError
+from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges, whole_numbers
+from jaxcoll.provenance import Provenance
 from jaxcoll.topology import Topology
 
-
-@dataclasses.dataclass(frozen=True)
-class Provenance:
-    """Where a schedule comes from. Not part of its content: equal schedules may differ here.
-
-    Attributes:
-        synthesizer: name of the algorithm.
-        parameters: its hyperparameters, by name.
-        seed: the seed it was given.
-        seconds: wall time it took.
-        certificate: what it claims of its result, by name (a bound it meets, a path it took).
-    """
-
-    synthesizer: str = ""
-    parameters: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    seed: int | None = None
-    seconds: float = 0.0
-    certificate: Mapping[str, object] = dataclasses.field(default_factory=dict)
+_UNKNOWN = Provenance()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -73,9 +59,16 @@ class Schedule:
     edge: np.ndarray
     chunk: np.ndarray
     reduce: np.ndarray
-    provenance: Provenance = Provenance()
+    provenance: Provenance = _UNKNOWN
 
     def __post_init__(self) -> None:
+        for name, kind in (
+            ("topology", Topology),
+            ("collective", Collective),
+            ("edges", Edges),
+            ("provenance", Provenance),
+        ):
+            checks.instance(getattr(self, name), kind, name, ScheduleError)
         if self.topology.num_ranks != self.collective.num_ranks:
             raise ScheduleError(
                 f"the topology has {self.topology.num_ranks} ranks, "
@@ -85,8 +78,8 @@ class Schedule:
         columns = {
             "step_ptr": whole_numbers(self.step_ptr, np.int64, "step_ptr"),
             "edge": whole_numbers(self.edge, np.int32, "edge"),
-            "chunk": np.asarray(self.chunk),
-            "reduce": np.asarray(self.reduce, bool),
+            "chunk": _chunk_column(self.chunk),
+            "reduce": _flags(self.reduce),
         }
         _check_columns(columns, len(self.edges), self.collective.num_chunks)
         edges, image = _canonical_edges(self.edges)
@@ -116,7 +109,7 @@ class Schedule:
         reduce: bool | Sequence[bool] | np.ndarray = False,
         *,
         edges: Edges | None = None,
-        provenance: Provenance = Provenance(),
+        provenance: Provenance = _UNKNOWN,
     ) -> Schedule:
         """The schedule of sends given in any order.
 
@@ -129,10 +122,11 @@ class Schedule:
             edges: the edges; the links of the topology when omitted.
         """
         edges = Edges.from_links(topology) if edges is None else edges
+        checks.instance(edges, Edges, "edges", ScheduleError)
         step = whole_numbers(step, np.int64, "step")
         edge = whole_numbers(edge, np.int64, "edge")
         chunk = whole_numbers(chunk, np.int32, "chunk")
-        reduce = np.asarray(reduce, bool)
+        reduce = _flags(reduce)
         lengths = [len(step), len(edge), len(chunk), *reduce.shape[:1]]
         if len(set(lengths)) > 1:
             raise ScheduleError(
@@ -254,8 +248,13 @@ class Schedule:
         return self.collective.dual_chunks()[self.chunk].astype(self.chunk.dtype)
 
     def relabel(self, permutation: Sequence[int] | np.ndarray) -> Schedule:
-        """The same schedule in which rank r is called ``permutation[r]``."""
-        image = np.asarray(permutation, np.int64)
+        """The same schedule in which rank r is called ``permutation[r]``.
+
+        Raises:
+            TopologyError: not a permutation of the ranks.
+        """
+        count = self.topology.num_ranks
+        image = checks.rank_permutation(permutation, count, "permutation", TopologyError)
         topology = self.topology.relabel(image)
         edges = self.edges.relabel(image, self.topology.relabel_links(image))
         collective = self.collective.relabel(image)
@@ -276,6 +275,8 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
     Raises:
         ScheduleError: other kinds, or two schedules of different topologies, groups or chunks.
     """
+    for name, schedule in (("first", first), ("second", second)):
+        checks.instance(schedule, Schedule, name, ScheduleError)
     kinds = (first.collective.kind, second.collective.kind)
     if kinds != ("reduce_scatter", "all_gather"):
         raise ScheduleError(f"concatenate joins a reduce_scatter and an all_gather, got {kinds}")
@@ -314,28 +315,32 @@ def _canonical_edges(edges: Edges) -> tuple[Edges, np.ndarray | None]:
     count = len(edges)
     if count == 0:
         return edges, None
-    width = int(edges.hops.max())
-    paths = np.full((count, width), -1, np.int32)
-    column = np.arange(len(edges.path_link)) - np.repeat(edges.path_ptr[:-1], edges.hops)
-    paths[np.repeat(np.arange(count), edges.hops), column] = edges.path_link
-    order = np.lexsort(paths.T[::-1])
-    in_order = paths[order]
-    fresh = np.ones(count, bool)
-    fresh[1:] = (in_order[1:] != in_order[:-1]).any(axis=1)
-    if fresh.all() and np.array_equal(order, np.arange(count)):
+    keep, image = distinct_rows(edges.path_ptr, edges.path_link)
+    if len(keep) == count and (image[1:] > image[:-1]).all():
         return edges, None
-    image = np.empty(count, np.int32)
-    image[order] = np.cumsum(fresh) - 1
-    keep = order[fresh]
-    hops = edges.hops[keep]
-    kept = paths[keep]
-    canonical = Edges(
-        edges.src[keep],
-        edges.dst[keep],
-        np.concatenate([[0], np.cumsum(hops)]),
-        kept[np.arange(width) < hops[:, None]],
-    )
-    return canonical, image
+    paths = take_rows(edges.path_ptr, edges.path_link, keep)
+    return Edges(edges.src[keep], edges.dst[keep], *paths), image.astype(np.int32)
+
+
+def _chunk_column(values) -> np.ndarray:
+    """Chunks of sends, in the type they are given in: large schedules keep them narrow."""
+    try:
+        return np.asarray(checks.bounded(values, "chunk", ScheduleError))
+    except (ValueError, OverflowError) as error:
+        raise ScheduleError(f"chunk must be one column of integers: {error}") from None
+
+
+def _flags(values) -> np.ndarray:
+    """Flags of sends, or one for all, as bool."""
+    try:
+        given = np.asarray(checks.bounded(values, "reduce", ScheduleError))
+    except ValueError:
+        given = np.zeros((), object)
+    if given.size and (given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all()):
+        raise ScheduleError(f"reduce must hold True and False, got {checks.shown(values)}")
+    if given.ndim > 1:
+        raise ScheduleError(f"reduce must be one column, got shape {given.shape}")
+    return np.asarray(given, bool)
 
 
 @nb.njit(cache=True)
@@ -357,7 +362,7 @@ def _check_columns(columns: Mapping[str, np.ndarray], num_edges: int, num_chunks
     shapes = [column.shape for column in (edge, chunk, columns["reduce"])]
     if set(shapes) != {(sends,)}:
         raise ScheduleError(f"edge, chunk and reduce need one value a send, got shapes {shapes}")
-    if len(ptr) < 1 or ptr[0] != 0 or ptr[-1] != sends or (np.diff(ptr) < 0).any():
+    if len(ptr) < 1 or ptr[0] != 0 or ptr[-1] != sends or (ptr[1:] < ptr[:-1]).any():
         raise ScheduleError(f"step_ptr must rise from 0 to the number of sends, {sends}")
     if sends == 0:
         return

@@ -19,8 +19,8 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.exact import Number, as_fraction, common_denominator
 from jaxcoll.flow import FlowNetwork, Shortfall
-from jaxcoll.links import whole_number
-from jaxcoll.topology import Topology
+from jaxcoll.numerics import checks
+from jaxcoll.topology import Topology, connected
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Optimum:
         Raises:
             TopologyError: the cut holds every rank, or its numbers are not the network's.
         """
+        checks.instance(topology, Topology, "topology", TopologyError)
         ranks = tuple(sorted(v for v in self.cut if v < topology.num_ranks))
         leaving = Fraction(0)
         for u, v, bandwidth in zip(
@@ -133,6 +134,7 @@ def optimum(topology: Topology, weights: Sequence[Number] | None = None) -> Opti
         TopologyError: fewer than two ranks, bad weights, or a network with switches in which a
             vertex has more bandwidth in than out or the reverse (see ``balanced``).
     """
+    connected(topology)
     check_balanced(topology)
     return bottleneck(topology, weights)
 
@@ -197,10 +199,10 @@ def fixed_k(
     Raises:
         TopologyError: as ``optimum``, or k is less than 1.
     """
-    k = whole_number(k, "k")
-    if k < 1:
-        raise TopologyError(f"a schedule needs at least one tree a rank, got k={k}")
+    connected(topology)
+    k = checks.integer(k, "k", TopologyError, least=1)
     best = optimum(topology, weights) if best is None else best
+    checks.instance(best, Optimum, "best", TopologyError)
     whole, (links, unit) = best.weights, _whole_bandwidths(topology)
     n, total = topology.num_ranks, sum(whole)
     network = network_with_source(topology)
@@ -262,6 +264,7 @@ def balanced(topology: Topology) -> Topology:
     Raises:
         TopologyError: ranks can no longer reach each other.
     """
+    connected(topology)
     links, unit = _whole_bandwidths(topology)
     left = _trimmed(topology, links)
     keep = [e for e, b in enumerate(left) if b]
@@ -302,13 +305,14 @@ def whole_weights(topology: Topology, weights: Sequence[Number] | None) -> tuple
     if n < 2:
         raise TopologyError(f"with {n} rank there is nothing to gather")
     try:
-        exact = [as_fraction(w) for w in ([1] * n if weights is None else weights)]
+        given = [1] * n if weights is None else weights
+        exact = [as_fraction(w) for w in checks.members(given, "weights", TopologyError)]
     except (TypeError, ValueError) as error:
         raise TopologyError(f"weights: {error}") from None
     if len(exact) != n or min(exact) < 0 or not any(exact):
         raise TopologyError(
             f"weights need one number for each of {n} ranks, at least 0 and not all 0, "
-            f"got {weights!r}"
+            f"got {checks.shown(weights)}"
         )
     whole, _ = _whole(exact)
     return tuple(whole)

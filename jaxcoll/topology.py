@@ -17,6 +17,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.graphs import describe_graph, make_graph
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.links import (
+    MAX_VERTICES,
     canonical_order,
     check_links,
     check_survivors,
@@ -27,8 +28,8 @@ from jaxcoll.links import (
     group_by,
     maps_onto_itself,
     vertex_column,
-    whole_number,
 )
+from jaxcoll.numerics import checks
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -59,6 +60,8 @@ class Topology:
             order gives the grid, too.
         generators: automorphisms as vertex permutations (``generators[g][v]`` is v's image);
             together they generate the known symmetry of the network.
+        allow_unreachable: whether ranks may be unable to reach each other. Only
+            ``simulate_messages`` and the drawings take such networks; everything else refuses them.
 
     Raises:
         TopologyError: no ranks, unequal columns, a vertex out of range, a self-loop, alpha < 0,
@@ -77,19 +80,21 @@ class Topology:
     grid: Grid | None = None
     placement: Placement | None = None
     generators: tuple[tuple[int, ...], ...] = ()
+    allow_unreachable: bool = False
     _exact_bandwidth: tuple[Fraction, ...] | None = dataclasses.field(default=None, init=False)
 
     def __post_init__(self) -> None:
         put = functools.partial(object.__setattr__, self)
-        put("num_ranks", whole_number(self.num_ranks, "num_ranks"))
-        if self.num_ranks < 1:
-            raise TopologyError(f"a network needs at least one rank, got {self.num_ranks}")
-        put("num_vertices", whole_number(self.num_vertices, "num_vertices") or self.num_ranks)
+        limits = {"error": TopologyError, "most": MAX_VERTICES}
+        put("num_ranks", checks.integer(self.num_ranks, "num_ranks", least=1, **limits))
+        vertices = checks.integer(self.num_vertices, "num_vertices", least=0, **limits)
+        put("num_vertices", vertices or self.num_ranks)
         if self.num_vertices < self.num_ranks:
             raise TopologyError(
                 f"num_vertices counts ranks and switches: {self.num_vertices} is less than "
                 f"{self.num_ranks} ranks"
             )
+        put("name", checks.text(self.name, "name", TopologyError))
         exact = exact_column(self.bandwidth, "bandwidth")
         columns = {
             "src": vertex_column(self.src, "src"),
@@ -104,9 +109,13 @@ class Topology:
             column.setflags(write=False)
             put(name, column)
         put("_exact_bandwidth", None if exact is None else tuple(exact[i] for i in order))
-        put("vertex_names", tuple(str(name) for name in self.vertex_names))
+        names = checks.members(self.vertex_names, "vertex_names", TopologyError)
+        put("vertex_names", tuple(str(name) for name in names))
+        put("generators", self._checked_generators())
+        checks.flag_fields(self, TopologyError, "allow_unreachable")
         self._check_descriptions()
-        self._check_connected()
+        if not self.allow_unreachable:
+            self.check_connected()
 
     # ------------------------------------------------------------------ checks
 
@@ -127,7 +136,16 @@ class Topology:
             if not maps_onto_itself(image, *links):
                 raise TopologyError("a generator must map the links of the network onto themselves")
 
+    def _checked_generators(self) -> tuple[tuple[int, ...], ...]:
+        given = checks.members(self.generators, "generators", TopologyError)
+        return tuple(
+            checks.integers(image, f"generators[{g}]", TopologyError, least=0)
+            for g, image in enumerate(given)
+        )
+
     def _check_placement(self) -> None:
+        for name, kind in (("grid", Grid), ("placement", Placement)):
+            checks.optional(getattr(self, name), checks.instance, kind, name, TopologyError)
         placement = self.placement
         grid = self.grid if placement is None else placement.grid
         if grid is None:
@@ -144,7 +162,12 @@ class Topology:
         object.__setattr__(self, "placement", placement)
         object.__setattr__(self, "grid", placement.grid if placement.is_in_order else None)
 
-    def _check_connected(self) -> None:
+    def check_connected(self) -> None:
+        """Refuse a network in which some rank cannot reach another.
+
+        Raises:
+            TopologyError: naming two ranks without a path.
+        """
         n = self.num_ranks
         if n == 1:
             return
@@ -285,8 +308,8 @@ class Topology:
                 cannot reach each other; the message names the cut.
         """
         lost = np.zeros(self.num_vertices, bool)
-        for rank in ranks:
-            if not 0 <= whole_number(rank, "a rank") < self.num_ranks:
+        for rank in checks.members(ranks, "ranks", TopologyError):
+            if not 0 <= checks.integer(rank, "a rank", TopologyError) < self.num_ranks:
                 raise TopologyError(f"there is no rank {rank}; ranks are 0..{self.num_ranks - 1}")
             lost[rank] = True
         gone = chosen_links(links, self.src, self.dst) | lost[self.src] | lost[self.dst]
@@ -308,11 +331,7 @@ class Topology:
         )
 
     def _vertex_image(self, permutation: Sequence[int] | np.ndarray) -> np.ndarray:
-        image = np.asarray(permutation, dtype=np.int64)
-        if not np.array_equal(np.sort(image), np.arange(self.num_ranks)):
-            raise TopologyError(
-                f"relabel needs a permutation of the {self.num_ranks} ranks, got {permutation!r}"
-            )
+        image = checks.rank_permutation(permutation, self.num_ranks, "permutation", TopologyError)
         return np.concatenate([image, np.arange(self.num_ranks, self.num_vertices)])
 
     def _moved(self, src: np.ndarray, dst: np.ndarray, image: np.ndarray) -> Topology:
@@ -331,6 +350,7 @@ class Topology:
             vertex_names=tuple(self.vertex_names[v] for v in back) if self.vertex_names else (),
             placement=placement,
             generators=tuple(tuple(int(image[g[v]]) for v in back) for g in self.generators),
+            allow_unreachable=self.allow_unreachable,
         )
 
     def _positions(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
@@ -401,6 +421,7 @@ class Topology:
             TopologyError: an edge lacks an attribute and no default is given, or the links are
                 refused by ``Topology``.
         """
+        checks.instance(graph, nx.Graph, "graph", TopologyError)
         return cls(**describe_graph(graph, alpha, bandwidth))
 
     # ------------------------------------------------------------------ devices
@@ -456,6 +477,18 @@ class Topology:
         """
         devices = list(np.asarray(mesh.devices).flat)
         return cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within)
+
+
+def connected(topology) -> Topology:
+    """A network in which every rank reaches every other, itself.
+
+    Raises:
+        TopologyError: not a ``Topology``, or one in which some rank cannot reach another.
+    """
+    checks.instance(topology, Topology, "topology", TopologyError)
+    if topology.allow_unreachable:
+        topology.check_connected()
+    return topology
 
 
 def _in_order(grid: Grid) -> Placement:

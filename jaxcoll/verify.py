@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxcoll.compact import CompactSchedule, check_compact
 from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.trees import TreeFlow
 
@@ -47,6 +48,8 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     Raises:
         ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first thing that is wrong.
     """
+    kinds = (Schedule, CompactSchedule, TreeFlow)
+    checks.instance(schedule, kinds, "what is verified", ScheduleError)
     if isinstance(schedule, TreeFlow):
         schedule.check_load()
         return

@@ -30,9 +30,11 @@ from tensorstate.trips import Decisions
 
 # XLA on CPU would use more memory than a plan says. One of its passes removes barriers too early;
 # one joins all sums of gradients, so that none is used before the last is there; and without
-# looking closely it copies arguments that results replace, as the step begins.
+# looking closely it copies arguments that results replace, as the step begins. Since JAX 0.12 it
+# makes one kernel of a small loop, and aborts where barriers are left in that.
+CPU_PASSES = ("cse_barrier_expander", "cpu-all-reduce-combiner", "small-while-loop-hoisting")
 CPU_OPTIONS = {
-    "xla_disable_hlo_passes": "cse_barrier_expander,cpu-all-reduce-combiner",
+    "xla_disable_hlo_passes": ",".join(CPU_PASSES),
     "xla_cpu_copy_insertion_use_region_analysis": True,
 }
 

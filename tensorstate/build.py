@@ -15,7 +15,7 @@ from typing import Any, cast
 from tensorstate.graph import Call, Kind, Reduce, Source, Use, View
 from tensorstate.program import Atom, Constant, Program, Step, Variable
 from tensorstate.relate import Axes, relate
-from tensorstate.rules import Signature
+from tensorstate.rules import Rule, Signature
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -61,23 +61,24 @@ def build(program: Program, unknown: str) -> Body:
     """The tensors and operators of a flat program.
 
     Args:
-        unknown: "replicate" to run a primitive without a rule on whole arrays; otherwise refuse it.
+        unknown: "replicate" to run a primitive on whole arrays if it has no rule and none can be
+            inferred; otherwise refuse it.
 
     Raises:
         PlanError: naming the primitive without a rule, and where in the model it stands.
     """
     dims = Axes()
-    signatures = [relate(step, dims, unknown) for step in program.steps]
+    related = [relate(step, dims, unknown) for step in program.steps]
     reader = _Reader(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
         reader.make(variable, None, 0)
     layouts = [reader.layout(v) for v in program.inputs]
     layouts += [reader.layout(v) for v, _ in program.constants]
-    for step, signature in zip(program.steps, signatures, strict=True):
-        if signature is None:
+    for step, found in zip(program.steps, related, strict=True):
+        if found is None:
             reader.view_of(step)
         else:
-            reader.operator(step, signature)
+            reader.operator(step, *found)
     outputs = [reader.view(atom) for atom in program.outputs]
     return Body(reader.values, reader.operations, outputs, layouts, reader.factors())
 
@@ -163,7 +164,7 @@ class _Reader:
             positions = _grouped(flat, leaves)
         self._views[out] = View(view.tensor, positions, sizes, view.dtype, view.value)
 
-    def operator(self, step: Step, signature: Signature) -> None:
+    def operator(self, step: Step, rule: Rule, signature: Signature) -> None:
         """Append an operator and the tensors that it makes."""
         index, first = len(self.operations), len(self.values)
         for k, out in enumerate(step.outputs):
@@ -186,6 +187,7 @@ class _Reader:
             tuple(self._views[out] for out in step.outputs),
             labels.arguments,
             labels.results,
+            rule,
             step.region,
         )
         self.operations.append(

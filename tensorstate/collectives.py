@@ -27,9 +27,6 @@ class Collectives(Protocol):
 def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
     """Collectives of ``jaxcoll``.
 
-    Sums, gathers and all-to-alls run by schedules. Maxima and minima, which no schedule takes, are
-    gathered by one and taken on every device.
-
     Args:
         choose: what ``jaxcoll`` functions take as ``schedule=``; ``None`` for their default.
             ``hardware.Network.schedule`` is one.
@@ -38,9 +35,8 @@ def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
     def run(move: Move, x: jax.Array, mesh: Mesh) -> jax.Array:
         axis, before, after = _parts(move, mesh)
         if before in (MAX, MIN):
-            schedule = choose("all_gather", move.axis, move.nbytes * mesh.sizes[move.axis])
-            every = jc.all_gather(x, axis, axis=0, schedule=schedule)
-            return every.max(0) if before == MAX else every.min(0)
+            take = jc.pmax if before == MAX else jc.pmin
+            return take(x, axis, schedule=choose("all_reduce", move.axis, move.nbytes))
         schedule = choose(move.kind, move.axis, move.nbytes)
         if move.kind == "all_gather":
             return jc.all_gather(x, axis, axis=before, tiled=True, schedule=schedule)

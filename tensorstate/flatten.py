@@ -1,9 +1,12 @@
-"""A traced function as one straight list of equations: calls inlined, loops unrolled.
+"""A traced function as one straight list of equations: calls inlined, scans unrolled.
 
 ``lax.scan`` is unrolled, for only then can each iteration's tensors have states, be kept or be
 recomputed like those of layers written one by one; tying (``tensorstate.tying``) makes the layers
 one again for the search. What one scan stacks and another takes apart, the forward and the backward
 pass of a loop over layers, is never stacked: the iterations meet directly.
+
+Of ``lax.cond`` all branches are inlined, and the result is selected, as ``jax.vmap`` does it: so
+what stands in them can be sharded. Where only one branch may run the ``cond`` stays one equation.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
-from jax import lax
 from jax.extend import core
 
+from tensorstate import jaxprs
 from tensorstate.errors import PlanError
 from tensorstate.program import (
     Atom,
@@ -30,32 +34,16 @@ from tensorstate.program import (
     needed,
     source_of,
 )
-from tensorstate.rules import elementwise
+from tensorstate.rules import RULES, Argument, elementwise, rule_of
 
 MOST_EQUATIONS = 400_000
 
-# Primitives that hold a jaxpr to be run once, and the parameter that is it.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
-REMAT = frozenset({"remat", "remat2", "checkpoint"})
-# What changes no value. Constraints of sharding are what the search decides.
-SAME = frozenset(
-    {"copy", "copy_p", "name", "stop_gradient", "pvary", "sharding_constraint", "mesh_cast"}
-)
 
-
-def flatten(closed: core.ClosedJaxpr) -> Program:
+def flatten(closed: Any) -> Program:
     """Inline all calls, unroll all scans, compute what is constant, drop what nothing needs.
+
+    Args:
+        closed: what ``jax.make_jaxpr`` gives.
 
     Raises:
         PlanError: for a function with side effects, or one whose loops are too long to unroll.
@@ -63,7 +51,7 @@ def flatten(closed: core.ClosedJaxpr) -> Program:
     walk = _Walk()
     inputs = [walk.variable(aval) for aval in closed.in_avals]
     constants = [walk.close_over(value) for value in closed.consts]
-    outputs = walk.run(closed.jaxpr, constants, inputs, _Place("", None, None))
+    outputs = walk.run(jaxprs.opened(closed)[0], constants, inputs, _Place("", None, None))
     return Program(inputs, walk.constants, needed(walk.steps, outputs), outputs)
 
 
@@ -89,7 +77,7 @@ class _Walk:
         self.steps: list[Step] = []
         self.constants: list[tuple[Variable, np.ndarray]] = []
         self._closed: dict[int, Atom] = {}
-        self._slices: dict[tuple[int, int], Variable] = {}
+        self._slices: dict[tuple[int, int, int], Variable] = {}
         self._regions = 0
 
     def variable(self, aval: Any) -> Variable:
@@ -136,34 +124,37 @@ class _Walk:
     def equation(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
         """Append one equation, or what stands for it."""
         name = eqn.primitive.name
-        if name in CALLS:
-            return self.call(eqn, inputs, place)
+        inner = jaxprs.call_of(eqn)
+        if inner is not None:
+            return self.call(eqn, inner, inputs, place)
         if name == "scan":
             return self.scan(eqn, inputs, place)
-        if eqn.effects:
+        if (reason := jaxprs.refusal(eqn)) is not None:
             source = source_of(place.stack, (eqn.source_info, place.line))
-            kinds = ", ".join(sorted(str(effect) for effect in eqn.effects))
-            raise PlanError(
-                f"the step has the side effect {kinds} in {name!r} ({source}), expected a pure "
-                "function: remove prints and callbacks, and return what they would show"
-            )
-        if name in SAME:
+            raise PlanError(f"the step {reason} ({source})")
+        if name in jaxprs.IDENTITIES:
             return inputs
+        if name == "cond" and (branches := jaxprs.branches_of(eqn)):
+            return self.cond(eqn, branches, inputs, place)
+        if name in ("stack", "unstack"):
+            return self.along(eqn, inputs, place)
         known = _constant(eqn, inputs)
         if known is not None:
             return [known]
         if (same := _same_elements(eqn, inputs)) is not None:
             out = self.variable(eqn.outvars[0].aval)
-            params = {"new_sizes": out.shape, "dimensions": None, "sharding": None}
-            self.append(lax.reshape_p, params, [same], [out], place, eqn.source_info)
+            self.append(*jaxprs.reshaping(out.shape), [same], [out], place, eqn.source_info)
             return [out]
         if name == "reshape" and eqn.params["dimensions"] is not None:
-            order = {"permutation": eqn.params["dimensions"]}
-            moved = Variable(
-                tuple(inputs[0].shape[d] for d in order["permutation"]), inputs[0].dtype
-            )
-            self.append(lax.transpose_p, order, inputs, [moved], place, eqn.source_info)
+            order = eqn.params["dimensions"]
+            moved = Variable(tuple(inputs[0].shape[d] for d in order), inputs[0].dtype)
+            transpose = jaxprs.transposing(order)
+            self.append(*transpose, inputs, [moved], place, eqn.source_info)
             inputs = [moved]
+        elif (decomposed := _decomposed(eqn, inputs)) is not None:
+            jaxpr, constants = jaxprs.opened(decomposed)
+            closed = [self.close_over(c) for c in constants]
+            return self.run(jaxpr, closed, inputs, place)
         outputs = [self.variable(outvar.aval) for outvar in eqn.outvars]
         self.append(eqn.primitive, eqn.params, inputs, outputs, place, eqn.source_info)
         return outputs
@@ -190,79 +181,108 @@ class _Walk:
                 f"({source_of(place.stack, (source_info, place.line))}): shorten its longest loop"
             )
 
-    def call(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
-        name = eqn.primitive.name
-        jaxpr, constants = _opened(eqn.params[CALLS[name]])
-        if name in REMAT and eqn.params.get("differentiated"):
+    def call(self, eqn, inner: jaxprs.Inner, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+        """What is called, in the place of the call."""
+        if inner.recomputed:
             self._regions += 1
             place = dataclasses.replace(place, region=self._regions)
-        if name in ("jit", "pjit") and not eqn.params["name"].startswith("_"):
-            place = place.inside(eqn.params["name"])  # of others jax's own helpers
+        place = place.inside(inner.name)
         if line_of(eqn.source_info):
             place = dataclasses.replace(place, line=eqn.source_info)
-        return self.run(jaxpr, [self.close_over(c) for c in constants], inputs, place)
+        constants = [self.close_over(c) for c in inner.constants]
+        return self.run(inner.jaxpr, constants, inputs[inner.operands], place)
 
-    # ------------------------------------------------------------------ scan
+    def cond(self, eqn, branches, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+        """All branches, and of every result that of the branch which is chosen."""
+        which, *operands = inputs
+        results = [
+            self.run(jaxpr, [self.close_over(c) for c in constants], operands, place)
+            for jaxpr, constants in branches
+        ]
+        if isinstance(which, Constant):
+            return results[int(np.clip(which.value, 0, len(results) - 1))]
+        chosen = []
+        for cases, outvar in zip(zip(*results, strict=True), eqn.outvars, strict=True):
+            if all(case is cases[0] for case in cases):
+                chosen.append(cases[0])
+                continue
+            out = self.variable(outvar.aval)
+            self.append(*jaxprs.selecting(), [which, *cases], [out], place, eqn.source_info)
+            chosen.append(out)
+        return chosen
+
+    # ------------------------------------------------------------------ rows and stacks
 
     def scan(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
         """All iterations, one after the other."""
-        params = eqn.params
-        jaxpr, constants = _opened(params["jaxpr"])
-        closed = [self.close_over(c) for c in constants]
-        first_carry, first_xs = params["num_consts"], params["num_consts"] + params["num_carry"]
-        fixed, carry, xs = inputs[:first_carry], inputs[first_carry:first_xs], inputs[first_xs:]
-        order = range(params["length"])
-        self.check_length(len(order) * len(jaxpr.eqns), place, eqn.source_info)
-        stacked: list[list[Atom]] = [[] for _ in eqn.outvars[len(carry) :]]
-        for i in reversed(order) if params["reverse"] else order:
+        loop = jaxprs.loop_of(eqn)
+        closed = [self.close_over(c) for c in loop.constants]
+        first_xs = loop.num_consts + loop.num_carry
+        fixed, carry, xs = (
+            inputs[: loop.num_consts],
+            inputs[loop.num_consts : first_xs],
+            inputs[first_xs:],
+        )
+        order = range(loop.length)
+        self.check_length(len(order) * len(loop.jaxpr.eqns), place, eqn.source_info)
+        ys = eqn.outvars[loop.num_carry :]
+        stacked: list[list[Atom]] = [[] for _ in ys]
+        for i in reversed(order) if loop.reverse else order:
             rows = [self.row(x, i, place, eqn.source_info) for x in xs]
-            results = self.run(jaxpr, closed, [*fixed, *carry, *rows], place)
-            carry = results[: len(carry)]
-            for rows_of, row in zip(stacked, results[len(carry) :], strict=True):
+            results = self.run(loop.jaxpr, closed, [*fixed, *carry, *rows], place)
+            carry = results[: loop.num_carry]
+            for rows_of, row in zip(stacked, results[loop.num_carry :], strict=True):
                 rows_of.append(row)
-        ys = eqn.outvars[len(carry) :]
-        if params["reverse"]:
+        if loop.reverse:
             stacked = [rows[::-1] for rows in stacked]
         pairs = zip(stacked, ys, strict=True)
         return [*carry, *(self.stack(rows, y.aval, place, eqn.source_info) for rows, y in pairs)]
 
-    def row(self, x: Atom, i: int, place: _Place, source_info) -> Atom:
-        """Element i of an array along its first dimension. The same element is one variable."""
+    def along(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+        """``stack`` and ``unstack`` along an axis, as scans stack and take rows along the first."""
+        axis, info = eqn.params["axis"], eqn.source_info
+        if eqn.primitive.name == "stack":
+            return [self.stack(inputs, eqn.outvars[0].aval, place, info, axis)]
+        return [self.row(inputs[0], i, place, info, axis) for i in range(inputs[0].shape[axis])]
+
+    def row(self, x: Atom, i: int, place: _Place, source_info, axis: int = 0) -> Atom:
+        """Element i of an array along an axis. The same element is one variable."""
+        shape = (*x.shape[:axis], *x.shape[axis + 1 :])
         if isinstance(x, Constant):
-            return Constant(x.shape[1:], x.dtype, x.value)
-        if x.rows is not None:
+            return Constant(shape, x.dtype, x.value)
+        if x.rows is not None and axis == 0:
             return x.rows[i]
-        known = self._slices.get((id(x), i))
+        known = self._slices.get((id(x), i, axis))
         if known is not None:
             return known
-        start, limit = (i, *(0 for _ in x.shape[1:])), (i + 1, *x.shape[1:])
-        part = Variable((1, *x.shape[1:]), x.dtype)
-        params = {"start_indices": start, "limit_indices": limit, "strides": None}
-        self.append(lax.slice_p, params, [x], [part], place, source_info)
-        row = self._slices[id(x), i] = Variable(x.shape[1:], x.dtype)
-        squeeze = {"dimensions": (0,)}
-        self.append(lax.squeeze_p, squeeze, [part], [row], place, source_info)
+        start, limit = [0] * len(x.shape), [*x.shape]
+        start[axis], limit[axis] = i, i + 1
+        part = Variable((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
+        self.append(*jaxprs.slicing(start, limit), [x], [part], place, source_info)
+        row = self._slices[id(x), i, axis] = Variable(shape, x.dtype)
+        self.append(*jaxprs.squeezing(axis), [part], [row], place, source_info)
         return row
 
-    def stack(self, rows: list[Atom], aval, place: _Place, source_info) -> Atom:
-        """Arrays side by side along a new first dimension."""
+    def stack(self, rows: list[Atom], aval, place: _Place, source_info, axis: int = 0) -> Atom:
+        """Arrays side by side along a new axis."""
         if not rows:
             return Constant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
         values = {np.asarray(row.value).tobytes(): row.value for row in rows if is_constant(row)}
         if len(values) == 1 and all(map(is_constant, rows)):
             return Constant(tuple(aval.shape), aval.dtype, *values.values())
-        parts = []
+        parts: list[Atom] = []
+        kept = [d for d in range(len(aval.shape)) if d != axis]
         for row in rows:
-            part = Variable((1, *row.shape), aval.dtype)
-            dimensions = {
-                "shape": part.shape,
-                "broadcast_dimensions": tuple(range(1, len(part.shape))),
-                "sharding": None,
-            }
-            self.append(lax.broadcast_in_dim_p, dimensions, [row], [part], place, source_info)
+            shape = (*row.shape[:axis], 1, *row.shape[axis:])
+            if isinstance(row, Constant):
+                parts.append(Constant(shape, aval.dtype, row.value))
+                continue
+            part = Variable(shape, aval.dtype)
+            dimensions = jaxprs.broadcasting(part.shape, kept)
+            self.append(*dimensions, [row], [part], place, source_info)
             parts.append(part)
-        out = Variable(tuple(aval.shape), aval.dtype, rows=tuple(rows))
-        self.append(lax.concatenate_p, {"dimension": 0}, parts, [out], place, source_info)
+        out = Variable(tuple(aval.shape), aval.dtype, rows=None if axis else tuple(rows))
+        self.append(*jaxprs.concatenating(axis), parts, [out], place, source_info)
         return out
 
 
@@ -270,11 +290,17 @@ def _dtype(aval: Any):
     return aval.dtype
 
 
-def _opened(jaxpr) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr and the values of its constants."""
-    if isinstance(jaxpr, core.ClosedJaxpr):
-        return jaxpr.jaxpr, jaxpr.consts
-    return jaxpr, ()
+def _decomposed(eqn, inputs: Sequence[Atom]) -> Any:
+    """What JAX itself computes a primitive by, if no rule says how to shard the primitive."""
+    function = jaxprs.decomposition(eqn.primitive)
+    if function is None or eqn.primitive.name in RULES:
+        return None
+    arguments = [Argument(atom.shape, atom.dtype) for atom in inputs]
+    results = [Argument(out.aval.shape, out.aval.dtype) for out in eqn.outvars]
+    if rule_of(eqn.primitive, arguments, results, eqn.params).origin != "replicated":
+        return None
+    shapes = [jax.ShapeDtypeStruct(atom.shape, atom.dtype) for atom in inputs]
+    return jax.make_jaxpr(functools.partial(function, **eqn.params))(*shapes)
 
 
 def _same_elements(eqn, inputs: Sequence[Atom]) -> Variable | None:
@@ -306,6 +332,9 @@ def _same_elements(eqn, inputs: Sequence[Atom]) -> Variable | None:
 def _constant(eqn, inputs: Sequence[Atom]) -> Constant | None:
     """The result of an equation on repeated scalars alone, where it is a repeated scalar."""
     name = eqn.primitive.name
+    if name in jaxprs.UNINITIALIZED and isinstance(eqn.outvars[0].aval.dtype, np.dtype):
+        aval = eqn.outvars[0].aval
+        return Constant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
     scalars = [atom for atom in inputs if isinstance(atom, Constant)]
     if len(eqn.outvars) != 1 or len(scalars) != len(inputs):
         return None

@@ -123,6 +123,7 @@ class Call:
         outputs: how its results are laid out, one for each of ``Operator.results``.
         input_labels: for every argument and dimension the labels that make it up, major first.
         output_labels: the same of every result.
+        rule: the ``rules.Rule`` by which it is read and run.
         region: number of the ``jax.checkpoint`` region that recomputes here, ``None`` outside. A
             region's operators may not run before all that enters the region is there.
     """
@@ -133,6 +134,7 @@ class Call:
     outputs: tuple[View, ...]
     input_labels: tuple[tuple[tuple[int, ...], ...], ...]
     output_labels: tuple[tuple[tuple[int, ...], ...], ...]
+    rule: Any
     region: int | None = None
 
 
@@ -291,6 +293,15 @@ class Graph:
     def flops(self) -> int:
         """Floating-point operations of one step."""
         return sum(operator.flops for operator in self.operators)
+
+    @property
+    def replicated(self) -> dict[str, tuple[Operator, ...]]:
+        """Operators that every device runs on whole arrays for want of a rule, by primitive."""
+        found: dict[str, tuple[Operator, ...]] = {}
+        for operator in self.operators:
+            if operator.call.rule.origin == "replicated":
+                found[operator.primitive] = (*found.get(operator.primitive, ()), operator)
+        return found
 
     def __str__(self) -> str:
         """The graph as the dissertation prints one (Fig. 5.2b).

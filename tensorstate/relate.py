@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tensorstate.errors import PlanError
 from tensorstate.factors import Factors, UnalignedError, reshape_segments
 from tensorstate.program import Atom, Constant, Step, Variable
-from tensorstate.rules import REPLICATED, RULES, Argument, Signature
+from tensorstate.rules import Argument, Rule, Signature, rule_of
 
 VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim"})
 
@@ -38,14 +39,22 @@ class Axes:
         return tuple(self.factors.leaves(factor) for factor in self.of(variable))
 
 
-def relate(step: Step, dims: Axes, unknown: str) -> Signature | None:
+class Related(NamedTuple):
+    """An equation that is no view: its rule, and what the rule says of it."""
+
+    rule: Rule
+    signature: Signature
+
+
+def relate(step: Step, dims: Axes, unknown: str) -> Related | None:
     """Unite what an equation shows to be one.
 
     Args:
-        unknown: "replicate" to run a primitive without a rule on whole arrays; otherwise refuse it.
+        unknown: "replicate" to run a primitive on whole arrays if it has no rule and none can be
+            inferred; otherwise refuse it.
 
     Returns:
-        Its signature, or ``None`` for a view.
+        Its rule and signature, or ``None`` for a view.
 
     Raises:
         PlanError: naming the primitive without a rule, and where in the model it stands.
@@ -54,16 +63,16 @@ def relate(step: Step, dims: Axes, unknown: str) -> Signature | None:
     source = step.inputs[0] if name in VIEWS else None
     if isinstance(source, Variable) and _relate_view(name, step, source, dims):
         return None
-    rule = RULES.get(name)
-    if rule is None:
-        if unknown != "replicate":
-            raise PlanError(
-                f"no rule for the primitive {name!r} ({step.source}): write the model without it, "
-                "or pass unknown='replicate' to run it on whole arrays on every device"
-            )
-        rule = REPLICATED
     arguments = [_argument(atom) for atom in step.inputs]
-    signature = rule.describe(arguments, [_argument(out) for out in step.outputs], step.params)
+    results = [_argument(out) for out in step.outputs]
+    rule = rule_of(step.primitive, arguments, results, step.params)
+    if rule.origin == "replicated" and unknown != "replicate":
+        raise PlanError(
+            f"no rule for the primitive {name!r} ({step.source}), and none can be inferred: write "
+            "the model without it, or pass unknown='replicate' to run it on whole arrays on every "
+            "device"
+        )
+    signature = rule.describe(arguments, results, step.params)
     first: dict[int, int] = {}
     factors = dims.factors
     for atom, labels in zip(step.inputs, signature.arguments, strict=True):
@@ -86,7 +95,7 @@ def relate(step: Step, dims: Axes, unknown: str) -> Signature | None:
                 found.append(factors.new(size))
                 first[label] = found[-1]
         dims.set(out, found)
-    return signature
+    return Related(rule, signature)
 
 
 def _argument(atom: Atom) -> Argument:

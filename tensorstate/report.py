@@ -47,6 +47,7 @@ def summary(problem: Problem, found: Found, memory_limit: float | None) -> str:
         [
             *_headline(problem, found),
             *_memory(problem, found, memory_limit),
+            *_replicated(problem),
             "",
             *_inputs(problem, found),
             "",
@@ -102,6 +103,16 @@ def _memory(problem: Problem, found: Found, limit: float | None) -> list[str]:
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
         f"kept {size(memory.kept)}, {held}gradients {size(memory.gradients)}, "
         f"work {size(memory.work)}"
+    ]
+
+
+def _replicated(problem: Problem) -> list[str]:
+    """What could not be sharded because nothing is known about it."""
+    return [
+        f"replicated for want of a rule: {name}"
+        + (f" x {len(operators)}" if operators[1:] else "")
+        + f" ({operators[0].source})"
+        for name, operators in problem.traced.replicated.items()
     ]
 
 

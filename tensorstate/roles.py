@@ -14,9 +14,9 @@ from tensorstate.graph import Phase, Role, View
 def phases(body: Body) -> list[Phase]:
     """The phase of every operator.
 
-    What ``jax.grad`` transposed or recomputes runs backward, what it differentiated forward. Of the
-    rest, what needs a gradient is the optimizer's, and what the forward pass needs is forward; so
-    are all operators of a function without gradients.
+    What ``jax.grad`` differentiated runs forward, and so does whatever that needs, gradients inside
+    of a loss included. Else what it transposed or recomputes runs backward, and the rest is the
+    optimizer's. All operators of a function without gradients run forward.
     """
     found: list[Phase | None] = [_named(o.call.region, o.source.stack) for o in body.operations]
     if all(phase is None for phase in found):
@@ -24,19 +24,14 @@ def phases(body: Body) -> list[Phase]:
     operands = [[use.tensor for use in o.operands] for o in body.operations]
     producers = [value.producer for value in body.values]
 
-    after = [phase == "backward" for phase in found]
-    for i, tensors in enumerate(operands):
-        after[i] = after[i] or any(after[p] for t in tensors if (p := producers[t]) is not None)
     before = [phase == "forward" for phase in found]
     for i in reversed(range(len(found))):
         if before[i]:
             for tensor in operands[i]:
                 if (p := producers[tensor]) is not None:
                     before[p] = True
-    rest: list[Phase] = [
-        "forward" if a and not b else "optimizer" for a, b in zip(before, after, strict=True)
-    ]
-    return [phase or other for phase, other in zip(found, rest, strict=True)]
+    rest: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in found]
+    return ["forward" if b else phase for b, phase in zip(before, rest, strict=True)]
 
 
 def _named(region: int | None, stack: str) -> Phase | None:

@@ -19,7 +19,7 @@ from jax import lax
 from tensorstate.errors import PlanError
 from tensorstate.graph import Graph, Operator, View
 from tensorstate.order import after
-from tensorstate.rules import REPLICATED, RULES, Argument, Equation
+from tensorstate.rules import Argument, Equation
 
 
 class Turn(NamedTuple):
@@ -161,8 +161,7 @@ def run_operator(
         arguments[0] = lax.full_like(arguments[0], zero)
     outputs = tuple(Argument(view.shape, view.dtype) for view in call.outputs)
     equation = Equation(call.primitive, call.params, call.input_labels, call.output_labels, outputs)
-    rule = RULES.get(operator.primitive, REPLICATED)
-    results = rule.run(equation, arguments, block)
+    results = call.rule.run(equation, arguments, block)
     return [
         result.reshape([size for one in sizes for size in one])
         for result, sizes in zip(results, _sizes(call.output_labels, block), strict=True)

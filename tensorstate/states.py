@@ -90,9 +90,12 @@ def states(sizes: Sequence[int], mesh: Mesh, partial: Sequence[int] = ()) -> Ite
 
 
 def fits(state: State, sizes: Sequence[int], mesh: Mesh) -> bool:
-    """Whether every position can be cut into as many equal parts as the state asks."""
+    """Whether every position can be cut into as many equal parts as the state asks.
+
+    What has no elements is whole: XLA gathers nothing along a dimension of size 0.
+    """
     return all(
-        sizes[position] % _cuts(state, position, mesh) == 0
+        sizes[position] and sizes[position] % _cuts(state, position, mesh) == 0
         for position in {entry for entry in state if entry >= 0}
     )
 

@@ -31,7 +31,7 @@ def trace(
     abstract_args: Sequence[Any],
     *,
     updates: Mapping[int, int] | None = None,
-    unknown: Literal["refuse", "replicate"] = "refuse",
+    unknown: Literal["replicate", "refuse"] = "replicate",
     checkpoints: Literal["keep", "drop"] = "keep",
 ) -> Graph:
     """The factor graph of a training step, traced without running it.
@@ -44,15 +44,16 @@ def trace(
         updates: for numbers of results, the number of the argument whose new value it is. Left
             out, the first result that has the structure, shapes and dtypes of an argument is its
             new value.
-        unknown: what to do with a primitive that has no rule: "refuse" it, or "replicate" it, which
-            means to run it on whole arrays on every device.
+        unknown: what to do with a primitive that has no rule and for which none can be inferred:
+            "replicate" it, which means to run it on whole arrays on every device (see
+            ``Graph.replicated``), or "refuse" it.
         checkpoints: what to do with ``jax.checkpoint``: "keep" what it makes again in the backward
             pass, or "drop" that, so that the search alone decides what is made again.
 
     Raises:
         PlanError: for arguments that are no arrays or do not fit the function, a function with side
-            effects or whose shapes depend on data, a primitive without a rule, loops too long to
-            unroll, and updates that do not fit.
+            effects, collectives of its own or shapes that depend on data, loops too long to
+            unroll, updates that do not fit, and a primitive without a rule if those are refused.
     """
     if unknown not in ("refuse", "replicate"):
         raise PlanError(f"unknown={unknown!r}: expected 'refuse' or 'replicate'")
@@ -121,6 +122,13 @@ def _jaxpr(step_fn, shapes):
         raise PlanError(
             "the step's control flow or shapes depend on the values of its arguments, expected a "
             f"function that jax.jit can trace (use jnp.where, lax.cond or masks): {error}"
+        ) from error
+    except NameError as error:
+        if "axis name" not in str(error):
+            raise
+        raise PlanError(
+            f"the step has a collective of its own, which plans add themselves ({error}): write "
+            "the step as for one device"
         ) from error
     except jax.errors.UnexpectedTracerError as error:
         raise PlanError(

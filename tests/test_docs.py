@@ -37,8 +37,12 @@ def run_page(page: str, blocks: int, folder: Path) -> list[str]:
 
 
 def test_the_training_page_trains(tmp_path):
-    first, second, third = map(float, run_page("training.md", 4, tmp_path))
+    first, second, flax, nnx, converted, third = map(float, run_page("training.md", 7, tmp_path))
     assert second < first < 0.5
+    # Both go on from the parameters that were trained.
+    assert flax < second
+    assert converted < second
+    assert nnx < 2
     assert third < 2
 
 

@@ -28,3 +28,23 @@ def test_scripts_are_valid_bash(script):
 def test_every_script_is_tested_here():
     scripts = {f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir()}
     assert scripts == {*COMMANDS, "scripts/_env"} - {".ci/run"}
+
+
+def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts/run", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--python"], ["--python", "newest"], ["--python=3.11; ls"]])
+def test_only_versions_of_python_are_taken(arguments):
+    refused = run_script(*arguments)
+    assert refused.returncode == 1
+    assert "takes a version such as 3.11" in refused.stderr
+
+
+def test_a_python_that_is_not_installed_is_named():
+    refused = run_script("--python", "3.99")
+    assert refused.returncode == 1
+    assert "needs Python 3.99" in refused.stderr
+    assert not list(ROOT.glob(".venv-3.99*"))

@@ -18,8 +18,9 @@ from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import MODELS, simulate
-from jaxcoll.synth import SYNTHESIZERS, Portfolio, Synthesizer, Tacos, synthesize
-from jaxcoll.synth.portfolio import BASELINES, for_size, taken_by_auto
+from jaxcoll.synth import REGISTRY, SYNTHESIZERS, Portfolio, Synthesizer, synthesize
+from jaxcoll.synth.portfolio import taken_by_auto
+from jaxcoll.synth.registry import told
 from jaxcoll.topology import Topology
 
 SIZES = {"1 KB": 10**3, "1 MB": 10**6, "1 GB": 10**9}
@@ -37,14 +38,6 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "dragonfly": lambda: topologies.dragonfly(5, 4),
 }
 
-# What auto tries of each, so that nothing here can be quicker than auto.
-VARIANTS: Mapping[str, Sequence[Synthesizer]] = {
-    "tacos": [Tacos(attempts=Portfolio.attempts, aggregate=most) for most in (1, None)],
-    **{
-        name: [each for each in BASELINES if each.name == name]
-        for name in {each.name for each in BASELINES}
-    },
-}
 CHUNKS = (1, 4, 12)  # multiples of what bucket and Swing cut shards into
 
 
@@ -79,7 +72,7 @@ def results_of(
     for count, variant in itertools.product(chunks, variants):
         made: dict[Synthesizer, Schedule] = {}
         for size, nbytes in SIZES.items():
-            synthesizer = for_size(variant, nbytes)
+            synthesizer = told(variant, nbytes)
             try:
                 if synthesizer not in made:
                     made[synthesizer] = synthesize(
@@ -100,8 +93,8 @@ def results_of(
 
 def _variants(name: str, model: str) -> Sequence[Synthesizer]:
     if name == Portfolio.name:
-        return [Portfolio(model=model)]
-    return VARIANTS.get(name) or [SYNTHESIZERS[name]()]
+        return [Portfolio(model=model, tolerance=0)]
+    return REGISTRY[name].variants or [SYNTHESIZERS[name]()]
 
 
 def measure(

@@ -1,6 +1,7 @@
 """What a compiler makes of schedules and of jax.lax for one target, a row each, as JSON lines.
 
-``python -m experiments.benchmarks.compiled TARGET`` in an environment that has the compilers;
+``python -m experiments.benchmarks.compiled TARGET [FUNCTION]``, of all rows or of one function, in
+an environment that has the compilers;
 ``scripts/bench targets`` starts it for each target.
 """
 
@@ -29,17 +30,27 @@ from jaxcoll.topology import Topology
 LINES, TRAILING = 3072, (8, 128)  # of a shard: 12 MiB of float32, in whole tiles
 KINDS = {"all_gather": "all_gather", "psum_scatter": "reduce_scatter", "psum": "all_reduce"}
 LAYERS, WIDTH, BATCH = 6, 1024, 4096  # of the train step; the batch is a rank's
+# Of the step with many buckets: 16 gradients of 4 MiB, with one gradient per bucket.
+BUCKETS, BUCKET_BATCH = 16, 512
+MANY_BUCKETS = "train step, 16 buckets"
 
 
-def print_rows(name: str) -> None:
+def print_rows(name: str, only: str | None = None) -> None:
     """Print the rows of a target, named as ``scripts/bench targets`` names it."""
     target = aot.target(name.removesuffix(" closed"), wrap=True if "closed" in name else None)
     topology = network(target)
-    for function in KINDS:
-        for row in collective_rows(target, topology, function):
+    for function in (*KINDS, "train step", MANY_BUCKETS):
+        if only not in (None, function):
+            continue
+        if function in KINDS:
+            rows = collective_rows(target, topology, function)
+        elif function == MANY_BUCKETS:
+            # One target will do, since it takes the compiler minutes.
+            rows = bucket_rows(target, topology) if name.startswith("v5e") else iter(())
+        else:
+            rows = training_rows(target, topology)
+        for row in rows:
             print(json.dumps({"target": name, **row}), flush=True)
-    for row in training_rows(target, topology):
-        print(json.dumps({"target": name, **row}), flush=True)
 
 
 def network(target: aot.Target) -> Topology:
@@ -108,7 +119,7 @@ def compiled_row(
         mesh,
         # An intermediate, as gradients are: a parameter could not be overwritten.
         lambda x: body(x * 2),
-        [(lines, *TRAILING)],
+        [jax.ShapeDtypeStruct((lines, *TRAILING), jnp.float32)],
         [spec],
         P() if function == "psum" else spec,
         options=options,
@@ -147,68 +158,109 @@ def training_rows(target: aot.Target, topology: Topology) -> Iterator[dict[str, 
         "jc.optax.overlap": (None, LAYERS),
     }
     for name, (reduce, at_once) in ways.items():
-        mesh = target.mesh()
-        options = jc.compiler_options(mesh, *[schedule] * at_once) if at_once else None
-        start = time.perf_counter()
-        step = jax.shard_map(
-            train_step(reduce, schedule),
-            mesh=mesh,
-            in_specs=(P(), P("i"), P("i")),
-            out_specs=P(),
-            check_vma=False,
+        options = jc.compiler_options(target.mesh(), *[schedule] * at_once) if at_once else None
+        step = train_step(reduce, schedule)
+        figures = training_figures(target, step, (LAYERS, BATCH), options, donate=True)
+        yield {"function": "train step", "how": name, **figures}
+
+
+def bucket_rows(target: aot.Target, topology: Topology) -> Iterator[dict[str, Any]]:
+    """Rows of gradients averaged in many buckets: with and without a limit on those in flight."""
+    collective = Collective("all_reduce", topology.num_ranks)
+    schedule = synthesize(topology, collective, "bucket")
+    options = jc.compiler_options(target.mesh(), schedule)
+    ways: dict[str, tuple[Callable, dict | None]] = {
+        "lax.pmean": (lambda g: lax.pmean(g, "i"), None)
+    }
+    for window in (0, jc.optax.WINDOW):
+        reduction = jc.optax.all_reduce_gradients(
+            "i", schedule=schedule, bucket_bytes=4 * WIDTH * WIDTH, window=window
         )
-        arrays = arguments(mesh)
-        compiled = jax.jit(step, donate_argnums=0).lower(*arrays).compile(options)
-        summary = aot.summarize(compiled)
-        yield {
-            "function": "train step",
-            "how": name,
-            "permutes": summary.permutes,
-            "launches": summary.launches,
-            "XLA's own": described(summary.native),
-            "in flight": summary.in_flight,
-            "products": summary.matmuls,
-            "covered": summary.covered_matmuls,
-            "temp MiB": round(summary.temp_bytes / 2**20, 1),
-            "compile s": round(time.perf_counter() - start, 1),
-        }
+
+        def reduce(g, reduction=reduction):
+            return reduction.update(g, reduction.init(g))[0]
+
+        ways[f"window={window}" if window else "window=0, no limit"] = (reduce, options)
+    for name, (reduce, chosen) in ways.items():
+        figures = training_figures(target, gradients(reduce), (BUCKETS, BUCKET_BATCH), chosen)
+        yield {"function": MANY_BUCKETS, "how": name, **figures}
+
+
+def training_figures(
+    target: aot.Target,
+    step: Callable,
+    sizes: tuple[int, int],
+    options: dict[str, Any] | None,
+    donate: bool = False,
+) -> dict[str, Any]:
+    """Figures of one training step; ``sizes`` are its layers and a rank's batch."""
+    start = time.perf_counter()
+    mesh = target.mesh()
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), P("i"), P("i")), out_specs=P(), check_vma=False
+    )
+    jitted = jax.jit(mapped, donate_argnums=0 if donate else ())
+    compiled = jitted.lower(*arguments(mesh, *sizes)).compile(options)
+    summary = aot.summarize(compiled)
+    return {
+        "permutes": summary.permutes,
+        "launches": summary.launches,
+        "XLA's own": described(summary.native),
+        "in flight": summary.in_flight,
+        "products": summary.matmuls,
+        "covered": summary.covered_matmuls,
+        "temp MiB": round(summary.temp_bytes / 2**20, 1),
+        "results MiB": round(summary.output_bytes / 2**20, 1),
+        "compile s": round(time.perf_counter() - start, 1),
+    }
+
+
+def layer(w: jax.Array, x: jax.Array) -> jax.Array:
+    """One dense layer."""
+    return jnp.tanh(x @ w)
+
+
+def loss(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Mean squared error."""
+    return ((x - y) ** 2).mean()
+
+
+def forward(params: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+    """The loss of all layers."""
+    for w in params:
+        x = layer(w, x)
+    return loss(x, y)
+
+
+def gradients(reduce: Callable) -> Callable:
+    """The gradients of a step alone, reduced."""
+    return lambda params, x, y: reduce(jax.grad(forward)(params, x, y))
 
 
 def train_step(reduce: Callable | None, schedule: Schedule) -> Callable:
     """One step of gradient descent; without ``reduce``, sums advance with the backward pass."""
 
-    def layer(w, x):
-        return jnp.tanh(x @ w)
-
-    def loss(x, y):
-        return ((x - y) ** 2).mean()
-
-    def forward(params, x, y):
-        for w in params:
-            x = layer(w, x)
-        return loss(x, y)
-
     def step(params, x, y):
         if reduce is None:
             layers = [layer] * LAYERS
             grad = jc.optax.overlap(layers, loss, "i", schedule=schedule, mean=False)
-            gradients = grad(params, x, y)[1]
+            total = grad(params, x, y)[1]
         else:
-            gradients = reduce(jax.grad(forward)(params, x, y))
-        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients)
+            total = gradients(reduce)(params, x, y)
+        return jax.tree.map(lambda p, g: p - 1e-3 * g, params, total)
 
     return step
 
 
-def arguments(mesh: Mesh) -> tuple:
+def arguments(mesh: Mesh, layers: int, batch: int) -> tuple:
     """Abstract parameters, inputs and targets of a train step."""
 
     def array(shape, spec):
         return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
 
-    data = array((mesh.size * BATCH, WIDTH), P("i"))
-    return [array((WIDTH, WIDTH), P()) for _ in range(LAYERS)], data, data
+    data = array((mesh.size * batch, WIDTH), P("i"))
+    return [array((WIDTH, WIDTH), P()) for _ in range(layers)], data, data
 
 
 if __name__ == "__main__":
-    print_rows(sys.argv[1])
+    print_rows(*sys.argv[1:])

@@ -112,7 +112,7 @@ def time_row(
 def schedules_of(network: Topology, kind: str) -> Iterator[tuple[str, Schedule]]:
     """The schedules of a collective that are tried on a network."""
     for name, synthesizer in CANDIDATES.items():
-        yield name, derived(synthesize(network, "all_gather", synthesizer), kind)
+        yield name, derived(synthesize(network, "all_gather", synthesizer, chunks=1), kind)
 
 
 def _jitted(body: Callable, mesh: Mesh):

@@ -16,7 +16,8 @@ from experiments.benchmarks.report import report
 from jaxcoll.bounds import bound, ideal
 from jaxcoll.collective import Collective
 from jaxcoll.simulate import simulate
-from jaxcoll.synth.portfolio import Portfolio, best
+from jaxcoll.synth.entry import synthesize
+from jaxcoll.synth.portfolio import Portfolio
 from jaxcoll.synth.tacos import Tacos
 from jaxcoll.topologies import hypercube, mesh, torus
 from jaxcoll.topology import Topology
@@ -72,8 +73,8 @@ def measure_small(topology: Topology, peer: float | None, seed: int) -> dict[str
     """One row: the best all_gather of 1 MiB that auto finds by itself, by either link model."""
     row: dict[str, Any] = {"network": topology.name}
     for model in ("astra", "tacos"):
-        schedule = best(topology, "all_gather", MIB, portfolio=Portfolio(model=model), seed=seed)
-        verify(schedule)
+        auto = Portfolio(nbytes=MIB, model=model)
+        schedule = synthesize(topology, "all_gather", auto, seed=seed)
         time = simulate(schedule, MIB, model).exact_time
         row[f"ideal / ours, {model}"] = float(ideal(topology, "all_gather", MIB) / time)
         row[f"found by, {model}"] = schedule.provenance.certificate["chosen"]

@@ -37,21 +37,23 @@ def main(argv: Sequence[str]) -> int:
         if why:
             print(f"{name}: compilation ended early; {why}", file=sys.stderr)
             failed = 1
-    training = [row for row in rows if row["function"] == "train step"]
-    report("targets", [row for row in rows if row["function"] != "train step"])
+    training = [row for row in rows if row["function"].startswith("train step")]
+    report("targets", [row for row in rows if row not in training])
     print("sent, temp: parts of the gathered or summed buffer; sent is what a device hands over.")
     report("targets-training", training)
     print("covered: matrix products that run while a permute is in flight.")
     return failed
 
 
-def compiled_for(name: str) -> tuple[list[dict[str, Any]], str]:
+def compiled_for(name: str, *only: str) -> tuple[list[dict[str, Any]], str]:
     """The rows of a target, from a process of its own, and why it failed if it did.
+
+    All of them, or those of one function.
 
     A compiler may end its process, and the two kinds of them need other settings.
     """
     done = subprocess.run(
-        [sys.executable, "-m", "experiments.benchmarks.compiled", name],
+        [sys.executable, "-m", "experiments.benchmarks.compiled", name, *only],
         env={**os.environ, **aot.ENVIRONMENT},
         capture_output=True,
         text=True,

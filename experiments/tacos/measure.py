@@ -24,7 +24,8 @@ from jaxcoll.synth import (
     Tacos,
     synthesize,
 )
-from jaxcoll.synth.portfolio import for_size, taken_by_auto
+from jaxcoll.synth.portfolio import taken_by_auto
+from jaxcoll.synth.registry import told
 from jaxcoll.topologies import DGX1_CIRCLES
 from jaxcoll.topology import Topology
 
@@ -141,7 +142,7 @@ def measure(
                 for nbytes in sizes:
                     found = []
                     for synthesizer, k in tried:
-                        case = for_size(synthesizer, nbytes), k
+                        case = told(synthesizer, nbytes), k
                         if case not in made:
                             made[case] = synthesize(
                                 topology, "all_reduce", case[0], chunks=k, seed=seed

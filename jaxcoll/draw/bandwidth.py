@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE, PAPER, format_bytes
 from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 
 
 def draw_algbw(
@@ -27,20 +28,22 @@ def draw_algbw(
     Raises:
         ScheduleError: a line with another number of values than there are sizes.
     """
-    lines = {**algbw, **({} if bound is None else {"bound": bound})}
-    for name, values in lines.items():
-        if len(values) != len(nbytes):
-            raise ScheduleError(f"{name} has {len(values)} values for {len(nbytes)} sizes")
-    size = np.asarray(nbytes, float)
-    figure = Figure(figsize=(6.6, 6.0 if bound is not None else 3.8), layout="constrained")
+    checks.instance(algbw, Mapping, "algbw", ScheduleError)
+    size = _numbers(nbytes, "nbytes")
+    reached = {str(name): _numbers(values, str(name)) for name, values in algbw.items()}
+    least = None if bound is None else _numbers(bound, "bound")
+    for name, values in [*reached.items(), *([] if least is None else [("bound", least)])]:
+        if len(values) != len(size):
+            raise ScheduleError(f"{name} has {len(values)} values for {len(size)} sizes")
+    figure = Figure(figsize=(6.6, 6.0 if least is not None else 3.8), layout="constrained")
     panels = figure.subplots(
-        1 if bound is None else 2,
+        1 if least is None else 2,
         1,
         sharex=True,
         squeeze=False,
-        height_ratios=[1] if bound is None else [3, 2],
+        height_ratios=[1] if least is None else [3, 2],
     )[:, 0]
-    for i, (name, values) in enumerate(algbw.items()):
+    for i, (name, values) in enumerate(reached.items()):
         style = {
             "color": PALETTE[i % len(PALETTE)],
             "marker": MARKERS[i % len(MARKERS)],
@@ -49,13 +52,11 @@ def draw_algbw(
             "linestyle": "-" if i < len(PALETTE) else "--",
             "label": name,
         }
-        panels[0].plot(size, np.asarray(values) / 1e9, **style)
-        if bound is not None:
-            panels[1].plot(size, 100 * np.asarray(values) / np.asarray(bound), **style)
-    if bound is not None:
-        panels[0].plot(
-            size, np.asarray(bound) / 1e9, color=INK, linewidth=1.4, linestyle=":", label="bound"
-        )
+        panels[0].plot(size, values / 1e9, **style)
+        if least is not None:
+            panels[1].plot(size, 100 * values / least, **style)
+    if least is not None:
+        panels[0].plot(size, least / 1e9, color=INK, linewidth=1.4, linestyle=":", label="bound")
         panels[1].axhline(100, color=INK, linewidth=1.4, linestyle=":")
         panels[1].set_ylim(0, 108)
         panels[1].set_ylabel("percent of the bound", color=INK)
@@ -76,3 +77,11 @@ def draw_algbw(
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(FAINT)
     return figure
+
+
+def _numbers(values: Sequence[float], what: str) -> np.ndarray:
+    """Sizes or bandwidths, each at least 0."""
+    given = checks.sequence(values, what, ScheduleError)
+    return np.asarray(
+        [float(checks.nonnegative(x, f"{what}[{i}]", ScheduleError)) for i, x in enumerate(given)]
+    )

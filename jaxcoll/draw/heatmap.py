@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from jaxcoll.collective import common_parts
 from jaxcoll.draw.style import INK, PAPER, label_of
 from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
 MOST_LABELS = 64  # links with names beside a heat map; more would not be readable
@@ -34,6 +35,9 @@ def draw_heatmap(*schedules: Schedule, labels: Sequence[str] = ()) -> Figure:
     """
     if not schedules:
         raise ScheduleError("draw_heatmap needs at least one schedule")
+    for i, schedule in enumerate(schedules):
+        checks.instance(schedule, Schedule, f"schedules[{i}]", ScheduleError)
+    labels = [str(label) for label in checks.members(labels, "labels", ScheduleError)]
     topology = schedules[0].topology
     if any(schedule.topology != topology for schedule in schedules):
         raise ScheduleError("schedules side by side must run on the same network")
@@ -95,6 +99,7 @@ def _range(loads: Sequence[np.ndarray]) -> tuple[float, float]:
 
 def link_loads(schedule: Schedule) -> np.ndarray:
     """Percent of a rank's buffer that crosses each link in each step, of shape (links, steps)."""
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
     weight, total = common_parts(schedule.collective)
     loads = np.zeros((schedule.topology.num_links, schedule.num_steps))
     hops = schedule.edges.hops[schedule.edge]

@@ -14,6 +14,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch
 from jaxcoll.draw.layout import RADIUS, bows, layout, middle_of
 from jaxcoll.draw.style import FAINT, INK, label_of
 from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
@@ -37,12 +38,15 @@ def draw_topology(
         ScheduleError: a schedule for another network, or a chunk it does not have, or a chunk
             without a schedule.
     """
+    checks.instance(topology, Topology, "topology", ScheduleError)
+    checks.optional(schedule, checks.instance, Schedule, "schedule", ScheduleError)
+    chunk = checks.optional(chunk, checks.integer, "chunk", ScheduleError)
     if schedule is None and chunk is not None:
         raise ScheduleError(f"chunk {chunk} needs the schedule it belongs to; none is given")
     if schedule is not None:
         if schedule.topology != topology:
             raise ScheduleError(f"{schedule} runs on another network than {topology}")
-        chunk = 0 if chunk is None else int(chunk)
+        chunk = 0 if chunk is None else chunk
         if not 0 <= chunk < schedule.collective.num_chunks:
             raise ScheduleError(
                 f"chunk must be 0..{schedule.collective.num_chunks - 1}, got {chunk}", chunk=chunk

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
 # Okabe and Ito's palette without its yellow, which is too pale for lines: distinct to all eyes.
@@ -19,6 +21,7 @@ def label_of(schedule: Schedule) -> str:
 
 def format_bytes(nbytes: float) -> str:
     """``1024`` as ``1 KiB``: three digits and the largest unit that fits."""
+    nbytes = float(checks.nonnegative(nbytes, "nbytes", ScheduleError))
     for unit in ("B", "KiB", "MiB", "GiB"):
         if nbytes < 1024 or unit == "GiB":
             return f"{nbytes:.3g} {unit}"

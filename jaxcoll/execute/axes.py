@@ -25,12 +25,14 @@ class Axes:
         canonical: the names in the order of the mesh.
         over: the axes that are gathered or summed over; fewer than ``names`` when one schedule
             serves all groups along an axis at once.
+        auto: sizes of the mesh axes in Auto mode, over which XLA may shard what the ranks hold.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     canonical: tuple[str, ...]
     over: tuple[str, ...] = ()
+    auto: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.over:

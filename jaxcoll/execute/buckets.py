@@ -1,7 +1,7 @@
 """Buckets: the leaves of a tree in few vectors, in the order in which they become available.
 
-A collective costs latency once a call, so small leaves travel together. A leaf is never divided: it
-becomes available as a whole. What a leaf waits for are those of its own bucket and no others, so
+A collective costs latency once per call, so small leaves are sent together. A leaf is never
+divided: it becomes available as a whole. A leaf waits for those of its own bucket and no others, so
 the first buckets can leave while the last gradients are still being computed (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, Sec. 3.2.3).
 """
@@ -18,10 +18,16 @@ from jax import lax
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals
+from jaxcoll.execute.ordering import after
 
 # Of PyTorch's DistributedDataParallel; large enough for any network's bandwidth, and small enough
-# that the first buckets of a network leave long before its last gradients are there.
+# that the first buckets of a network leave long before its last gradients are computed.
 BUCKET_BYTES = 25 * 2**20
+
+# Buckets in flight at once. A step of most schedules uses one link or two of a rank's four to six,
+# and at the ends of a bucket none: the buckets beside it fill the rest. More gained nothing in
+# programs compiled for TPU slices (``scripts/bench targets``), and each holds its buffers.
+WINDOW = 4
 
 Order = str | Callable[[tuple], Any]
 
@@ -32,7 +38,8 @@ def plan_buckets(
     """Which leaves share a bucket: indices into ``leaves``, bucket by bucket.
 
     Leaves are taken in order. One that would make the open bucket of its dtype larger than
-    ``nbytes`` closes it and opens the next. Buckets come in the order of their last leaves.
+    ``nbytes`` closes it and opens the next. Buckets come in the order of their last leaves. Leaves
+    that vary over different mesh axes share none, since the result would vary over all of these.
 
     Args:
         leaves: (path, array) of each leaf, as ``jax.tree.leaves_with_path`` gives them; shapes and
@@ -43,12 +50,12 @@ def plan_buckets(
             comes first.
 
     Raises:
-        CollectiveError: ``nbytes`` is no integer of at least 0, or an unknown order.
+        CollectiveError: ``nbytes`` is not an integer of at least 0, or an unknown order.
     """
     if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
         raise CollectiveError(f"bucket_bytes must be an integer of at least 0, got {nbytes!r}")
     done: list[list[int]] = []
-    opened: dict[Any, tuple[list[int], int]] = {}
+    opened: dict[tuple, tuple[list[int], int]] = {}
     ordered = _in_order([path for path, _ in leaves], order)
     for i in ordered:
         leaf = leaves[i][1]
@@ -56,11 +63,12 @@ def plan_buckets(
         if not _can_share(leaf):
             done.append([i])
             continue
-        members, filled = opened.pop(leaf.dtype, ([], 0))
+        key = (leaf.dtype, internals.varying(leaf) if isinstance(leaf, jax.Array) else None)
+        members, filled = opened.pop(key, ([], 0))
         if members and (filled + size > nbytes or nbytes == 0):
             done.append(members)
             members, filled = [], 0
-        opened[leaf.dtype] = ([*members, i], filled + size)
+        opened[key] = ([*members, i], filled + size)
     done += [members for members, _ in opened.values()]
     turn = {i: nth for nth, i in enumerate(ordered)}
     return sorted(done, key=lambda members: turn[members[-1]])
@@ -87,6 +95,7 @@ def in_buckets(
     nbytes: int = BUCKET_BYTES,
     order: Order = "reverse",
     rows: Callable[[jax.Array], jax.Array] | None = None,
+    window: int = 0,
 ) -> Any:
     """The tree with a function applied to every leaf, a bucket at a time.
 
@@ -97,13 +106,26 @@ def in_buckets(
         nbytes, order: as for ``plan_buckets``.
         rows: brings leaves to shapes that differ in the last dimension only, in which they are laid
             side by side. Results are cut there and not brought back.
+        window: most buckets in flight at once: one is begun when the one ``window`` before it has
+            been completed. 0 for no limit.
+
+    Raises:
+        CollectiveError: as ``plan_buckets``; ``window`` is not an integer of at least 0.
     """
+    if isinstance(window, bool) or not isinstance(window, int) or window < 0:
+        raise CollectiveError(
+            f"window must be an integer of at least 0 (0 for no limit), got {window!r}"
+        )
     found, structure = jax.tree.flatten_with_path(tree)
     leaves = [leaf if is_void(leaf) else jnp.asarray(leaf) for _, leaf in found]
     kept = [i for i, leaf in enumerate(leaves) if not is_void(leaf)]
+    done: list[list[jax.Array]] = []
     for members in plan_buckets([(found[i][0], leaves[i]) for i in kept], nbytes, order):
         here = [leaves[kept[i]] for i in members]
+        if 0 < window <= len(done):
+            here = after(here, done[-window])
         results = _flat(function, here) if rows is None else _side(function, map(rows, here))
+        done.append(results)
         for i, result in zip(members, results, strict=True):
             leaves[kept[i]] = result
     return jax.tree.unflatten(structure, leaves)

@@ -6,21 +6,23 @@ Which ranks an axis name means, which schedule they run, and what operands they 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
+from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
+from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.processes import agree
-from jaxcoll.execute.schedules import Choice, choose
+from jaxcoll.execute.schedules import Choice, checked_groups, choose
 from jaxcoll.schedule import Schedule
 
 # Leaves are joined up to this many bytes: as many as take about as long to move as rounds cost.
@@ -47,7 +49,7 @@ def names_of(axis_name: AxisName) -> tuple[str, ...]:
                 f"axis_name={axis_name!r} names the positional dimension {name}; sum over it with "
                 "jnp.sum first"
             )
-        if name not in sizes:
+        if not isinstance(name, Hashable) or name not in sizes:
             bound = ", ".join(map(repr, sizes)) or "none"
             raise UnboundAxisError(
                 f"axis {name!r} is not bound here (bound: {bound}); call this inside jax.shard_map "
@@ -67,18 +69,14 @@ def axes_of(names: tuple[str, ...]) -> Axes:
     """The axes of a mesh, in the order given."""
     sizes = internals.axis_sizes()
     canonical = tuple(name for name in internals.mesh_axes() if name in names)
-    return Axes(names, tuple(sizes[name] for name in names), canonical)
-
-
-def size_of(names: tuple[str, ...]) -> int:
-    """Ranks along some axes, of a mesh or of ``vmap``."""
-    sizes = internals.axis_sizes()
-    return math.prod(sizes[name] for name in names)
+    auto = internals.auto_sizes()
+    return Axes(names, tuple(sizes[name] for name in names), canonical, auto=auto)
 
 
 def group_size(axes: Axes, groups: Groups) -> int:
-    """Ranks in a group."""
-    return axes.num_ranks if groups is None else len(groups[0])
+    """Ranks in a group, once the groups are known to cover the axes in equal numbers."""
+    checked = checked_groups(groups, axes)
+    return axes.num_ranks if checked is None else len(checked[0])
 
 
 # ---------------------------------------------------------------------- running
@@ -96,29 +94,38 @@ class Call:
     lowering: str = "auto"
     invarying: bool = False
     accum_dtype: Any = None
+    op: str = "sum"
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        dtype = x.dtype if self.accum_dtype is None else np.dtype(self.accum_dtype)
+        dtype = x.dtype if self.accum_dtype is None else accumulator(self.accum_dtype, x.dtype)
         if dtype != x.dtype:
             return self._local(x.astype(dtype)).astype(x.dtype)
         return self._local(x)
 
     def _local(self, x: jax.Array) -> jax.Array:
-        """Run on what a device holds, where Explicit axes shard ``x`` further."""
+        """Run on what a device holds, where Explicit axes may shard ``x`` further."""
         spec, explicit = internals.explicit_sharding(x)
         if not explicit:
             return self._run(x)
-        if self.kind not in ("all_reduce", "broadcast", "reduce"):
-            raise CollectiveError(
-                f"{self.kind} over {self.axes}: the operand is sharded over the Explicit axes "
-                f"{sorted(explicit)} as well; make these manual too (axis_names= of shard_map), or "
-                "jax.reshard it first"
-            )
-        return jax.shard_map(self._run, in_specs=spec, out_specs=spec, axis_names=explicit)(x)
+        # Blocks are whole on every device, so what shards the leading dimension has to go.
+        is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
+        inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
+        if inner is not spec:
+            if internals.RESHARD_ABORTS:
+                raise CollectiveError(
+                    f"{self.kind} over {self.axes}: the dimension that is cut is sharded over the "
+                    f"Explicit axes {spec[0]!r}, where jax {jax.__version__} cannot reshard; make "
+                    "these manual too (axis_names= of shard_map), or use jax 0.12"
+                )
+            x = jax.reshard(x, inner)
+        out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=explicit)(x)
+        return jax.reshard(out, spec) if inner is not spec and out.shape == x.shape else out
 
     def _run(self, x: jax.Array) -> jax.Array:
         axes, chosen = self.resolve(x)
-        return primitives.bind(x, axes, chosen, lowering=self.lowering, invarying=self.invarying)
+        return primitives.bind(
+            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=self.op
+        )
 
     def resolve(self, x: jax.Array) -> tuple[Axes, Schedule]:
         """The axes that a collective of an operand runs over, and by which schedule."""
@@ -151,9 +158,13 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
         return [call(leaf) for leaf in leaves]
     alike: dict[object, list[int]] = {}
     for i, leaf in enumerate(leaves):
-        is_small = leaf.size * leaf.dtype.itemsize < JOINED_BYTES
-        alike.setdefault(internals.varying(leaf) if is_small else i, []).append(i)
+        is_small = at_least(JOINED_BYTES - 1, leaf.size * leaf.dtype.itemsize)
+        type_ = (internals.varying(leaf), jax.typeof(leaf).weak_type)
+        alike.setdefault(type_ if is_small else i, []).append(i)
     for members in alike.values():
+        if len(members) == 1:
+            leaves[members[0]] = call(leaves[members[0]])
+            continue
         sums = in_buckets(call, [leaves[i] for i in members], JOINED_BYTES, "tree")
         for i, total in zip(members, sums, strict=True):
             leaves[i] = total
@@ -163,7 +174,7 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
 def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
     """The axes, or all of the mesh where the schedule serves all groups along them at once."""
     names, sizes = internals.mesh_axes(), internals.axis_sizes()
-    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names)
+    mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names, axes.auto)
     if schedule.collective.num_ranks == axes.num_ranks != mesh.num_ranks:
         return axes
     return mesh if frozenset(schedule.collective.groups) == mesh.groups() else axes
@@ -173,27 +184,65 @@ def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
 
 
 def array(leaf, function: str):
-    """An operand as an array of a dtype that can travel."""
-    # Python scalars and NumPy arrays stay concrete, as in jax.lax, where they have a constant sum.
-    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else np.asarray(leaf)
+    """An operand as an array, of a dtype that is no key type; numbers keep their weak types."""
+    _check_operand(leaf, function)
+    leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else jnp.asarray(leaf)
+    if internals.explicit_axes() and jax.typeof(leaf).sharding.mesh.empty:
+        # A constant is on no mesh yet, and would not go with what is.
+        leaf = jax.reshard(leaf, PartitionSpec(*(None for _ in leaf.shape)))
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
     return leaf
 
 
-def summable(leaf, function: str, bools: bool = False):
-    """An operand that can be added; booleans as int32 where a function allows them."""
+def summable(leaf, function: str):
+    """An operand as an array that can be added."""
     leaf = array(leaf, function)
     if leaf.dtype == bool:
-        if not bools:
-            raise CollectiveError(f"{function} cannot add booleans; cast them to an integer type")
-        return leaf.astype(np.int32)
+        raise CollectiveError(f"{function} cannot add booleans; cast them to an integer type")
     return leaf
+
+
+def counted(leaf, function: str):
+    """An operand as it is, or as int32 if it is boolean."""
+    _check_operand(leaf, function)
+    is_bool = jnp.issubdtype(jax.dtypes.result_type(leaf), np.bool_)
+    return lax.convert_element_type(leaf, np.int32) if is_bool else leaf
+
+
+def _check_operand(leaf, function: str) -> None:
+    numeric = (jax.Array, Tracer, np.ndarray, np.generic, int, float, complex)
+    if not isinstance(leaf, numeric) and not hasattr(leaf, "__jax_array__"):
+        raise CollectiveError(
+            f"{function} takes pytrees of arrays and numbers, got {leaf!r} in one"
+        )
+
+
+def accumulator(wanted, dtype) -> np.dtype:
+    """The dtype in which arrays of a dtype are added: of the same kind, with all their values."""
+    try:
+        given = np.dtype(wanted)
+    except TypeError:
+        raise CollectiveError(f"accum_dtype must be a dtype, got {wanted!r}") from None
+    if jax.dtypes.canonicalize_dtype(given) != given:
+        raise CollectiveError(
+            f"accum_dtype={given} needs 64-bit types, which jax.config jax_enable_x64 turns on"
+        )
+    both_float = all(jnp.issubdtype(d, jnp.floating) for d in (given, dtype))
+    same_kind = any(
+        jnp.issubdtype(given, kind) and jnp.issubdtype(dtype, kind)
+        for kind in (jnp.integer, jnp.complexfloating)
+    )
+    if not both_float and not (same_kind and jnp.promote_types(given, dtype) == given):
+        raise CollectiveError(
+            f"accum_dtype={given} cannot hold sums of {dtype}: floats are added in a floating "
+            "dtype, integers and complex numbers in one that has all their values"
+        )
+    return given
 
 
 def vary(leaf, axes: Axes):
     """An operand typed as varying over the axes."""
-    leaf = jnp.asarray(leaf)
     pending = internals.unreduced(leaf) & set(axes.over)
     if pending:
         raise CollectiveError(
@@ -204,6 +253,8 @@ def vary(leaf, axes: Axes):
 
 def dimension_of(dimension: int, ndim: int, name: str, leaf) -> int:
     """A dimension counted from the front."""
+    if isinstance(dimension, bool) or not isinstance(dimension, (int, np.integer)):
+        raise CollectiveError(f"{name} must be an integer, got {dimension!r}")
     if not -ndim <= dimension < ndim:
         raise CollectiveError(f"{name}={dimension} is not a dimension for shape {leaf.shape}")
     return dimension % ndim
@@ -212,12 +263,12 @@ def dimension_of(dimension: int, ndim: int, name: str, leaf) -> int:
 def check_divides(leaf, dimension: int, size: int, tiled: bool, what: str) -> None:
     """Refuse a dimension that cannot be cut into ``size`` parts."""
     length = leaf.shape[dimension]
-    if tiled and length % size:
+    if tiled and not is_same(length % size, 0):
         raise CollectiveError(
             f"{what} cuts dimension {dimension} of shape {leaf.shape} into {size} parts, and "
             f"{length} is not a multiple of {size}"
         )
-    if not tiled and length != size:
+    if not tiled and not is_same(length, size):
         raise CollectiveError(
             f"{what} needs dimension {dimension} of shape {leaf.shape} to be {size}, got {length}; "
             "tiled=True takes any multiple"

@@ -9,7 +9,12 @@ add three keywords:
   which then all run by it at once; or a synthesizer, its name, or a function of (topology,
   collective), run once on a default topology; or ``None`` for the default.
 - ``lowering``: "auto" or the name of a lowering.
-- ``accum_dtype`` (sums only): the dtype in which values travel and are added, instead of their own.
+- ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own:
+  a floating dtype for floats, one that has all their values for integers and complex numbers.
+
+Constants (Python numbers, NumPy arrays) have a sum without communication and keep their types, and
+axes of ``vmap`` share a device: both are handed to ``jax.lax``. docs/execution.md has a table of
+what is mirrored, handed on and refused.
 
 Sums are taken in the order of the schedule: bitwise the same on all ranks and from run to run, but
 for floats not bitwise those of ``jax.lax``.
@@ -22,12 +27,13 @@ summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals
+from jaxcoll.execute.blocks import divide, merge, move
 from jaxcoll.execute.calls import (
     AxisName,
     Call,
@@ -35,12 +41,12 @@ from jaxcoll.execute.calls import (
     array,
     axes_of,
     check_divides,
+    counted,
     dimension_of,
     group_size,
     is_vmapped,
     joined,
     names_of,
-    size_of,
     summable,
     vary,
 )
@@ -69,26 +75,8 @@ def psum(
     Returns:
         Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.
     """
-    names = names_of(axis_name)
-    if not names:
-        return x
-    if is_vmapped(names):
-        return lax.psum(x, axis_name, axis_index_groups=axis_index_groups)
-    axes = axes_of(names)
-    invarying = internals.checks_vma() and axis_index_groups is None
-    call = Call(
-        "all_reduce", schedule, axes, axis_index_groups, None, lowering, invarying, accum_dtype
-    )
-
-    leaves, structure = jax.tree.flatten(x)
-    leaves = [summable(leaf, "psum", bools=True) for leaf in leaves]
-    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tracer)]
-    totals = joined(call, [vary(leaves[i], axes) for i in traced])
-    size = group_size(axes, axis_index_groups)
-    sums = [leaf if isinstance(leaf, Tracer) else leaf * size for leaf in leaves]
-    for i, total in zip(traced, totals, strict=True):
-        sums[i] = total
-    return jax.tree.unflatten(structure, sums)
+    settings = (axis_index_groups, schedule, lowering, accum_dtype)
+    return _reduced("sum", x, axis_name, *settings)
 
 
 def pmean(
@@ -109,9 +97,63 @@ def pmean(
         lowering=lowering,
         accum_dtype=accum_dtype,
     )
-    names = names_of(axis_name)
-    size = len(axis_index_groups[0]) if axis_index_groups else size_of(names)
+    size = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda v: v / size, total)
+
+
+def pmax(
+    x,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    schedule: Choice = None,
+    lowering: str = "auto",
+):
+    """The maximum over the ranks of an axis, on all of them. See ``jax.lax.pmax``.
+
+    Small leaves of one dtype are sent together. NaN wherever a rank has NaN. Like ``jax.lax.pmax``
+    it has no derivative.
+
+    Args:
+        x: a pytree of arrays of any shape.
+        schedule: as for ``psum``.
+    """
+    return _reduced("max", x, axis_name, axis_index_groups, schedule, lowering)
+
+
+def pmin(
+    x,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: Groups = None,
+    schedule: Choice = None,
+    lowering: str = "auto",
+):
+    """The minimum over the ranks of an axis, on all of them. See ``pmax`` and ``jax.lax.pmin``."""
+    return _reduced("min", x, axis_name, axis_index_groups, schedule, lowering)
+
+
+def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None):
+    """Leaves summed, or their maxima or minima, in the way of ``jax.lax``."""
+    names = names_of(axis_name)
+    if not names:
+        return x
+    native = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op]
+    if is_vmapped(names):
+        return native(x, axis_name, axis_index_groups=groups)
+    axes = axes_of(names)
+    group_size(axes, groups)
+    leaves, structure = jax.tree.flatten(x)
+    if op == "sum":
+        leaves = [counted(leaf, "psum") for leaf in leaves]
+        if not any(isinstance(leaf, Tracer) for leaf in leaves):
+            return native(
+                jax.tree.unflatten(structure, leaves), axis_name, axis_index_groups=groups
+            )
+    invarying = internals.checks_vma() and groups is None
+    call = Call("all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op)
+    varied = [vary(array(leaf, f"p{op}"), axes) for leaf in leaves]
+    return jax.tree.unflatten(structure, joined(call, varied))
 
 
 def psum_scatter(
@@ -161,9 +203,8 @@ def psum_scatter(
         leaf = vary(summable(leaf, "psum_scatter"), axes)
         dimension = dimension_of(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
         check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
-        moved = jnp.moveaxis(leaf, dimension, 0)
-        part = call(moved)
-        return jnp.moveaxis(part, 0, dimension) if tiled else part.reshape(part.shape[1:])
+        blocks = divide(leaf, dimension, size) if tiled else move(leaf, dimension, 0)
+        return lax.squeeze(call(blocks), (0,))
 
     return jax.tree.map(one, x)
 
@@ -192,7 +233,9 @@ def all_gather(
         schedule: of all_gather, or a reduce_scatter to run backwards.
     """
     if to not in ("varying", "invarying"):
-        raise CollectiveError(f"all_gather gives to='varying' or 'invarying', got {to!r}")
+        raise CollectiveError(
+            f"all_gather gives to='varying' or 'invarying', got {to!r}; use jax.lax for 'reduced'"
+        )
     names = names_of(axis_name)
     if not names:
         return x
@@ -201,18 +244,19 @@ def all_gather(
             x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
         )
     axes = axes_of(names)
-    if to == "invarying" and axis_index_groups is not None:
+    invarying = to == "invarying" and (internals.checks_vma() or internals.INVARYING_UNCHECKED)
+    if invarying and axis_index_groups is not None:
         raise CollectiveError(
             "groups of an axis gather different results, which to='invarying' would call the same"
         )
-    invarying = to == "invarying" and internals.checks_vma()
+    group_size(axes, axis_index_groups)
     call = Call("all_gather", schedule, axes, axis_index_groups, None, lowering, invarying)
 
     def one(leaf):
         leaf = vary(array(leaf, "all_gather"), axes)
         dimension = dimension_of(axis, leaf.ndim + (not tiled), "axis", leaf)
-        moved = jnp.moveaxis(leaf, dimension, 0) if tiled else leaf[None]
-        return jnp.moveaxis(call(moved), 0, dimension)
+        blocks = call(lax.expand_dims(leaf, (0,)))
+        return merge(blocks, dimension) if tiled else move(blocks, 0, dimension)
 
     return jax.tree.map(one, x)
 
@@ -256,17 +300,8 @@ def all_to_all(
         split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
         concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
         check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
-        moved = jnp.moveaxis(leaf, split, 0)
-        out = call(moved)
-        if not tiled:
-            return jnp.moveaxis(out, 0, concat)
-        each = (size, out.shape[0] // size, *out.shape[1:])
-        parts = jnp.moveaxis(out.reshape(each), 1, split + 1)
-        joined = jnp.moveaxis(parts, 0, concat)
-        shape = list(leaf.shape)
-        shape[split] //= size
-        shape[concat] *= size
-        return joined.reshape(shape)
+        blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
+        return merge(blocks, concat) if tiled else move(blocks, 0, concat)
 
     return jax.tree.map(one, x)
 
@@ -337,8 +372,12 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     if is_vmapped(names) or not names:
         raise CollectiveError(f"{kind} runs over axes of a mesh, got {axis_name!r}")
     axes = axes_of(names)
-    if not 0 <= int(root) < axes.num_ranks:
-        raise CollectiveError(f"the root of {kind} must be an index of {axes}, got {root}")
+    is_index = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
+    if not is_index or not 0 <= root < axes.num_ranks:
+        raise CollectiveError(
+            f"the root of {kind} must be an index of {axes}, a Python integer known while tracing, "
+            f"got {root!r}"
+        )
     call = Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
 
     def one(leaf):

@@ -13,7 +13,19 @@ from jax._src import config, core, distributed
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-PROVED = ("0.10.2",)
+PROVED = ("0.10.2", "0.12.0.1")
+
+
+# Whether all_gather(to="invarying") is differentiated as such even where check_vma=False has all
+# types the same: JAX 0.10 does, later ones gather as if to="varying".
+INVARYING_UNCHECKED = jax.__version_info__ < (0, 11)
+
+
+# Whether jax.reshard inside a partly manual shard_map makes XLA abort the process.
+RESHARD_ABORTS = jax.__version_info__ < (0, 11)
+
+# Raised by comparisons that depend on a symbolic dimension of jax.export.
+InconclusiveSize = core.InconclusiveDimensionOperation
 
 
 # ---------------------------------------------------------------------- types
@@ -64,6 +76,17 @@ def is_fully_manual() -> bool:
     return set(mesh.manual_axes) == set(mesh.axis_names)
 
 
+def auto_sizes() -> tuple[int, ...]:
+    """Sizes above 1 of the mesh axes in scope over which XLA shards as it likes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(mesh.shape[name] for name in mesh.auto_axes if mesh.shape[name] > 1)
+
+
+def explicit_axes() -> set[str]:
+    """The mesh axes in scope over which types say how values are sharded."""
+    return set(jax.sharding.get_abstract_mesh().explicit_axes)
+
+
 def mesh_size() -> int:
     """Devices of the mesh in scope."""
     return jax.sharding.get_abstract_mesh().size
@@ -102,17 +125,20 @@ def define(
     *,
     shape: Callable[..., Shape],
     out_varying: Callable[..., frozenset[str]],
-    transpose: Callable,
+    weak: Callable[..., bool] = lambda weak, **_: weak,
+    transpose: Callable | None,
     batch: Callable,
     run: Callable,
     platforms: Mapping[str, Callable],
 ) -> Primitive:
-    """Declare a linear primitive of one operand and one result.
+    """Declare a primitive of one operand and one result.
 
     Args:
         shape: (operand's shape, **params) -> result's shape.
         out_varying: (operand's varying axes, **params) -> result's.
-        transpose: (cotangent, **params) -> the operand's cotangent.
+        weak: (whether the operand's type is weak, **params) -> whether the result's is.
+        transpose: of a linear primitive, (cotangent, **params) -> the operand's cotangent; ``None``
+            for one without derivatives.
         batch: (operand, batch dimension, **params) -> (result, its batch dimension); never called
             for a ``vmap`` over one of the primitive's own axes.
         run: (operand, **params) -> result in terms of other primitives, traced when lowering.
@@ -123,13 +149,15 @@ def define(
     def abstract(x, *, axes, **params):
         types = x.mat.update(varying=out_varying(x.mat.varying, axes=axes, **params))
         out = x.update(
-            shape=shape(x.shape, axes=axes, **params), weak_type=False, manual_axis_type=types
+            shape=shape(x.shape, axes=axes, **params),
+            weak_type=weak(x.weak_type, axes=axes, **params),
+            manual_axis_type=types,
         )
         # The effect tells JAX which axes an equation needs, so that it refuses it outside of them.
         return out, {core.NamedAxisEffect(axis) for axis in axes.names}
 
     def transposed(cotangent, x, **params):
-        return [transpose(cotangent, **params)]
+        return [transpose(cotangent, **params)]  # type: ignore[misc]
 
     def batched(axis, operands, dimensions, *, axes, **params):
         (x,), (dimension,) = operands, dimensions
@@ -139,7 +167,8 @@ def define(
 
     primitive.def_effectful_abstract_eval(abstract)
     primitive.def_impl(lambda x, **params: run(x, **params))
-    ad.deflinear2(primitive, transposed)
+    if transpose is not None:
+        ad.deflinear2(primitive, transposed)
     batching.fancy_primitive_batchers[primitive] = batched
     mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=False))
     for platform, on_platform in platforms.items():

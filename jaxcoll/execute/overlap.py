@@ -18,7 +18,7 @@ holds the next layer up.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,10 +27,10 @@ from jax import lax
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import calls, internals
-from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import BUCKET_BYTES, is_void, plan_buckets
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
+from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
 from jaxcoll.execute.program import program_of
 from jaxcoll.execute.schedules import Choice
@@ -169,7 +169,7 @@ class _Sum:
         total = empty(self.program, self.buffer, self.rank, self.width)[: self.size]
         total = total if self.divisor is None else total / self.divisor
         if internals.checks_vma():
-            total = _same(total, self.axes, self.same)
+            total = same(total, self.same)
         reduced, start = [], 0
         for leaf in self.like:
             part = total[start : start + leaf.size].reshape(leaf.shape)
@@ -206,12 +206,10 @@ class _Line:
         flights = [summing.in_flight for summing, _, _ in self.under_way]
         if not flights:
             return computed
-        axes = self.under_way[0][0].axes
-        held, flights = lax.optimization_barrier(([flat[i] for i in real], flights))
-        for i, leaf in zip(real, held, strict=True):
-            # A barrier types all its results alike, which makes the values no different.
-            more = internals.varying(leaf) - internals.varying(flat[i])
-            flat[i] = _same(leaf, axes, more) if more else leaf
+        before = [flat[i] for i in real]
+        held, flights = lax.optimization_barrier((before, flights))
+        for i, leaf in zip(real, typed_like(held, before), strict=True):
+            flat[i] = leaf
         for (summing, _, _), arrived in zip(self.under_way, flights, strict=True):
             summing.advance(arrived)
         self._retire()
@@ -223,27 +221,3 @@ class _Line:
                 for i, leaf in zip(members, summing.result(), strict=True):
                     leaves[i] = leaf
         self.under_way = [entry for entry in self.under_way if entry[0].left]
-
-
-# ---------------------------------------------------------------------- types
-
-
-def _same(x: jax.Array, axes: Axes, over: Iterable[str]) -> jax.Array:
-    """``x`` typed as the same on all ranks that differ in the axes ``over`` only, which it is."""
-    return _SAME.bind(x, axes=axes, over=tuple(sorted(over)))
-
-
-def _same_batch(x, dimension, **params):
-    return _SAME.bind(x, **params), dimension
-
-
-# Says of a value that is the same on all ranks that it is: only a primitive may.
-_SAME = internals.define(
-    "jaxcoll_same",
-    shape=lambda shape, **_: shape,
-    out_varying=lambda varying, *, over, **_: varying - set(over),
-    transpose=lambda cotangent, *, over, **_: vary(cotangent, over),
-    batch=_same_batch,
-    run=lambda x, **_: x,
-    platforms={},
-)

@@ -7,6 +7,7 @@ are does not matter. Their parameters:
 - ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``.
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
+- ``op``: what all_reduce takes over the ranks, "sum", "max" or "min"; "sum" for the others.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from jax import lax
 
 from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import internals
+from jaxcoll.execute import internals, layout
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
-from jaxcoll.execute.lowerings.buffer import lookup
+from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.program import Program, program_of
 from jaxcoll.execute.values import flow_of
 from jaxcoll.schedule import Schedule
@@ -33,10 +34,17 @@ from jaxcoll.schedule import Schedule
 MOST_STRAIGHT_PERMUTES = 128
 
 LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": pallas.run}
+OPS = {"sum": lax.add, "max": lax.max, "min": lax.min}
 
 
 def bind(
-    x: jax.Array, axes: Axes, schedule: Schedule, *, lowering: str = "auto", invarying: bool = False
+    x: jax.Array,
+    axes: Axes,
+    schedule: Schedule,
+    *,
+    lowering: str = "auto",
+    invarying: bool = False,
+    op: str = "sum",
 ) -> jax.Array:
     """Run a collective; ``x`` varies over ``axes.over``.
 
@@ -51,14 +59,16 @@ def bind(
     if lowering not in ("auto", *LOWERINGS):
         raise CollectiveError(f"unknown lowering {lowering!r}; known: auto, {', '.join(LOWERINGS)}")
     _check_indices(x, program_of(schedule))
-    primitive = PRIMITIVES[schedule.collective.kind]
-    return primitive.bind(x, axes=axes, schedule=schedule, lowering=lowering, invarying=invarying)
+    primitive = PRIMITIVES[schedule.collective.kind, op]
+    return primitive.bind(
+        x, axes=axes, schedule=schedule, lowering=lowering, invarying=invarying, op=op
+    )
 
 
 def _check_indices(x: jax.Array, program: Program) -> None:
     """Refuse what the 32-bit offsets into a rank's buffer cannot reach."""
     elements = program.num_rows * -(-x.size // (program.blocks[0] * program.block_rows))
-    if elements > np.iinfo(np.int32).max:
+    if layout.at_least(elements, np.iinfo(np.int32).max + 1):
         raise CollectiveError(
             f"{program.collective.kind} of shape {x.shape} needs a buffer of {elements} elements a "
             "rank, more than 2**31 - 1; cut the operand into parts"
@@ -84,7 +94,13 @@ def _out_varying(varying, *, axes, invarying, **_):
     return varying - set(axes.over) if invarying else varying
 
 
-def _transpose(cotangent, *, axes, schedule, lowering, invarying):
+def _weak(weak, *, schedule, invarying, **_):
+    # As jax.lax has it: all_to_all forgets that a type is weak, psum only where vma is unchecked.
+    kind = schedule.collective.kind
+    return weak and kind != "all_to_all" and (kind != "all_reduce" or invarying)
+
+
+def _transpose(cotangent, *, axes, schedule, lowering, invarying, op):
     kind = schedule.collective.kind
     if invarying:
         # The cotangent is the same on all ranks, and each rank's operand counts once.
@@ -98,7 +114,7 @@ def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
     program = program_of(schedule)
     size = x.shape[0] // program.group_size
     place = lookup(program.place, axes.rank())
-    return lax.dynamic_slice_in_dim(x, place * size, size, allow_negative_indices=False)
+    return read(x, place, 1, size)
 
 
 def _batch(x, dimension, *, schedule, **params):
@@ -117,46 +133,32 @@ def reversed_schedule(schedule: Schedule) -> Schedule:
 # ---------------------------------------------------------------------- running
 
 
-def run(x, *, axes, schedule, lowering, invarying, target="cpu"):
+def run(x, *, axes, schedule, lowering, invarying, op="sum", target="cpu"):
     """``bind`` in terms of other primitives, in the form for "cpu", "gpu" or "tpu"."""
     program = program_of(schedule)
     shape = _shape(x.shape, schedule=schedule)
     x = vary(x, axes.names)
-    if x.size == 0:
+    if layout.is_same(x.size, 0):
         return x.reshape(shape)
+    into, out = program.blocks
     chosen = _chosen(program, lowering, target)
-    lower, (into, out) = LOWERINGS[chosen], program.blocks
-    lines = _whole_tiles(x, into * program.block_rows) if target == "tpu" else None
-    if lines is not None and chosen != "pallas":
-        width = lines.shape[0] // (into * program.block_rows)
-        return lower(program, lines, axes, width, target).reshape(shape)
-    size = x.size // into
-    width = -(-size // program.block_rows)
-    padding = program.block_rows * width - size
-    flat = x.reshape(into, size)
-    if padding:
-        flat = lax.pad(flat, jnp.zeros((), x.dtype), [(0, 0, 0), (0, padding, 0)])
-    result = lower(program, flat.reshape(-1), axes, width, target)
-    return result.reshape(out, size + padding)[:, :size].reshape(shape)
+    if chosen == "pallas" and axes.auto:
+        chosen = _chosen(program, "auto", target)  # a kernel is not sharded over Auto axes
+    laid = _layout(
+        (x.shape[0] // into, *x.shape[1:]) if x.ndim else (), program, axes, target, chosen
+    )
+    lines = laid.pack(x, into)
+    result = LOWERINGS[chosen](program, lines, axes, laid.width, target, OPS[op])
+    return laid.unpack(result, out, shape)
 
 
-def _whole_tiles(x: jax.Array, rows: int) -> jax.Array | None:
-    """``x`` with its leading dimensions merged until they can be cut into rows, if rows are tiles.
-
-    TPUs keep arrays as tiles of 8 x 128 elements over the last two dimensions. To flatten an array
-    is to copy it there, and what is sent in whole tiles need not be flattened.
-
-    Returns:
-        Shape (rows * lines, ...), or ``None`` where tiles would be cut or the array is flat.
-    """
-    merged = 1
-    for d in range(x.ndim - 1):
-        merged *= x.shape[d]
-        rest = x.shape[d + 1 :]
-        if merged % rows == 0:
-            second = merged // rows if len(rest) == 1 else rest[-2]
-            return x.reshape(merged, *rest) if rest[-1] % 128 == second % 8 == 0 else None
-    return None
+def _layout(block, program: Program, axes: Axes, target: str, lowering: str) -> layout.Layout:
+    if axes.auto:
+        return layout.keeping_shards(block, program.block_rows, axes.auto)
+    tiles = None
+    if target == "tpu" and lowering != "pallas":
+        tiles = layout.in_tiles(block, program.block_rows)
+    return tiles or layout.flat(block, program.block_rows)
 
 
 def _chosen(program: Program, lowering: str, target: str) -> str:
@@ -177,12 +179,14 @@ def _chosen(program: Program, lowering: str, target: str) -> str:
     return "scan" if target == "cpu" and flow_of(program, "result") is None else "ssa"
 
 
-def _declare(kind: str):
+def _declare(kind: str, op: str):
     return internals.define(
-        f"jaxcoll_{kind}",
+        f"jaxcoll_{kind}" if op == "sum" else f"jaxcoll_{kind}_{op}",
         shape=_shape,
         out_varying=_out_varying,
-        transpose=_transpose,
+        weak=_weak,
+        # As in jax.lax, maxima and minima have no derivative.
+        transpose=_transpose if op == "sum" else None,
         batch=_batch,
         run=run,
         platforms={
@@ -192,4 +196,5 @@ def _declare(kind: str):
     )
 
 
-PRIMITIVES = {kind: _declare(kind) for kind in DUALS}
+PRIMITIVES = {(kind, "sum"): _declare(kind, "sum") for kind in DUALS}
+PRIMITIVES |= {("all_reduce", op): _declare("all_reduce", op) for op in ("max", "min")}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import operator
 from collections.abc import Callable
 
 from jaxcoll.collective import DUALS, Collective
@@ -14,6 +16,7 @@ from jaxcoll.execute.defaults import (
     default_topology,
     synthesized,
 )
+from jaxcoll.execute.layout import at_least
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.topology import Topology
@@ -45,17 +48,23 @@ def choose(
         ScheduleError: a schedule of another number of ranks, of other groups or another root, of a
             collective from which this one cannot be derived, or one that does not verify.
     """
-    collective = Collective(kind, axes.num_ranks, 1, _checked(groups, axes), root)  # type: ignore[arg-type]
+    collective = Collective(kind, axes.num_ranks, 1, checked_groups(groups, axes), root)  # type: ignore[arg-type]
     if choice is None:
         shard = nbytes // len(collective.groups[0])
-        return default_schedule(collective, shard >= LONG_SHARD_BYTES)
+        return default_schedule(collective, at_least(shard, LONG_SHARD_BYTES))
     if isinstance(choice, TreeFlow):
         choice = _in_one_piece(choice)
     if isinstance(choice, Schedule):
         schedule = choice
+    elif isinstance(choice, type):
+        raise ScheduleError(
+            f"schedule= was the class {choice.__name__}; give one of its instances, as in "
+            f"schedule={choice.__name__}(...)"
+        )
     elif isinstance(choice, (str, Synthesizer)):
         return synthesized(synthesizer_named(choice), collective)
     elif callable(choice):
+        _check_takes_two(choice)
         schedule = choice(default_topology(axes.num_ranks), collective)
         if not isinstance(schedule, Schedule):
             raise ScheduleError(
@@ -75,13 +84,30 @@ def _in_one_piece(trees: TreeFlow) -> Schedule:
     return trees.to_schedule(1, order="steps")
 
 
+def _check_takes_two(choice: Callable) -> None:
+    try:
+        inspect.signature(choice).bind(None, None)
+    except TypeError as error:
+        raise ScheduleError(
+            f"schedule= was a function that cannot be called with (topology, collective): {error}"
+        ) from None
+    except ValueError:
+        return  # written in C, without a signature
+
+
 # ---------------------------------------------------------------------- fit
 
 
-def _checked(groups, axes: Axes):
+def checked_groups(groups, axes: Axes) -> tuple[tuple[int, ...], ...] | None:
+    """The groups of ``axis_index_groups``, once they cover the ranks in equal numbers."""
     if groups is None:
         return None
-    groups = tuple(tuple(int(rank) for rank in group) for group in groups)
+    try:
+        groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
+    except TypeError:
+        raise CollectiveError(
+            f"axis_index_groups must be lists of indices of {axes}, got {groups!r}"
+        ) from None
     ranks = sorted(rank for group in groups for rank in group)
     if ranks != list(range(axes.num_ranks)):
         raise CollectiveError(

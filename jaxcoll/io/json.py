@@ -18,23 +18,26 @@ from collections.abc import Callable
 
 import numpy as np
 
+from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.exact import fits_float
 from jaxcoll.grid import Grid, Placement
-from jaxcoll.io import checked
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
 from jaxcoll.paths import Edges
-from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.topology import Topology
+from jaxcoll.provenance import Provenance, read_provenance, say_provenance
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology, connected
 
 TOPOLOGY = "jaxcoll.topology/1"
 COLLECTIVE = "jaxcoll.collective/1"
 SCHEDULE = "jaxcoll.schedule/1"
 
-# What a small file could ask for that would not fit in memory.
-MAX_VERTICES = 2**22
-MAX_PATH_CELLS = 2**27
+# What a file may ask for whatever it holds: vertices of a network, and the ranks and chunks of a
+# collective that stands alone.
+MAX_FREE_VERTICES = 2**16
+MAX_RANKS = 2**20
+MAX_CHUNKS = 2**26
 
 
 def save(path: str | os.PathLike, obj: Topology | Collective | Schedule) -> None:
@@ -71,8 +74,10 @@ def dumps(obj: Topology | Collective | Schedule) -> str:
 
     Raises:
         FormatError: an object of another type, or provenance that JSON cannot say.
+        TopologyError: a network with ranks that cannot reach each other.
     """
     if isinstance(obj, Topology):
+        connected(obj)
         fields = _write_topology(obj)
     elif isinstance(obj, Collective):
         fields = _write_collective(obj)
@@ -96,17 +101,17 @@ def loads(text: str) -> Topology | Collective | Schedule:
     """
     if not isinstance(text, str):
         raise FormatError(f"expected JSON text, got {type(text).__name__}")
-    fields = checked.parse(text)
+    fields = readers.parse(text)
     if not isinstance(fields, dict) or "format" not in fields:
         raise FormatError(
             f'expected a JSON object with a "format", one of {", ".join(_READERS)}; '
-            f"got {checked.glimpse(fields)}"
+            f"got {readers.glimpse(fields)}"
         )
     name = fields["format"]
     reader = _READERS.get(name) if isinstance(name, str) else None
     if reader is None:
         raise FormatError(
-            f'"format" is {checked.glimpse(name)}; this version reads {", ".join(_READERS)}: '
+            f'"format" is {readers.glimpse(name)}; this version reads {", ".join(_READERS)}: '
             f"convert the file or use the version that wrote it"
         )
     try:
@@ -147,44 +152,45 @@ def _write_bandwidth(topology: Topology) -> list:
     rounded = topology.bandwidth.tolist()
     same = {value: fits_float(value) for value in set(topology.exact_bandwidth)}
     return [
-        number if same[exact] else checked.said_rational(exact)
+        number if same[exact] else readers.said_rational(exact)
         for number, exact in zip(rounded, topology.exact_bandwidth, strict=True)
     ]
 
 
 def _read_topology(value: object, where: str = "topology") -> Topology:
-    fields = checked.Fields(value, where)
-    fields.take("format", checked.exactly(TOPOLOGY))
-    num_ranks = fields.take("num_ranks", checked.whole(1, MAX_VERTICES))
+    fields = readers.Fields(value, where)
+    fields.take("format", readers.exactly(TOPOLOGY))
+    src = fields.take("src", readers.column(readers.INT32))
+    # Ranks that reach each other have a link each; switches may be left without.
+    most = MAX_FREE_VERTICES + 2 * len(src)
+    num_ranks = fields.take("num_ranks", readers.whole(1, most))
     described = {
-        "num_vertices": fields.take(
-            "num_vertices", checked.whole(num_ranks, MAX_VERTICES), num_ranks
-        ),
-        "name": fields.take("name", checked.text, ""),
-        "vertex_names": fields.take("vertex_names", checked.list_of(checked.text), ()),
-        "generators": fields.take("generators", checked.list_of(_read_generator), ()),
+        "num_vertices": fields.take("num_vertices", readers.whole(num_ranks, most), num_ranks),
+        "name": fields.take("name", readers.text, ""),
+        "vertex_names": fields.take("vertex_names", readers.list_of(readers.text), ()),
+        "generators": fields.take("generators", readers.list_of(_read_generator), ()),
     }
     grid = fields.optional("grid", _read_placement)
     described["placement" if isinstance(grid, Placement) else "grid"] = grid
     columns = [
-        fields.take("src", checked.column(checked.INT32)),
-        fields.take("dst", checked.column(checked.INT32)),
-        np.asarray(fields.take("alpha", checked.list_of(checked.number)), float),
-        fields.take("bandwidth", checked.list_of(checked.rational)),
+        src,
+        fields.take("dst", readers.column(readers.INT32)),
+        np.asarray(fields.take("alpha", readers.list_of(readers.number)), float),
+        fields.take("bandwidth", readers.list_of(readers.rational)),
     ]
     fields.end()
     return Topology(num_ranks, *columns, **described)
 
 
 def _read_generator(value: object, name: str) -> tuple[int, ...]:
-    return tuple(checked.column(checked.INT32)(value, name).tolist())
+    return tuple(readers.column(readers.INT32)(value, name).tolist())
 
 
 def _read_placement(value: object, where: str) -> Grid | Placement:
-    fields = checked.Fields(value, where)
-    shape = fields.take("shape", checked.list_of(checked.whole(1, checked.INT64)))
-    wrap = fields.take("wrap", checked.list_of(checked.flag))
-    ranks = fields.optional("ranks", checked.column(checked.INT32))
+    fields = readers.Fields(value, where)
+    shape = fields.take("shape", readers.list_of(readers.whole(1, readers.INT64)))
+    wrap = fields.take("wrap", readers.list_of(readers.flag))
+    ranks = fields.optional("ranks", readers.column(readers.INT32))
     fields.end()
     grid = Grid(shape, wrap)
     return grid if ranks is None else Placement(grid, tuple(ranks.tolist()))
@@ -206,24 +212,32 @@ def _write_collective(collective: Collective) -> dict:
 
 
 def _read_collective(value: object, where: str = "collective") -> Collective:
-    fields = checked.Fields(value, where)
-    fields.take("format", checked.exactly(COLLECTIVE))
+    fields = readers.Fields(value, where)
+    fields.take("format", readers.exactly(COLLECTIVE))
     arguments = (
-        fields.take("kind", checked.text),
-        fields.take("num_ranks", checked.whole(1, MAX_VERTICES)),
-        fields.take("chunks_per_shard", checked.whole(1, checked.INT32), 1),
-        fields.optional("groups", checked.list_of(_read_generator)),
-        fields.optional("root", checked.whole(0, checked.INT32)),
+        fields.take("kind", readers.text),
+        fields.take("num_ranks", readers.whole(1, MAX_RANKS)),
+        fields.take("chunks_per_shard", readers.whole(1, readers.INT32), 1),
+        fields.optional("groups", readers.list_of(_read_generator)),
+        fields.optional("root", readers.whole(0, readers.INT32)),
     )
     fields.end()
     return Collective(*arguments)
+
+
+def _read_collective_alone(value: object, where: str = "collective") -> Collective:
+    collective = _read_collective(value, where)
+    count = collective.num_chunks
+    if count > MAX_CHUNKS:
+        raise FormatError(f"{where} has {count} chunks; at most {MAX_CHUNKS} are read")
+    return collective
 
 
 # ---------------------------------------------------------------------- schedules
 
 
 def _write_schedule(schedule: Schedule) -> dict:
-    edges, provenance = schedule.edges, schedule.provenance
+    edges = schedule.edges
     return {
         "format": SCHEDULE,
         "topology": _write_topology(schedule.topology),
@@ -238,62 +252,44 @@ def _write_schedule(schedule: Schedule) -> dict:
         "edge": schedule.edge.tolist(),
         "chunk": schedule.chunk.tolist(),
         "reduce": schedule.reduce.astype(np.int8).tolist(),
-        "provenance": {
-            "synthesizer": str(provenance.synthesizer),
-            "parameters": checked.say(provenance.parameters, "provenance.parameters"),
-            "seed": checked.say(provenance.seed, "provenance.seed"),
-            "seconds": checked.say(provenance.seconds, "provenance.seconds"),
-            "certificate": checked.say(provenance.certificate, "provenance.certificate"),
-        },
+        "provenance": say_provenance(schedule.provenance),
     }
 
 
 def _read_schedule(value: object, where: str = "schedule") -> Schedule:
-    fields = checked.Fields(value, where)
-    fields.take("format", checked.exactly(SCHEDULE))
+    fields = readers.Fields(value, where)
+    fields.take("format", readers.exactly(SCHEDULE))
     topology = fields.take("topology", _read_topology)
     collective = fields.take("collective", _read_collective)
     edges = fields.take("edges", _read_edges)
     columns = (
-        fields.take("step_ptr", checked.column(checked.INT64, np.int64)),
-        fields.take("edge", checked.column(checked.INT32)),
-        fields.take("chunk", checked.column(checked.INT32)),
-        fields.take("reduce", checked.column(1, np.bool_)),
+        fields.take("step_ptr", readers.column(readers.INT64, np.int64)),
+        fields.take("edge", readers.column(readers.INT32)),
+        fields.take("chunk", readers.column(readers.INT32)),
+        fields.take("reduce", readers.column(1, np.bool_)),
     )
-    provenance = fields.take("provenance", _read_provenance, Provenance())
+    provenance = fields.take("provenance", read_provenance, Provenance())
     fields.end()
+    readers.check_claims(
+        where,
+        collective.num_ranks,
+        collective.num_chunks,
+        collective.num_deliveries,
+        len(columns[1]),
+    )
     return Schedule(topology, collective, edges, *columns, provenance)
 
 
 def _read_edges(value: object, where: str) -> Edges:
-    fields = checked.Fields(value, where)
+    fields = readers.Fields(value, where)
     columns = (
-        fields.take("src", checked.column(checked.INT32)),
-        fields.take("dst", checked.column(checked.INT32)),
-        fields.take("path_ptr", checked.column(checked.INT64, np.int64)),
-        fields.take("path_link", checked.column(checked.INT32)),
+        fields.take("src", readers.column(readers.INT32)),
+        fields.take("dst", readers.column(readers.INT32)),
+        fields.take("path_ptr", readers.column(readers.INT64, np.int64)),
+        fields.take("path_link", readers.column(readers.INT32)),
     )
     fields.end()
-    longest = int(np.diff(columns[2]).max(initial=0))
-    if longest * len(columns[0]) > MAX_PATH_CELLS:
-        raise FormatError(
-            f"{where} has {len(columns[0])} paths of up to {longest} links; their product may be "
-            f"at most {MAX_PATH_CELLS}: shorten the long ones"
-        )
     return Edges(*columns)
-
-
-def _read_provenance(value: object, where: str) -> Provenance:
-    fields = checked.Fields(value, where)
-    arguments = (
-        fields.take("synthesizer", checked.text, ""),
-        fields.take("parameters", checked.hear_object, {}),
-        fields.optional("seed", checked.whole(-checked.LARGEST, checked.LARGEST)),
-        fields.take("seconds", checked.number, 0.0),
-        fields.take("certificate", checked.hear_object, {}),
-    )
-    fields.end()
-    return Provenance(*arguments)
 
 
 def _compact(value: object) -> str:
@@ -302,6 +298,6 @@ def _compact(value: object) -> str:
 
 _READERS: dict[str, Callable[[object], Topology | Collective | Schedule]] = {
     TOPOLOGY: _read_topology,
-    COLLECTIVE: _read_collective,
+    COLLECTIVE: _read_collective_alone,
     SCHEDULE: _read_schedule,
 }

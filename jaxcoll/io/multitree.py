@@ -24,10 +24,12 @@ import numpy as np
 
 from jaxcoll.errors import FormatError
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
 OPS = ("Reduce", "Gather", "NOP")
 SLOTS = 4
+_MOST_SLOTS = 2**16
 _NIL = "nil"
 _ACCELERATOR = "Accelerator"
 _HEADINGS = "Op FlowID Parent Children Step"
@@ -113,6 +115,7 @@ def _nop(step: int) -> Entry:
 
 
 def _check(schedule: Schedule) -> None:
+    checks.instance(schedule, Schedule, "schedule", FormatError)
     collective = schedule.collective
     if collective.kind not in ("all_reduce", "reduce_scatter", "all_gather"):
         raise FormatError(
@@ -128,10 +131,8 @@ def _check(schedule: Schedule) -> None:
 def _chunk_bytes(schedule: Schedule, nbytes: int | None) -> int | None:
     if nbytes is None:
         return None
-    try:
-        sizes = set(schedule.collective.chunk_bytes(nbytes))
-    except (TypeError, ValueError) as error:
-        raise FormatError(f"nbytes: {error}") from None
+    checks.integer(nbytes, "nbytes", FormatError, least=1)
+    sizes = set(schedule.collective.chunk_bytes(nbytes))
     if len(sizes) != 1 or (size := sizes.pop()).denominator != 1 or size < 1:
         raise FormatError(
             f"starts and sizes are whole bytes: {nbytes} bytes do not divide into "
@@ -153,6 +154,7 @@ def dumps(schedule: Schedule, nbytes: int | None = None, slots: int | None = Non
     Raises:
         FormatError: see ``tables``; or more children than slots.
     """
+    slots = checks.optional(slots, checks.integer, "slots", FormatError, least=1, most=_MOST_SLOTS)
     found = tables(schedule, nbytes)
     most = max((len(entry.children) for table in found for entry in table), default=0)
     width = max(SLOTS, most) if slots is None else slots

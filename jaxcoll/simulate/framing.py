@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 
 from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +30,9 @@ class Framing:
     head: int = 16
 
     def __post_init__(self) -> None:
-        for name, least in (("payload", 1), ("head", 0)):
-            value = getattr(self, name)
-            if name == "payload" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ScheduleError(
-                    f"{name} must be an integer of at least {least} bytes, got {value!r}"
-                )
+        payload = checks.optional(self.payload, checks.integer, "payload", ScheduleError, least=1)
+        head = checks.integer(self.head, "head", ScheduleError, least=0)
+        checks.put(self, payload=payload, head=head)
 
     def on_link(self, nbytes: Fraction) -> Fraction:
         """Bytes that a message of ``nbytes`` is on a link, heads included."""

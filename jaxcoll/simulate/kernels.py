@@ -214,3 +214,70 @@ def run_messages(
             if pending[waiter] == 0:
                 size = _push(times, events, size, release[waiter], waiter)
     return done
+
+
+@nb.njit(cache=True, nogil=True)
+def run_events(
+    release, pending, after_ptr, after, hop_ptr, link, busy, delay, num_links, start, end
+):
+    """As ``run_messages``, with events at the same time in the order in which they were pushed.
+
+    The events of ASTRA-sim's congestion-aware analytical backend: a message arrives at a vertex, or
+    is injected; a link becomes free. A message that starts pushes its arrival at the link's end,
+    then the moment at which its link is free; a link that becomes free starts the first message of
+    its queue. An event is its number, so that the heap of (time, number) keeps that order.
+    """
+    count, hops = len(release), len(link)
+    what = np.empty(count + 2 * hops, np.int64)  # a message, or -1 - a link
+    room = count + num_links + 1
+    times, events = np.empty(room, np.int64), np.empty(room, np.int64)
+    is_busy = np.zeros(num_links, np.bool_)
+    first, last = np.full(num_links, _NONE, np.int64), np.full(num_links, _NONE, np.int64)
+    behind = np.full(count, _NONE, np.int64)  # the message behind each in the queue of a link
+    hop = hop_ptr[:-1].copy()
+    size = number = done = 0
+    for m in range(count):
+        if pending[m] == 0:
+            what[number] = m
+            size = _push(times, events, size, release[m], number)
+            number += 1
+    while size:
+        now, m = times[0], what[events[0]]
+        size = _pop(times, events, size)
+        if m >= 0 and hop[m] == hop_ptr[m + 1]:
+            end[m] = now
+            done += 1
+            for i in range(after_ptr[m], after_ptr[m + 1]):
+                waiter = after[i]
+                release[waiter] = max(release[waiter], now)
+                pending[waiter] -= 1
+                if pending[waiter] == 0:
+                    what[number] = waiter
+                    size = _push(times, events, size, release[waiter], number)
+                    number += 1
+            continue
+        if m >= 0:
+            on = link[hop[m]]
+            if is_busy[on]:
+                if first[on] == _NONE:
+                    first[on] = m
+                else:
+                    behind[last[on]] = m
+                last[on] = m
+                continue
+        else:
+            on = -1 - m
+            is_busy[on] = False
+            m = first[on]
+            if m == _NONE:
+                continue
+            first[on], behind[m] = behind[m], _NONE
+        h = hop[m]
+        start[h] = now
+        is_busy[on] = True
+        hop[m] = h + 1
+        what[number], what[number + 1] = m, -1 - on
+        size = _push(times, events, size, now + delay[h], number)
+        size = _push(times, events, size, now + busy[h], number + 1)
+        number += 2
+    return done

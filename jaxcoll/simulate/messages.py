@@ -10,10 +10,12 @@ import numpy as np
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.exact import Number, as_fraction
+from jaxcoll.numerics import checks
 from jaxcoll.simulate import kernels
 from jaxcoll.simulate.clock import Clock
 from jaxcoll.simulate.framing import Framing
-from jaxcoll.simulate.schedules import check_request, durations, framed
+from jaxcoll.simulate.schedules import durations, framed
+from jaxcoll.simulate.timeline import MODELS
 from jaxcoll.topology import Topology
 
 
@@ -27,12 +29,27 @@ class Message:
         nbytes: bytes, above 0.
         release: earliest start in seconds, at least 0.
         after: indices of the messages whose arrival it waits for.
+
+    Raises:
+        ScheduleError: a field that is none of these.
     """
 
     route: tuple[int, ...]
     nbytes: Number
     release: Number = 0
     after: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        route = checks.integers(self.route, "route", ScheduleError, least=0)
+        if len(route) < 2:
+            raise ScheduleError(f"a route needs at least two vertices, got {route}")
+        checks.put(
+            self,
+            route=route,
+            nbytes=checks.positive(self.nbytes, "nbytes", ScheduleError),
+            release=checks.nonnegative(self.release, "release", ScheduleError),
+            after=checks.integers(self.after, "after", ScheduleError, least=0),
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,9 +88,15 @@ def simulate_messages(
 ) -> MessageTimes:
     """Time any traffic on a topology; links serve first come, first served.
 
-    Messages that reach a link at the same moment are served in the order they are listed in.
+    Messages that reach a link at the same moment are served in the order of the model. "astra": in
+    the order in which their arrivals became known, as the event queue of ASTRA-sim has it: first of
+    all the messages that wait for none, in the order they are listed in; then, as messages start on
+    a link, their arrivals at its end; and as messages arrive, those that wait for them, as listed.
+    "tacos": in the order they are listed in.
 
     Args:
+        topology: the network; only the links of the routes matter, so that ranks need not reach
+            each other (``Topology.allow_unreachable``).
         messages: the traffic.
         model: "astra" or "tacos".
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
@@ -82,15 +105,14 @@ def simulate_messages(
         ScheduleError: a route without a link, sizes or releases out of range, messages that wait
             for themselves or for one that does not exist.
     """
-    sizes, releases = [], []
+    checks.instance(topology, Topology, "topology", ScheduleError)
+    messages = checks.members(messages, "messages", ScheduleError)
     for i, message in enumerate(messages):
-        sizes.append(check_request(message.nbytes, model))
-        try:
-            releases.append(as_fraction(message.release))
-        except ValueError as error:
-            raise ScheduleError(f"message {i}: release: {error}") from None
-        if releases[-1] < 0:
-            raise ScheduleError(f"message {i}: release must be at least 0, got {message.release}")
+        checks.instance(message, Message, f"messages[{i}]", ScheduleError)
+    checks.choice(model, MODELS, "model", ScheduleError)
+    checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
+    sizes = [as_fraction(message.nbytes) for message in messages]
+    releases = [as_fraction(message.release) for message in messages]
     hop_ptr, hop_link = _route_links(topology, messages)
     distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
     which = np.repeat(np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr))
@@ -103,7 +125,8 @@ def simulate_messages(
     pending, after_ptr, after = _waits(messages)
     start = np.zeros(len(hop_link), np.int64)
     end = np.zeros(len(messages), np.int64)
-    done = kernels.run_messages(
+    run = kernels.run_events if model == "astra" else kernels.run_messages
+    done = run(
         release, pending, after_ptr, after, hop_ptr, hop_link, busy, delay, topology.num_links,
         start, end,
     )  # fmt: skip
@@ -120,8 +143,6 @@ def _route_links(topology: Topology, messages: Sequence[Message]) -> tuple[np.nd
         fastest.setdefault((int(topology.src[link]), int(topology.dst[link])), int(link))
     lengths, links = [], []
     for i, message in enumerate(messages):
-        if len(message.route) < 2:
-            raise ScheduleError(f"message {i}: a route needs two vertices, got {message.route}")
         for pair in zip(message.route[:-1], message.route[1:], strict=True):
             if pair not in fastest:
                 raise ScheduleError(f"message {i}: there is no link {pair[0]}->{pair[1]}")
@@ -136,7 +157,7 @@ def _waits(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray, np.ndar
     pairs = []
     for i, message in enumerate(messages):
         for other in set(message.after):
-            if not 0 <= other < len(messages):
+            if other >= len(messages):
                 raise ScheduleError(f"message {i} waits for message {other}, which does not exist")
             pairs.append((other, i))
         pending[i] = len(set(message.after))

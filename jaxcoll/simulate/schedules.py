@@ -9,6 +9,7 @@ import numpy as np
 from jaxcoll.collective import common_parts
 from jaxcoll.errors import ScheduleError
 from jaxcoll.exact import Number, as_fraction
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import kernels
 from jaxcoll.simulate.clock import Clock
@@ -37,6 +38,8 @@ def simulate(
     Raises:
         ScheduleError: nbytes is not a number above 0, or the model is unknown.
     """
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
+    checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
     size = check_request(nbytes, model)
     message_ptr, chunk = schedule.message_ptr, schedule.chunk
     edge = schedule.edge[message_ptr[:-1]]
@@ -70,15 +73,8 @@ def simulate(
 
 def check_request(nbytes: Number, model: str) -> Fraction:
     """The bytes as a rational; refuses what cannot be simulated."""
-    if model not in MODELS:
-        raise ScheduleError(f"unknown link model {model!r}; known: {', '.join(MODELS)}")
-    try:
-        size = as_fraction(nbytes)
-    except ValueError as error:
-        raise ScheduleError(f"nbytes: {error}") from None
-    if size <= 0:
-        raise ScheduleError(f"nbytes must be above 0, got {nbytes}")
-    return size
+    checks.choice(model, MODELS, "model", ScheduleError)
+    return as_fraction(checks.positive(nbytes, "nbytes", ScheduleError))
 
 
 def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,8 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.collective import common_parts
+from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
 
@@ -16,6 +18,7 @@ def steady_seconds(schedule: Schedule) -> Fraction:
     No run of the schedule is faster, and one in many pieces may come close: the throughput that
     schedules of trees are compared by (dissertation on ForestColl, Fig. 4.14).
     """
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
     weight, total = common_parts(schedule.collective)
     on_edge = np.zeros(len(schedule.edges), np.int64)
     np.add.at(on_edge, schedule.edge, weight[schedule.chunk])

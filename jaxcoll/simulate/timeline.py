@@ -9,6 +9,8 @@ from fractions import Fraction
 import numba as nb
 import numpy as np
 
+from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate.clock import Clock
 from jaxcoll.simulate.framing import Framing
@@ -98,7 +100,11 @@ class Timeline:
         Args:
             bins: None for the whole run, float64 of shape (links,); otherwise the run is cut into
                 that many equal intervals, float64 of shape (links, bins).
+
+        Raises:
+            ScheduleError: not a number of intervals, 1 to 2**20.
         """
+        bins = checks.optional(bins, checks.integer, "bins", ScheduleError, least=1, most=2**20)
         links = self.schedule.topology.num_links
         if not self.finish:
             return np.zeros(links if bins is None else (links, bins))

@@ -14,8 +14,10 @@ from jaxcoll.synth.exact import Sccl, StepMilp
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.hdrm import Hdrm
 from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.min_congestion import MinCongestion
 from jaxcoll.synth.multitree import MultiTree
-from jaxcoll.synth.portfolio import Portfolio, best
+from jaxcoll.synth.portfolio import Portfolio
+from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY
 from jaxcoll.synth.rhd import Rhd
 from jaxcoll.synth.ring import Ring
 from jaxcoll.synth.ring_2d import Ring2D
@@ -25,6 +27,8 @@ from jaxcoll.synth.themis import Themis
 from jaxcoll.synth.tto import Tto
 
 __all__ = [
+    "BUCKET_BYTES",
+    "REGISTRY",
     "SYNTHESIZERS",
     "Blink",
     "BlueConnect",
@@ -37,6 +41,7 @@ __all__ = [
     "ForestColl",
     "Hdrm",
     "HierarchicalRing",
+    "MinCongestion",
     "MultiTree",
     "Portfolio",
     "Rhd",
@@ -49,7 +54,6 @@ __all__ = [
     "Tacos",
     "Themis",
     "Tto",
-    "best",
     "empty_schedule",
     "forest",
     "synthesize",

@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, concatenate
-from jaxcoll.topology import Topology
+from jaxcoll.topology import Topology, connected
 
 
 class Synthesizer(abc.ABC):
@@ -47,23 +48,34 @@ class Synthesizer(abc.ABC):
                 of ranks than the collective.
         """
         started = time.perf_counter()
+        seed = self.checked(topology, collective, seed)
+        schedule = self._derive(topology, collective, seed)
+        return schedule.with_provenance(
+            Provenance(
+                self.name,
+                self.parameters(),
+                seed,
+                time.perf_counter() - started,
+                schedule.provenance.certificate,
+            )
+        )
+
+    @final
+    def checked(self, topology: Topology, collective: Collective, seed: int) -> int:
+        """The seed, if it is one and the collective is for the topology's ranks.
+
+        Raises:
+            CollectiveError: a bad seed.
+            TopologyError: another number of ranks.
+        """
+        connected(topology)
+        checks.instance(collective, Collective, "collective", CollectiveError)
         if topology.num_ranks != collective.num_ranks:
             raise TopologyError(
                 f"the collective is for {collective.num_ranks} ranks, {topology} has "
                 f"{topology.num_ranks}"
             )
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-            raise CollectiveError(f"seed must be an integer of at least 0, got {seed!r}")
-        schedule = self._derive(topology, collective, int(seed))
-        return schedule.with_provenance(
-            Provenance(
-                self.name,
-                self.parameters(),
-                int(seed),
-                time.perf_counter() - started,
-                schedule.provenance.certificate,
-            )
-        )
+        return checks.seed(seed, CollectiveError)
 
     @final
     def parameters(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.links import whole_number
+from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.dimensionwise import Sends
@@ -23,20 +23,6 @@ def check_everyone(collective: Collective, who: str) -> None:
     """
     if collective.is_grouped:
         raise CollectiveError(f"{who} is defined for all ranks at once, in order; got {collective}")
-
-
-def checked_pieces(pieces: int | None) -> int | None:
-    """A number of pieces to cut messages into.
-
-    Raises:
-        CollectiveError: less than 1.
-    """
-    if pieces is None:
-        return None
-    count = whole_number(pieces, "pieces")
-    if count < 1:
-        raise CollectiveError(f"pieces must be at least 1, got {count}")
-    return count
 
 
 def gathered(
@@ -128,17 +114,6 @@ def distinct_edges(
         path_ptr: links of path i are ``path[path_ptr[i]:path_ptr[i + 1]]``.
         path: links.
     """
-    hops = np.diff(path_ptr)
-    width = int(hops.max(initial=1))
-    table = np.full((len(hops), width), -1, np.int64)
-    table[np.arange(width) < hops[:, None]] = path
-    distinct, edge = np.unique(table, axis=0, return_inverse=True)
-    lengths = (distinct >= 0).sum(axis=1)
-    last = distinct[np.arange(len(distinct)), lengths - 1]
-    edges = Edges(
-        topology.src[distinct[:, 0]],
-        topology.dst[last],
-        np.concatenate([[0], np.cumsum(lengths)]),
-        distinct[distinct >= 0],
-    )
-    return edges, edge.ravel()
+    keep, edge = distinct_rows(path_ptr, path)
+    ptr, link = take_rows(path_ptr, path, keep)
+    return Edges(topology.src[link[ptr[:-1]]], topology.dst[link[ptr[1:] - 1]], ptr, link), edge

@@ -11,11 +11,12 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulate import steady_seconds
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import checked_pieces, distinct_edges
+from jaxcoll.synth.blind import distinct_edges
 from jaxcoll.synth.forestcoll.fitting import fitting_forest
 from jaxcoll.synth.unwind import Unwound, unwind
 from jaxcoll.throughput import bottleneck, check_balanced, optimum
@@ -59,13 +60,8 @@ class Blink(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"broadcast", "all_reduce"})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
-        for field, least in (("root", 0), ("degree", 1), ("k", 1)):
-            value = getattr(self, field)
-            if value is not None and (type(value) is not int or value < least):
-                raise CollectiveError(
-                    f"{field} must be an integer of at least {least}, got {value!r}"
-                )
+        checks.integer_fields(self, CollectiveError, "root", least=0, or_none=True)
+        checks.integer_fields(self, CollectiveError, "degree", "k", "pieces", or_none=True)
 
     def granularity(self, topology: Topology) -> int:
         """Chunks a shard of an all_reduce are best a multiple of this: all its trees fit then."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
 
@@ -67,12 +67,9 @@ def checked_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
     """
     if shape is None:
         return None
-    try:
-        sides = tuple(operator.index(side) for side in shape)
-    except TypeError:
-        raise CollectiveError(f"shape must be integers, one a dimension, got {shape!r}") from None
-    if not sides or min(sides) < 1:
-        raise CollectiveError(f"shape needs one or more sides of at least 1, got {shape!r}")
+    sides = checks.integers(shape, "shape", CollectiveError, least=1)
+    if not sides:
+        raise CollectiveError("shape needs one or more sides of at least 1, got none")
     return sides
 
 

@@ -8,11 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import patterns
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import checked_pieces, gathered
+from jaxcoll.synth.blind import gathered
 from jaxcoll.synth.dimensionwise import Sends, gather_in_order
 from jaxcoll.topology import Topology
 
@@ -39,7 +41,7 @@ class Bruck(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
+        checks.integer_fields(self, CollectiveError, "pieces")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""

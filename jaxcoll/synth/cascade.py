@@ -12,22 +12,20 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import as_fraction, is_positive
-from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.exact import as_fraction
+from jaxcoll.numerics import checks
+from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll.synth.as_they_arrive import as_they_arrive
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.blind import first_chunk, on_ranks
 from jaxcoll.synth.boxes import Box, box_of, checked_shape, group_dimensions
-from jaxcoll.synth.cascade_kernel import served
 from jaxcoll.synth.dimensionwise import Sends, gather_along
 from jaxcoll.synth.lines import line_patterns, line_seconds
 from jaxcoll.synth.patterns import Pattern, steps
 from jaxcoll.topology import Topology
-from jaxcoll.trees.stream import stream_steps
 
 _MOST_PERMUTED = 5  # dimensions whose orders are all looked at
-# A run of all sends one after another fits 64 bits, with times of 40 bits for the longest.
-_FINE, _HORIZON = 2**40, 2**62
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +60,7 @@ class Cascade(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "all_reduce"})
 
     def __post_init__(self) -> None:
-        if not is_positive(self.nbytes):
-            raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
+        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
@@ -89,7 +86,7 @@ class Cascade(Synthesizer):
         orders = least_load_orders(side, seconds, collective.chunks_per_shard)
         sends = on_ranks(Sends.joined(list(_phases(box, orders, patterns))), box.ranks)
         chunk = first_chunk(collective)[sends.owner] + sends.index
-        return _as_they_arrive(
+        return _over_shortest_routes(
             topology, collective, sends.src, sends.dst, chunk, as_fraction(self.nbytes)
         )
 
@@ -152,7 +149,7 @@ def _phases(
             start += steps(patterns[dim])
 
 
-def _as_they_arrive(
+def _over_shortest_routes(
     topology: Topology,
     collective: Collective,
     src: np.ndarray,
@@ -172,31 +169,7 @@ def _as_they_arrive(
     brought = np.full((n, collective.num_chunks), -1, np.int64)
     brought[dst, chunk] = np.arange(len(chunk))
     before = brought[src, chunk]
-    size = nbytes / (collective.chunks_per_shard * len(collective.groups[0]))
-    busy, delay = _ticks(topology, size, edges, edge)
-    begin = served(before, edge, edges.path_ptr, edges.path_link, busy, delay)
-    order = np.argsort(begin, kind="stable")
-    step = stream_steps(order, before, edge, edges.first_link, topology.num_links, 1)
-    return Schedule.from_sends(
-        topology, collective, step[order], edge[order], chunk[order], edges=edges
-    )
-
-
-def _ticks(
-    topology: Topology, size: Fraction, edges: Edges, edge: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """How long a chunk occupies each link, and takes to its end; rounded, as it decides an order.
-
-    Args:
-        size: bytes of a chunk.
-        edges, edge: what the sends cross, which says how long a run can be.
-    """
-    speeds, which = topology.speeds
-    longest = max(alpha + size / bandwidth for alpha, bandwidth in speeds)
-    scale = min(_FINE, _HORIZON // int(edges.hops[edge].sum())) / longest
-    busy = [max(1, round(size / bandwidth * scale)) for _, bandwidth in speeds]
-    alpha = [round(alpha * scale) for alpha, _ in speeds]
-    return np.asarray(busy)[which], np.asarray(np.add(busy, alpha))[which]
+    return as_they_arrive(topology, collective, edges, edge, chunk, before, nbytes)
 
 
 def _last_chunk_first(schedule: Schedule) -> Schedule:

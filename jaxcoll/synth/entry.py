@@ -6,55 +6,17 @@ from collections.abc import Sequence
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blink import Blink
-from jaxcoll.synth.blueconnect import BlueConnect
-from jaxcoll.synth.bruck import Bruck
-from jaxcoll.synth.bucket import Bucket
-from jaxcoll.synth.c_cube import CCube
-from jaxcoll.synth.cascade import Cascade
-from jaxcoll.synth.direct import Direct
-from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
-from jaxcoll.synth.exact import Sccl, StepMilp
-from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.hdrm import Hdrm
-from jaxcoll.synth.hierarchical_ring import HierarchicalRing
-from jaxcoll.synth.multitree import MultiTree
-from jaxcoll.synth.portfolio import Portfolio
-from jaxcoll.synth.rhd import Rhd
-from jaxcoll.synth.ring import Ring
-from jaxcoll.synth.ring_2d import Ring2D
-from jaxcoll.synth.swing import Swing
-from jaxcoll.synth.tacos import Tacos
-from jaxcoll.synth.themis import Themis
-from jaxcoll.synth.tto import Tto
-from jaxcoll.topology import Topology
+from jaxcoll.synth.portfolio import Portfolio, with_chunks_chosen
+from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, bytes_of, told
+from jaxcoll.topology import Topology, connected
 from jaxcoll.verify import verify
 
 SYNTHESIZERS: dict[str, type[Synthesizer]] = {
-    "ring": Ring,
-    "direct": Direct,
-    "bucket": Bucket,
-    "rhd": Rhd,
-    "bruck": Bruck,
-    "double_binary_tree": DoubleBinaryTree,
-    "hierarchical_ring": HierarchicalRing,
-    "ring_2d": Ring2D,
-    "swing": Swing,
-    "blueconnect": BlueConnect,
-    "themis": Themis,
-    "cascade": Cascade,
-    "c_cube": CCube,
-    "tto": Tto,
-    "hdrm": Hdrm,
-    "multitree": MultiTree,
-    "tacos": Tacos,
-    "forestcoll": ForestColl,
-    "blink": Blink,
-    "step_milp": StepMilp,
-    "sccl": Sccl,
-    "auto": Portfolio,
+    **{name: entry.make for name, entry in REGISTRY.items()},
+    Portfolio.name: Portfolio,
 }
 
 
@@ -66,9 +28,14 @@ def synthesizer_named(synthesizer: str | Synthesizer) -> Synthesizer:
     """
     if isinstance(synthesizer, Synthesizer):
         return synthesizer
-    if synthesizer not in SYNTHESIZERS:
+    if isinstance(synthesizer, type):
         raise CollectiveError(
-            f"unknown synthesizer {synthesizer!r}; known: {', '.join(SYNTHESIZERS)}"
+            f"the synthesizer was the class {synthesizer.__name__}; give one of its instances, as "
+            f"in {synthesizer.__name__}(), or a name"
+        )
+    if not isinstance(synthesizer, str) or synthesizer not in SYNTHESIZERS:
+        raise CollectiveError(
+            f"unknown synthesizer {checks.shown(synthesizer)}; known: {', '.join(SYNTHESIZERS)}"
         )
     return SYNTHESIZERS[synthesizer]()
 
@@ -76,34 +43,59 @@ def synthesizer_named(synthesizer: str | Synthesizer) -> Synthesizer:
 def synthesize(
     topology: Topology,
     collective: str | Collective,
-    synthesizer: str | Synthesizer = "tacos",
+    synthesizer: str | Synthesizer = "auto",
     *,
-    chunks: int = 1,
+    nbytes: float | None = None,
+    chunks: int | None = None,
     groups: Sequence[Sequence[int]] | None = None,
     root: int | None = None,
     seed: int = 0,
 ) -> Schedule:
-    """A verified schedule of a collective on a network.
+    """A verified schedule of a collective on a network, the fastest found for a buffer's size.
+
+    What is not fixed is chosen by simulated time (link model "astra"): the synthesizer among all in
+    the registry, and the chunks a shard among the counts that its entry there states. The same
+    arguments give the same schedule.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,
             which has its own.
-        synthesizer: a synthesizer or its name.
-        chunks: chunks a shard.
+        synthesizer: a synthesizer or its name, to fix it.
+        nbytes: bytes of a rank's buffer to be fast for. When omitted 25 MiB, the bucket in which
+            ``jc.optax`` and PyTorch's DistributedDataParallel reduce gradients; for a synthesizer
+            that has bytes of its own, those.
+        chunks: chunks a shard, to fix them.
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
         root: the root's place in every group, for collectives that have one.
         seed: the same seed gives the same schedule.
 
     Raises:
-        CollectiveError: the collective is ill-formed, or the synthesizer not defined for it.
+        CollectiveError: the collective is ill-formed, nbytes is not above 0, or the synthesizer is
+            not defined for the collective.
         TopologyError: the synthesizer is not defined for the network.
     """
+    connected(topology)
+    checks.instance(collective, (str, Collective), "collective", CollectiveError)
+    maker = synthesizer_named(synthesizer)
+    if chunks is not None:
+        chunks = checks.integer(chunks, "chunks", CollectiveError, least=1)
+    if nbytes is not None or isinstance(synthesizer, str):
+        maker = told(maker, BUCKET_BYTES if nbytes is None else nbytes)
     if isinstance(collective, str):
-        collective = Collective(collective, topology.num_ranks, chunks, groups, root)  # type: ignore[arg-type]
-    elif (chunks, groups, root) != (1, None, None):
+        count = 1 if chunks is None else chunks
+        what = Collective(collective, topology.num_ranks, count, groups, root)  # type: ignore[arg-type]
+    elif (chunks, groups, root) != (None, None, None):
         raise CollectiveError(
             "a Collective has its own chunks, groups and root; do not give them again"
         )
-    schedule = synthesizer_named(synthesizer).synthesize(topology, collective, seed)
+    else:
+        what = collective
+    if isinstance(collective, Collective) or chunks is not None:
+        schedule = maker.synthesize(topology, what, seed)
+    elif isinstance(maker, Portfolio):
+        schedule = maker.with_chunks_chosen(topology, what, seed)
+    else:
+        size = bytes_of(maker) if nbytes is None else nbytes
+        schedule = with_chunks_chosen(maker, topology, what, size or BUCKET_BYTES, seed)
     verify(schedule)
     return schedule

@@ -8,11 +8,12 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import TopologyError
+from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import check_everyone, checked_pieces, on_ranks, schedule_of
+from jaxcoll.synth.blind import check_everyone, on_ranks, schedule_of
 from jaxcoll.synth.dimensionwise import gather_in_order
 from jaxcoll.synth.patterns import doubling, is_power_of_two
 from jaxcoll.topologies import bigraph
@@ -47,7 +48,7 @@ class Hdrm(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
+        checks.integer_fields(self, CollectiveError, "pieces")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.

@@ -10,7 +10,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
-from jaxcoll.links import whole_number
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
 from jaxcoll.synth.blind import gathered
@@ -42,11 +42,7 @@ class HierarchicalRing(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
 
     def __post_init__(self) -> None:
-        if self.inner is not None:
-            inner = whole_number(self.inner, "inner")
-            if inner < 1:
-                raise CollectiveError(f"inner must be at least 1, got {inner}")
-            object.__setattr__(self, "inner", inner)
+        checks.integer_fields(self, CollectiveError, "inner", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.

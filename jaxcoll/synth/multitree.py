@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import as_fraction, common_denominator, is_positive
+from jaxcoll.exact import as_fraction, common_denominator
+from jaxcoll.numerics import checks
 from jaxcoll.paths import hop_distances
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import multitree_kernel as kernel
@@ -35,6 +36,8 @@ class MultiTree(Synthesizer):
       (Sec. III-C1); elsewhere the next rank first, counted round.
     - Through switches, a child is looked for at the rank's own switch first and then at its
       neighbours, over free links only (Sec. III-C3). Ranks of other groups forward like switches.
+      The paper leaves open which child at a switch is taken: first one of a host that the tree has
+      not entered, so that it enters each over one link as long as there are others, then the next.
     - A link of m times the unit of bandwidth is m links (Sec. VII-B), so it serves m trees a step,
       at most all of them.
 
@@ -62,12 +65,10 @@ class MultiTree(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
 
     def __post_init__(self) -> None:
-        if self.priority not in PRIORITIES:
-            raise CollectiveError(
-                f"priority must be one of {', '.join(PRIORITIES)}, got {self.priority!r}"
-            )
-        if self.unit is not None and not is_positive(self.unit):
-            raise CollectiveError(f"unit must be a bandwidth above 0, got {self.unit!r}")
+        checks.choice(self.priority, PRIORITIES, "priority", CollectiveError)
+        unit = checks.optional(self.unit, checks.positive, "unit", CollectiveError)
+        checks.put(self, unit=unit)
+        checks.flag_fields(self, CollectiveError, "nearest_first")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing."""
@@ -90,6 +91,7 @@ class MultiTree(Synthesizer):
             self._by_height(topology, distance),
             self.nearest_first,
             topology.num_ranks,
+            hosts(topology),
         )
         edges, edge = distinct_edges(topology, path_ptr, path)
         k = collective.chunks_per_shard
@@ -120,6 +122,21 @@ def capacities(topology: Topology, unit: float | None, most: int) -> np.ndarray:
         one = as_fraction(unit)
     serves = {bandwidth: min(max(1, bandwidth // one), most) for bandwidth in speeds}
     return np.asarray([serves[bandwidth] for bandwidth in topology.exact_bandwidth], np.int64)
+
+
+def hosts(topology: Topology) -> np.ndarray:
+    """The host of each rank, int64 of shape (ranks,): ranks that share their smallest switch.
+
+    A rank without a switch is a host of its own.
+    """
+    n = topology.num_ranks
+    up = (topology.src < n) & (topology.dst >= n)
+    rank, switch = topology.src[up].astype(np.int64), topology.dst[up].astype(np.int64)
+    size = np.bincount(switch, minlength=topology.num_vertices)
+    host = np.arange(n)
+    order = np.lexsort((switch, size[switch], rank))[::-1]  # the smallest of each rank last
+    host[rank[order]] = switch[order]
+    return np.unique(host, return_inverse=True)[1]
 
 
 def _in_order_of_trial(topology: Topology) -> tuple[np.ndarray, np.ndarray]:

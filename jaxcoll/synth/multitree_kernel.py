@@ -11,7 +11,7 @@ _NOT_SEEN = -1
 @nb.njit(cache=True)
 def grow(
     ptr, link, link_src, link_dst, capacity, group, roots, wanted, distance, by_height, nearest,
-    num_ranks,
+    num_ranks, host,
 ):  # fmt: skip
     """All trees, as additions in the order in which they are made (Algorithm 1, lines 1-14).
 
@@ -26,6 +26,7 @@ def grow(
         by_height: whether trees with the most remaining height come first, not the lowest roots.
         nearest: whether a tree tries all its ranks for near children before any for farther ones.
         num_ranks: number of ranks.
+        host: host of each rank, from 0.
 
     Returns:
         For each addition its time step (from 0), tree, child and parent, and the links from parent
@@ -43,6 +44,7 @@ def grow(
     # Without forwarders on the way, children are neighbours.
     farthest = distance.max() - 1 if (group != group[roots[0]]).any() else 0
     inside = np.zeros((trees, num_ranks), np.bool_)
+    entered = np.zeros((trees, host.max() + 1), np.bool_)
     members = np.empty((trees, num_ranks), np.int64)  # in the order of their addition
     listed, count = np.ones(trees, np.int64), np.ones(trees, np.int64)
     # Links from the tree to each rank it lacks, how many are so far, and the most.
@@ -51,6 +53,7 @@ def grow(
     height = np.zeros(trees, np.int64)
     for t in range(trees):
         inside[t, roots[t]] = True
+        entered[t, host[roots[t]]] = True
         members[t, 0] = roots[t]
         near[t] = distance[roots[t]]
         for v in range(num_ranks):
@@ -90,7 +93,7 @@ def grow(
                         parent = members[t, cursor[t]]
                         child = _search(
                             parent, ptr, link, link_dst, free, group, group[roots[t]], inside[t],
-                            num_ranks, reach, came_by, queue,
+                            num_ranks, host, entered[t], reach, came_by, queue,
                         )  # fmt: skip
                         if child < 0:
                             cursor[t] += 1
@@ -113,6 +116,7 @@ def grow(
                 step_of[added], tree_of[added] = step, t
                 child_of[added], parent_of[added] = child, parent
                 inside[t, child] = True
+                entered[t, host[child]] = True
                 members[t, listed[t]] = child
                 listed[t] += 1
                 count[t] += 1
@@ -160,18 +164,20 @@ def _come_nearer(near, lacking, distance, group, own, inside):
 
 @nb.njit(cache=True)
 def _search(
-    parent, ptr, link, link_dst, free, group, own, inside, num_ranks, reach, came_by, queue
+    parent, ptr, link, link_dst, free, group, own, inside, num_ranks, host, entered, reach, came_by,
+    queue,
 ):  # fmt: skip
     """A rank of group ``own`` outside the tree, by free links through ``reach`` forwarders; or -1.
 
-    Among those behind the same number of forwarders, the next after the parent, counted round; of
-    its neighbours, the first in the order of links. ``came_by`` tells the links on the way.
+    Among those behind the same number of forwarders the next after the parent, counted round; but
+    of those at its own switches, first one of a host in which the tree has no rank yet; and of its
+    neighbours, the first in the order of links. ``came_by`` tells the links on the way.
     """
     came_by[:] = _NOT_SEEN
     queue[0] = parent
     first, last, depth = 0, 1, 0
     while first < last and depth <= reach:
-        best, best_ahead, end = -1, num_ranks, last
+        best, best_ahead, end = -1, 2 * num_ranks, last
         for i in range(first, last):
             v = queue[i]
             for j in range(ptr[v], ptr[v + 1]):
@@ -182,6 +188,8 @@ def _search(
                     if inside[w]:
                         continue
                     ahead = (w - parent) % num_ranks if depth > 0 else 0
+                    if depth == 1 and entered[host[w]]:
+                        ahead += num_ranks
                     if best < 0 or ahead < best_ahead:
                         best, best_ahead = w, ahead
                         came_by[w] = link[j]

@@ -1,299 +1,315 @@
-"""Auto: many algorithms, rules and seeds, of which the quickest schedule is kept."""
+"""Auto: the fastest schedule of many synthesizers and chunk counts, for a number of bytes."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-import numpy as np
-
-from jaxcoll.bounds import bound
+from jaxcoll.bounds import bound, cut_bound
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.exact import as_fraction
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulate import MODELS, simulate
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blueconnect import BlueConnect
-from jaxcoll.synth.bruck import Bruck
-from jaxcoll.synth.bucket import Bucket
-from jaxcoll.synth.c_cube import CCube
-from jaxcoll.synth.cascade import Cascade
-from jaxcoll.synth.direct import Direct
-from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
-from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.hdrm import Hdrm
-from jaxcoll.synth.hierarchical_ring import HierarchicalRing
-from jaxcoll.synth.multitree import MultiTree
-from jaxcoll.synth.rhd import Rhd
-from jaxcoll.synth.ring import Ring
-from jaxcoll.synth.ring_2d import Ring2D
-from jaxcoll.synth.rules import RULES, rule_named
-from jaxcoll.synth.swing import Swing
-from jaxcoll.synth.tacos import Tacos
-from jaxcoll.synth.themis import Themis
-from jaxcoll.synth.tto import Tto
+from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, chunk_counts, entry_of, told
 from jaxcoll.topology import Topology
 
-# At most one piece a chunk of a shard: messages are cut into as many as there are.
-_ALL = 2**16
+# Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
+_SENDS, _FEW_PAIRS = 3 * 2**18, 2**14
+_SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
+# Parts of a limit extrapolated from two times, and from the last two of more, that may be reached.
+_GUESSED, _TRUSTED = 0.8, 0.95
+# The cut bound needs a maximum flow per rank, often several times.
+_CUTS_WITHIN = 2**20
 
-# Every algorithm with each of its fields that matter besides the number of chunks.
-BASELINES: tuple[Synthesizer, ...] = (
-    Bucket(),
-    Ring(),
-    Ring(bidirectional=False),
-    Direct(),
-    Rhd(),
-    Rhd(far_first=True),
-    Rhd(pieces=_ALL),
-    Rhd(far_first=True, pieces=_ALL),
-    Bruck(),
-    Bruck(pieces=_ALL),
-    DoubleBinaryTree(),
-    DoubleBinaryTree(pieces=1),
-    HierarchicalRing(),
-    Ring2D(),
-    Swing(),
-    Swing(pieces=_ALL),
-    BlueConnect(),
-    Themis(),
-    Cascade(),
-    CCube(),
-    Tto(),
-    Tto(pieces=1),
-    Hdrm(),
-    MultiTree(),
-    ForestColl(quick=True),
-    ForestColl(order="steps", quick=True),
-)
-_NEED, _PATIENT = "downstream-need", "patient"
-# The rule that most often does best comes first.
-_RULES = (Tacos.rule, *(rule for rule in RULES if rule != Tacos.rule))
-CHUNKS = (1, 2, 4, 8)
-
-# Called as candidates are timed: how many are, of how many so far known, which, and its seconds
-# (None where it is not defined for the problem).
-Progress = Callable[[int, int, str, float | None], None]
+# Called after every schedule: how many were made, which one, and its seconds (None where the
+# synthesizer is not defined for the problem).
+Progress = Callable[[int, str, float | None], None]
 
 
-class _Tried(NamedTuple):
-    """A candidate, and its time and schedule, or why it was refused."""
+class _Climb:
+    """One synthesizer on its way up through its chunk counts.
 
-    label: str
-    time: Fraction | None
-    schedule: Schedule | None
-    refused: str
+    With k chunks a pipeline takes about A + B / k seconds, so two times tell what is left to gain.
+    """
 
-    def row(self) -> dict[str, object]:
-        if self.time is None:
-            return {"candidate": self.label, "refused": self.refused}
-        return {"candidate": self.label, "time": float(self.time)}
+    def __init__(self, synthesizer: Synthesizer, counts: Sequence[int]) -> None:
+        self.synthesizer = synthesizer
+        self.left = list(counts)
+        self.tried: list[tuple[int, float]] = []
+
+    @property
+    def limit(self) -> float:
+        """A: seconds with any number of chunks, by the last two; 0 while fewer are known."""
+        if len(self.tried) < 2:
+            return 0.0
+        (k, before), (more, after) = self.tried[-2:]
+        return after - max(before - after, 0.0) * k / (more - k)
+
+    @property
+    def prospect(self) -> float:
+        """Seconds that more chunks may reach: the limit less what it may err by."""
+        return self.limit * (_TRUSTED if len(self.tried) > 2 else _GUESSED)
+
+    def is_done(self, tolerance: float) -> bool:
+        """Whether no counts are left, or the last two gained less than the tolerance."""
+        times = [seconds for _, seconds in self.tried]
+        if not times or not self.left:
+            return True
+        return len(times) > 3 and min(times) >= min(times[:-2]) * (1 - tolerance)
+
+    def record(self, count: int, seconds: float | None) -> None:
+        """Note what a count took; None where the synthesizer refused it."""
+        self.left = [other for other in self.left if other > count]
+        if seconds is not None:
+            self.tried.append((count, seconds))
 
 
 @dataclasses.dataclass(frozen=True)
 class Portfolio(Synthesizer):
     """Tries many synthesizers and keeps the schedule that takes the least simulated time.
 
-    First the baselines, and TACOS with every size of message; then TACOS with the size of message
-    that did best, by every rule with every seed, unless a bound is met before. The certificate says
-    which candidate won and what each took; ties go to the one tried first. The result does not
-    depend on the number of threads.
+    What it tries is stated in the registry (``jaxcoll.synth.registry``). Every variant starts with
+    its fewest chunks; then those that may still win are given more, as long as that gains more than
+    the tolerance. The search ends where a bound is met within the tolerance. Of schedules that take
+    equally long the one tried first is kept.
+
+    The certificate names the synthesizer that won, its time, the bound and the whole table.
 
     Attributes:
-        nbytes: bytes of a rank's buffer to be quick for; 64 MiB when omitted.
-        model: the link model to be quick by.
-        baselines: synthesizers to try, told ``nbytes`` where they have a field for it, and as
-            they are where they have no size of their own; those not defined for a problem are
-            passed over.
-        rules: rules of TACOS, names in ``rules.RULES``.
-        seeds: random seeds a rule.
-        attempts: attempts of TACOS a seed.
-        aggregate: sizes of message, as for ``Tacos``.
-        threads: candidates that run at once; the processor's cores when None.
+        nbytes: bytes of a rank's buffer to be fast for; 25 MiB when omitted, the bucket in which
+            ``jc.optax`` reduces gradients.
+        model: the link model to be fast by.
+        names: the synthesizers to try, names in the registry; all of it when empty.
+        tolerance: share of the time that may be left to gain.
+        work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
+            two microseconds each); when None 786,432 up to 128 ranks, 128 per pair of more
+            ranks, at most 8,388,608. What takes more is passed over; the table says so.
         progress: called with every candidate done; see ``Progress``.
 
     Raises:
         CollectiveError: a field out of range.
     """
 
-    nbytes: float = 2**26
+    nbytes: float = BUCKET_BYTES
     model: str = "astra"
-    baselines: tuple[Synthesizer, ...] = BASELINES
-    rules: tuple[str, ...] = _RULES
-    seeds: int = 2
-    attempts: int = 2  # one by the paths of least cost, one by those of fewest links
-    aggregate: tuple[int | None, ...] = (1, 2, 4, 8, None)
-    threads: int | None = dataclasses.field(default=None, compare=False)
+    names: tuple[str, ...] = ()
+    tolerance: float = 0.01
+    work: int | None = None
     progress: Progress | None = dataclasses.field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "auto"
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
 
     def __post_init__(self) -> None:
-        for what in ("baselines", "rules", "aggregate"):
-            object.__setattr__(self, what, tuple(getattr(self, what)))
-        for rule in self.rules:
-            rule_named(rule)
-        if self.model not in MODELS:
-            raise CollectiveError(f"unknown link model {self.model!r}; known: {', '.join(MODELS)}")
-        for what in ("seeds", "threads"):
-            value = getattr(self, what)
-            if what == "threads" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-                raise CollectiveError(f"{what} must be an integer of at least 1, got {value!r}")
-        if not (self.baselines or (self.rules and self.aggregate)):
-            raise CollectiveError("a portfolio needs baselines, or rules and sizes of message")
-        for most in self.aggregate or (1,):
-            self._tacos(RULES[0], most)
-
-    def _tacos(self, rule: str, most: int | None) -> Tacos:
-        return Tacos(rule, self.attempts, self.nbytes, aggregate=most)
+        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.choice(self.model, MODELS, "model", CollectiveError)
+        checks.put(self, names=checks.members(self.names, "names", CollectiveError))
+        for name in self.names:
+            checks.choice(name, REGISTRY, "a synthesizer of names", CollectiveError)
+        tolerance = checks.nonnegative(self.tolerance, "tolerance", CollectiveError)
+        if tolerance >= 1:
+            raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
+        checks.put(self, tolerance=tolerance)
+        checks.integer_fields(self, CollectiveError, "work", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """The quickest of all candidates' schedules; see ``Synthesizer``.
+        """The fastest schedule with the collective's own number of chunks; see ``Synthesizer``.
 
         Raises:
             CollectiveError: no candidate is defined for the problem.
         """
-        first = [(repr(each), each, seed) for each in self._baselines()]
-        count = len(first)
-        sizes = self.aggregate if self.rules else ()
-        first += [self._candidate(self.rules[0], most, seed) for most in sizes]
-        goal = bound(topology, collective, self.nbytes).time
-        with ThreadPoolExecutor(self.threads or os.cpu_count()) as pool:
-            tried = self._try(pool, topology, collective, first, [])
-            best = _quickest(tried)
-            if sizes and (best.time is None or float(best.time) > goal * (1 + 1e-9)):
-                matched = tried[count:]
-                most = sizes[matched.index(_quickest(matched))]
-                more = [
-                    self._candidate(rule, most, seed + number)
-                    for number in range(self.seeds)
-                    for rule in self._rules(topology)
-                    if (rule, number) != (self.rules[0], 0)
-                ]
-                tried += self._try(pool, topology, collective, more, tried)
-                best = _quickest(tried)
-        if best.schedule is None:
-            reasons = "; ".join(f"{each.label}: {each.refused}" for each in tried)
-            raise CollectiveError(f"no candidate is defined for {collective}: {reasons}")
-        certificate = {
-            "chosen": best.label,
-            "model": self.model,
-            "nbytes": self.nbytes,
-            "time": float(best.time or 0),
-            "bound": goal,
-            "table": tuple(each.row() for each in tried),
-        }
-        return best.schedule.with_provenance(Provenance(certificate=certificate))
+        counts = (collective.chunks_per_shard,)
+        climbs = [_Climb(synthesizer, counts) for synthesizer in self._variants()]
+        return self._race(topology, collective, seed, climbs)
 
-    def _rules(self, topology: Topology) -> tuple[str, ...]:
-        """The rules, but for patience where no link is slow: that is downstream-need again."""
-        alike = topology.is_direct and topology.is_homogeneous and _NEED in self.rules
-        return tuple(rule for rule in self.rules if not (alike and rule == _PATIENT))
+    def with_chunks_chosen(
+        self, topology: Topology, collective: Collective, seed: int = 0
+    ) -> Schedule:
+        """The fastest schedule over chunk counts too.
 
-    def _baselines(self) -> list[Synthesizer]:
-        told = [(each, for_size(each, self.nbytes)) for each in self.baselines]
-        # One that has a size anyway is told it; for others to have none is a variant of its own.
-        sizes = [pair[1:] if getattr(pair[0], "nbytes", None) else pair for pair in told]
-        return list(dict.fromkeys(itertools.chain.from_iterable(sizes)))
+        Args:
+            collective: its ``chunks_per_shard`` counts for nothing.
 
-    def _candidate(self, rule: str, most: int | None, seed: int) -> tuple[str, Synthesizer, int]:
-        size = "any number of chunks" if most is None else f"{most} chunk{'s' * (most > 1)}"
-        return f"tacos {rule}, {size} a message, seed {seed}", self._tacos(rule, most), seed
+        Raises:
+            CollectiveError: no candidate is defined for the problem, or a bad seed.
+            TopologyError: the collective is for another number of ranks.
+        """
+        one, started = dataclasses.replace(collective, chunks_per_shard=1), time.perf_counter()
+        if all(len(group) == 1 for group in collective.groups):
+            return self.synthesize(topology, one, seed)
+        seed = self.checked(topology, collective, seed)
+        climbs = [
+            _Climb(synthesizer, counts)
+            for synthesizer in self._variants()
+            for counts in chunk_counts(synthesizer, topology, one)
+        ]
+        found = self._race(topology, one, seed, climbs)
+        provenance = found.provenance
+        return found.with_provenance(
+            dataclasses.replace(
+                provenance,
+                synthesizer=self.name,
+                parameters=self.parameters(),
+                seed=seed,
+                seconds=time.perf_counter() - started,
+            )
+        )
 
-    def _try(
+    def _variants(self) -> tuple[Synthesizer, ...]:
+        """What is tried; one named on its own is tried even where auto leaves it out."""
+        names = self.names or tuple(REGISTRY)
+        found = []
+        for name in names:
+            entry = REGISTRY[name]
+            found += entry.variants or ((entry.make(),) if self.names else ())
+        return tuple(dict.fromkeys(told(each, self.nbytes) for each in found))
+
+    def _race(
+        self, topology: Topology, collective: Collective, seed: int, climbs: list[_Climb]
+    ) -> Schedule:
+        race = _Race(self, topology, collective, seed)
+        race.finish(climbs)
+        return race.certified()
+
+
+def with_chunks_chosen(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective, nbytes: float, seed: int
+) -> Schedule:
+    """The synthesizer's fastest schedule over the chunk counts that the registry states for it.
+
+    Args:
+        collective: its ``chunks_per_shard`` counts for nothing.
+        nbytes: bytes of a rank's buffer to be fast for.
+
+    Raises:
+        CollectiveError, TopologyError: the synthesizer is not defined for the problem.
+    """
+    one = dataclasses.replace(collective, chunks_per_shard=1)
+    series = chunk_counts(synthesizer, topology, one)
+    if series != ((1,),) and any(len(group) > 1 for group in collective.groups):
+        race = _Race(Portfolio(nbytes), topology, one, seed)
+        race.finish([_Climb(synthesizer, counts) for counts in series], whatever_it_takes=True)
+        if race.schedule is not None:
+            return race.schedule
+    return synthesizer.synthesize(topology, one, seed)
+
+
+class _Race:
+    """The candidates tried so far on one problem, and the fastest schedule among them."""
+
+    def __init__(
         self,
-        pool: ThreadPoolExecutor,
+        portfolio: Portfolio,
         topology: Topology,
         collective: Collective,
-        candidates: Sequence[tuple[str, Synthesizer, int]],
-        before: Sequence[_Tried],
-    ) -> list[_Tried]:
-        def run(candidate: tuple[str, Synthesizer, int]) -> _Tried:
-            label, synthesizer, seed = candidate
+        seed: int,
+    ) -> None:
+        self.portfolio, self.topology = portfolio, topology
+        self.collective, self.seed = collective, seed
+        self.nbytes = as_fraction(portfolio.nbytes)
+        self.bound = _least_seconds(topology, collective, self.nbytes)
+        self.time: Fraction | None = None
+        self.schedule: Schedule | None = None
+        self.chosen: Synthesizer | None = None
+        self.table: list[dict[str, object]] = []
+        pairs = sum(len(group) ** 2 for group in collective.groups)
+        most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
+        self.work = most if portfolio.work is None else portfolio.work
+
+    @property
+    def seconds(self) -> float:
+        """The least time so far."""
+        return float("inf") if self.time is None else float(self.time)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a bound is met within the tolerance."""
+        return self.seconds <= self.bound * (1 + max(self.portfolio.tolerance, 1e-9))
+
+    def finish(self, climbs: list[_Climb], whatever_it_takes: bool = False) -> None:
+        """Try the fewest chunks of every candidate, then more of those that may still win.
+
+        Args:
+            whatever_it_takes: whether the fewest chunks are tried even where that is much work.
+        """
+        for climb in climbs:
+            if not self.is_over:
+                self.run(climb, whatever_it_takes)
+        tolerance = self.portfolio.tolerance
+        while not self.is_over:
+            climbs = [climb for climb in climbs if not climb.is_done(tolerance)]
+            best = min(climbs, key=lambda climb: climb.prospect, default=None)
+            if best is None or best.prospect >= self.seconds * (1 - tolerance):
+                break
+            self.run(best)
+
+    def run(self, climb: _Climb, whatever_it_takes: bool = False) -> None:
+        """Synthesize and time the next chunk count of a climb, unless it takes too much work."""
+        synthesizer, count = climb.synthesizer, climb.left[0]
+        collective = dataclasses.replace(self.collective, chunks_per_shard=count)
+        row: dict[str, object] = {"candidate": repr(synthesizer), "chunks": count}
+        self.table.append(row)
+        seconds = None
+        work = entry_of(synthesizer).work(synthesizer, self.topology, collective)
+        if not whatever_it_takes and work > self.work:
+            row["refused"] = f"takes the work of {work:.0f} sends, auto allows {self.work}"
+            climb.left = []
+        else:
             try:
-                schedule = synthesizer.synthesize(topology, collective, seed)
+                schedule = synthesizer.synthesize(self.topology, collective, self.seed)
             except JaxcollError as error:
-                return _Tried(label, None, None, str(error))
-            time = simulate(schedule, self.nbytes, self.model).exact_time
-            return _Tried(label, time, schedule, "")
+                row["refused"] = str(error)
+            else:
+                taken = simulate(schedule, self.nbytes, self.portfolio.model).exact_time
+                row["time"] = seconds = float(taken)
+                if self.time is None or taken < self.time:
+                    self.time, self.schedule, self.chosen = taken, schedule, synthesizer
+        climb.record(count, seconds)
+        if self.portfolio.progress is not None:
+            label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} a shard"
+            self.portfolio.progress(len(self.table), label, seconds)
 
-        tried: list[_Tried] = []
-        best: Fraction | None = None
-        for each in pool.map(run, candidates):
-            if self.progress is not None:
-                done = len(before) + len(tried) + 1
-                seconds = None if each.time is None else float(each.time)
-                self.progress(done, len(before) + len(candidates), each.label, seconds)
-            if each.time is not None and (best is None or each.time < best):
-                best = each.time
-                tried = [other._replace(schedule=None) for other in tried]
-            elif best is not None:
-                each = each._replace(schedule=None)  # only the best so far is worth its memory
-            tried.append(each)
-        return tried
+    def certified(self) -> Schedule:
+        """The fastest schedule, with a certificate.
+
+        Raises:
+            CollectiveError: there is none.
+        """
+        if self.schedule is None or self.chosen is None:
+            reasons = "; ".join(f"{row['candidate']}: {row['refused']}" for row in self.table)
+            raise CollectiveError(f"no candidate is defined for {self.collective}: {reasons}")
+        certificate = {
+            "chosen": repr(self.chosen),
+            "synthesizer": self.chosen.name,
+            "model": self.portfolio.model,
+            "nbytes": self.portfolio.nbytes,
+            "time": self.seconds,
+            "bound": self.bound,
+            "table": tuple(self.table),
+        }
+        said = self.schedule.provenance.certificate
+        return self.schedule.with_provenance(
+            Provenance(certificate={**certificate, "schedule": said} if said else certificate)
+        )
 
 
-def for_size(synthesizer: Synthesizer, nbytes: float) -> Synthesizer:
-    """The synthesizer, told the bytes of a rank's buffer if it has a field for them."""
-    if any(field.name == "nbytes" for field in dataclasses.fields(synthesizer)):  # type: ignore[arg-type]
-        return dataclasses.replace(synthesizer, nbytes=float(nbytes))  # type: ignore[type-var]
-    return synthesizer
+def _least_seconds(topology: Topology, collective: Collective, nbytes: Fraction) -> float:
+    """What no schedule can beat, by the cut bound too where that is cheap to find."""
+    least = bound(topology, collective, nbytes).time
+    if topology.num_ranks * topology.num_links > _CUTS_WITHIN:
+        return least
+    try:
+        return max(least, cut_bound(topology, collective, nbytes).time)
+    except JaxcollError:  # groups, or a kind or network that cuts say nothing about
+        return least
 
 
 def taken_by_auto(schedule: Schedule) -> str:
-    """The algorithm whose schedule auto took, without its fields; empty if auto made none of it."""
-    label = str(schedule.provenance.certificate.get("chosen", ""))
-    return label.partition("(")[0].partition(",")[0]
-
-
-def _quickest(tried: Iterable[_Tried]) -> _Tried:
-    """The first of the quickest, or any where all were refused."""
-    return min(tried, key=lambda each: (each.time is None, each.time or 0))
-
-
-def best(
-    topology: Topology,
-    kind: str,
-    nbytes: float,
-    chunks: Sequence[int] | None = None,
-    *,
-    groups: Sequence[Sequence[int]] | None = None,
-    root: int | None = None,
-    portfolio: Portfolio | None = None,
-    seed: int = 0,
-) -> Schedule:
-    """The quickest schedule of a portfolio over several numbers of chunks a shard.
-
-    Args:
-        kind: kind of collective.
-        nbytes: bytes of a rank's buffer, above 0.
-        chunks: chunks a shard to try; when omitted those of ``CHUNKS``, and on a grid the number
-            with which ``Bucket`` loads all links alike.
-        portfolio: what to try; its ``nbytes`` is replaced.
-
-    Raises:
-        CollectiveError: a bad kind, nbytes or number of chunks.
-    """
-    if chunks is None:
-        own = {Bucket.granularity(topology)} if topology.grid is not None else set()
-        chunks = sorted({*CHUNKS, *own})
-    portfolio = dataclasses.replace(portfolio or Portfolio(), nbytes=nbytes)
-    found: tuple[Fraction, Schedule] | None = None
-    for k in chunks:
-        collective = Collective(kind, topology.num_ranks, k, groups, root)  # type: ignore[arg-type]
-        schedule = portfolio.synthesize(topology, collective, seed)
-        time = simulate(schedule, as_fraction(nbytes), portfolio.model).exact_time
-        if found is None or time < found[0]:
-            found = time, schedule
-    if found is None:
-        raise CollectiveError("best needs one number of chunks a shard or more to try")
-    return found[1]
+    """The synthesizer whose schedule auto took; empty if auto did not make it."""
+    return str(schedule.provenance.certificate.get("synthesizer", ""))

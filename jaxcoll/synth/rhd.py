@@ -10,9 +10,10 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import checked_pieces, gathered
+from jaxcoll.synth.blind import gathered
 from jaxcoll.synth.dimensionwise import Sends, gather_in_order
 from jaxcoll.synth.patterns import doubling, is_power_of_two
 from jaxcoll.topology import Topology
@@ -44,7 +45,8 @@ class Rhd(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
+        checks.flag_fields(self, CollectiveError, "far_first")
+        checks.integer_fields(self, CollectiveError, "pieces")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
@@ -46,18 +46,19 @@ class Ring(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
 
     def __post_init__(self) -> None:
+        checks.flag_fields(self, CollectiveError, "bidirectional")
         if self.circles is None:
             return
-        try:
-            circles = tuple(tuple(operator.index(p) for p in circle) for circle in self.circles)
-        except TypeError:
-            circles = ()
+        circles = [
+            checks.integers(circle, f"circles[{i}]", CollectiveError)
+            for i, circle in enumerate(checks.members(self.circles, "circles", CollectiveError))
+        ]
         if not circles or any(sorted(c) != list(range(len(circles[0]))) for c in circles):
             raise CollectiveError(
                 f"circles must be one or more orders of the same places 0, 1, ..., "
-                f"got {self.circles!r}"
+                f"got {checks.shown(self.circles)}"
             )
-        object.__setattr__(self, "circles", circles)
+        checks.put(self, circles=tuple(circles))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.

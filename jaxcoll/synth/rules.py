@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
 from jaxcoll.synth.bits import bit_of, lowest_bit
 
 _ZERO = np.uint64(0)
@@ -52,9 +53,7 @@ def rule_named(name: str) -> Rule:
     Raises:
         CollectiveError: no rule has the name.
     """
-    if name not in RULES:
-        raise CollectiveError(f"rule must be one of {', '.join(RULES)}, got {name!r}")
-    return Rule(RULES.index(name))
+    return Rule(RULES.index(checks.choice(name, RULES, "rule", CollectiveError)))
 
 
 @nb.njit(inline="always")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import is_positive
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulate import simulate
@@ -80,14 +80,11 @@ class Tacos(Synthesizer):
 
     def __post_init__(self) -> None:
         rule_named(self.rule)
-        if self.attempts is not None:
-            object.__setattr__(self, "attempts", _count(self.attempts, "attempts"))
-        if self.aggregate is not None:
-            object.__setattr__(self, "aggregate", _count(self.aggregate, "aggregate"))
-        if self.degree != "best":
-            object.__setattr__(self, "degree", _count(self.degree, "degree, if not 'best',"))
-        if not is_positive(self.nbytes):
-            raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
+        checks.integer_fields(self, CollectiveError, "attempts", "aggregate", or_none=True)
+        if not (isinstance(self.degree, str) and self.degree == "best"):
+            what = "degree, if not 'best',"
+            checks.put(self, degree=checks.integer(self.degree, what, CollectiveError, least=1))
+        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule of a collective that does not sum; see ``Synthesizer``."""
@@ -202,10 +199,3 @@ def _ingress_steps(topology: Topology, collective: Collective) -> int:
     wanted = chunks[collective.group_of_rank[members]]
     ports = np.diff(topology.in_links[0])[members]
     return int((-(-wanted // ports)).max())
-
-
-def _count(value: object, what: str) -> int:
-    """A number of things, at least one."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise CollectiveError(f"{what} must be an integer of at least 1, got {value!r}")
-    return int(value)

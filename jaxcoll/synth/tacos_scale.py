@@ -12,6 +12,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance
 from jaxcoll.synth import tacos_kernel as kernel
 from jaxcoll.synth import tacos_tables as tables
@@ -54,7 +55,9 @@ def synthesize_compact(
         FileExistsError: the folder exists.
     """
     started = time.perf_counter()
-    code = rule_named(rule)
+    checks.instance(topology, Topology, "topology", TopologyError)
+    threads = checks.optional(threads, checks.integer, "threads", CollectiveError, least=1)
+    seed, code = checks.seed(seed, CollectiveError), rule_named(rule)
     if code not in (Rule.RANDOM, Rule.DOWNSTREAM_NEED):
         raise CollectiveError(f"in lockstep, rule must be random or downstream-need, got {rule!r}")
     if not topology.is_homogeneous:

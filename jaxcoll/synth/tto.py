@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 
 from jaxcoll.collective import Collective
-from jaxcoll.errors import TopologyError
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blind import check_everyone, checked_pieces
+from jaxcoll.synth.blind import check_everyone
 from jaxcoll.synth.pipelined_trees import Tree, all_reduce
 from jaxcoll.topology import Topology
 
@@ -43,7 +44,7 @@ class Tto(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", checked_pieces(self.pieces))
+        checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.links import whole_number
+from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
@@ -29,13 +29,16 @@ def bigraph(
     Raises:
         TopologyError: no ranks, or an odd number of switches.
     """
-    ranks, switches = whole_number(ranks, "ranks"), whole_number(switches, "switches")
-    if ranks < 1 or switches < 2 or switches % 2:
+    ranks, switches = count(ranks, "ranks"), count(switches, "switches")
+    alpha, bandwidth = latency(alpha), speed(bandwidth)
+    if switches % 2:
         raise TopologyError(
             f"a BiGraph needs ranks on an even number of switches, got {ranks} on each of "
             f"{switches}"
         )
     n, half = ranks * switches, switches // 2
+    name = f"BiGraph {ranks}x{switches}"
+    check_size(name, n + switches, 2 * (n + half * half))
     rank, switch = np.arange(n), n + np.arange(switches)
     access = np.stack([rank, switch[rank // ranks]], axis=1)
     across = np.stack([np.repeat(switch[:half], half), np.tile(switch[half:], half)], axis=1)
@@ -50,10 +53,10 @@ def bigraph(
         n,
         pairs[:, 0],
         pairs[:, 1],
-        np.full(len(pairs), alpha),
+        np.full(len(pairs), alpha, float),
         [bandwidth] * len(pairs),  # type: ignore[arg-type]
         num_vertices=n + switches,
-        name=f"BiGraph {ranks}x{switches}",
+        name=name,
         generators=tuple(
             tuple(int(v) for v in [*(moved[:, None] * ranks + port).ravel(), *(n + moved)])
             for moved, port in moves

@@ -8,7 +8,8 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.links import whole_number
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import MAX_VERTICES, check_size, count, latency, speed
 from jaxcoll.topology import Topology
 
 ALPHA_INSIDE = 0.7e-6  # seconds a link; the TACOS paper's model of a DGX (Sec. VI-B.5)
@@ -34,7 +35,7 @@ def dgx_a100(
     network_alpha: float = ALPHA_NETWORK,
 ) -> Topology:
     """DGX A100 boxes of 8 ranks (dissertation, Sec. 4.6.2); arguments as ``nvswitch_boxes``."""
-    sizes = (8,) * whole_number(boxes, "boxes")
+    sizes = (8,) * count(boxes, "boxes")
     return nvswitch_boxes(
         sizes,
         inside=inside,
@@ -54,7 +55,7 @@ def dgx_h100(
     network_alpha: float = ALPHA_NETWORK,
 ) -> Topology:
     """DGX H100 boxes of 8 ranks (dissertation, Sec. 4.6.3); arguments as ``nvswitch_boxes``."""
-    sizes = (8,) * whole_number(boxes, "boxes")
+    sizes = (8,) * count(boxes, "boxes")
     return nvswitch_boxes(
         sizes,
         inside=inside,
@@ -90,10 +91,13 @@ def nvswitch_boxes(
     Raises:
         TopologyError: no boxes, a box without ranks, not one speed a box.
     """
-    counts = [whole_number(size, "a box's size") for size in sizes]
-    if not counts or min(counts) < 1:
-        raise TopologyError(f"boxes need at least one rank each, got {tuple(sizes)}")
+    counts = checks.integers(sizes, "sizes", TopologyError, least=1, most=MAX_VERTICES)
+    if not counts:
+        raise TopologyError("a cluster needs at least one box, got no sizes")
+    checks.text(name, "name", TopologyError)
+    alpha, network_alpha = latency(alpha), latency(network_alpha, "network_alpha")
     n, boxes = sum(counts), len(counts)
+    check_size("a cluster of boxes", n + boxes + 1, 4 * n)
     box = np.repeat(np.arange(boxes), counts)
     speeds = _a_box(inside, boxes, "inside"), _a_box(network, boxes, "network")
     pairs = [(r, n + int(box[r]), alpha, speeds[0][box[r]]) for r in range(n)]
@@ -128,11 +132,13 @@ def mi250(
     Raises:
         TopologyError: no boxes, or another number of ranks.
     """
-    if whole_number(boxes, "boxes") < 1:
-        raise TopologyError(f"a cluster needs at least one box, got {boxes}")
+    boxes, ranks = count(boxes, "boxes"), count(ranks, "ranks")
     if ranks not in (8, 16):
         raise TopologyError(f"an MI250 box is used with 8 or 16 ranks, got {ranks}")
+    alpha, network_alpha = latency(alpha), latency(network_alpha, "network_alpha")
+    inside, network = speed(inside, "inside"), speed(network, "network")
     n = boxes * ranks
+    check_size("a cluster of MI250 boxes", n + 1, 2 * (boxes * len(_MI250) + n))
     pairs = [
         (b * ranks + u, b * ranks + v, alpha, inside * count)
         for b in range(boxes)
@@ -146,12 +152,12 @@ def mi250(
     return _both_ways(n, pairs, names, f"MI250 {sizes}")
 
 
-def _a_box(speed: Speed | Sequence[Speed], boxes: int, what: str) -> list[Speed]:
-    if not isinstance(speed, Sequence):
-        return [speed] * boxes
-    if len(speed) != boxes:
+def _a_box(given: Speed | Sequence[Speed], boxes: int, what: str) -> list[Speed]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        return [speed(given, what)] * boxes
+    if len(given) != boxes:
         raise TopologyError(f"{what} needs one speed for all or for each of {boxes} boxes")
-    return list(speed)
+    return [speed(each, what) for each in given]
 
 
 def _both_ways(n: int, pairs: list[tuple], names: list[str], name: str) -> Topology:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxcoll.errors import TopologyError
-from jaxcoll.links import whole_number
+from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
@@ -17,18 +16,19 @@ def fully_connected(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDT
         alpha: seconds a link.
         bandwidth: bytes per second a link.
     """
-    _at_least_one(n)
+    n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
+    name, links = f"fully connected {n}", n * (n - 1)
+    check_size(name, n, links)
     src, dst = np.divmod(np.arange(n * n), n)
     apart = src != dst
-    count = int(apart.sum())
     turn = tuple((r + 1) % n for r in range(n))
     return Topology(
         n,
         src[apart],
         dst[apart],
-        np.full(count, alpha),
-        [bandwidth] * count,  # type: ignore[arg-type]
-        name=f"fully connected {n}",
+        np.full(links, alpha, float),
+        [bandwidth] * links,  # type: ignore[arg-type]
+        name=name,
         generators=(turn,) if n > 1 else (),
     )
 
@@ -38,7 +38,7 @@ def star(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topol
 
     The middle is a rank that computes; for a hub that only forwards see ``switch``.
     """
-    _at_least_one(n)
+    n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     leaves = np.arange(1, n)
     hub = np.zeros(n - 1, np.int64)
     turn = (0, *(1 + r % (n - 1) for r in range(1, n))) if n > 2 else ()
@@ -46,13 +46,8 @@ def star(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH) -> Topol
         n,
         np.concatenate([hub, leaves]),
         np.concatenate([leaves, hub]),
-        np.full(2 * (n - 1), alpha),
+        np.full(2 * (n - 1), alpha, float),
         [bandwidth] * (2 * (n - 1)),  # type: ignore[arg-type]
         name=f"star {n}",
         generators=(turn,) if turn else (),
     )
-
-
-def _at_least_one(n: int) -> None:
-    if whole_number(n, "n") < 1:
-        raise TopologyError(f"a network needs at least one rank, got {n}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.links import whole_number
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topology import Topology
 
 LANE = 25e9  # bytes per second of one NVLink 2.0, each way
@@ -39,6 +40,8 @@ def dgx1(*, alpha: float = ALPHA, bandwidth: float = LANE, merged: bool = False)
         merged: whether the two NVLinks of a pair are one link of twice the bandwidth instead of
             two parallel links.
     """
+    alpha, bandwidth = latency(alpha), speed(bandwidth)
+    merged = checks.flag(merged, "merged", TopologyError)
     lanes = np.asarray(_LANES)
     both = np.concatenate([lanes, lanes[:, [1, 0, 2]]])
     times = np.ones(len(both), np.int64) if merged else both[:, 2]
@@ -47,7 +50,7 @@ def dgx1(*, alpha: float = ALPHA, bandwidth: float = LANE, merged: bool = False)
         8,
         src,
         dst,
-        np.full(len(src), alpha),
+        np.full(len(src), alpha, float),
         [bandwidth * (int(w) if merged else 1) for w in width],  # type: ignore[arg-type]
         name="DGX-1",
         generators=((4, 5, 6, 7, 0, 1, 2, 3), (2, 3, 0, 1, 6, 7, 4, 5)),
@@ -69,8 +72,8 @@ def dgx2(*, planes: int = 6, alpha: float = ALPHA, bandwidth: float = LANE) -> T
     Raises:
         TopologyError: no planes.
     """
-    if whole_number(planes, "planes") < 1:
-        raise TopologyError(f"a DGX-2 needs at least one plane of switches, got {planes}")
+    planes, alpha, bandwidth = count(planes, "planes"), latency(alpha), speed(bandwidth)
+    check_size("a DGX-2", 16 + 2 * planes, 34 * planes)
     ranks, board = np.arange(16), np.arange(16) // 8
     up, down = [], []
     for plane in range(planes):
@@ -86,7 +89,7 @@ def dgx2(*, planes: int = 6, alpha: float = ALPHA, bandwidth: float = LANE) -> T
         16,
         pairs[:, 0],
         pairs[:, 1],
-        np.full(len(pairs), alpha),
+        np.full(len(pairs), alpha, float),
         [bandwidth * int(width) for width in widths],  # type: ignore[arg-type]
         num_vertices=16 + 2 * planes,
         name="DGX-2" if planes == 6 else f"DGX-2 with {planes} planes",

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcoll.errors import TopologyError
-from jaxcoll.grid import per_dimension
-from jaxcoll.links import whole_number
+from jaxcoll.topologies.arguments import check_size, count, latencies, speeds
 from jaxcoll.topologies.grids import ALPHA
 from jaxcoll.topology import Topology
 
@@ -40,11 +38,10 @@ def dragonfly(
     Raises:
         TopologyError: no groups or no routers.
     """
-    groups, routers = whole_number(groups, "groups"), whole_number(routers, "routers")
-    if groups < 1 or routers < 1:
-        raise TopologyError(
-            f"a DragonFly needs at least one group of one router, got {groups} groups of {routers}"
-        )
+    groups, routers = count(groups, "groups"), count(routers, "routers")
+    alphas, bandwidths = latencies(alpha, 2), speeds(bandwidth, 2)
+    name = f"dragonfly {groups}x{routers}"
+    check_size(name, groups * routers, groups * (routers * (routers - 1) + groups - 1))
     inside = [
         (g * routers + u, g * routers + v)
         for g in range(groups)
@@ -66,12 +63,8 @@ def dragonfly(
         ranks,
         pairs[:, 0],
         pairs[:, 1],
-        np.repeat(np.asarray(per_dimension(alpha, 2, "alpha"), float), counts),
-        [
-            speed
-            for speed, count in zip(per_dimension(bandwidth, 2, "bandwidth"), counts, strict=True)
-            for _ in range(count)
-        ],  # type: ignore[arg-type]
-        name=f"dragonfly {groups}x{routers}",
+        np.repeat(np.asarray(alphas, float), counts),
+        [speed for speed, links in zip(bandwidths, counts, strict=True) for _ in range(links)],  # type: ignore[arg-type]
+        name=name,
         generators=(turn,) if groups > 1 else (),
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxcoll.errors import TopologyError
-from jaxcoll.links import whole_number
+from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
@@ -30,12 +29,11 @@ def fat_tree(
     Raises:
         TopologyError: an arity below 2, or no levels.
     """
-    arity, levels = whole_number(arity, "arity"), whole_number(levels, "levels")
-    if arity < 2 or levels < 1:
-        raise TopologyError(
-            f"a fat tree needs an arity of at least 2 and at least one level, got {arity} and "
-            f"{levels}"
-        )
+    arity, levels = count(arity, "arity", least=2), count(levels, "levels")
+    alpha, bandwidth = latency(alpha), speed(bandwidth)
+    name = f"fat tree {arity}-ary {levels}-level"
+    # Beyond 64 levels of at least 2 links down, a power would take long just to write out.
+    check_size(name, arity ** min(levels, 64), 2 * levels * arity ** min(levels, 64))
     ranks, row = arity**levels, arity ** (levels - 1)
     switch = ranks + np.arange(levels * row).reshape(levels, row)  # by level, lowest first
     pairs = [np.stack([np.arange(ranks), switch[0][np.arange(ranks) // arity]], axis=1)]
@@ -51,10 +49,10 @@ def fat_tree(
         ranks,
         links[:, 0],
         links[:, 1],
-        np.full(len(links), alpha),
+        np.full(len(links), alpha, float),
         [bandwidth] * len(links),  # type: ignore[arg-type]
         num_vertices=ranks + levels * row,
-        name=f"fat tree {arity}-ary {levels}-level",
+        name=name,
         generators=tuple(_turned(arity, levels, digit) for digit in reversed(range(levels))),
     )
 

@@ -8,7 +8,16 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid, per_dimension
-from jaxcoll.links import whole_number
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import (
+    check_size,
+    count,
+    latencies,
+    latency,
+    network_sides,
+    speed,
+    speeds,
+)
 from jaxcoll.topology import Topology
 
 ALPHA = 0.5e-6  # seconds; the setting of the TACOS paper (Sec. V-B, footnote)
@@ -26,8 +35,8 @@ def ring(
         alpha: seconds a link.
         bandwidth: bytes per second a link.
     """
-    n = whole_number(n, "n")
-    if bidirectional:
+    n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
+    if checks.flag(bidirectional, "bidirectional", TopologyError):
         return grid((n,), True, alpha=alpha, bandwidth=bandwidth, name=f"ring {n}")
     src = np.arange(n) if n > 1 else np.zeros(0, np.int64)
     turn = tuple((r + 1) % n for r in range(n))
@@ -35,7 +44,7 @@ def ring(
         n,
         src,
         (src + 1) % n,
-        np.full(len(src), alpha),
+        np.full(len(src), alpha, float),
         [bandwidth] * len(src),  # type: ignore[arg-type]
         name=f"one-way ring {n}",
         generators=(turn,) if n > 1 else (),
@@ -54,7 +63,7 @@ def mesh(
         alpha: seconds a link, one for all or one for each dimension.
         bandwidth: bytes per second a link, one for all or one for each dimension.
     """
-    name = f"mesh {'x'.join(map(str, sides))}"
+    name = f"mesh {'x'.join(map(str, network_sides(sides)))}"
     return grid(sides, False, alpha=alpha, bandwidth=bandwidth, name=name)
 
 
@@ -67,7 +76,7 @@ def torus(
 
     Arguments are those of ``mesh``.
     """
-    name = f"torus {'x'.join(map(str, sides))}"
+    name = f"torus {'x'.join(map(str, network_sides(sides)))}"
     return grid(sides, True, alpha=alpha, bandwidth=bandwidth, name=name)
 
 
@@ -78,9 +87,8 @@ def hypercube(
     bandwidth: float | Sequence[float] = BANDWIDTH,
 ) -> Topology:
     """2**dimensions ranks; ranks that differ in one bit are joined by a link each way."""
-    dimensions = whole_number(dimensions, "dimensions")
-    if dimensions < 1:
-        raise TopologyError(f"a hypercube needs at least one dimension, got {dimensions}")
+    dimensions = count(dimensions, "dimensions")
+    check_size("a hypercube", 2 ** min(dimensions, 64), dimensions * 2 ** min(dimensions, 64))
     sides = (2,) * dimensions
     return grid(sides, False, alpha=alpha, bandwidth=bandwidth, name=f"hypercube {dimensions}")
 
@@ -101,12 +109,12 @@ def grid(
         alpha: seconds a link, one for all or one for each dimension.
         bandwidth: bytes per second a link, one for all or one for each dimension.
     """
-    shape = tuple(whole_number(side, "a side") for side in sides)
-    count = len(shape)
-    box = Grid(shape, per_dimension(wrap, count, "wrap"))
-    alphas = per_dimension(alpha, count, "alpha")
-    bandwidths = per_dimension(bandwidth, count, "bandwidth")
-    pairs = [box.neighbour_pairs(d) for d in range(count)]
+    shape = network_sides(sides)
+    dimensions = len(shape)
+    box = Grid(shape, per_dimension(wrap, dimensions, "wrap"))
+    alphas, bandwidths = latencies(alpha, dimensions), speeds(bandwidth, dimensions)
+    check_size(name or "a grid", box.size, 2 * box.size * dimensions)
+    pairs = [box.neighbour_pairs(d) for d in range(dimensions)]
     joined = np.concatenate(pairs)
     lengths = [len(p) for p in pairs]
     return Topology(

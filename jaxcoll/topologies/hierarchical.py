@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.exact import Number, as_fraction
+from jaxcoll.exact import as_fraction
 from jaxcoll.grid import per_dimension
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import count, latencies, speeds
 from jaxcoll.topologies.complete import fully_connected
 from jaxcoll.topologies.grids import ALPHA, ring
 from jaxcoll.topologies.product import product
@@ -34,8 +36,7 @@ def switch_2d(
         degree: None to keep the switches, or the degree each is unwound with (see ``switch``), one
             or one a level.
     """
-    alphas = per_dimension(alpha, 2, "alpha")
-    bandwidths = per_dimension(bandwidth, 2, "bandwidth")
+    alphas, bandwidths = latencies(alpha, 2), speeds(bandwidth, 2)
     degrees = per_dimension(degree, 2, "degree")
     inside, outside = (
         switch(side, degree=d, alpha=a, bandwidth=b)
@@ -89,24 +90,18 @@ def ring_fc_switch(
             there, and not that of each link.
         degree: None to keep the switches, or the degree they are unwound with (see ``switch``).
     """
-    alphas = per_dimension(alpha, 3, "alpha")
-    bandwidths: tuple = per_dimension(bandwidth, 3, "bandwidth")
-    if shared:
+    alphas = latencies(alpha, 3)
+    bandwidths: tuple = speeds(bandwidth, 3)
+    ring_side, fc_side = count(ring_side, "ring_side"), count(fc_side, "fc_side")
+    if checks.flag(shared, "shared", TopologyError):
         links = (2 if ring_side > 2 else 1, max(1, fc_side - 1), 1)
-        bandwidths = tuple(_shared(b, count) for b, count in zip(bandwidths, links, strict=True))
+        bandwidths = tuple(as_fraction(b) / m for b, m in zip(bandwidths, links, strict=True))
     return product(
         switch(switch_side, degree=degree, alpha=alphas[2], bandwidth=bandwidths[2]),
         fully_connected(fc_side, alpha=alphas[1], bandwidth=bandwidths[1]),
         ring(ring_side, alpha=alphas[0], bandwidth=bandwidths[0]),
         name=_named(f"3D-RFS {ring_side}x{fc_side}x{switch_side}", (degree,)),
     )
-
-
-def _shared(bandwidth: Number, links: int):
-    try:
-        return as_fraction(bandwidth) / links
-    except ValueError as error:
-        raise TopologyError(f"bandwidth: {error}") from None
 
 
 def _named(name: str, degrees: Sequence[int | None]) -> str:

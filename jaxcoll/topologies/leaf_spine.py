@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.exact import as_fraction
-from jaxcoll.links import whole_number
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
@@ -38,28 +39,22 @@ def leaf_spine(
     Raises:
         TopologyError: no leaves, ranks or spines, or an oversubscription that is not above 0.
     """
-    counts = {"leaves": leaves, "ranks": ranks, "spines": spines}
-    for what, count in counts.items():
-        if whole_number(count, what) < 1:
-            raise TopologyError(f"{what} must be at least 1, got {count}")
-    try:
-        ratio, speed = as_fraction(oversubscription), as_fraction(bandwidth)
-    except ValueError as error:
-        raise TopologyError(f"oversubscription and bandwidth: {error}") from None
-    if ratio <= 0:
-        raise TopologyError(f"oversubscription must be above 0, got {oversubscription}")
+    leaves, ranks, spines = count(leaves, "leaves"), count(ranks, "ranks"), count(spines, "spines")
+    alpha, below = latency(alpha), as_fraction(speed(bandwidth))
+    ratio = as_fraction(checks.positive(oversubscription, "oversubscription", TopologyError))
     n = leaves * ranks
+    check_size("a leaf-spine network", n + leaves + spines, 2 * (n + leaves * spines))
     rank = np.arange(n)
     leaf, spine = np.divmod(np.arange(leaves * spines), spines)
     low = np.concatenate([rank, n + leaf])
     high = np.concatenate([n + rank // ranks, n + leaves + spine])
-    above = speed * ranks / (ratio * spines)
-    speeds = [speed] * n + [above] * len(leaf)
+    above = below * ranks / (ratio * spines)
+    speeds = [below] * n + [above] * len(leaf)
     return Topology(
         n,
         np.concatenate([low, high]),
         np.concatenate([high, low]),
-        np.full(2 * len(low), alpha),
+        np.full(2 * len(low), alpha, float),
         speeds * 2,  # type: ignore[arg-type]
         num_vertices=n + leaves + spines,
         name=f"leaf-spine {leaves}x{ranks} under {spines}" + (f", {ratio}:1" if ratio != 1 else ""),

@@ -8,6 +8,8 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import check_size
 from jaxcoll.topology import Topology
 
 
@@ -32,8 +34,14 @@ def product(*factors: Topology, name: str = "") -> Topology:
     """
     if not factors:
         raise TopologyError("a product needs at least one network")
+    for i, factor in enumerate(factors):
+        checks.instance(factor, Topology, f"factors[{i}]", TopologyError)
+    checks.text(name, "name", TopologyError)
     shape = tuple(factor.num_ranks for factor in factors)
-    ranks = np.arange(math.prod(shape)).reshape(shape)
+    size = math.prod(shape)
+    vertices = size + sum(size // f.num_ranks * (f.num_vertices - f.num_ranks) for f in factors)
+    check_size("a product", vertices, sum(size // f.num_ranks * f.num_links for f in factors))
+    ranks = np.arange(size).reshape(shape)
     first_switch = _first_switches(factors, shape)
     src, dst, alpha, bandwidth = [], [], [], []
     for dimension, factor in enumerate(factors):

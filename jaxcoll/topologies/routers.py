@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.links import whole_number
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import check_size, count, latency, network_sides, speed
 from jaxcoll.topologies.complete import fully_connected
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topologies.product import product
@@ -27,8 +28,10 @@ def behind_routers(
     Raises:
         TopologyError: no terminals.
     """
-    if whole_number(terminals, "terminals") < 1:
-        raise TopologyError(f"a router needs at least one rank behind it, got {terminals}")
+    checks.instance(network, Topology, "network", TopologyError)
+    terminals, alpha, bandwidth = count(terminals, "terminals"), latency(alpha), speed(bandwidth)
+    vertices = network.num_ranks * terminals + network.num_vertices
+    check_size("a network behind routers", vertices, network.num_links + 2 * vertices)
     routers = network.num_ranks
     n = routers * terminals
     rank = np.arange(n)
@@ -41,7 +44,7 @@ def behind_routers(
         n,
         np.concatenate([network.src + n, rank, router]),
         np.concatenate([network.dst + n, router, rank]),
-        np.concatenate([network.alpha, np.full(2 * n, alpha)]),
+        np.concatenate([network.alpha, np.full(2 * n, alpha, float)]),
         [*network.exact_bandwidth, *[bandwidth] * (2 * n)],  # type: ignore[arg-type]
         num_vertices=n + network.num_vertices,
         name=f"{network.name or 'network'} of routers with {terminals} ranks",
@@ -70,9 +73,10 @@ def flattened_butterfly(
         alpha: seconds a link.
         bandwidth: bytes per second a link.
     """
+    sides, terminals = network_sides(sides), count(terminals, "terminals", least=0)
     name = f"flattened butterfly {'x'.join(map(str, sides))}"
     lines = (fully_connected(side, alpha=alpha, bandwidth=bandwidth) for side in sides)
     network = product(*lines, name=name)
-    if whole_number(terminals, "terminals") == 0:
+    if terminals == 0:
         return network
     return behind_routers(network, terminals, alpha=alpha, bandwidth=bandwidth)

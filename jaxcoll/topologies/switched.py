@@ -6,7 +6,8 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.exact import as_fraction
-from jaxcoll.links import whole_number
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
@@ -25,8 +26,7 @@ def switch(
         alpha: seconds from a rank into the switch and as much out of it; unwound, rank to rank.
         bandwidth: bytes per second a rank sends, and receives.
     """
-    if whole_number(n, "n") < 1:
-        raise TopologyError(f"a network needs at least one rank, got {n}")
+    n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     ranks = np.arange(n)
     turn = tuple((r + 1) % n for r in range(n))
     if n == 1:
@@ -37,23 +37,21 @@ def switch(
             n,
             np.concatenate([ranks, hub]),
             np.concatenate([hub, ranks]),
-            np.full(2 * n, alpha),
+            np.full(2 * n, alpha, float),
             [bandwidth] * (2 * n),  # type: ignore[arg-type]
             num_vertices=n + 1,
             name=f"switch {n}",
             generators=((*turn, n),),
         )
-    if not 1 <= whole_number(degree, "degree") < n:
-        raise TopologyError(f"a switch of {n} ranks unwinds with a degree 1..{n - 1}, got {degree}")
-    try:
-        share = as_fraction(bandwidth) / degree
-    except ValueError as error:
-        raise TopologyError(f"bandwidth: {error}") from None
+    what = f"degree, by which a switch of {n} ranks unwinds,"
+    degree = checks.integer(degree, what, TopologyError, least=1, most=n - 1)
+    check_size(f"a switch of {n} ranks unwound by {degree}", n, n * degree)
+    share = as_fraction(bandwidth) / degree
     return Topology(
         n,
         np.repeat(ranks, degree),
         (np.repeat(ranks, degree) + np.tile(np.arange(1, degree + 1), n)) % n,
-        np.full(n * degree, alpha),
+        np.full(n * degree, alpha, float),
         [share] * (n * degree),  # type: ignore[arg-type]
         name=f"switch {n} unwound by {degree}",
         generators=(turn,),

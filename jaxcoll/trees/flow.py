@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
-from jaxcoll.links import whole_number
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, whole_numbers
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
@@ -41,6 +41,9 @@ class TreeFlow:
             tree before it; int32.
         inverse: seconds a byte of shard (1/x), exact.
         certificate: how it was found, by name.
+
+    Raises:
+        ScheduleError: a field of another type; whether the trees are any, ``check_load`` says.
     """
 
     topology: Topology
@@ -55,6 +58,13 @@ class TreeFlow:
     certificate: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        checks.instance(self.topology, Topology, "topology", ScheduleError)
+        checks.instance(self.edges, Edges, "edges", ScheduleError)
+        shard = checks.integers(self.shard, "shard", ScheduleError, least=0)
+        checks.put(
+            self, shard=shard, inverse=checks.rational(self.inverse, "inverse", ScheduleError)
+        )
+        checks.integer_fields(self, ScheduleError, "k")
         for name, dtype in (
             ("root", np.int32),
             ("weight", np.int64),
@@ -192,9 +202,7 @@ class TreeFlow:
             ScheduleError: fewer than one piece, or roots with unequal shards, which no
                 ``Collective`` describes.
         """
-        pieces = whole_number(pieces, "pieces")
-        if pieces < 1:
-            raise ScheduleError(f"a tree needs at least one piece, got {pieces}")
+        pieces = checks.integer(pieces, "pieces", ScheduleError, least=1)
         n, chunks = self.topology.num_ranks, self.granularity * pieces
         if self.shard == (self.k,) * n:
             return Collective("all_gather", n, chunks)

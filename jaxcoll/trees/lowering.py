@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.trees.stream import stream_order, stream_steps
 
@@ -19,8 +20,8 @@ ORDERS = ("stream", "steps")
 
 def lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> Schedule:
     """``TreeFlow.to_schedule``, for any collective that the trees carry."""
-    if order not in ORDERS:
-        raise ScheduleError(f"unknown order {order!r} of trees; known: {', '.join(ORDERS)}")
+    checks.choice(order, ORDERS, "order", ScheduleError)
+    checks.instance(collective, Collective, "collective", ScheduleError)
     _check(flow, collective)
     unit = flow.k // flow.granularity
     chunks = collective.chunks_per_shard // flow.granularity  # of a tree of the least weight

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numba as nb
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-
-if TYPE_CHECKING:
-    from jaxcoll.trees.flow import TreeFlow
+from jaxcoll.numerics import checks
+from jaxcoll.trees.flow import TreeFlow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +44,10 @@ def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
     Raises:
         TopologyError: a vertex that is no switch.
     """
+    checks.instance(flow, TreeFlow, "flow", TopologyError)
     topology = flow.topology
-    chosen = sorted(set(switches))
+    given = checks.members(switches, "switches", TopologyError)
+    chosen = sorted(set(checks.integers(given, "switches", TopologyError)))
     for w in chosen:
         if not topology.num_ranks <= w < topology.num_vertices:
             raise TopologyError(

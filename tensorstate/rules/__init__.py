@@ -2,10 +2,15 @@
 
 A rule says which dimensions of an equation are one and what it sums over, and how to run it on one
 device's part of its arrays. Primitives that only rename dimensions are no operators and have no
-rule; see ``tensorstate.factors``.
+rule; see ``tensorstate.factors``. A primitive that is not listed has a rule inferred.
 """
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from tensorstate.rules import elementwise, indexing, products, random, reductions, shapes
+from tensorstate.rules.inferred import infer
 from tensorstate.rules.signature import (
     REPLICATED,
     Argument,
@@ -25,7 +30,28 @@ RULES: dict[str, Rule] = {
     **indexing.RULES,
     **shapes.RULES,
     **random.RULES,
-    **dict.fromkeys(_OF_KEYS, REPLICATED),
+    **dict.fromkeys(_OF_KEYS, dataclasses.replace(REPLICATED, origin="written")),
 }
 
-__all__ = ["REPLICATED", "RULES", "Argument", "Block", "Equation", "Rule", "Signature"]
+
+def rule_of(
+    primitive: Any,
+    arguments: Sequence[Argument],
+    results: Sequence[Argument],
+    params: Mapping[str, Any],
+) -> Rule:
+    """The rule of an equation: written for its primitive, or else inferred."""
+    written = RULES.get(primitive.name)
+    return written or infer(primitive, arguments, results, params)
+
+
+__all__ = [
+    "REPLICATED",
+    "RULES",
+    "Argument",
+    "Block",
+    "Equation",
+    "Rule",
+    "Signature",
+    "rule_of",
+]

@@ -211,6 +211,7 @@ def _run_scatter(equation: Equation, arrays, block: Block):
 RULES: dict[str, Rule] = {
     "gather": Rule(gather, _run_gather),
     "scatter-add": Rule(_scatter(True), _run_scatter),
+    "scatter-sub": Rule(_scatter(True), _run_scatter),
     **{
         name: Rule(_scatter(False), _run_scatter)
         for name in ("scatter", "scatter-mul", "scatter-min", "scatter-max")

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from tensorstate.graph import Kind, Reduce
 
@@ -124,10 +124,13 @@ class Rule:
     Attributes:
         describe: its signature, from whole arguments, results and parameters.
         run: its results on one device's blocks.
+        origin: "written" by hand; inferred as "elementwise", or by "dimensions" that JAX's own
+            rules show to be independent; or "replicated", for want of anything better.
     """
 
     describe: Describe
     run: Run = bind
+    origin: Literal["written", "elementwise", "dimensions", "replicated"] = "written"
 
 
 def elements(argument: Argument) -> int:
@@ -155,4 +158,4 @@ def replicate(
     return Signature("opaque", ins, outs, frozen=frozenset(range(next(labels))))
 
 
-REPLICATED = Rule(replicate)
+REPLICATED = Rule(replicate, origin="replicated")

@@ -85,7 +85,7 @@ def test_what_is_left_carries_a_collective_or_is_refused_for_good_reason(topolog
     assert left.num_vertices == topology.num_vertices - len(ranks)
     image = np.delete(np.arange(topology.num_vertices), sorted(ranks))
     assert {(image[u], image[v], a, b) for u, v, a, b in links_of(left)} <= links_of(topology)
-    verify(synthesize(left, "all_gather"))
+    verify(synthesize(left, "all_gather", "direct"))
 
 
 @pytest.mark.parametrize("cut", [[(0, 1), (2, 3)], [(1, 0), (3, 2)]])

@@ -57,7 +57,7 @@ def order_of(module: Module) -> str:
 
 def main() -> None:
     target = aot.target("v5e:4x4", wrap=True)
-    schedule = jc.synthesize(target.topology, "all_reduce", "bucket")
+    schedule = jc.synthesize(target.topology, "all_reduce", "bucket", chunks=1)
     alone = jc.optax.all_reduce_gradients("i", schedule=schedule, bucket_bytes=0)
     value_and_grad = jc.optax.overlap([layer] * DEPTH, loss, "i", schedule=schedule)
 
@@ -74,7 +74,8 @@ def main() -> None:
         return value_and_grad(params, x, y)[1]
 
     n = len(target.devices)
-    shapes = [(WIDTH, WIDTH)] * DEPTH + [(n * BATCH, WIDTH)] * 2
+    sides = [(WIDTH, WIDTH)] * DEPTH + [(n * BATCH, WIDTH)] * 2
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in sides]
     specs = [P()] * DEPTH + [P("i")] * 2
     # More in flight than the compiler allows by itself: all sums' steps at once.
     options = {"xla_max_concurrent_async_collective_permutes": "32"}

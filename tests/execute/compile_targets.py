@@ -13,6 +13,7 @@ import math
 import sys
 import time
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -81,8 +82,8 @@ def with_and_without_options(target: aot.Target) -> None:
     mesh = target.mesh()
     for name, function in (("different", different), ("alike", alike)):
         for options in ({}, jc.compiler_options(mesh)):
-            shape = [(n * SHARD // 1024,)]
-            compiled = aot.compile_for(mesh, function, shape, [P("i")], P("i"), options=options)
+            x = [jax.ShapeDtypeStruct((n * SHARD // 1024,), jnp.float32)]
+            compiled = aot.compile_for(mesh, function, x, [P("i")], P("i"), options=options)
             summary = aot.summarize(compiled)
             found = {"in_flight": summary.in_flight, "launches": summary.launches}
             print(json.dumps({"function": name, "options": options, **found}), flush=True)
@@ -94,14 +95,14 @@ def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str)
     mesh = target.mesh()
     trailing = TRAILING.get(target.name.partition(":")[0], ())
     lines = SHARD // math.prod(trailing)
+    count = n * lines if kind in ("all_gather", "gather") else n * n * lines
     start = time.perf_counter()
     compiled = aot.compile_for(
         mesh,
         call(kind, schedule, lowering),
-        [(n * lines if kind in ("all_gather", "gather") else n * n * lines, *trailing)],
+        [jax.ShapeDtypeStruct((count, *trailing), jnp.float32)],
         [P("i")],
         P() if kind == "all_reduce" else P("i"),
-        dtype=jnp.float32,
         options=jc.compiler_options(mesh, schedule),
     )
     seconds = time.perf_counter() - start

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from importlib import metadata
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +13,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import execute as jc
-from jaxcoll.errors import FormatError, TopologyError
+from jaxcoll.errors import CollectiveError, FormatError, TopologyError
 from jaxcoll.execute import aot
+from jaxcoll.execute.aot import targets
 from tests.execute.harness import mesh_of
 
 TPU = """\
@@ -197,7 +201,8 @@ def test_what_is_compiled_here(lowering):
         gathered = jc.all_gather(x, "x", tiled=True, schedule="ring", lowering=lowering)
         return lax.psum(gathered @ gathered.T, "x")
 
-    compiled = aot.compile_for(mesh_of(8), f, [(8 * 16, 128)], [P("x")], P())
+    x = jax.ShapeDtypeStruct((8 * 16, 128), jnp.float32)
+    compiled = aot.compile_for(mesh_of(8), f, [x], [P("x")], P())
     summary = aot.summarize(compiled)
     assert summary.permutes == 7 + (lowering == "scan")
     assert summary.native == {"all-reduce": 1}
@@ -211,8 +216,70 @@ def test_refused_targets():
         with pytest.raises(TopologyError, match="unknown target"):
             aot.target(name)
     if not aot.is_available("tpu"):
-        with pytest.raises(TopologyError, match="'tpu'"):
+        with pytest.raises(TopologyError, match=r"pip install libtpu==0\.0\.[0-9]+"):
             aot.target("v5p:4x4x4")
+    if not aot.is_available("gpu"):
+        pinned = f"--no-deps jax-cuda12-plugin=={metadata.version('jaxlib')} "
+        with pytest.raises(TopologyError, match=pinned):
+            aot.target("h100:8")
+
+
+def test_a_cluster_of_gpus_needs_jax_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(targets, "is_available", lambda platform: True)
+    with jax_platforms("cuda,cpu"), pytest.raises(TopologyError, match="JAX_PLATFORMS=cpu; it is"):
+        aot.target("h100:8")
+
+
+@contextlib.contextmanager
+def jax_platforms(value):
+    before = jax.config.jax_platforms
+    jax.config.update("jax_platforms", value)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_platforms", before)
+
+
+def test_compilers_follow_the_installed_jax():
+    tpu, *gpu = aot.requirements()
+    assert any(line.startswith(tpu) for line in metadata.requires("jax") or ())
+    assert tpu.startswith("libtpu==")
+    assert [line.partition("==")[0] for line in gpu] == [
+        "jax-cuda12-plugin",
+        "jax-cuda12-pjrt",
+        "nvidia-cuda-nvcc-cu12",
+    ]
+    assert gpu[0].endswith(metadata.version("jaxlib"))
+
+
+def test_any_tree_of_shapes_and_dtypes_is_compiled():
+    def step(params, batch, scale):
+        x, labels = batch
+        return jax.tree.map(lambda w: (w * scale).astype(w.dtype), params), (
+            jc.psum(x.astype(jnp.float32).sum(), "x"),
+            labels,
+        )
+
+    shape = jax.ShapeDtypeStruct
+    params = {"w": shape((4, 3), jnp.bfloat16), "b": [shape((3,), jnp.float32)]}
+    batch = (shape((16, 4), jnp.float16), shape((16,), jnp.int32))
+    compiled = aot.compile_for(
+        mesh_of(8),
+        step,
+        (params, batch, shape((), jnp.float32)),
+        (P(), (P("x"), P("x")), P()),
+        (P(), (P(), P("x"))),
+    )
+    dtypes = [str(leaf.dtype) for leaf in jax.tree.leaves(compiled.in_avals)]
+    assert dtypes == ["float32", "bfloat16", "float16", "int32", "float32"]
+
+
+def test_what_is_no_shape_is_not_compiled():
+    x = jax.ShapeDtypeStruct((16,), jnp.float32)
+    with pytest.raises(CollectiveError, match=r"takes pytrees of jax.ShapeDtypeStruct"):
+        aot.compile_for(mesh_of(8), lambda v: v, [(16,)], [P("x")], P("x"))
+    with pytest.raises(CollectiveError, match="does not match the arguments"):
+        aot.compile_for(mesh_of(8), lambda v, w: v + w, [x, x], [P("x")], P("x"))
 
 
 def test_wire_bytes_agree_with_the_schedule():
@@ -220,7 +287,7 @@ def test_wire_bytes_agree_with_the_schedule():
     compiled = aot.compile_for(
         mesh_of(n),
         lambda x: jc.all_gather(x, "x", tiled=True, schedule="ring"),
-        [(n * width,)],
+        [jax.ShapeDtypeStruct((n * width,), jnp.float32)],
         [P("x")],
         P("x"),
     )

@@ -136,6 +136,33 @@ def test_as_lax_at_length(case):
     check(case)
 
 
+@pytest.mark.parametrize("schedule", [None, "bucket", "forestcoll", "tacos"])
+@pytest.mark.parametrize("lowering", ["ssa", "scan"])
+def test_in_64_bits(schedule, lowering):
+    def both(v):
+        ours = {"schedule": schedule, "lowering": lowering}
+        return [
+            [
+                m.psum(v[0], "x", **k),
+                m.all_gather(v[0], "x", **k),
+                m.psum_scatter(v[0], "x", **k),
+                m.pmax(v[0], "x", **k),
+            ]
+            for m, k in ((jc, ours), (lax, {}))
+        ]
+
+    with jax.enable_x64(True):
+        for dtype in (jnp.int64, jnp.float32):
+            x = integers((4, 4, 3), dtype)
+            mapped = sharded(
+                lambda v: jax.tree.map(lambda u: u[None], both(v)), mesh_of(4), P("x"), P("x")
+            )
+            got, want = mapped(x)
+            for a, b in zip(got, want, strict=True):
+                assert a.dtype == b.dtype == dtype
+                np.testing.assert_array_equal(a, b)
+
+
 def test_empty_arrays():
     def every(v):
         v = v[0]

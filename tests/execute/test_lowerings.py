@@ -158,7 +158,7 @@ def test_pallas_in_the_interpreter_without_races(case):
     interpreter = pltpu.InterpretParams(detect_races=True)
 
     def body(v):
-        return pallas.run(program, v[0], axes, width, "cpu", interpreter)[None]
+        return pallas.run(program, v[0], axes, width, "cpu", interpreter=interpreter)[None]
 
     got = sharded(body, mesh_of(n), P("x"), P("x"), check_vma=False)(x)
     np.testing.assert_array_equal(got, expected(schedule.collective, x))

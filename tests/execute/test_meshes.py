@@ -44,7 +44,7 @@ def test_a_permuted_mesh_runs_the_schedule_of_its_own_wires(synthesizer):
     chosen = [chips(2, 4)[i] for i in ORDER]
     topology = jc.Topology.from_devices(chosen)
     assert topology.grid is None
-    schedule = jc.synthesize(topology, "all_reduce", synthesizer)
+    schedule = jc.synthesize(topology, "all_reduce", synthesizer, chunks=1)
     mesh = Mesh(np.array([chip.device for chip in chosen]).reshape(4, 2), ("a", "b"))
     x = integers((8, 5), np.float32)
     np.testing.assert_array_equal(total(schedule, mesh, x)[0], x.sum(0))
@@ -58,7 +58,7 @@ def test_a_permuted_mesh_runs_the_schedule_of_its_own_wires(synthesizer):
 
 def test_a_reordered_mesh_runs_a_schedule_of_the_box():
     topology = jc.topologies.torus(2, 4)
-    schedule = jc.synthesize(topology, "all_reduce", "bucket")
+    schedule = jc.synthesize(topology, "all_reduce", "bucket", chunks=1)
     ordered = jc.reorder([chips(2, 4)[i] for i in ORDER], schedule.topology)
     mesh = Mesh(np.array([chip.device for chip in ordered]), ("a",))
     x = integers((8, 5), np.float32)
@@ -81,7 +81,7 @@ def test_a_box_inside_a_slice_runs_its_own_schedule():
     assert topology.grid == jc.Grid((2, 4), (False, True))
     mesh = Mesh(np.array([chip.device for chip in part]).reshape(2, 4), ("a", "b"))
     x = integers((8, 3), np.float32)
-    schedule = jc.synthesize(topology, "all_reduce", "bucket")
+    schedule = jc.synthesize(topology, "all_reduce", "bucket", chunks=1)
     np.testing.assert_array_equal(total(schedule, mesh, x)[0], x.sum(0))
 
 

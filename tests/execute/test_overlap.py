@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 
 @functools.cache
 def schedule(name: str = "bucket") -> jc.Schedule:
-    return jc.synthesize(jc.topologies.torus(2, 4), "all_reduce", name)
+    return jc.synthesize(jc.topologies.torus(2, 4), "all_reduce", name, chunks=1)
 
 
 def linear(params, x):
@@ -255,7 +255,10 @@ def test_permutes_stand_between_the_products_of_the_backward_pass():
         ),
         (
             lambda p, x, y: ours(
-                p, x, y, schedule=jc.synthesize(jc.topologies.ring(4), "all_reduce", "ring")
+                p,
+                x,
+                y,
+                schedule=jc.synthesize(jc.topologies.ring(4), "all_reduce", "ring", chunks=1),
             ),
             ScheduleError,
             "is for 4 ranks",
@@ -290,7 +293,11 @@ def test_a_tpu_runs_the_steps_under_the_products():
         return order[: order.rindex("M")].count("s") / order.count("s")
 
     # By themselves, sums have their first steps under the products; here later ones, too.
-    assert begun(found["overlapped"]) > 2 * begun(found["by_leaf"]) > 0
+    assert begun(found["overlapped"]) > 1.5 * begun(found["by_leaf"])
+    assert begun(found["overlapped"]) > 0.3
+    # Buckets of gradients are not cut into pieces, so that by themselves they are begun early, too.
+    assert begun(found["by_leaf"]) > 0.1
+    assert found["by_leaf"].count("s") == found["overlapped"].count("s")
     # Whole steps run: they are received, not only sent, while products are left to do.
     overlapped = found["overlapped"]
     assert overlapped[: overlapped.rindex("M")].count("d") > overlapped.count("s") / 5

@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll import execute as functions
+from jaxcoll.errors import CollectiveError, ScheduleError
+from tests.execute.differential import BEYOND
+from tests.execute.harness import mesh_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "execution.md"
+execute: Any = functions  # whose types some calls would break
+CODE = re.compile(r"`(\w+)`")
+
+# What the table calls refused, each as a call on an array of four, over an axis "x" of four.
+REFUSALS = {
+    "an axis that is not bound": lambda v: execute.psum(v, "q"),
+    "positional axes": lambda v: execute.psum(v, ("x", 0)),
+    "groups of unequal sizes": lambda v: execute.psum(v, "x", axis_index_groups=[[0], [1, 2, 3]]),
+    '`to="reduced"`': lambda v: execute.all_gather(v, "x", to="reduced"),
+    "unreduced operands": lambda v: execute.psum(
+        lax.pcast(lax.pcast(v, "x", to="varying"), "x", to="unreduced"), "x"
+    ),
+    "arrays of keys": lambda v: execute.all_gather(jax.random.key(0), "x"),
+    "a traced root of `pbroadcast`": lambda v: execute.pbroadcast(v, "x", v[0].astype(int)),
+    "sums of booleans in `psum_scatter`": lambda v: execute.psum_scatter(v > 0, "x"),
+    "`accum_dtype` of another kind or narrower": lambda v: execute.psum(
+        v, "x", accum_dtype=jnp.int32
+    ),
+    "a schedule that does not fit": lambda v: execute.psum(v, "x", schedule="hypercube"),
+    "buffers of 2**31 elements per rank": lambda v: execute.all_gather(v, "x"),
+}
 
 
 def test_the_code_prints_what_its_comments_say(capsys):
@@ -14,3 +48,52 @@ def test_the_code_prints_what_its_comments_say(capsys):
     assert said
     exec(compile(code, str(PAGE), "exec"), {})
     assert capsys.readouterr().out.splitlines() == said
+
+
+def rows() -> list[tuple[str, str]]:
+    """The rows of the table of what is mirrored, handed on and refused."""
+    table = PAGE.read_text().partition("## Beside `jax.lax`")[2]
+    return re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE)[1:]
+
+
+def named(how: str) -> set[str]:
+    """The functions in rows of one kind."""
+    return {name for what, said in rows() if said.startswith(how) for name in CODE.findall(what)}
+
+
+def test_what_the_table_calls_mirrored_has_the_signature_of_lax():
+    for name in named("mirrored"):
+        ours, theirs = (inspect.signature(getattr(m, name)).parameters for m in (execute, lax))
+        own = [p for p in ours if p not in theirs]
+        assert [p for p in ours if p in theirs] == list(theirs), name
+        assert own in (["schedule", "lowering"], ["schedule", "lowering", "accum_dtype"]), name
+        for p, parameter in theirs.items():
+            assert (ours[p].default, ours[p].kind) == (parameter.default, parameter.kind), (name, p)
+
+
+def test_what_the_table_calls_handed_on_is_that_of_lax():
+    assert all(getattr(execute, name) is getattr(lax, name) for name in named("handed on: "))
+    # Each function that jax.lax has too stands in the table once.
+    shared = {name for name in execute.__all__ if hasattr(lax, name)} - {"broadcast", "reduce"}
+    assert named("mirrored") | named("handed on: ") == shared - {"gather", "scatter"}
+
+
+def test_what_the_table_calls_refused_is_refused():
+    refused = {what for what, said in rows() if said == "refused"}
+    assert refused == set(REFUSALS)
+
+
+@pytest.mark.parametrize("what", [*REFUSALS])
+def test_refused(what):
+    shape = (1 << 29,) if "buffers" in what else (4,)
+    dtype = jnp.int8 if "buffers" in what else jnp.float32
+    mapped = jax.shard_map(
+        REFUSALS[what], mesh=mesh_of(4), in_specs=P(), out_specs=P("x"), check_vma=True
+    )
+    with pytest.raises((CollectiveError, ScheduleError)):
+        jax.eval_shape(mapped, jax.ShapeDtypeStruct(shape, dtype))
+
+
+def test_what_goes_beyond_lax_is_what_the_battery_allows():
+    listed = PAGE.read_text().partition("## Beside `jax.lax`")[2]
+    assert re.findall(r"^- (.+)$", listed, re.MULTILINE) == list(BEYOND.values())

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
+from jaxcoll.execute import primitives
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.lowerings import ssa
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.pieces import in_pieces
 from jaxcoll.execute.program import program_of
 from jaxcoll.synth import synthesize
+from tests.execute.harness import mesh_of
 
 TORUS = topologies.torus(4, 4, 4)
 
@@ -55,3 +61,22 @@ def test_stages_do_not_send_more():
     slots = [len(stage) for stage in stages(cut)]
     assert max(slots) == 2
     assert sum(n * len(s[0].send) for n, s in zip(slots, stages(cut), strict=True)) <= 34
+
+
+@pytest.mark.parametrize("nbytes", [ssa.UNCUT_BYTES, ssa.UNCUT_BYTES + 4 * 4096])
+def test_small_buffers_are_sent_uncut(nbytes):
+    schedule = synthesize(topologies.torus(2, 4), Collective("all_reduce", 8), "bucket")
+    whole = program_of(schedule)
+    axes = Axes(("x",), (8,), ("x",))
+
+    def run(x):
+        return primitives.run(
+            x, axes=axes, schedule=schedule, lowering="ssa", invarying=False, target="tpu"
+        )
+
+    mapped = jax.shard_map(run, mesh=mesh_of(8), in_specs=P("x"), out_specs=P("x"))
+    shape = jax.ShapeDtypeStruct((8 * nbytes // 4,), np.float32)
+    permutes = str(jax.make_jaxpr(mapped)(shape)).count("ppermute[")
+    expected = whole if nbytes <= ssa.UNCUT_BYTES else in_pieces(whole)
+    assert permutes == expected.num_permutes
+    assert in_pieces(whole).num_permutes > whole.num_permutes

@@ -252,10 +252,12 @@ def test_one_axis_of_a_mesh_others_manual(explicit):
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_partly_manual_meshes(kind):
-    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
-    x = integers((8, 12, 3), jnp.float32)
 
-    def run(m):
+    def run(m, kind):
+        mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(kind, kind))
+        # Arguments on Explicit axes are sharded as in_specs say (from JAX 0.12 on they must be).
+        sharding = jax.sharding.NamedSharding(mesh, P(None, "y"))
+        x = jax.device_put(integers((8, 12, 3), jnp.float32), sharding)
         f = lambda v: (  # noqa: E731
             m.psum(v, "y"),
             m.all_gather(v, "y", tiled=True, axis=1),
@@ -264,7 +266,8 @@ def test_partly_manual_meshes(kind):
         outs = (P(None), P(None, "y"), P("y"))
         return sharded(f, mesh, P(None, "y"), outs, axis_names={"y"})(x)
 
-    close(run(jc), run(lax))
+    # lax.psum_scatter of JAX 0.12 fails beside Explicit axes.
+    close(run(jc, kind), run(lax, AxisType.Auto))
 
 
 def test_partly_manual_meshes_with_sharded_operands():

@@ -48,9 +48,10 @@ def test_in_one_box_all_are_alike_and_across_boxes_forests_lead(tmp_path):
     rows = rows_of("forestcoll-fig-4-12b", tmp_path)
     speed = {(row["cluster"], row["algorithm"]): row[GIB] for row in rows}
     assert speed["1 box", "ForestColl"] == pytest.approx(speed["1 box", "vendor ring"], rel=0.02)
-    for boxes in ("2 boxes", "4 boxes"):
+    # MultiTree enters hosts it has not entered first, and comes closer the more there are.
+    for boxes, lead in (("2 boxes", 1.3), ("4 boxes", 1.2)):
         assert speed[boxes, "ForestColl"] > 1.1 * speed[boxes, "vendor ring"]
-        assert speed[boxes, "ForestColl"] > 1.3 * speed[boxes, "MultiTree"]
+        assert speed[boxes, "ForestColl"] > lead * speed[boxes, "MultiTree"]
 
 
 def test_table_4_1_is_the_papers(tmp_path):

@@ -43,3 +43,27 @@ def test_native_collectives_as_rows(function, monkeypatch):
     # A gather sends 7 of 8 parts, a sum along both axes twice 1/2 and 3/4.
     least = {"all_gather": 7 / 8, "psum_scatter": 7 / 8, "psum": 2 * (1 / 2 + 3 / 4)}
     assert row["sent"] == pytest.approx(least[function])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_many_buckets_leave_the_memory_and_cover_the_products():
+    if not aot.is_available("tpu"):
+        pytest.skip("the compiler for TPUs is not installed; scripts/test --targets does so")
+    rows, why = targets.compiled_for("v5e:4x4", compiled.MANY_BUCKETS)
+    assert why == ""
+    native, unlimited, limited = rows
+    assert native["permutes"] == native["covered"] == 0
+    for row in (unlimited, limited):
+        # A bucket schedule of this slice has 12 steps of 20 rounds, none of them cut.
+        assert row["permutes"] == 20 * compiled.BUCKETS
+        assert row["XLA's own"] == ""
+    assert 24 * limited["covered"] >= 15 * limited["products"]
+
+    # Temporary values lie in the memory of the results too, as long as these are not written. The
+    # sums of pmean are all written at the end, those of buckets one after another.
+    def memory(row):
+        return row["temp MiB"] + row["results MiB"]
+
+    assert memory(limited) <= 1.5 * memory(native)
+    assert memory(limited) <= memory(unlimited)

@@ -302,7 +302,7 @@ BAD_FIELDS = [
     (RING, {"num_ranks": True}, r"topology\.num_ranks must be an integer .* got True"),
     (RING, {"num_ranks": 3.0}, r"topology\.num_ranks must be an integer .* got 3.0"),
     (RING, {"num_ranks": 0}, r"topology\.num_ranks must be an integer from 1 "),
-    (RING, {"num_ranks": 10**12}, r"topology\.num_ranks must be an integer from 1 to 4194304"),
+    (RING, {"num_ranks": 10**12}, r"topology\.num_ranks must be an integer from 1 to 65548"),
     (RING, {"num_vertices": 2}, r"topology\.num_vertices must be an integer from 3"),
     (RING, {"num_vertices": 10**12}, r"topology\.num_vertices must be an integer from 3"),
     (RING, {"src": "012"}, r"topology\.src must be a list, got '012'"),
@@ -368,7 +368,7 @@ REFUSED = [
     (RING, {"grid__shape": [3, 1]}, "one flag a dimension", TopologyError),
     (RING, {"generators": [[0, 0, 1]]}, "permutation", TopologyError),
     (RING, {"src": [], "dst": [], "alpha": [], "bandwidth": []}, "no path", TopologyError),
-    (RING, {"num_ranks": 2**22, "num_vertices": 2**22}, "no path|has 3 ranks", TopologyError),
+    (RING, {"num_ranks": 2**16, "num_vertices": 2**16}, "no path|has 3 ranks", TopologyError),
     (GATHER, {"kind": "gathr"}, "unknown collective 'gathr'", JaxcollError),
     (GATHER, {"groups": [[0, 0]]}, "rank 0 is in more than one place", JaxcollError),
     (GATHER, {"root": 2}, "place in every group", JaxcollError),
@@ -402,7 +402,7 @@ def test_infinity_by_overflow_is_refused():
 
 
 def test_a_small_file_cannot_ask_for_much_memory():
-    """Many short paths and one long one: as a table of paths they would fill terabytes."""
+    """Many short paths and one long one: as a table of paths they would fill gigabytes."""
     n = 30_000
     edges = {
         "src": [0] * n,
@@ -410,7 +410,7 @@ def test_a_small_file_cannot_ask_for_much_memory():
         "path_ptr": [*range(n), 2 * n],
         "path_link": [0] * 2 * n,
     }
-    with pytest.raises(FormatError, match=r"schedule\.edges has 30000 paths of up to 30001 links"):
+    with pytest.raises(FormatError, match=r"edge 29999 .* broken path"):
         loads(change(SCHEDULE_3, edges=edges))
 
 

@@ -63,10 +63,10 @@ def test_heads_take_time(schedule, model, nbytes):
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: Framing(0), "payload must be an integer of at least 1 bytes, got 0"),
+        (lambda: Framing(0), "payload must be an integer of at least 1, got 0"),
         (lambda: Framing(2.5), "payload must be an integer"),  # type: ignore[arg-type]
         (lambda: Framing(True), "payload must be an integer"),
-        (lambda: Framing(64, -1), "head must be an integer of at least 0 bytes, got -1"),
+        (lambda: Framing(64, -1), "head must be an integer of at least 0, got -1"),
         (lambda: Framing(64, None), "head must be an integer"),  # type: ignore[arg-type]
     ],
 )

@@ -24,6 +24,7 @@ from jaxcoll.synth import (
     ForestColl,
     Hdrm,
     HierarchicalRing,
+    MinCongestion,
     MultiTree,
     Portfolio,
     Rhd,
@@ -113,7 +114,7 @@ TREES = (*GATHERS, "broadcast", "reduce")
 TINY = strategies.topologies(max_ranks=4, homogeneous=True)
 SWITCHED_TINY = strategies.topologies(max_ranks=4, switches=True)
 FROM_ONE = ("broadcast", "reduce", "all_reduce")
-FEW = Portfolio(rules=("downstream-need",), seeds=1, aggregate=(1, None))
+FEW = Portfolio(names=("direct", "bucket", "forestcoll", "min_congestion", "tacos"), work=20_000)
 
 CASES = [
     *(Case(s, "random", RANDOM) for s in (Ring(), Ring(bidirectional=False))),
@@ -153,6 +154,12 @@ CASES = [
     Case(CCube(), "DGX-1", DGX1, SUMS, grouped=False),
     Case(Tto(), "two dimensions", SQUARES, SUMS, grouped=False),
     Case(Tto(pieces=1), "two dimensions", SQUARES, SUMS, grouped=False),
+    *(
+        Case(each, *family, ("all_to_all", "gather", "scatter"))
+        for each in (MinCongestion(), MinCongestion(1e3, passes=1))
+        for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))
+    ),
+    Case(MinCongestion(), "one or two ranks", SMALL, ("all_to_all", "gather", "scatter")),
     *(
         Case(MultiTree(), *family, TREES)
         for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))

@@ -82,6 +82,8 @@ def assert_alike(found, expected, rtol: float = 2e-5) -> None:
 def close(x, y, rtol: float = 2e-5, most: float = 0.0) -> None:
     """Equal but for rounding, measured against the largest element, or ``most``."""
     x, y = (np.asarray(jax.random.key_data(v) if _is_key(v) else v) for v in (x, y))
+    if x.dtype.kind == "c":
+        x, y = (np.stack([np.real(v), np.imag(v)]) for v in (x, y))
     if x.dtype.kind in "biu":
         np.testing.assert_array_equal(x, y)
     else:
@@ -114,15 +116,18 @@ def distinct(graph: Graph) -> list[Operator]:
     return list(found.values())
 
 
-def check_operator(graph: Graph, operator: Operator, parts: int = 2) -> int:
+def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=None) -> int:
     """Sharded by each label, and given partial sums, an operator makes what it makes whole.
+
+    Args:
+        operands: to run it on; by default small normal floats, which not every primitive takes.
 
     Returns:
         How many ways were checked.
     """
     given = [graph.tensors[use.tensor] for use in operator.operands]
     shapes = [jax.ShapeDtypeStruct(tensor.sizes, tensor.dtype) for tensor in given]
-    operands = [_plain(x) for x in arguments(shapes)]
+    operands = [*map(_plain, arguments(shapes) if operands is None else operands)]
     block = LocalBlock.all_of(operator.sizes)
     whole = [*map(_plain, run_operator(operator, operands, block))]
     checked = 0

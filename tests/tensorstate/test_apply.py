@@ -137,16 +137,18 @@ def test_data_parallelism_sums_gradients_and_donates_parameters():
     check("mlp", applied, steps=3)
 
 
+# A group is spelled by its devices, or by the mesh and the axis along which it lies.
 COLLECTIVE = re.compile(
-    r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all)\(.*replica_groups=\{\{([\d,]*)\}"
+    r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all)\(.*"
+    r"replica_groups=(?:\{\{([\d,]*)\}|mesh\[.*?\] \{'(\w+)'\})"
 )
 
 
 def compiled_bytes(text: str) -> dict[tuple[str, int], int]:
     """Bytes of the larger buffer of all collectives, by kind and size of their groups."""
     found: dict[tuple[str, int], int] = defaultdict(int)
-    for shapes, kind, group in COLLECTIVE.findall(text):
-        size = len(group.split(","))
+    for shapes, kind, group, axis in COLLECTIVE.findall(text):
+        size = PLANE[axis] if axis else len(group.split(","))
         for shape in re.findall(r"[fsu]32\[([\d,]*)\]", shapes):
             count = math.prod(int(n) for n in shape.split(",") if n)
             found[kind, size] += 4 * count * (size if kind == "reduce-scatter" else 1)

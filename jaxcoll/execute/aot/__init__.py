@@ -10,7 +10,15 @@ Shows that a program compiles, what is in flight together, and memory. It times 
 from jaxcoll.execute.aot.compiling import compile_for
 from jaxcoll.execute.aot.hlo import Instruction, Module, parse
 from jaxcoll.execute.aot.summary import Burst, Summary, summarize, summarize_module
-from jaxcoll.execute.aot.targets import ENVIRONMENT, GPUS, TPUS, Target, is_available, target
+from jaxcoll.execute.aot.targets import (
+    ENVIRONMENT,
+    GPUS,
+    TPUS,
+    Target,
+    is_available,
+    requirements,
+    target,
+)
 
 __all__ = [
     "ENVIRONMENT",
@@ -24,6 +32,7 @@ __all__ = [
     "compile_for",
     "is_available",
     "parse",
+    "requirements",
     "summarize",
     "summarize_module",
     "target",

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcoll.errors import CollectiveError
 
 
 def compile_for(
     mesh: Mesh,
     function: Callable,
-    shapes: Sequence[tuple[int, ...]],
-    in_specs: Sequence[PartitionSpec],
-    out_specs,
+    arguments: Sequence[Any],
+    in_specs: Any,
+    out_specs: Any,
     *,
-    dtype=jnp.float32,
     options: Mapping[str, str | bool] | None = None,
     check_vma: bool = True,
 ) -> jax.stages.Compiled:
@@ -24,19 +25,42 @@ def compile_for(
 
     Args:
         mesh: such as that of a ``Target``.
-        function: of one array for each of ``shapes``.
-        shapes: of the whole arrays, over all devices.
-        in_specs, out_specs: as ``jax.shard_map`` takes them; one of ``in_specs`` for each shape.
-        dtype: of all arrays.
+        function: of what ``arguments`` stand for.
+        arguments: as ``jax.jit(...).lower`` takes them: pytrees of ``jax.ShapeDtypeStruct``, or of
+            anything else with a shape and a dtype, of the whole arrays over all devices.
+        in_specs, out_specs: as ``jax.shard_map`` takes them: one of ``in_specs`` for each argument,
+            or for parts of it.
         options: XLA's, as ``compiler_options`` gives them.
         check_vma: as ``jax.shard_map`` takes it.
+
+    Raises:
+        CollectiveError: an argument without shape or dtype, or ``in_specs`` of another structure.
     """
+    specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
     mapped = jax.shard_map(
-        function, mesh=mesh, in_specs=tuple(in_specs), out_specs=out_specs, check_vma=check_vma
+        function, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=check_vma
     )
-    arrays = [
-        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
-        for shape, spec in zip(shapes, in_specs, strict=True)
-    ]
-    lowered = jax.jit(mapped).lower(*arrays)
+    try:
+        placed = jax.tree.map(
+            lambda spec, part: jax.tree.map(lambda leaf: _placed(leaf, spec, mesh), part),
+            specs,
+            tuple(arguments),
+            is_leaf=lambda spec: isinstance(spec, PartitionSpec),
+        )
+    except CollectiveError:
+        raise
+    except ValueError as error:
+        raise CollectiveError(
+            f"in_specs={in_specs!r} does not match the arguments; it has one PartitionSpec for "
+            f"each of them, or a tree of the structure that they begin with ({error})"
+        ) from error
+    lowered = jax.jit(mapped).lower(*placed)
     return lowered.compile(compiler_options=dict(options) if options else None)
+
+
+def _placed(leaf, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        raise CollectiveError(
+            f"compile_for takes pytrees of jax.ShapeDtypeStruct(shape, dtype), got {leaf!r} in one"
+        )
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))

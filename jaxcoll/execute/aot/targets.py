@@ -1,8 +1,8 @@
 """Targets: TPU slices and GPU clusters that are not here, as devices to compile for.
 
-Needs the compilers: ``libtpu`` for TPUs; ``jax-cuda12-plugin``, ``jax-cuda12-pjrt`` and
-``nvidia-cuda-nvcc-cu12`` for GPUs (the extras ``tpu`` and ``gpu-aot``). And ``ENVIRONMENT`` in the
-environment of the process, from its start. Nothing runs on these devices.
+Needs the compilers, in versions that follow the installed JAX: ``requirements`` names them. And
+``ENVIRONMENT`` in the environment of the process, from its start (for GPUs ``JAX_PLATFORMS`` is
+enough). Nothing runs on these devices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import importlib.util
 import math
 import os
-from importlib import resources
+from importlib import metadata, resources
 from types import MappingProxyType
 from typing import Any
 
@@ -37,7 +37,6 @@ ENVIRONMENT = MappingProxyType(
 TPUS = ("v4", "v5e", "v5p", "v6e")
 GPUS = ("h100",)
 _MODULES = {"tpu": "libtpu", "gpu": "jax_cuda12_plugin"}
-_EXTRAS = {"tpu": "tpu", "gpu": "gpu-aot"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +105,24 @@ def is_available(platform: str) -> bool:
     return importlib.util.find_spec(_MODULES[platform]) is not None
 
 
+def requirements(*platforms: str) -> list[str]:
+    """What ``pip install --no-deps`` takes to install the compilers for the installed JAX.
+
+    Args:
+        platforms: "tpu", "gpu"; both if none is given.
+    """
+    found = []
+    for platform in platforms or ("tpu", "gpu"):
+        if platform == "tpu":
+            asked = metadata.requires("jax") or []
+            found += [line.partition(";")[0].strip() for line in asked if "libtpu" in line]
+        else:
+            version = metadata.version("jaxlib")
+            found += [f"{name}=={version}" for name in ("jax-cuda12-plugin", "jax-cuda12-pjrt")]
+            found.append("nvidia-cuda-nvcc-cu12")
+    return found
+
+
 def _slice(name: str, sides: tuple[int, ...], wrap: bool | None) -> Target:
     _check_ready("tpu", name)
     options = {}
@@ -139,8 +156,14 @@ def _gpus(name: str, sides: tuple[int, ...]) -> Target:
 def _check_ready(platform: str, name: str) -> None:
     if not is_available(platform):
         raise TopologyError(
-            f"the compiler for {name} is not installed; see the extra {_EXTRAS[platform]!r} of "
-            "jaxcoll in setup.cfg"
+            f"the compiler for {name} is not installed; for jax {jax.__version__}: pip install "
+            f"{'--no-deps ' if platform == 'gpu' else ''}{' '.join(requirements(platform))}"
+        )
+    platforms = jax.config.jax_platforms
+    if platform == "gpu" and platforms != "cpu":
+        raise TopologyError(
+            f"to compile for {name}, start Python with JAX_PLATFORMS=cpu; it is {platforms!r}, by "
+            "which JAX looks for GPUs of this machine"
         )
     missing = [f"{key}={value}" for key, value in ENVIRONMENT.items() if key not in os.environ]
     if platform == "tpu" and missing:

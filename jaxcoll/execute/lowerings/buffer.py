@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
-from jaxcoll.execute.internals import varying
+from jaxcoll.execute.internals import explicit_axes, varying
 from jaxcoll.execute.program import Program, Round
 
 
@@ -85,12 +86,16 @@ def write(buffer: jax.Array, rows: jax.Array, row, width: int) -> jax.Array:
 
 
 def _at(buffer: jax.Array, row, width: int) -> tuple:
-    return (row * width, *(0 for _ in buffer.shape[1:]))
+    # All of one type, also where Python integers would become 64-bit ones.
+    zero = 0 if isinstance(row, int) else row.dtype.type(0)
+    return (row * width, *(zero for _ in buffer.shape[1:]))
 
 
 def blank(like: jax.Array, length: int) -> jax.Array:
     """``length`` lines of unspecified elements, varying over the axes that ``like`` does."""
-    return cast_like(lax.empty((length, *like.shape[1:]), like.dtype), like)
+    shape = (length, *like.shape[1:])
+    sharding = PartitionSpec(*(None for _ in shape)) if explicit_axes() else None
+    return cast_like(lax.empty(shape, like.dtype, out_sharding=sharding), like)
 
 
 def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
@@ -145,15 +150,26 @@ def resolve(run: Run, look: Callable[[np.ndarray], object]) -> tuple:
     return look(run.start), active, look(run.add) if mixed else None
 
 
-def put(buffer: jax.Array, arrived: jax.Array, run: Run, where: tuple, width: int) -> jax.Array:
-    """The buffer with one run of what arrived copied or added to it, untouched on idle ranks."""
+def put(
+    buffer: jax.Array,
+    arrived: jax.Array,
+    run: Run,
+    where: tuple,
+    width: int,
+    op: Callable = lax.add,
+) -> jax.Array:
+    """The buffer with one run of what arrived copied or added to it, untouched on idle ranks.
+
+    Args:
+        op: what is taken of two rows where one is added.
+    """
     row, active, add = where
     new = read(arrived, run.column, run.length, width)
     if active is None and not run.add.any():
         return write(buffer, new, row, width)
     old = read(buffer, row, run.length, width)
     if run.add.any():
-        total = old + new
+        total = op(old, new)
         new = total if add is None else lax.select(_everywhere(add, new), total, new)
     if active is not None:
         new = lax.select(_everywhere(active, new), new, old)
@@ -177,10 +193,11 @@ def receive(
     rounds: Sequence[Round],
     rank: jax.Array,
     width: int,
+    op: Callable = lax.add,
 ) -> jax.Array:
     """The buffer with what arrived in the rounds of a step."""
     for rows, round_ in zip(arrived, rounds, strict=True):
         for part in runs(round_.recv, round_.add):
             where = resolve(part, lambda table: lookup(table, rank))
-            buffer = put(buffer, rows, part, where, width)
+            buffer = put(buffer, rows, part, where, width, op)
     return buffer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import operator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -26,8 +26,16 @@ from jaxcoll.execute.values import Flow, Op, Piece, Variant
 class FlowRun:
     """A flow being run on one rank: its values so far, and the result as far as it goes."""
 
-    def __init__(self, program: Program, flow: Flow, x: jax.Array, axes: Axes, width: int):
-        self.flow, self.axes, self.width = flow, axes, width
+    def __init__(
+        self,
+        program: Program,
+        flow: Flow,
+        x: jax.Array,
+        axes: Axes,
+        width: int,
+        op: Callable = lax.add,
+    ):
+        self.flow, self.axes, self.width, self.op = flow, axes, width, op
         self.rank = axes.rank()
         self.values = [x]
         self.whole = _whole_value(flow)
@@ -92,14 +100,14 @@ class FlowRun:
         if len(ways) == 1:
             return ways[0]
         which = self._look(piece.which)
-        return lax.select_n(which if len(ways) > 2 else lax.ne(which, 0), *ways)
+        return lax.select_n(which if len(ways) > 2 else which != 0, *ways)
 
     def _sum(self, way: Variant, length: int) -> jax.Array:
         terms = [
             read(self.values[value], self._look(start), length, self.width)
             for value, start in zip(way.values, way.start, strict=True)
         ]
-        return functools.reduce(operator.add, terms)
+        return functools.reduce(self.op, terms)
 
     def _look(self, table: np.ndarray):
         return lookup(table, self.rank)

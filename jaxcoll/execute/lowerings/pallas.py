@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,6 +46,7 @@ def run(
     axes: Axes,
     width: int,
     target: str,
+    op: Callable = lax.add,
     interpreter: pltpu.InterpretParams | None = None,
 ) -> jax.Array:
     """Run a program on a flat input; arguments and result are those of ``ssa.run``.
@@ -56,7 +58,7 @@ def run(
         CollectiveError: a dtype of more than 4 bytes.
     """
     if x.dtype == bool:
-        return run(program, x.astype(jnp.int8), axes, width, target, interpreter).astype(bool)
+        return run(program, x.astype(jnp.int8), axes, width, target, op, interpreter).astype(bool)
     if x.dtype.itemsize > 4:
         raise CollectiveError(f"the lowering 'pallas' moves items of 1 to 4 bytes, got {x.dtype}")
     rank = axes.rank()
@@ -67,12 +69,12 @@ def run(
     if padded > width:
         padding = [(0, 0, 0), (0, padded - width, 0)]
         rows = lax.pad(x.reshape(-1, width), jnp.zeros((), x.dtype), padding)
-        out = run(program, rows.reshape(-1), axes, padded, target, interpreter)
+        out = run(program, rows.reshape(-1), axes, padded, target, op, interpreter)
         return out.reshape(-1, padded)[:, :width].reshape(-1)
     interpret = False if target == "tpu" else interpreter or pltpu.InterpretParams()
     shape = (program.num_rows, width // LANES, LANES)
     buffer = fill(program, x, rank, width).reshape(shape)
-    call = _call(tables_of(program, axes), axes, buffer, rank, interpret)
+    call = _call(tables_of(program, axes), axes, buffer, rank, interpret, op)
     return empty(program, call.reshape(-1), rank, width)
 
 
@@ -150,7 +152,9 @@ def tables_of(program: Program, axes: Axes) -> Tables:
 # ---------------------------------------------------------------------- the kernel
 
 
-def _call(tables: Tables, axes: Axes, buffer: jax.Array, rank: jax.Array, interpret) -> jax.Array:
+def _call(
+    tables: Tables, axes: Axes, buffer: jax.Array, rank: jax.Array, interpret, op: Callable
+) -> jax.Array:
     """The buffer after all steps."""
     columns = (tables.send, tables.there, tables.recv, tables.landing, tables.peer, tables.near)
     mine = [
@@ -161,7 +165,7 @@ def _call(tables: Tables, axes: Axes, buffer: jax.Array, rank: jax.Array, interp
     landed = (max(1, tables.landings), *buffer.shape[1:])
     smem, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
-        functools.partial(_kernel, tables, axes),
+        functools.partial(_kernel, tables, axes, op),
         out_shape=[internals.shape_like(shape, buffer) for shape in (buffer.shape, landed)],
         in_specs=[*(smem for _ in mine), hbm],
         out_specs=[hbm, hbm],
@@ -186,9 +190,9 @@ def _block_rows(rows: int, itemsize: int) -> int:
     return tile * max(d for d in range(1, min(most, tiles) + 1) if tiles % d == 0)
 
 
-def _kernel(tables: Tables, axes: Axes, *refs) -> None:
+def _kernel(tables: Tables, axes: Axes, op: Callable, *refs) -> None:
     """Enter, run all steps, leave."""
-    at = _Place(tables, axes, *refs)
+    at = _Place(tables, axes, op, *refs)
     at.meet(pltpu.get_barrier_semaphore())
     lax.fori_loop(0, at.send.shape[0], at.step, jnp.int32(0))
     at.meet(at.left)
@@ -200,6 +204,7 @@ class _Place:
 
     tables: Tables
     axes: Axes
+    op: Callable
     send: Ref
     there: Ref
     recv: Ref
@@ -255,7 +260,7 @@ class _Place:
 
     def _device(self, table, row, column: int = 0) -> dict:
         ends = {name: table[row, column + i] for i, name in enumerate(self.axes.names)}
-        return {"device_id": ends, "device_id_type": pl.DeviceIdType.MESH}
+        return {"device_id": ends}
 
     def _add(self, spot, row) -> None:
         """Add a landing row to a row of the buffer, block by block."""
@@ -271,7 +276,7 @@ class _Place:
                 copy.start()
             for copy in reads:
                 copy.wait()
-            self.fast[0] = self.fast[0] + self.fast[1]
+            self.fast[0] = self.op(self.fast[0], self.fast[1])
             back = pltpu.make_async_copy(
                 self.fast.at[0], self.buffer.at[row, lines], self.moved.at[0]
             )

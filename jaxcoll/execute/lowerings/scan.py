@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,14 @@ from jaxcoll.execute.pieces import in_pieces
 from jaxcoll.execute.program import Program, Round, colour_pairs
 
 
-def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
+def run(
+    program: Program,
+    x: jax.Array,
+    axes: Axes,
+    width: int,
+    target: str,
+    op: Callable = lax.add,
+) -> jax.Array:
     """Run a program; arguments and result are those of ``ssa.run``.
 
     A body's permutes are in flight together without barriers.
@@ -45,7 +53,7 @@ def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> 
     rank = axes.rank()
     buffer = fill(program, x, rank, width)
     for stage in stages(program):
-        buffer = _run_stage(stage, buffer, axes, rank, width, target)
+        buffer = _run_stage(stage, buffer, axes, rank, width, target, op)
     return empty(program, buffer, rank, width)
 
 
@@ -126,7 +134,9 @@ def _resend_own(program: Program, pairs, send: np.ndarray, recv: np.ndarray) -> 
 # ---------------------------------------------------------------------- running
 
 
-def _run_stage(stage, buffer: jax.Array, axes: Axes, rank, width: int, target: str) -> jax.Array:
+def _run_stage(
+    stage, buffer: jax.Array, axes: Axes, rank, width: int, target: str, op: Callable
+) -> jax.Array:
     steps = stage[0].send.shape[0]
     reads = [_runs(slot.send) for slot in stage]
     writes = [_runs(slot.recv, slot.add) for slot in stage]
@@ -150,7 +160,7 @@ def _run_stage(stage, buffer: jax.Array, axes: Axes, rank, width: int, target: s
         arrived = permute_together(axes, ready, [slot.pairs for slot in stage], target)
         for rows, part, at in zip(arrived, writes, places, strict=True):
             for r, where in zip(part, at, strict=True):
-                buffer = put(buffer, rows, r, where, width)
+                buffer = put(buffer, rows, r, where, width, op)
         return (buffer, sources(buffer, ahead)), None
 
     sent = [[mine(r.start) for r in part] for part in reads]
@@ -165,7 +175,7 @@ def _run_stage(stage, buffer: jax.Array, axes: Axes, rank, width: int, target: s
     elif len(stage[0].send) == 1:
         # Nor would XLA see that its body reads before it writes, and copy the buffer. It cannot see
         # that this one runs once.
-        once = lax.min(rank, 0) + 1
+        once = jnp.minimum(rank, 0) + 1
         now = jax.tree.map(lambda rows: rows[0], (ahead, placed))
         return lax.fori_loop(0, once, lambda _, state: body(state, now)[0], carry)[0]
     (buffer, _), _ = lax.scan(body, carry, (ahead, placed))

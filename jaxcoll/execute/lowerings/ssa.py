@@ -6,10 +6,13 @@ Where all ranks do about the same, arrivals stay values that later permutes use 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 from jax import lax
 
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.layout import at_least
 from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
 from jaxcoll.execute.lowerings.flow import FlowRun
 from jaxcoll.execute.lowerings.together import permute_together
@@ -20,8 +23,19 @@ from jaxcoll.execute.values import flow_of
 # A permute between CPU devices takes about as long as copying this many bytes.
 LONG_ROW_BYTES = 1 << 18
 
+# Steps of larger buffers are cut into pieces on TPU. Of smaller ones, such as buckets of gradients,
+# what is in flight takes little memory, and every piece is a permute with a latency of its own.
+UNCUT_BYTES = 1 << 25
 
-def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> jax.Array:
+
+def run(
+    program: Program,
+    x: jax.Array,
+    axes: Axes,
+    width: int,
+    target: str,
+    op: Callable = lax.add,
+) -> jax.Array:
     """Run a program.
 
     Args:
@@ -33,33 +47,36 @@ def run(program: Program, x: jax.Array, axes: Axes, width: int, target: str) -> 
             rounds of a step are in flight together; XLA's scheduler for TPUs otherwise lets early
             steps run ahead and late writes pile up. On CPU a permute is a copy between buffers of
             one memory, so putting pieces side by side first would cost as much as sending them.
+        op: what is taken of two rows where the program adds them.
 
     Returns:
         This rank's output rows, shape (output rows * width, ...).
     """
-    if target == "tpu" and (cut := in_pieces(program)) is not program:
-        return _run_overlapped(cut, x, axes, width, target)
-    is_long = x.nbytes // x.shape[0] * width >= LONG_ROW_BYTES
+    row_bytes = x.size // x.shape[0] * x.dtype.itemsize * width
+    is_large = at_least(program.num_rows * row_bytes, UNCUT_BYTES + 1)
+    if target == "tpu" and is_large and (cut := in_pieces(program)) is not program:
+        return _run_overlapped(cut, x, axes, width, target, op)
+    is_long = at_least(row_bytes, LONG_ROW_BYTES)
     flow = flow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
     if flow is not None:
-        return FlowRun(program, flow, x, axes, width).run(target)
+        return FlowRun(program, flow, x, axes, width, op).run(target)
     if target != "cpu":
-        return _run_overlapped(program, x, axes, width, target)
-    return _run_buffer(program, x, axes, width)
+        return _run_overlapped(program, x, axes, width, target, op)
+    return _run_buffer(program, x, axes, width, op)
 
 
-def _run_buffer(program: Program, x: jax.Array, axes: Axes, width: int) -> jax.Array:
+def _run_buffer(program: Program, x: jax.Array, axes: Axes, width: int, op) -> jax.Array:
     rank = axes.rank()
     buffer = fill(program, x, rank, width)
     for rounds in program.steps:
         # All of a step is read before any of it is written.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         arrived = [axes.permute(s, r.pairs) for s, r in zip(sources, rounds, strict=True)]
-        buffer = receive(buffer, arrived, rounds, rank, width)
+        buffer = receive(buffer, arrived, rounds, rank, width, op)
     return empty(program, buffer, rank, width)
 
 
-def _run_overlapped(program: Program, x: jax.Array, axes: Axes, width: int, target: str):
+def _run_overlapped(program: Program, x: jax.Array, axes: Axes, width: int, target: str, op):
     """Steps apart; beside the permutes of one, what the last brought is written.
 
     And what the next one sends is read, unless that arrives only now.
@@ -70,14 +87,14 @@ def _run_overlapped(program: Program, x: jax.Array, axes: Axes, width: int, targ
     for t, rounds in enumerate(program.steps):
         if t == 0 or _depends(rounds, program.steps[t - 1]):
             buffer, arrived = lax.optimization_barrier((buffer, arrived))
-            buffer, arrived, behind = receive(buffer, arrived, behind, rank, width), [], ()
+            buffer, arrived, behind = receive(buffer, arrived, behind, rank, width, op), [], ()
         # Otherwise nothing that is read here waits for the last step, and XLA may read early.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         buffer, arrived, sources = lax.optimization_barrier((buffer, arrived, sources))
         here = permute_together(axes, sources, [r.pairs for r in rounds], target)
-        buffer = receive(buffer, arrived, behind, rank, width)
+        buffer = receive(buffer, arrived, behind, rank, width, op)
         arrived, behind = here, rounds
-    buffer = receive(buffer, arrived, behind, rank, width)
+    buffer = receive(buffer, arrived, behind, rank, width, op)
     return empty(program, buffer, rank, width)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 import highspy
@@ -12,10 +13,13 @@ import scipy.sparse as sp
 from jaxcoll import highs
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.topology import Topology
 
 MOST_RANKS = 9  # of networks that are searched unless more are asked for
+MOST_CELLS = 2**26  # (chunk, connection, tick) that are looked at for sends worth choosing from
+_MOST_ENTRIES = 2**23  # of a program
 
 _SOLVED = highspy.HighsModelStatus.kOptimal
 _IMPOSSIBLE = highspy.HighsModelStatus.kInfeasible
@@ -69,7 +73,17 @@ def useful_moves(
 
     Args:
         apart: from ``distances``.
+
+    Raises:
+        TopologyError: more sends to look at than ``MOST_CELLS``.
     """
+    cells = collective.num_chunks * len(edges) * horizon
+    if cells > MOST_CELLS:
+        raise TopologyError(
+            f"an exact search is for tiny problems: {collective.num_chunks} chunks over "
+            f"{len(edges)} connections in {horizon} ticks or steps are {cells} sends to look at, "
+            f"more than {MOST_CELLS}; take fewer chunks, or links whose speeds differ less"
+        )
     holds, wants = collective.precondition(), collective.postcondition()
     from_holder = first_arrivals(collective, apart)
     to_wanter = np.where(wants[:, :, None], apart.T[:, None, :], np.inf).min(axis=0)
@@ -112,7 +126,7 @@ class Program:
         model.row_lower_, model.row_upper_ = np.asarray(self._low), np.asarray(self._high)
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         model.a_matrix_.start_ = np.asarray(self._ptr)
-        model.a_matrix_.index_ = np.asarray(self._column)
+        model.a_matrix_.index_ = np.asarray(self._column, np.int32)
         model.a_matrix_.value_ = np.asarray(self._value, float)
         model.integrality_ = [highspy.HighsVarType.kInteger] * self.columns
         options = {
@@ -167,6 +181,13 @@ def add_causes(program: Program, moves: Moves, collective: Collective, edges: Ed
         into.setdefault((int(c), int(v)), [])
     for (c, v), columns in into.items():
         program.row(columns, [1] * len(columns), int(wants[v, c]), 1)
+    check_entries(
+        sum(
+            len(columns) * (len(columns) + len(into.get((c, int(edges.src[e])), ()))) // 2
+            for (c, e), columns in over.items()
+            if not holds[edges.src[e], c]
+        )
+    )
     for (c, e), columns in over.items():
         u = int(edges.src[e])
         if holds[u, c]:
@@ -176,6 +197,19 @@ def add_causes(program: Program, moves: Moves, collective: Collective, edges: Ed
             there = [b for b in before if moves.arrive[b] <= moves.start[m]]
             sent = columns[: i + 1]
             program.row([*sent, *there], [1] * len(sent) + [-1] * len(there))
+
+
+def check_entries(count: int) -> None:
+    """Refuse a program before it is written down.
+
+    Raises:
+        TopologyError: about more than ``_MOST_ENTRIES`` numbers other than 0 in its rows.
+    """
+    if count > _MOST_ENTRIES:
+        raise TopologyError(
+            f"an exact search is for tiny problems: this one has about {count} entries, more than "
+            f"{_MOST_ENTRIES}; take fewer chunks, or links whose speeds differ less"
+        )
 
 
 def chosen_moves(moves: Moves, answer: Answer, collective: Collective, edges: Edges) -> Moves:
@@ -196,8 +230,18 @@ def chosen_moves(moves: Moves, answer: Answer, collective: Collective, edges: Ed
     return found.chosen(keep)
 
 
-def check_ranks(topology: Topology, most: int, who: str) -> None:
-    """Refuses networks that are not tiny, with a ``TopologyError``."""
+def check_tiny(topology: Topology, collective: Collective, most: int, who: str) -> None:
+    """Refuses what is not tiny, before anything is built.
+
+    Raises:
+        TopologyError: more ranks than ``most``.
+        CollectiveError: more chunks than tables of them by rank and rank may have.
+    """
+    if topology.num_ranks**2 * collective.num_chunks > MOST_CELLS:
+        raise CollectiveError(
+            f"{who} is for few chunks: {collective} has {collective.num_chunks} on "
+            f"{topology.num_ranks} ranks; take fewer chunks a shard"
+        )
     if topology.num_ranks > most:
         raise TopologyError(
             f"{who} is for tiny networks, of up to {most} ranks unless most_ranks= is given; "
@@ -205,7 +249,12 @@ def check_ranks(topology: Topology, most: int, who: str) -> None:
         )
 
 
-def check_seconds(seconds: float) -> None:
-    """Refuses a time limit that is no time, with a ``CollectiveError``."""
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-        raise CollectiveError(f"seconds must be a number above 0, got {seconds!r}")
+def time_limit(seconds) -> float:
+    """A time limit in seconds, which may be infinite.
+
+    Raises:
+        CollectiveError: not a number above 0.
+    """
+    if isinstance(seconds, float) and seconds == math.inf:
+        return seconds
+    return float(checks.positive(seconds, "seconds", CollectiveError))

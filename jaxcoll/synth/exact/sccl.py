@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxcoll.bounds import step_bound
 from jaxcoll.collective import KINDS, REDUCING, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.exact import common_denominator
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.base import Synthesizer
@@ -21,14 +22,20 @@ from jaxcoll.synth.exact.program import (
     Moves,
     Program,
     add_causes,
-    check_ranks,
-    check_seconds,
+    check_tiny,
     chosen_moves,
     distances,
     first_arrivals,
+    time_limit,
     useful_moves,
 )
 from jaxcoll.topology import Topology
+
+# Units that the slowest link is of: at most so many if they divide all bandwidths, and else the
+# fewest that come so near to all of them.
+_MOST_PARTS = 64
+_PARTS = range(1, 17)
+_NEAR = Fraction(1, 100)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Sccl(Synthesizer):
     With neither field given, S is the least there is and R the least for that S: the paper's
     latency-optimal algorithm. More steps trade latency for bandwidth; ``rounds=1`` asks for the
     fewest steps of one round, as ``step_bound`` counts them. The certificate has S, R and the bound
-    of R that is proved, and both are exact unless time runs out.
+    of R that is proved, and both are exact unless time runs out; ``exact`` is whether the unit
+    divides all bandwidths, which otherwise are rounded to multiples of it.
 
     Attributes:
         steps: S; the least when None.
@@ -64,11 +72,9 @@ class Sccl(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
 
     def __post_init__(self) -> None:
-        for field in ("steps", "rounds", "most_ranks"):
-            value = getattr(self, field)
-            if value is not None and (type(value) is not int or value < 1):
-                raise CollectiveError(f"{field} must be an integer of at least 1, got {value!r}")
-        check_seconds(self.seconds)
+        checks.integer_fields(self, CollectiveError, "steps", "rounds", or_none=True)
+        checks.integer_fields(self, CollectiveError, "most_ranks")
+        checks.put(self, seconds=time_limit(self.seconds))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.
@@ -80,8 +86,9 @@ class Sccl(Synthesizer):
         """
         if not topology.is_direct:
             raise TopologyError(f"sccl knows no switches; {topology} has some")
-        check_ranks(topology, self.most_ranks, self.name)
-        edges, widths = Edges.from_links(topology), _widths(topology)
+        check_tiny(topology, collective, self.most_ranks, self.name)
+        edges = Edges.from_links(topology)
+        exact, widths = _widths(topology)
         takes = np.ones(len(edges), np.int64)
         apart = distances(edges, takes, topology.num_ranks)
         least = self._least_steps(topology, collective, widths, apart)
@@ -104,6 +111,7 @@ class Sccl(Synthesizer):
             "rounds": rounds,
             "least rounds": int(answer.bound),
             "gap": (rounds - int(answer.bound)) / rounds,
+            "exact": exact,
         }
         chosen = chosen_moves(moves, answer, collective, edges)
         return Schedule.from_sends(
@@ -116,7 +124,7 @@ class Sccl(Synthesizer):
         )
 
     def _search(
-        self, moves: Moves, collective: Collective, edges: Edges, widths: np.ndarray, steps: int
+        self, moves: Moves, collective: Collective, edges: Edges, widths: list[int], steps: int
     ) -> Answer:
         """Columns: a choice for each move, then the rounds of each step."""
         program = Program(len(moves) + steps)
@@ -126,7 +134,9 @@ class Sccl(Synthesizer):
             together.setdefault(key, []).append(m)
         for (edge, step), columns in together.items():
             values = [1] * len(columns)
-            program.row([*columns, len(moves) + step], [*values, -int(widths[edge])])
+            # A step has at least one round, so a link need not be wider than all it may carry.
+            width = min(widths[edge], len(columns))
+            program.row([*columns, len(moves) + step], [*values, -width])
         cost = np.concatenate([np.zeros(len(moves)), np.ones(steps)])
         most = self.rounds or collective.num_chunks
         high = np.concatenate([np.ones(len(moves)), np.full(steps, most)])
@@ -135,18 +145,26 @@ class Sccl(Synthesizer):
         )
 
     def _least_steps(
-        self, topology: Topology, collective: Collective, widths: np.ndarray, apart: np.ndarray
+        self, topology: Topology, collective: Collective, widths: list[int], apart: np.ndarray
     ) -> int:
         far = int(first_arrivals(collective, apart)[collective.postcondition().T].max())
-        if self.rounds == 1 and (widths == 1).all():
+        if self.rounds == 1 and set(widths) == {1}:
             return max(far, step_bound(topology, collective))
         return far
 
 
-def _widths(topology: Topology) -> np.ndarray:
-    """Bandwidth of each link in units of the greatest that divides all, int64."""
+def _widths(topology: Topology) -> tuple[bool, list[int]]:
+    """Bandwidth of each link in units of one that divides all, and whether it does exactly.
+
+    Bandwidths that only a tiny unit divides, a small part of the slowest link, are taken for the
+    nearest multiples of a larger one: in a round of the tiny unit every link would carry all.
+    """
     speeds = topology.exact_bandwidth
-    scale = common_denominator(speeds)
-    whole = [int(b * scale) for b in speeds]
-    unit = math.gcd(*whole)
-    return np.asarray([b // unit for b in whole], np.int64)
+    slowest = min(speeds)
+    ratio = [b / slowest for b in speeds]
+    parts = common_denominator(ratio)
+    exact = parts <= _MOST_PARTS
+    if not exact:
+        worst = {q: max(abs(round(r * q) / (r * q) - 1) for r in set(ratio)) for q in _PARTS}
+        parts = next((q for q in _PARTS if worst[q] <= _NEAR), min(_PARTS, key=worst.__getitem__))
+    return exact, [round(r * parts) for r in ratio]

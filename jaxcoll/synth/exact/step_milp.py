@@ -13,7 +13,8 @@ import numpy as np
 
 from jaxcoll.collective import KINDS, REDUCING, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.exact import Number, common_denominator, is_positive
+from jaxcoll.exact import Number, common_denominator
+from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.base import Synthesizer
@@ -23,17 +24,19 @@ from jaxcoll.synth.exact.program import (
     Moves,
     Program,
     add_causes,
-    check_ranks,
-    check_seconds,
+    check_entries,
+    check_tiny,
     chosen_moves,
     distances,
     first_arrivals,
+    time_limit,
     useful_moves,
 )
 from jaxcoll.synth.forestcoll.stages import edges_of
 from jaxcoll.topology import Topology
 
 _MOST_MOVES = 30_000
+_MOST_TICKS = 2**31  # of one link; sums of them must stay exact
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,21 +74,19 @@ class StepMilp(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
 
     def __post_init__(self) -> None:
-        if self.nbytes is not None and not is_positive(self.nbytes):
-            raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
-        for field in ("ticks", "most_ranks"):
-            value = getattr(self, field)
-            if type(value) is not int or value < 1:
-                raise CollectiveError(f"{field} must be an integer of at least 1, got {value!r}")
-        check_seconds(self.seconds)
+        nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
+        checks.put(self, nbytes=nbytes)
+        checks.integer_fields(self, CollectiveError, "ticks", "most_ranks")
+        checks.put(self, seconds=time_limit(self.seconds))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.
 
         Raises:
-            TopologyError: too many ranks or sends to choose from, or no schedule was found in time.
+            TopologyError: too many ranks or sends to choose from, speeds too far apart, or no
+                schedule was found in time.
         """
-        check_ranks(topology, self.most_ranks, self.name)
+        check_tiny(topology, collective, self.most_ranks, self.name)
         edges = _connections(topology)
         ends = time.perf_counter() + self.seconds
         clock = clock_of(topology, collective, edges, self.nbytes, self.ticks)
@@ -177,8 +178,14 @@ def _clock(
     tick: Fraction,
     exact: bool,
 ) -> Clock:
-    occupied = np.asarray([max(1, round(b / tick)) for b in busy], np.int64)
-    late = np.asarray([round(a / tick) for a in delay], np.int64)
+    ticks = [max(1, round(b / tick)) for b in busy], [round(a / tick) for a in delay]
+    if max(map(max, ticks)) > _MOST_TICKS:
+        raise TopologyError(
+            f"step_milp counts time in ticks of {float(tick):g} s, of which the slowest link takes "
+            f"{max(map(max, ticks))}, more than {_MOST_TICKS}; the speeds of {topology} are too "
+            f"far apart"
+        )
+    occupied, late = (np.asarray(column, np.int64) for column in ticks)
     takes = np.add.reduceat((occupied + late)[edges.path_link], edges.path_ptr[:-1])
     apart = distances(edges, takes, topology.num_ranks)
     holds, wants = collective.precondition(), collective.postcondition()
@@ -225,6 +232,9 @@ def _search(
         ends: when all time is up; half of what is left is taken.
     """
     program = Program(len(moves))
+    check_entries(
+        int(np.add.reduceat(clock.busy[edges.path_link], edges.path_ptr[:-1])[moves.edge].sum())
+    )
     add_causes(program, moves, collective, edges)
     serving: dict[tuple[int, int], list[int]] = {}
     ahead = _ticks_ahead(edges, clock)

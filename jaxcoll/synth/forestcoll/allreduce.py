@@ -64,13 +64,13 @@ def all_reduce_bound(topology: Topology) -> AllReduceBound:
     n = topology.num_ranks
     if n < 2:
         raise TopologyError(f"with {n} rank there is nothing to reduce")
-    program = _Program(topology)
+    gather, scatter = bottleneck(topology), bottleneck(topology.transpose())
+    program = _Program(topology, gather.inverse)
     rates = [proved_rate(topology, program.prices(most)) for most in _DENOMINATORS]
     proved = [rate for rate in rates if rate is not None]
     if not proved:
         raise TopologyError(f"the all_reduce program on {topology} has no prices that prove it")
     seconds = 1 / min(proved)
-    gather, scatter = bottleneck(topology), bottleneck(topology.transpose())
     two_phases = (gather.inverse + scatter.inverse) / n
     found = [(two_phases, (Fraction(1, n),) * n)] if _is_balanced(topology) else []
     if not found or two_phases > seconds:
@@ -90,10 +90,12 @@ def _is_balanced(topology: Topology) -> bool:
 class _Program:
     """(B.5), solved: columns t are a flow of all x to rank t (copies), or from it (sums)."""
 
-    def __init__(self, topology: Topology):
+    def __init__(self, topology: Topology, gather: Fraction):
+        """Build and solve the program; ``gather`` is max |S| / c(S), in seconds per byte."""
         n, self.topology = topology.num_ranks, topology
-        # In units of the fastest link: solvers like numbers near 1.
-        self.unit = max(topology.exact_bandwidth)
+        # Every byte of the vector crosses every cut, once as a part or once as a sum, so no
+        # all_reduce is faster than n / gather. Solvers like numbers near 1, so that is the unit.
+        self.unit = n / gather
         src, dst, room, self.limits = self._between_ranks()
         self.arcs = tuple(zip(src.tolist(), dst.tolist(), strict=True))
         pairs = len(src)
@@ -122,7 +124,10 @@ class _Program:
         """Pairs of ranks, what each can carry (a variable, with switches), and what limits that."""
         topology = self.topology
         n, links = topology.num_ranks, topology.num_links
-        speed = np.asarray([float(b / self.unit) for b in topology.exact_bandwidth])
+        # No link carries more than all bytes of all pairs of ranks, once as parts and once as sums.
+        # Faster links are taken to be just that fast: unlike coefficients mislead the solver.
+        most = 2 if topology.is_direct else 2 * n * n
+        speed = np.asarray([float(min(b / self.unit, most)) for b in topology.exact_bandwidth])
         self.flow = self.room = None
         if topology.is_direct:
             return topology.src, topology.dst, speed, []

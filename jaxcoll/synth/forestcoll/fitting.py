@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
+from fractions import Fraction
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.exact import Number
@@ -38,9 +40,10 @@ def fitting_forest(
         CollectiveError: k does not divide the chunks.
         TopologyError: see ``forest``.
     """
-    best = optimum(topology, weights)
-    trees = _trees(topology, weights, chunks, k, best)
-    flow = forest(topology, weights, k=trees, guess=guess, quick=quick)
+    shares = None if weights is None else tuple(weights)
+    best = _optimum(topology, shares)
+    trees = _trees(topology, shares, chunks, k, best)
+    flow = _forest(topology, shares, trees, guess, quick)
     certificate = {
         "seconds a byte of shard": str(flow.inverse),
         "optimum": str(best.inverse),
@@ -53,9 +56,42 @@ def fitting_forest(
     return dataclasses.replace(flow, certificate=certificate)
 
 
+def numbers_of_trees(topology: Topology) -> tuple[int, ...]:
+    """Trees a rank of an all_gather: the fastest number of up to 16, then the optimum's own."""
+    best = _optimum(topology, None)
+    if best.k <= _SCAN:
+        return (best.k,)
+    speed = {d: _fixed_k(topology, d, None) for d in range(1, _SCAN + 1)}
+    return min(speed, key=lambda d: (speed[d], d)), best.k
+
+
+# The same network is asked for again with every number of chunks.
+
+
+@functools.lru_cache(maxsize=16)
+def _optimum(topology: Topology, weights: tuple[Number, ...] | None) -> Optimum:
+    return optimum(topology, weights)
+
+
+@functools.lru_cache(maxsize=128)
+def _fixed_k(topology: Topology, k: int, weights: tuple[Number, ...] | None) -> Fraction:
+    return fixed_k(topology, k, weights, best=_optimum(topology, weights)).inverse
+
+
+@functools.lru_cache(maxsize=4)
+def _forest(
+    topology: Topology,
+    weights: tuple[Number, ...] | None,
+    k: int | None,
+    guess: bool,
+    quick: bool,
+) -> TreeFlow:
+    return forest(topology, weights, k=k, guess=guess, quick=quick)
+
+
 def _trees(
     topology: Topology,
-    weights: Sequence[Number] | None,
+    weights: tuple[Number, ...] | None,
     chunks: int,
     k: int | None,
     best: Optimum,
@@ -70,5 +106,5 @@ def _trees(
     if chunks % best.k == 0:
         return None
     divisors = [d for d in range(1, _SCAN + 1) if chunks % d == 0]
-    speed = {d: fixed_k(topology, d, weights, best=best).inverse for d in divisors}
+    speed = {d: _fixed_k(topology, d, weights) for d in divisors}
     return min(speed, key=lambda d: (speed[d], d))

@@ -63,7 +63,7 @@ def _boxes(topology: Topology, scaling: Scaling, outer: np.ndarray) -> Boxes | N
     graph.add_nodes_from(np.flatnonzero(~outer).tolist())
     graph.add_edges_from(zip(src[~crosses].tolist(), dst[~crosses].tolist(), strict=True))
     parts = sorted(sorted(part) for part in nx.connected_components(graph))
-    parts = [np.asarray(part) for part in parts if part[0] < n]
+    parts = [np.asarray(part, np.int64) for part in parts if part[0] < n]
     ranks = [part[part < n] for part in parts]
     if len(parts) < 2 or len({len(r) for r in ranks}) > 1 or len({len(p) for p in parts}) > 1:
         return None

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import simulate
 from jaxcoll.synth.base import Synthesizer
@@ -55,14 +56,11 @@ class ForestColl(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
 
     def __post_init__(self) -> None:
-        for name in ("k", "pieces"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise CollectiveError(f"{name} must be an integer of at least 1, got {value!r}")
-        if self.nbytes is not None and not 0 < self.nbytes < float("inf"):
-            raise CollectiveError(f"nbytes must be a number above 0, got {self.nbytes!r}")
-        if self.order not in ORDERS:
-            raise CollectiveError(f"order must be one of {', '.join(ORDERS)}, got {self.order!r}")
+        checks.integer_fields(self, CollectiveError, "k", "pieces", or_none=True)
+        nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
+        checks.put(self, nbytes=nbytes)
+        checks.choice(self.order, ORDERS, "order", CollectiveError)
+        checks.flag_fields(self, CollectiveError, "guess", "quick")
 
     def granularity(self, topology: Topology) -> int:
         """Chunks a shard of an all_gather are best a multiple of this: its trees a rank."""

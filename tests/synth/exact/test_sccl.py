@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.synth import Sccl, Tacos
+from jaxcoll.synth import Sccl, Tacos, synthesize
 from jaxcoll.topologies import (
     dgx1,
     fully_connected,
@@ -159,3 +160,29 @@ def test_what_cannot_be_is_said():
     ):
         with pytest.raises(CollectiveError, match=next(iter(fields))):
             Sccl(**fields)  # type: ignore[arg-type]
+
+
+def test_bandwidths_that_only_a_tiny_unit_divides_are_rounded():
+    """1.4994 times as much is taken for 3/2: six chunks on the slow link take three rounds."""
+    columns = [np.asarray(c) for c in ([0, 1], [1, 0], [0.0, 0.0])]
+    topology = Topology(2, *columns, np.asarray([1.8064522023139822, 1.2048120516375003]))
+    found = synthesize(topology, "all_gather", Sccl(), chunks=6).provenance.certificate
+    assert (found["steps"], found["rounds"], found["exact"]) == (1, 3, False)
+
+
+@pytest.mark.parametrize("name", ["sccl", "step_milp"])
+@pytest.mark.parametrize("speeds", [(1e12, 1e-9), (1e300, 1e-300), (1e12, 1.0)])
+def test_speeds_far_apart_are_scaled_or_refused(name, speeds):
+    columns = [np.asarray(c) for c in ([0, 1], [1, 0], [0.0, 1.0])]
+    topology = Topology(2, *columns, np.asarray(speeds))
+    if name == "sccl":
+        assert synthesize(topology, "all_gather", name).num_steps == 1
+    else:
+        with pytest.raises(TopologyError, match="too far apart"):
+            synthesize(topology, "all_gather", name)
+
+
+@pytest.mark.parametrize("name", ["sccl", "step_milp"])
+def test_many_chunks_are_refused_before_anything_is_built(name):
+    with pytest.raises((TopologyError, CollectiveError), match="fewer chunks"):
+        synthesize(ring(4), "broadcast", name, chunks=2**31 - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from random import Random
 
+import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from jaxcoll.topologies import (
     switch,
     torus,
 )
+from jaxcoll.topology import Topology
 from tests import strategies
 
 GB = 10**9
@@ -95,6 +97,22 @@ def test_it_is_between_a_broadcast_and_what_is_reached(topology):
         assert found.seconds <= found.reached
         assert float(found.reached) <= float(found.seconds) * (1 + 1e-6)
     assert found.reached is not None or not topology.is_direct
+
+
+@settings(max_examples=25)
+@given(st.integers(2, 5), st.randoms(use_true_random=False))
+def test_speeds_fifteen_orders_apart_are_solved(n, random):
+    order = random.sample(range(n), n)
+    pairs = [(order[i - 1], order[i]) for i in range(n)]
+    pairs += [tuple(random.sample(range(n), 2)) for _ in range(random.randint(0, 6))]
+    graph = nx.MultiDiGraph()
+    for u, v in pairs:
+        speed = Fraction(10) ** random.randint(-3, 12) * random.randint(1, 9)
+        graph.add_edge(u, v, alpha=0.0, bandwidth=speed)
+    found = all_reduce_bound(Topology.from_networkx(graph))
+    assert found.reached is not None
+    assert found.seconds <= found.reached <= found.two_phases
+    assert float(found.reached) == pytest.approx(float(found.seconds), rel=1e-6)
 
 
 def some(random: Random, count: int) -> list[Fraction]:

@@ -66,6 +66,33 @@ def glimpse(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+# ---------------------------------------------------------------------- claims
+
+# Chunks, and (rank, chunk) pairs, that a file may claim whatever it holds.
+MAX_FREE = 2**22
+
+
+def check_claims(where: str, ranks: int, chunks: int, deliveries: int, sends: int) -> None:
+    """Refuse a file that claims a collective too large for the sends it holds.
+
+    Whoever verifies or times a schedule keeps a number for each rank and chunk. Every sound
+    schedule passes, unless it has millions of chunks that no rank needs from another.
+
+    Args:
+        where: what the file is, for the error.
+        deliveries: sends that every schedule of the collective has at least.
+        sends: sends that the file holds.
+
+    Raises:
+        FormatError: more claimed than held.
+    """
+    if chunks > MAX_FREE + 2 * sends or (ranks * chunks > MAX_FREE and sends < deliveries):
+        raise FormatError(
+            f"{where} claims {chunks} chunks on {ranks} ranks and holds {sends} sends, of which "
+            f"every schedule has at least {deliveries}: it is cut short or made up"
+        )
+
+
 # ---------------------------------------------------------------------- checked fields
 
 

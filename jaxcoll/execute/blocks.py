@@ -1,0 +1,55 @@
+"""Blocks: an operand's dimension cut into one block a rank, and blocks joined to a dimension again.
+
+Both keep the sharding over Explicit axes outside the ``shard_map`` as ``jax.lax`` does: what shards
+a dimension shards what is left of it, or what it grows to.
+"""
+
+from __future__ import annotations
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from jaxcoll.execute import internals
+
+
+def divide(x: jax.Array, dimension: int, parts: int) -> jax.Array:
+    """Shape (..., parts * s, ...) as (parts, ..., s, ...)."""
+    size = x.shape[dimension] // parts
+    shape = (*x.shape[:dimension], parts, size, *x.shape[dimension + 1 :])
+    spec = _spec(x)
+    if spec is not None:
+        spec.insert(dimension, None)
+    return move(_reshape(x, shape, spec), dimension, 0)
+
+
+def merge(blocks: jax.Array, dimension: int) -> jax.Array:
+    """Shape (parts, ..., s, ...) as (..., parts * s, ...)."""
+    x = move(blocks, 0, dimension)
+    parts, size = x.shape[dimension : dimension + 2]
+    shape = (*x.shape[:dimension], parts * size, *x.shape[dimension + 2 :])
+    spec = _spec(x)
+    if spec is not None:
+        del spec[dimension]
+    return _reshape(x, shape, spec)
+
+
+def move(x: jax.Array, source: int, destination: int) -> jax.Array:
+    """``x`` with a dimension in another place; unlike ``jnp.moveaxis`` no function of its own.
+
+    The tangents of a jitted function take on the weak types of its operands.
+    """
+    order = [d for d in range(x.ndim) if d != source]
+    order.insert(destination, source)
+    return lax.transpose(x, order)
+
+
+def _spec(x: jax.Array) -> list | None:
+    """What shards each dimension over Explicit axes; ``None`` where nothing does."""
+    spec, explicit = internals.explicit_sharding(x)
+    return [*spec, *(None,) * (x.ndim - len(spec))] if explicit else None
+
+
+def _reshape(x: jax.Array, shape: tuple, spec: list | None) -> jax.Array:
+    sharding = None if spec is None else PartitionSpec(*spec)
+    return lax.reshape(x, shape, out_sharding=sharding)

@@ -1,0 +1,198 @@
+"""Layout: an operand as the lines that a program's rows are made of, and its result back from them.
+
+A row is a number of lines, a line being what stands at one index of an array's leading dimension.
+Which elements share a line is free, since a collective treats all elements of a block the same way.
+On devices that hold a whole operand a line is one element, or for TPUs a number of whole tiles.
+
+Where axes of the mesh are in Auto mode, XLA may shard every dimension over them, and does not say
+so while tracing. A dimension of m = q * r elements that can be sharded q ways is then cut with
+stride: the r neighbours in one q-th go to r different lines. So every line has an equal part of
+every shard, and whichever way the dimension is sharded, no element moves to another shard.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcoll.execute import internals
+
+Size = Any  # an int, or a symbolic dimension of jax.export
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How blocks of one shape are cut into rows.
+
+    Attributes:
+        shape: of a block.
+        kept: for each dimension the part of it that every line has, a divisor of its size.
+        rows: rows of a block.
+    """
+
+    shape: tuple[Size, ...]
+    kept: tuple[Size, ...]
+    rows: int
+
+    @functools.cached_property
+    def cut(self) -> tuple[Size, ...]:
+        """For each dimension the number of lines it is cut into."""
+        # A symbolic dimension is kept or cut as a whole, and a size of 0 is not divided.
+        parts = zip(self.shape, self.kept, strict=True)
+        return tuple(1 if is_same(m, q) else m if is_same(q, 1) else m // q for m, q in parts)
+
+    @functools.cached_property
+    def lines(self) -> Size:
+        """Lines of a block without padding."""
+        return math.prod(self.cut)
+
+    @functools.cached_property
+    def padded(self) -> Size:
+        """Lines of a block, a multiple of ``rows``."""
+        return -(-self.lines // self.rows) * self.rows
+
+    @functools.cached_property
+    def is_symbolic(self) -> bool:
+        """Whether the number of lines is known only when the program runs."""
+        return not isinstance(self.lines, int)
+
+    @property
+    def width(self) -> int:
+        """Lines of a row, as the lowerings count them."""
+        return 1 if self.is_symbolic else self.padded // self.rows
+
+    @property
+    def _inner(self) -> tuple[Size, ...]:
+        return tuple(q for q in self.kept if not is_same(q, 1))
+
+    @functools.cached_property
+    def _split(self) -> tuple[list[Size], list[int]]:
+        """A block's dimensions, each as the parts kept and cut, and the order that puts cuts first.
+
+        Parts of one element are left out, so that a block cut along its leading dimensions is not
+        transposed.
+        """
+        sizes, cuts, keeps = [], [], []
+        for q, r in zip(self.kept, self.cut, strict=True):
+            for part, places in ((q, keeps), (r, cuts)):
+                if not is_same(part, 1):
+                    places.append(len(sizes))
+                    sizes.append(part)
+        return sizes, cuts + keeps
+
+    def pack(self, x: jax.Array, blocks: int) -> jax.Array:
+        """Lines of blocks that stand one after the other.
+
+        Args:
+            x: of ``blocks * size`` elements, whose leading dimension runs over the blocks first.
+
+        Returns:
+            Shape (blocks * padded lines, ...); (blocks * rows, ...) if the number is symbolic, a
+            row being one line then.
+        """
+        sizes, order = self._split
+        x = lax.reshape(x, (blocks, *sizes))
+        x = lax.transpose(x, (0, *(1 + i for i in order)))
+        x = lax.reshape(x, (blocks, self.lines, *self._inner))
+        if not is_same(self.padded, self.lines):
+            padding = [
+                (0, 0, 0),
+                (0, self.padded - self.lines, 0),
+                *((0, 0, 0),) * len(self._inner),
+            ]
+            x = lax.pad(x, jnp.zeros((), x.dtype), padding)
+        if self.is_symbolic:
+            return lax.reshape(x, (blocks * self.rows, self.padded // self.rows, *self._inner))
+        return lax.reshape(x, (blocks * self.padded, *self._inner))
+
+    def unpack(self, lines: jax.Array, blocks: int, shape: tuple[Size, ...]) -> jax.Array:
+        """The array of some shape whose blocks ``pack`` would lay out so."""
+        sizes, order = self._split
+        x = lax.reshape(lines, (blocks, self.padded, *self._inner))
+        if not is_same(self.padded, self.lines):
+            x = lax.slice_in_dim(x, 0, self.lines, axis=1)
+        x = lax.reshape(x, (blocks, *(sizes[i] for i in order)))
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return lax.reshape(lax.transpose(x, (0, *(1 + i for i in back))), shape)
+
+
+# ---------------------------------------------------------------------- layouts
+
+
+def flat(shape: Sequence[Size], rows: int) -> Layout:
+    """A line an element."""
+    return Layout(tuple(shape), (1,) * len(shape), rows)
+
+
+def in_tiles(shape: Sequence[Size], rows: int) -> Layout | None:
+    """Lines of whole tiles: the leading dimensions cut until they make whole rows.
+
+    TPUs keep arrays as tiles of 8 x 128 elements over the last two dimensions. To flatten an array
+    is to copy it there, and what is sent in whole tiles need not be flattened.
+
+    Returns:
+        ``None`` where tiles would be cut, or the array is flat.
+    """
+    if any(not isinstance(size, int) for size in shape):
+        return None
+    merged = 1
+    for d, size in enumerate(shape[:-1]):
+        merged *= size
+        rest = tuple(shape[d + 1 :])
+        if merged % rows == 0:
+            second = merged // rows if len(rest) == 1 else rest[-2]
+            is_whole = rest[-1] % 128 == second % 8 == 0
+            return Layout(tuple(shape), (1,) * (d + 1) + rest, rows) if is_whole else None
+    return None
+
+
+def keeping_shards(shape: Sequence[Size], rows: int, ways: Sequence[int]) -> Layout:
+    """Lines that have an equal part of every shard, however mesh axes of some sizes shard a block.
+
+    Cuts the first dimension that makes whole rows by itself, or else as many as it takes.
+    """
+    kept = [_shards(size, ways) if isinstance(size, int) else size for size in shape]
+    whole = list(shape)
+    for d, (size, q) in enumerate(zip(shape, kept, strict=True)):
+        if isinstance(size, int) and (size // q) % rows == 0:
+            whole[d] = q
+            return Layout(tuple(shape), tuple(whole), rows)
+    lines = 1
+    for d, (size, q) in enumerate(zip(shape, kept, strict=True)):
+        whole[d] = q
+        lines *= size // q if isinstance(size, int) else 1
+        if lines % rows == 0:
+            break
+    return Layout(tuple(shape), tuple(whole), rows)
+
+
+def _shards(size: int, ways: Sequence[int]) -> int:
+    """The least number of parts that every even sharding over some of the axes is made of."""
+    counts = {
+        math.prod(some) for n in range(len(ways) + 1) for some in itertools.combinations(ways, n)
+    }
+    return math.lcm(*(count for count in counts if size % count == 0))
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+def is_same(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal whatever symbolic dimensions turn out to be."""
+    return bool(a == b)
+
+
+def at_least(size: Size, bound: int) -> bool:
+    """Whether a size is at least a bound; False where that depends on a symbolic dimension."""
+    try:
+        return bool(size >= bound)
+    except internals.InconclusiveSize:
+        return False

@@ -1,0 +1,210 @@
+"""The checks of arguments: one set for the whole library.
+
+Every function takes the value, what it is called in the error, and the error to raise. It returns
+the value as a plain Python object, so that what a synthesizer was given can be written to a file.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.errors import JaxcollError
+from jaxcoll.exact import Number, as_fraction
+
+Error = type[JaxcollError]
+
+_SHOWN = 80
+_MOST_ITEMS = 2**26
+_INT64 = np.iinfo(np.int64).max
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: the beginning of its ``repr``, and never a failure."""
+    try:
+        text = repr(value)
+    except Exception as error:  # an object of the caller's: any failure must not hide the error
+        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def optional(value, check: Callable, *args, **limits):
+    """None, or what ``check(value, *args, **limits)`` returns."""
+    return None if value is None else check(value, *args, **limits)
+
+
+def integer(
+    value, what: str, error: Error, *, least: int | None = None, most: int | None = None
+) -> int:
+    """An integer between two limits; integers of NumPy are integers, booleans are not."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise error(f"{what} must be an integer, got {shown(value)}") from None
+    if least is not None and number < least:
+        raise error(f"{what} must be an integer of at least {least}, got {shown(number)}")
+    if most is not None and number > most:
+        raise error(f"{what} must be an integer of at most {most}, got {shown(number)}")
+    return number
+
+
+def seed(value, error: Error) -> int:
+    """A seed of random choices: an integer of at least 0."""
+    return integer(value, "seed", error, least=0)
+
+
+def integers(
+    values, what: str, error: Error, *, least: int | None = None, most: int | None = None
+) -> tuple[int, ...]:
+    """A sequence of integers, each between two limits, as a tuple."""
+    given = sequence(values, what, error)
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iu" and given.ndim == 1:
+        given = given.tolist()
+    # Most sequences are in order, and some have a number for each of many thousand ranks.
+    if set(map(type, given)) == {int}:
+        low, high = min(given), max(given)
+        if (least is None or low >= least) and (most is None or high <= most):
+            return tuple(given)
+    return tuple(
+        integer(value, f"{what}[{i}]", error, least=least, most=most)
+        for i, value in enumerate(given)
+    )
+
+
+def rank_permutation(values, count: int, what: str, error: Error) -> np.ndarray:
+    """The ranks 0..count-1 in some order, int64 of shape (count,)."""
+    image = np.asarray(integers(values, what, error, least=0, most=_INT64), np.int64)
+    if not np.array_equal(np.sort(image), np.arange(count)):
+        raise error(f"{what} must be a permutation of the {count} ranks, got {shown(values)}")
+    return image
+
+
+def sequence(values, what: str, error: Error) -> Sequence | np.ndarray:
+    """A list, tuple, range, array or other finite sequence; a string is none."""
+    if isinstance(values, np.ndarray) and values.ndim:
+        return values
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes, bytearray)):
+        raise error(f"{what} must be a sequence, got {shown(values)}")
+    return bounded(values, what, error)
+
+
+def bounded(values, what: str, error: Error):
+    """Values themselves, unless they are a range of which a list would fill the memory."""
+    if isinstance(values, range) and len(values) > _MOST_ITEMS:
+        raise error(f"{what} may have at most {_MOST_ITEMS} items, got {values}")
+    return values
+
+
+def members(values, what: str, error: Error) -> tuple:
+    """The items of a sequence, a set or an iterator, as a tuple; a string is none."""
+    if isinstance(values, (str, bytes, bytearray)) or not isinstance(values, Iterable):
+        raise error(f"{what} must be a sequence, got {shown(values)}")
+    try:
+        return tuple(bounded(values, what, error))
+    except TypeError:  # an array of no dimension
+        raise error(f"{what} must be a sequence, got {shown(values)}") from None
+
+
+def flag(value, what: str, error: Error) -> bool:
+    """True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise error(f"{what} must be True or False, got {shown(value)}")
+    return bool(value)
+
+
+def text(value, what: str, error: Error) -> str:
+    """A string."""
+    if not isinstance(value, str):
+        raise error(f"{what} must be a string, got {shown(value)}")
+    return value
+
+
+def rational(value, what: str, error: Error) -> Fraction:
+    """The exact value of a finite number that a float can approximate."""
+    exact = _as_rational(value)
+    if exact is None:
+        raise error(f"{what} must be a finite number, got {shown(value)}")
+    return exact
+
+
+def positive(value, what: str, error: Error) -> Number:
+    """A finite number above 0, of which a float is neither 0 nor infinite."""
+    exact = _as_rational(value)
+    if exact is None or exact <= 0 or float(exact) == 0:
+        raise error(f"{what} must be a finite number above 0, got {shown(value)}")
+    return _plain(value, exact)
+
+
+def nonnegative(value, what: str, error: Error) -> Number:
+    """A finite number of at least 0."""
+    exact = _as_rational(value)
+    if exact is None or exact < 0:
+        raise error(f"{what} must be a finite number of at least 0, got {shown(value)}")
+    return _plain(value, exact)
+
+
+def probability(value, what: str, error: Error) -> Number:
+    """A number from 0 to 1."""
+    exact = _as_rational(value)
+    if exact is None or not 0 <= exact <= 1:
+        raise error(f"{what} must be a number from 0 to 1, got {shown(value)}")
+    return _plain(value, exact)
+
+
+def _as_rational(value) -> Fraction | None:
+    try:
+        exact = as_fraction(value)
+        return exact if math.isfinite(float(exact)) else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _plain(value, exact: Fraction) -> Number:
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    return float(value) if isinstance(value, (float, np.floating)) else exact
+
+
+def choice(value, options: Iterable[str], what: str, error: Error) -> str:
+    """One of some strings."""
+    known = tuple(options)
+    if not isinstance(value, str) or value not in known:
+        raise error(f"{what} must be one of {', '.join(known)}, got {shown(value)}")
+    return value
+
+
+def instance(value, kinds: type | tuple[type, ...], what: str, error: Error):
+    """An object of one of some classes, itself."""
+    if not isinstance(value, kinds):
+        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+        expected = " or a ".join(names)
+        raise error(f"{what} must be a {expected}, got {shown(value)} ({type(value).__name__})")
+    return value
+
+
+def put(frozen, **values) -> None:
+    """Set fields of a frozen dataclass to what the checks of ``__post_init__`` returned."""
+    for name, value in values.items():
+        object.__setattr__(frozen, name, value)
+
+
+def integer_fields(
+    frozen, error: Error, *names: str, least: int = 1, or_none: bool = False
+) -> None:
+    """Check the fields of a frozen dataclass that are integers, or None where that is allowed."""
+    for name in names:
+        value = getattr(frozen, name)
+        if value is not None or not or_none:
+            put(frozen, **{name: integer(value, name, error, least=least)})
+
+
+def flag_fields(frozen, error: Error, *names: str) -> None:
+    """Check the fields of a frozen dataclass that are True or False."""
+    for name in names:
+        put(frozen, **{name: flag(getattr(frozen, name), name, error)})

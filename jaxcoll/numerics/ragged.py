@@ -1,0 +1,86 @@
+"""Ragged rows: lists of integers of unequal lengths, one after another in one column.
+
+Row i is ``values[ptr[i]:ptr[i + 1]]``. Time and memory grow with what is there, never with the rows
+times the longest of them.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+
+def distinct_rows(ptr: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows in lexicographic order, a row before those that continue it.
+
+    Returns:
+        The first of the equal rows for each distinct one, int64 of shape (distinct,); and the
+        place of every row among the distinct ones, int64 of shape (rows,).
+    """
+    rows = len(ptr) - 1
+    order, spare = np.arange(rows), np.empty(rows, np.int64)
+    _merge_sort(ptr, values, order, spare)
+    fresh = np.ones(rows, bool)
+    _mark_fresh(ptr, values, order, fresh)
+    place = spare
+    place[order] = np.cumsum(fresh) - 1
+    return order[fresh], place
+
+
+def take_rows(
+    ptr: np.ndarray, values: np.ndarray, rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Some of the rows, as (ptr, values)."""
+    taken = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum((ptr[1:] - ptr[:-1])[rows], out=taken[1:])
+    found = np.empty(taken[-1], values.dtype)
+    _copy(ptr, values, rows, taken, found)
+    return taken, found
+
+
+@nb.njit(cache=True)
+def _compare(ptr, values, a, b):
+    """Less than, equal to or above 0 as row a comes before, equals or comes after row b."""
+    size_a, size_b = ptr[a + 1] - ptr[a], ptr[b + 1] - ptr[b]
+    for i in range(min(size_a, size_b)):
+        x, y = values[ptr[a] + i], values[ptr[b] + i]
+        if x != y:
+            return -1 if x < y else 1
+    return size_a - size_b
+
+
+@nb.njit(cache=True)
+def _merge_sort(ptr, values, order, spare):
+    """Sorts rows in place, equal ones in the order given; rows in order take one pass."""
+    rows = len(order)
+    width = 1
+    while width < rows:
+        for start in range(0, rows, 2 * width):
+            middle, end = min(start + width, rows), min(start + 2 * width, rows)
+            if middle == end or _compare(ptr, values, order[middle - 1], order[middle]) <= 0:
+                continue
+            a, b = start, middle
+            for i in range(start, end):
+                first = b == end
+                if not first and a < middle:
+                    first = _compare(ptr, values, order[a], order[b]) <= 0
+                if first:
+                    spare[i] = order[a]
+                    a += 1
+                else:
+                    spare[i] = order[b]
+                    b += 1
+            order[start:end] = spare[start:end]
+        width *= 2
+
+
+@nb.njit(cache=True)
+def _mark_fresh(ptr, values, order, fresh):
+    for i in range(1, len(order)):
+        fresh[i] = _compare(ptr, values, order[i - 1], order[i]) != 0
+
+
+@nb.njit(cache=True)
+def _copy(ptr, values, rows, taken, found):
+    for i in range(len(rows)):
+        found[taken[i] : taken[i + 1]] = values[ptr[rows[i]] : ptr[rows[i] + 1]]

@@ -1,0 +1,234 @@
+"""The registry: every synthesizer by name, with the variants and the chunk counts auto tries.
+
+A synthesizer is added by its own file and one entry here; the benchmarks, ``synthesize`` and auto
+read the entries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from jaxcoll.collective import ROOTED, Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.paths import hop_distances
+from jaxcoll.synth.base import Synthesizer
+from jaxcoll.synth.blink import Blink
+from jaxcoll.synth.blueconnect import BlueConnect
+from jaxcoll.synth.bruck import Bruck
+from jaxcoll.synth.bucket import Bucket
+from jaxcoll.synth.c_cube import CCube
+from jaxcoll.synth.cascade import Cascade
+from jaxcoll.synth.direct import Direct
+from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
+from jaxcoll.synth.exact import Sccl, StepMilp
+from jaxcoll.synth.forestcoll import ForestColl
+from jaxcoll.synth.forestcoll.fitting import numbers_of_trees
+from jaxcoll.synth.hdrm import Hdrm
+from jaxcoll.synth.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.min_congestion import MinCongestion
+from jaxcoll.synth.multitree import MultiTree
+from jaxcoll.synth.rhd import Rhd
+from jaxcoll.synth.ring import Ring
+from jaxcoll.synth.ring_2d import Ring2D
+from jaxcoll.synth.swing import Swing
+from jaxcoll.synth.tacos import Tacos
+from jaxcoll.synth.themis import Themis
+from jaxcoll.synth.tto import Tto
+from jaxcoll.synth.unwind import degrees
+from jaxcoll.topology import Topology
+
+# PyTorch's DistributedDataParallel and ``jc.optax`` reduce gradients in buckets of 25 MiB.
+BUCKET_BYTES = 25 * 2**20
+
+# At most one piece per chunk of a shard: messages are cut into as many as there are chunks.
+_ALL = 2**16
+_MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
+_MOST_ROOTS = 2**19  # work to find the root of all trees
+_DOUBLINGS = tuple(2**i for i in range(9))
+
+# A synthesizer, a network and a collective of one chunk a shard -> one or more series of chunk
+# counts worth trying, each with the fewest first.
+ChunkCounts = Callable[[Synthesizer, Topology, Collective], tuple[tuple[int, ...], ...]]
+# A synthesizer, a network and a collective -> about what finding and timing the schedule costs, in
+# units of what one send of a plain one does.
+Work = Callable[[Synthesizer, Topology, Collective], float]
+
+
+def only(*counts: int) -> ChunkCounts:
+    """These chunk counts, on every network."""
+    return lambda synthesizer, topology, collective: (counts,)
+
+
+_one = only(1)
+
+
+def _with_pieces(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """One chunk, or, where messages are cut into pieces, as many as shorten the pipeline."""
+    pieces = synthesizer.pieces  # type: ignore[attr-defined]
+    return (_DOUBLINGS if pieces is None or pieces > 1 else (1,),)
+
+
+def _forests(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """Few trees a rank, the fastest for little data, and multiples of the fastest numbers."""
+    numbers = numbers_of_trees(topology)
+    return ((1, 2, 3, 4, 6, 8, 12), *(tuple(k * pieces for pieces in _DOUBLINGS) for k in numbers))
+
+
+def _trees(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """Multiples of the trees from the root, where finding the root is little work."""
+    if collective.kind not in synthesizer.kinds or _roots(topology) > _MOST_ROOTS:
+        return ((1,),)
+    k = synthesizer.granularity(topology)  # type: ignore[attr-defined]
+    return (tuple(k * pieces for pieces in _DOUBLINGS),)
+
+
+def _dimensions(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """One chunk, two, and multiples of the dimensions, among which chunks are shared out."""
+    sides = topology.placement.grid.shape if topology.placement else ()
+    dimensions = max(1, sum(side > 1 for side in sides))
+    return (tuple(sorted({1, 2, *(dimensions * pieces for pieces in _DOUBLINGS)})),)
+
+
+def _parts(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """One chunk, or as many as load all links of a grid equally."""
+    if topology.placement is None:
+        return ((1,),)
+    return (tuple(sorted({1, Bucket.granularity(topology)})),)
+
+
+def _swing(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """Two parts per dimension, each in as many pieces as shorten the pipeline."""
+    sides = topology.grid.shape if topology.grid else ()
+    parts = 2 * max(1, sum(side > 1 for side in sides))
+    if synthesizer.pieces == 1:  # type: ignore[attr-defined]
+        return ((1, parts),)
+    return (tuple(parts * pieces for pieces in _DOUBLINGS),)
+
+
+def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Every rank receives every chunk once; an all_reduce sums them first."""
+    rooted = collective.kind in ROOTED
+    shards = sum((1 if rooted else len(group)) * (len(group) - 1) for group in collective.groups)
+    twice = 2 if collective.kind == "all_reduce" else 1
+    return twice * shards * collective.chunks_per_shard
+
+
+def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Chunks take paths of several links, each of which is searched and simulated."""
+    mean = float(hop_distances(topology).mean())
+    return 2 * mean * _sends(synthesizer, topology, collective)
+
+
+def _roots(topology: Topology) -> float:
+    """A maximum flow from every rank to find the root with the fastest trees."""
+    return 6.0 * topology.num_ranks * topology.num_links
+
+
+def _from_a_root(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    return _roots(topology) + _sends(synthesizer, topology, collective)
+
+
+def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Attempts of TACOS; where there are switches, on every degree of the unwound ones."""
+    attempts = synthesizer.attempts  # type: ignore[attr-defined]
+    sends = _sends(synthesizer, topology, collective)
+    matched = max(16 * sends, 50_000) if attempts is None else attempts * sends
+    return matched if topology.is_direct else 6 * matched * len(degrees(topology))
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A synthesizer, and how auto and ``synthesize`` use it.
+
+    Attributes:
+        make: the class; without arguments it has default hyperparameters.
+        chunks: see ``ChunkCounts``.
+        variants: what auto tries, the defaults first; nothing where the search may take minutes.
+        sized: whether it has a field ``nbytes``, the bytes of a rank's buffer to be fast for.
+        work: see ``Work``.
+    """
+
+    make: type[Synthesizer]
+    chunks: ChunkCounts = _one
+    variants: tuple[Synthesizer, ...] = ()
+    sized: bool = False
+    work: Work = _sends
+
+
+REGISTRY: Mapping[str, Entry] = {
+    "ring": Entry(Ring, only(1, 2), (Ring(), Ring(bidirectional=False))),
+    "direct": Entry(Direct, variants=(Direct(),)),
+    "bucket": Entry(Bucket, _parts, (Bucket(),)),
+    "rhd": Entry(
+        Rhd,
+        _with_pieces,
+        (Rhd(), Rhd(far_first=True), Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
+    ),
+    "bruck": Entry(Bruck, _with_pieces, (Bruck(), Bruck(pieces=_ALL))),
+    "double_binary_tree": Entry(
+        DoubleBinaryTree, _with_pieces, (DoubleBinaryTree(), DoubleBinaryTree(pieces=1))
+    ),
+    "hierarchical_ring": Entry(HierarchicalRing, only(1, 2), (HierarchicalRing(),)),
+    "ring_2d": Entry(Ring2D, _parts, (Ring2D(),)),
+    "swing": Entry(Swing, _swing, (Swing(), Swing(pieces=_ALL))),
+    "blueconnect": Entry(BlueConnect, _dimensions, (BlueConnect(),)),
+    "themis": Entry(Themis, _dimensions, (Themis(),)),
+    "cascade": Entry(Cascade, _dimensions, (Cascade(),), sized=True),
+    "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),)),
+    "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1))),
+    "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(), Hdrm(pieces=_ALL))),
+    "multitree": Entry(MultiTree, variants=(MultiTree(),)),
+    "tacos": Entry(Tacos, only(1, 2, 3, 4, 8), (Tacos(), Tacos(aggregate=None)), True, _attempts),
+    "forestcoll": Entry(
+        ForestColl, _forests, (ForestColl(quick=True), ForestColl(order="steps", quick=True))
+    ),
+    "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
+    "blink": Entry(Blink, _trees, (Blink(),), work=_from_a_root),
+    "step_milp": Entry(StepMilp, sized=True),
+    "sccl": Entry(Sccl),
+}
+
+
+def entry_of(synthesizer: Synthesizer) -> Entry:
+    """The registry's entry for a synthesizer; one of its own with a few chunk counts if none is."""
+    entry = REGISTRY.get(synthesizer.name)
+    if entry is None or not isinstance(synthesizer, entry.make):
+        return Entry(type(synthesizer), only(1, 2, 4, 8))
+    return entry
+
+
+def told(synthesizer: Synthesizer, nbytes: float) -> Synthesizer:
+    """The synthesizer with the bytes of a rank's buffer in its field for them, if it has one."""
+    if synthesizer.name == "auto" or entry_of(synthesizer).sized:
+        return dataclasses.replace(synthesizer, nbytes=float(nbytes))  # type: ignore[type-var, call-arg]
+    return synthesizer
+
+
+def bytes_of(synthesizer: Synthesizer) -> float | None:
+    """The bytes of a rank's buffer that the synthesizer was told, if any."""
+    return synthesizer.nbytes if entry_of(synthesizer).sized else None  # type: ignore[attr-defined]
+
+
+def chunk_counts(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """The chunk counts worth trying (see ``ChunkCounts``); 1 where it is not defined anyway."""
+    try:
+        series = entry_of(synthesizer).chunks(synthesizer, topology, collective)
+    except (CollectiveError, TopologyError):
+        return ((1,),)
+    few = (tuple(count for count in counts if count <= _MOST_CHUNKS) for counts in series)
+    return tuple(counts for counts in few if counts) or ((1,),)

@@ -1,0 +1,312 @@
+"""Rules for primitives that have none of their own, inferred from JAX's rules for ``vmap``.
+
+JAX's rule for ``vmap`` of a primitive knows which dimensions are independent. If ``vmap`` of the
+primitive over a dimension, traced on the slices without that dimension, is the very same equation
+on whole arrays, then every slice along the dimension is computed by itself, and the dimension can
+be sharded. One dimension after another is removed in this way; the remaining ones stay whole.
+A device runs ``vmap`` of the primitive on slices without the removed dimensions, so that JAX adapts
+parameters that name sizes or dimensions.
+
+A primitive that JAX batches by broadcasting its operands is elementwise, without such a proof.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Literal
+
+from tensorstate import jaxprs
+from tensorstate.rules import elementwise
+from tensorstate.rules.signature import (
+    REPLICATED,
+    Argument,
+    Block,
+    Equation,
+    Rule,
+    Signature,
+    bind,
+    elements,
+    fresh,
+)
+
+# Where many operands have many dimensions of one size, so many ways to pair them are tried.
+MOST_CANDIDATES = 256
+
+Shape = tuple[int, ...]
+
+
+class Layer(NamedTuple):
+    """A dimension that ``vmap`` maps: where it is in every operand and result.
+
+    ``None`` stands for an operand that does not have it.
+    """
+
+    operands: tuple[int | None, ...]
+    results: tuple[int, ...]
+
+
+class Slice(NamedTuple):
+    """A primitive on one slice: its parameters and operands without the mapped dimensions.
+
+    Attributes:
+        params: of the primitive.
+        operands, results: as ``jax.ShapeDtypeStruct``.
+    """
+
+    params: Mapping[str, Any]
+    operands: tuple[jax.ShapeDtypeStruct, ...]
+    results: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def infer(
+    primitive: Any,
+    arguments: Sequence[Argument],
+    results: Sequence[Argument],
+    params: Mapping[str, Any],
+) -> Rule:
+    """The rule of an equation whose primitive has none; ``REPLICATED`` where none is found."""
+    if jaxprs.broadcasts(primitive) and _broadcast_shape(arguments, results):
+        return Rule(elementwise.describe, bind, "elementwise")
+    if primitive.name in jaxprs.CONTROL_FLOW:
+        return REPLICATED  # vmap makes other jaxprs of theirs, so that nothing is to be seen
+    operands, outcomes = tuple(map(_struct, arguments)), tuple(map(_struct, results))
+    try:
+        return _by_dimensions(primitive, operands, outcomes, tuple(params.items()))
+    except TypeError:  # parameters without a hash
+        return _by_dimensions.__wrapped__(primitive, operands, outcomes, tuple(params.items()))
+
+
+@functools.lru_cache(1024)
+def _by_dimensions(primitive: Any, operands, results, params: tuple[tuple[str, Any], ...]) -> Rule:
+    layers, last = mapped(primitive, Slice(dict(params), operands, results))
+    if not layers:
+        return REPLICATED
+    return Rule(_describe(layers), _run(primitive, layers, last.params), "dimensions")
+
+
+def _struct(argument: Argument) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(argument.shape, argument.dtype)
+
+
+def _broadcast_shape(arguments: Sequence[Argument], results: Sequence[Argument]) -> bool:
+    """Whether all results have the shape to which the operands broadcast."""
+    shape = results[0].shape
+
+    def fits(own: Shape) -> bool:
+        pairs = zip(own, shape, strict=True) if len(own) == len(shape) else [(0, 1)]
+        return not own or all(n in (1, size) for n, size in pairs)
+
+    return all(result.shape == shape for result in results) and all(
+        fits(argument.shape) for argument in arguments
+    )
+
+
+# ---------------------------------------------------------------------- the proof
+
+
+def mapped(primitive: Any, whole: Slice) -> tuple[list[Layer], Slice]:
+    """The dimensions along which a primitive computes every slice by itself, outermost first.
+
+    Returns:
+        The dimensions, and the primitive on one slice along all of them.
+    """
+    layers: list[Layer] = []
+    while (found := _peeled(primitive, whole)) is not None:
+        layer, whole = found
+        layers.append(layer)
+    return layers, whole
+
+
+def _peeled(primitive: Any, whole: Slice) -> tuple[Layer, Slice] | None:
+    """One dimension that can be mapped, and the primitive on its slices."""
+    for dims in itertools.islice(_candidates(whole.operands), MOST_CANDIDATES):
+        operands = tuple(itertools.starmap(_without, zip(whole.operands, dims, strict=True)))
+        for params in _fewer(whole.params, next(d for d in dims if d is not None)):
+            made = _batched(primitive, params, operands, dims, whole)
+            if made is not None:
+                return made
+    return None
+
+
+def _candidates(operands: Sequence[jax.ShapeDtypeStruct]) -> Iterator[tuple[int | None, ...]]:
+    """For one dimension its place in every operand, those with most operands first."""
+    choices = [[*range(len(operand.shape)), None] for operand in operands]
+    found = []
+    for dims in itertools.islice(itertools.product(*choices), 64 * MOST_CANDIDATES):
+        pairs = zip(operands, dims, strict=True)
+        sizes = {operand.shape[d] for operand, d in pairs if d is not None}
+        if len(sizes) == 1 and min(sizes) > 1:
+            found.append(dims)
+    yield from sorted(found, key=lambda dims: sum(d is None for d in dims))
+
+
+def _without(operand: jax.ShapeDtypeStruct, dimension: int | None) -> jax.ShapeDtypeStruct:
+    if dimension is None:
+        return operand
+    shape = (*operand.shape[:dimension], *operand.shape[dimension + 1 :])
+    return jax.ShapeDtypeStruct(shape, operand.dtype)
+
+
+def _fewer(params: Mapping[str, Any], dimension: int) -> Iterator[dict[str, Any]]:
+    """Parameters that may be those of a slice: the same, dimensions renumbered, sizes left out.
+
+    Only a guess: ``vmap`` of it is compared with the whole equation.
+    """
+
+    options = []
+    for value in params.values():
+        found = [value]
+        if type(value) is int and value > dimension:
+            found.append(value - 1)
+        elif type(value) is tuple and value and all(type(one) in (int, tuple) for one in value):
+            found.append((*value[:dimension], *value[dimension + 1 :]))
+            if all(type(one) is int for one in value):
+                found.append(tuple(one - (one > dimension) for one in value))
+        options.append([one for k, one in enumerate(found) if one not in found[:k]])
+    for chosen in itertools.islice(itertools.product(*options), 64):
+        yield dict(zip(params, chosen, strict=True))
+
+
+def _batched(
+    primitive: Any,
+    params: Mapping[str, Any],
+    operands: tuple[jax.ShapeDtypeStruct, ...],
+    dims: tuple[int | None, ...],
+    whole: Slice,
+) -> tuple[Layer, Slice] | None:
+    """The layer, if ``vmap`` of a slice is the whole equation; else ``None``."""
+
+    def run(*arrays: Any) -> Any:
+        return primitive.bind(*arrays, **params)
+
+    try:
+        results = jax.tree.leaves(jax.eval_shape(run, *operands))
+        jaxpr, _ = jaxprs.opened(jax.make_jaxpr(jax.vmap(run, dims))(*whole.operands))
+    except Exception:  # whatever a primitive says of operands that it does not take
+        return None
+    equations: list[_Traced] = []
+    outputs = _inline(jaxpr, [*jaxpr.invars], equations)
+    if not equations:
+        return None
+    first, *moves = equations
+    same = (
+        first.primitive is primitive
+        and first.inputs == [*jaxpr.invars]
+        and _equal(first.params, whole.params)
+    )
+    places = _places(first, moves, outputs) if same else None
+    if places is None:
+        return None
+    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in results]
+    without = [_without(one, d) for one, d in zip(whole.results, places, strict=True)]
+    if shapes != without:
+        return None
+    return Layer(dims, places), Slice(params, operands, tuple(shapes))
+
+
+def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    try:
+        return a.keys() == b.keys() and all(bool(a[key] == b[key]) for key in a)
+    except (TypeError, ValueError):  # arrays among them
+        return False
+
+
+class _Traced(NamedTuple):
+    """An equation outside all calls."""
+
+    primitive: Any
+    params: Mapping[str, Any]
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def _inline(jaxpr: Any, arguments: Sequence[Any], equations: list[_Traced]) -> list[Any]:
+    """Append the equations of a jaxpr, calls inlined, and return its results."""
+    names = dict(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+    for eqn in jaxpr.eqns:
+        inputs, inner = [read(atom) for atom in eqn.invars], jaxprs.call_of(eqn)
+        if inner is None:
+            equations.append(_Traced(eqn.primitive, eqn.params, inputs, [*eqn.outvars]))
+        else:
+            outputs = _inline(inner.jaxpr, inputs[inner.operands], equations)
+            names.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _places(
+    equation: _Traced, moves: Sequence[_Traced], outputs: Sequence[Any]
+) -> tuple[int, ...] | None:
+    """Where the mapped dimension is in every result of an equation.
+
+    ``vmap`` then moves it to the front, by a transpose or not at all; ``None`` for anything else.
+    """
+    moved: dict[Any, tuple[Any, int]] = {}
+    for move in moves:
+        if move.primitive.name != "transpose" or move.inputs[0] not in equation.outputs:
+            return None
+        permutation = tuple(move.params["permutation"])
+        first = permutation[0]
+        if permutation[1:] != tuple(d for d in range(len(permutation)) if d != first):
+            return None
+        moved[move.outputs[0]] = move.inputs[0], first
+    found = [moved.get(output, (output, 0)) for output in outputs]
+    if [output for output, _ in found] != equation.outputs:
+        return None
+    return tuple(place for _, place in found)
+
+
+# ---------------------------------------------------------------------- the rule
+
+
+def _describe(layers: Sequence[Layer]) -> Callable[..., Signature]:
+    def describe(
+        arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
+    ) -> Signature:
+        """A label for every mapped dimension; all others stand alone and are whole."""
+        labels = fresh()
+        names = [next(labels) for _ in layers]
+
+        def labelled(argument: Argument, places: Sequence[int | None]) -> tuple[int, ...]:
+            left = [*range(len(argument.shape))]
+            found = {}
+            for name, place in zip(names, places, strict=True):
+                if place is not None:
+                    found[left.pop(place)] = name
+            return tuple(
+                found[d] if d in found else next(labels) for d in range(len(argument.shape))
+            )
+
+        ins = tuple(
+            labelled(argument, [layer.operands[k] for layer in layers])
+            for k, argument in enumerate(arguments)
+        )
+        outs = tuple(
+            labelled(result, [layer.results[k] for layer in layers])
+            for k, result in enumerate(results)
+        )
+        frozen = frozenset(range(len(names), next(labels)))
+        return Signature("opaque", ins, outs, frozen=frozen, flops=sum(map(elements, results)))
+
+    return describe
+
+
+def _run(primitive: Any, layers: Sequence[Layer], params: Mapping[str, Any]):
+    def run(equation: Equation, arrays: Sequence[Any], block: Block) -> Sequence[Any]:
+        def function(*slices: Any) -> tuple[Any, ...]:
+            out = primitive.bind(*slices, **params)
+            return tuple(out) if primitive.multiple_results else (out,)
+
+        for layer in reversed(layers):
+            function = jax.vmap(function, layer.operands, layer.results)
+        return function(*arrays)
+
+    return run

@@ -1,0 +1,238 @@
+"""Every public function and constructor with arguments that are right, and values that are not.
+
+``CASES`` has for each callable its arguments by name; ``HOSTILE`` what each is replaced by in turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+import jaxcoll as jc
+from jaxcoll import draw, paths, synth, throughput, topologies
+from jaxcoll.bounds import distance_bound
+from jaxcoll.io import json, multitree
+from jaxcoll.simulate import steady_seconds
+from jaxcoll.synth.tacos_scale import synthesize_compact
+from jaxcoll.trees import multicast
+
+HOSTILE: tuple[Any, ...] = (
+    None, "", "x", "abcd", b"x", True, math.nan, math.inf, -math.inf, -1, 0, 0.5, 1e30, 10**12,
+    2**31, 2**64, 10**400, Fraction(1, 3), 1j, (), [], (5,), ("a",), ["ring"], [[1]], ((0, 0),),
+    [None], {}, {"a": 1}, {1, 2}, object(), np.int64(2), np.float64("nan"), np.zeros(0),
+    np.zeros((2, 2)), np.asarray("x"), np.asarray([1.5, 2.5]), len, iter(()), range(10**12),
+    [10**30], ["x", 1],
+)  # fmt: skip
+
+RING = topologies.ring(4)
+SWITCH = topologies.switch(4)
+GATHER = jc.Collective("all_gather", 4)
+SCHEDULE = jc.synthesize(RING, "all_gather", "ring", chunks=2)
+SCATTER = jc.synthesize(RING, "reduce_scatter", "ring", chunks=2)
+TABLES = jc.synthesize(RING, "all_reduce", "multitree")
+FLOW = synth.forest(RING)
+OPTIMUM = jc.optimum(RING)
+TIMELINE = jc.simulate(SCHEDULE, 1000)
+FRAMING = jc.Framing()
+LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
+PLACEMENT = jc.Placement(jc.Grid((4,), (True,)), (0, 1, 2, 3))
+COLUMNS: dict[str, Any] = {
+    "src": [0, 1], "dst": [1, 0], "alpha": [0.0, 0.0], "bandwidth": [1.0, 1.0]
+}  # fmt: skip
+
+
+def _fields(record) -> dict[str, Any]:
+    fields = dataclasses.fields(record)
+    return {field.name: getattr(record, field.name) for field in fields if field.init}
+
+
+def _tuple_of(function):
+    """A function of positional arguments, as one of a keyword ``args``."""
+
+    def call(args, **keywords):
+        return function(*(args if isinstance(args, (tuple, list)) else (args,)), **keywords)
+
+    return call
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    # ------------------------------------------------------------------ the data
+    "Topology": (
+        jc.Topology,
+        {
+            "num_ranks": 2, **COLUMNS, "num_vertices": 2, "name": "two", "vertex_names": ("a", "b"),
+            "grid": jc.Grid((2,), (False,)), "placement": None, "generators": ((1, 0),),
+        },
+    ),
+    "Topology.relabel": (RING.relabel, {"permutation": (1, 2, 3, 0)}),
+    "Topology.relabel_links": (RING.relabel_links, {"permutation": (1, 2, 3, 0)}),
+    "Topology.without": (RING.without, {"links": [(0, 1)], "ranks": []}),
+    "Topology.from_networkx": (
+        jc.Topology.from_networkx, {"graph": RING.to_networkx(), **LINKS}
+    ),
+    "Grid": (jc.Grid, {"shape": (2, 2), "wrap": (True, False)}),
+    "Placement": (jc.Placement, _fields(PLACEMENT)),
+    "Collective": (
+        jc.Collective,
+        {"kind": "broadcast", "num_ranks": 4, "chunks_per_shard": 2, "groups": None, "root": 1},
+    ),
+    "Collective.relabel": (GATHER.relabel, {"permutation": (1, 2, 3, 0)}),
+    "Collective.with_kind": (GATHER.with_kind, {"kind": "reduce_scatter"}),
+    "Collective.chunk_bytes": (GATHER.chunk_bytes, {"nbytes": 100}),
+    "Edges": (jc.Edges, _fields(SCHEDULE.edges)),
+    "Edges.from_links": (jc.Edges.from_links, {"topology": RING}),
+    "Schedule": (jc.Schedule, _fields(SCHEDULE)),
+    "Schedule.from_sends": (
+        jc.Schedule.from_sends,
+        {
+            "topology": RING, "collective": GATHER, "step": [0], "edge": [0], "chunk": [0],
+            "reduce": False, "edges": None, "provenance": jc.Provenance(),
+        },
+    ),
+    "Schedule.relabel": (SCHEDULE.relabel, {"permutation": (1, 2, 3, 0)}),
+    "Schedule.with_provenance": (
+        SCHEDULE.with_provenance, {"provenance": jc.Provenance()}
+    ),
+    "concatenate": (jc.concatenate, {"first": SCATTER, "second": SCHEDULE}),
+    "TreeFlow": (jc.TreeFlow, _fields(FLOW)),
+    "TreeFlow.to_schedule": (
+        FLOW.to_schedule, {"pieces": 1, "order": "steps", "collective": None}
+    ),
+    "multicast": (multicast.multicast, {"flow": FLOW, "switches": ()}),
+    "shortest_routes": (jc.shortest_routes, {"topology": RING, "src": [0], "dst": [2]}),
+    "hop_distances": (paths.hop_distances, {"topology": RING}),
+    "latency_distances": (paths.latency_distances, {"topology": RING}),
+    # ------------------------------------------------------------------ proof, time, bounds
+    "verify": (jc.verify, {"schedule": SCHEDULE}),
+    "simulate": (
+        jc.simulate, {"schedule": SCHEDULE, "nbytes": 1e6, "model": "astra", "framing": FRAMING}
+    ),
+    "Timeline.utilization": (TIMELINE.utilization, {"bins": 4}),
+    "steady_seconds": (steady_seconds, {"schedule": SCHEDULE}),
+    "Framing": (jc.Framing, {"payload": 64, "head": 8}),
+    "Message": (jc.Message, {"route": (0, 1), "nbytes": 5, "release": 0, "after": ()}),
+    "simulate_messages": (
+        jc.simulate_messages,
+        {
+            "topology": RING, "messages": [jc.Message((0, 1), 5)], "model": "tacos",
+            "framing": FRAMING,
+        },
+    ),
+    "bound": (jc.bound, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
+    "bounds": (jc.bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}),
+    "cut_bound": (jc.cut_bound, {"topology": RING, "collective": GATHER, "nbytes": 1e6}),
+    "distance_bound": (distance_bound, {"topology": RING, "collective": GATHER}),
+    "ideal": (jc.ideal, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
+    "step_bound": (jc.step_bound, {"topology": RING, "collective": "all_gather"}),
+    "optimum": (jc.optimum, {"topology": RING, "weights": (1, 1, 1, 1)}),
+    "Optimum.check": (OPTIMUM.check, {"topology": RING}),
+    "fixed_k": (throughput.fixed_k, {"topology": RING, "k": 1, "weights": None, "best": None}),
+    "balanced": (throughput.balanced, {"topology": RING}),
+    # ------------------------------------------------------------------ schedules
+    "synthesize": (
+        jc.synthesize,
+        {
+            "topology": RING, "collective": "broadcast", "synthesizer": "tacos", "chunks": 1,
+            "groups": None, "root": 0, "seed": 0,
+        },
+    ),
+    "synthesizer_named": (synth.synthesizer_named, {"synthesizer": "ring"}),
+    "Synthesizer.synthesize": (
+        synth.Ring().synthesize, {"topology": RING, "collective": GATHER, "seed": 0}
+    ),
+    "empty_schedule": (synth.empty_schedule, {"topology": RING, "collective": GATHER}),
+    "forest": (synth.forest, {"topology": RING}),
+    "synthesize_compact": (
+        synthesize_compact,
+        {
+            "topology": SWITCH, "folder": "never made", "chunks": 1, "rule": "random", "seed": 0,
+            "threads": 1,
+        },
+    ),
+    # ------------------------------------------------------------------ files
+    "json.dumps": (json.dumps, {"obj": RING}),
+    "json.loads": (json.loads, {"text": json.dumps(GATHER)}),
+    "multitree.tables": (multitree.tables, {"schedule": TABLES, "nbytes": 1024}),
+    "multitree.dumps": (multitree.dumps, {"schedule": TABLES, "nbytes": 1024, "slots": 4}),
+    "multitree.loads": (multitree.loads, {"text": multitree.dumps(TABLES)}),
+    # ------------------------------------------------------------------ drawings
+    "draw_topology": (draw.draw_topology, {"topology": RING, "schedule": SCHEDULE, "chunk": 1}),
+    "draw_heatmap": (_tuple_of(draw.draw_heatmap), {"args": (SCHEDULE,), "labels": ("ring",)}),
+    "link_loads": (draw.link_loads, {"schedule": SCHEDULE}),
+    "draw_algbw": (
+        draw.draw_algbw,
+        {"nbytes": [1, 2], "algbw": {"ring": [1.0, 2.0]}, "bound": [3.0, 4.0]},
+    ),
+    "format_bytes": (draw.format_bytes, {"nbytes": 1024}),
+    # ------------------------------------------------------------------ networks
+    "ring": (topologies.ring, {"n": 4, "bidirectional": True, **LINKS}),
+    "mesh": (_tuple_of(topologies.mesh), {"args": (2, 3), **LINKS}),
+    "torus": (_tuple_of(topologies.torus), {"args": (3, 3), **LINKS}),
+    "hypercube": (topologies.hypercube, {"dimensions": 3, **LINKS}),
+    "fully_connected": (topologies.fully_connected, {"n": 4, **LINKS}),
+    "star": (topologies.star, {"n": 4, **LINKS}),
+    "switch": (topologies.switch, {"n": 4, "degree": 2, **LINKS}),
+    "bigraph": (topologies.bigraph, {"ranks": 2, "switches": 4, **LINKS}),
+    "dgx1": (topologies.dgx1, {"merged": True, **LINKS}),
+    "dgx2": (topologies.dgx2, {"planes": 2, **LINKS}),
+    "dgx_a100": (
+        topologies.dgx_a100,
+        {"boxes": 2, "inside": 3e11, "network": 25e9, "alpha": 1e-6, "network_alpha": 1e-6},
+    ),
+    "dgx_h100": (topologies.dgx_h100, {"boxes": 2, "inside": 3e11, "network": 25e9}),
+    "mi250": (
+        topologies.mi250,
+        {
+            "boxes": 2, "ranks": 8, "inside": 50e9, "network": 16e9, "alpha": 1e-6,
+            "network_alpha": 1e-6,
+        },
+    ),
+    "nvswitch_boxes": (
+        topologies.nvswitch_boxes,
+        {
+            "sizes": (2, 3), "inside": 1e9, "network": 1e9, "alpha": 1e-6, "network_alpha": 1e-6,
+            "name": "",
+        },
+    ),
+    "dragonfly": (topologies.dragonfly, {"groups": 3, "routers": 2, **LINKS}),
+    "fat_tree": (topologies.fat_tree, {"arity": 2, "levels": 2, **LINKS}),
+    "leaf_spine": (
+        topologies.leaf_spine,
+        {"leaves": 2, "ranks": 2, "spines": 2, "oversubscription": 2, **LINKS},
+    ),
+    "switch_2d": (topologies.switch_2d, {"inner": 2, "outer": 2, "degree": 1, **LINKS}),
+    "multi_rail": (topologies.multi_rail, {"boxes": 2, "ranks": 2, **LINKS}),
+    "ring_fc_switch": (
+        topologies.ring_fc_switch,
+        {
+            "ring_side": 2, "fc_side": 2, "switch_side": 2, "shared": True, "degree": 1, **LINKS,
+        },
+    ),
+    "product": (_tuple_of(topologies.product), {"args": (RING, RING), "name": ""}),
+    "behind_routers": (
+        topologies.behind_routers, {"network": RING, "terminals": 2, **LINKS}
+    ),
+    "flattened_butterfly": (
+        _tuple_of(topologies.flattened_butterfly), {"args": (2, 2), "terminals": 2, **LINKS}
+    ),
+    # ------------------------------------------------------------------ fields of synthesizers
+    **{
+        f"synth.{kind.__name__}": (kind, _fields(kind()))
+        for kind in dict.fromkeys(jc.SYNTHESIZERS.values())
+    },
+}  # fmt: skip
+
+
+def calls(name: str):
+    """A case as it is meant, then with one argument after another replaced by each value."""
+    call, arguments = CASES[name]
+    yield "as meant", lambda: call(**arguments)
+    for argument in arguments:
+        for value in HOSTILE:
+            changed = {**arguments, argument: value}
+            # Some values have a repr that is long or that itself fails.
+            yield f"{argument}={str(value)[:40]}", lambda changed=changed: call(**changed)
