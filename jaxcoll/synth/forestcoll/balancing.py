@@ -6,9 +6,10 @@ arc that does not come from the rank's own descendants, so trees are moved along
 of arcs, from an overloaded one to one with capacity to spare. Most networks need nothing else.
 Where all arcs to spare come from descendants of a rank, one of these is moved from under it first.
 
-Nothing here proves that trees exist (Edmonds does), and nothing guarantees that they are found:
-``packing`` falls back to the exact way. Trees that are found are as high as the breadth-first ones
-if possible; what is higher is then lowered by the same moves.
+Nothing here proves that trees exist (Edmonds does), and nothing guarantees that they are found: the
+search gives up after a number of steps, and ``packing`` falls back to the exact way. Trees that are
+found are as high as the breadth-first ones if possible; what is higher is then lowered by the same
+moves.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.synth.forestcoll.spanning import (
+    LEFT,
+    SHORT,
+    USED,
     Arcs,
+    Batches,
     Lists,
     Packed,
+    Scratch,
+    goes_on,
+    has_rows,
     is_below,
     list_batches,
     may_take,
@@ -29,51 +37,58 @@ from jaxcoll.synth.forestcoll.spanning import (
     part,
     shortest_trees,
     take,
-    with_room,
+    with_rows,
 )
 
 # Sweeps over all ranks that may end without having removed an overload for good.
 _PATIENCE = 12
+# Steps for each root and each arc that every part of the search may take, and steps at most.
+# Searches that succeed have taken up to three.
+_STEPS, _MOST_STEPS = 32, 2**31
+# Batches that the trees of one root may be parted into, on average.
+_PARTS = 16
+# Bound of sums of loads.
+_SAFE = 2**61
 
 
 def balanced_trees(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
     """Spanning trees from every root, no arc carrying more than its capacity; None if not found.
 
     Args:
-        trees: trees each rank is the root of; their sum and that of the capacities below 2**61.
+        trees: trees each rank is the root of.
     """
-    found = _packed(arcs, trees)
-    if found is None:
+    if sum(trees) * len(trees) + sum(arcs.capacity.tolist()) >= _SAFE:
         return None
-    work = _Balancing(arcs, found)
+    roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
+    weight, arc = shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
+    if (arc < 0).sum() > len(roots):  # ranks that are out of reach of some root
+        return None
+    work = _Balancing(arcs, Packed(roots, weight, arc))
+    if not (work.settle() or work.clear()):
+        return None
     work.lower()
     return work.packed()
-
-
-def _packed(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
-    roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
-    shortest = shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
-    work = _Balancing(arcs, Packed(roots, *shortest))
-    if (shortest[1] < 0).sum() > len(roots):  # ranks that are out of reach of some root
-        return None
-    if work.settle():
-        return work.packed()
-    return work.packed() if work.clear() else None
 
 
 class _Balancing:
     """Batches of trees on their way to balance, in columns that grow."""
 
     def __init__(self, arcs: Arcs, packed: Packed):
-        links, n = len(arcs.tail), packed.arc.shape[1]
+        links, (count, n) = len(arcs.tail), packed.arc.shape
         self.arcs = arcs
         self.batches, self.load = measured(arcs, packed.root, packed.weight, packed.arc)
-        self.count = len(packed.root)
-        self.lists = Lists(np.empty(links, np.int64), *np.empty((3, self.count), np.int64))
-        # By arc: the batch that an alternating path moves onto it, and from which arc; a queue, and
-        # the arcs it has not met. Then ranks of a subtree.
-        self.scratch = (*np.empty((4, links + 1), np.int64), np.empty(n, np.int64))
+        self.lists = Lists(np.empty(links, np.int64), *np.empty((3, count), np.int64))
+        self.scratch = Scratch(
+            *np.empty((4, links + 1), np.int64), np.empty(n, np.int64), np.zeros(3, np.int64)
+        )
+        self.scratch.tally[USED] = count
+        self.steps, self.rows = min(_STEPS * count * links, _MOST_STEPS), _PARTS * count
         self.most = n - 1
+        self.shortest = self.height
+
+    @property
+    def count(self) -> int:
+        return int(self.scratch.tally[USED])
 
     @property
     def height(self) -> int:
@@ -88,6 +103,7 @@ class _Balancing:
 
         Trees may stay as low as they are at first, unless too many arcs are overloaded for that.
         """
+        self.scratch.tally[LEFT] = self.steps
         lowest, left = self.height, self.excess
         wide = min(self.most, 2 * lowest + 2)
         crowded = 16 * left > int(self.load.sum())
@@ -102,7 +118,8 @@ class _Balancing:
     def clear(self) -> bool:
         """As ``settle``, moving descendants out of the way too, in trees of any height."""
         height, left, patience = self.height, self.excess, _PATIENCE
-        while left and patience:
+        self.scratch.tally[LEFT] = self.steps
+        while left and patience and self.scratch.tally[LEFT] > 0:
             self._sweep(_clear_all, height)
             self._sweep(_settle_all, height)
             now = self.excess
@@ -114,54 +131,52 @@ class _Balancing:
 
     def lower(self) -> None:
         """Lower the highest trees one edge at a time, as long as all of them can be."""
-        lowest = self._least_height()
-        while self.height > lowest:
+        self.scratch.tally[LEFT] = self.steps
+        while self.height > self.shortest:
             before = self.height
             self._sweep(_lower_all, before - 1)
             if self.height == before:
                 break
 
-    def _least_height(self) -> int:
-        roots = np.unique(self.batches.root[: self.count])
-        ones = np.ones(len(roots), np.int64)
-        arc = shortest_trees(self.arcs, roots, ones)[1]
-        return int(measured(self.arcs, roots, ones, arc)[0].depth.max())
-
     def _sweep(self, kernel, height: int) -> None:
-        self.batches, self.lists, self.count = kernel(
-            self.arcs, self.batches, self.lists, self.load, self.scratch, self.count, height
-        )
+        """Call a kernel, with more rows as long as it asks for some that it may have."""
+        tally = self.scratch.tally
+        while True:
+            tally[SHORT] = 0
+            kernel(self.arcs, self.batches, self.lists, self.load, self.scratch, height)
+            if not tally[SHORT]:
+                return
+            if tally[USED] + tally[SHORT] > self.rows:
+                tally[LEFT] = 0
+                return
+            room = min(self.rows, int(2 * tally[USED] + tally[SHORT]))
+            self.batches = Batches(*with_rows(self.batches, room))
+            first, *others = self.lists
+            self.lists = Lists(first, *with_rows(others, room))
 
     def packed(self) -> Packed:
         return Packed(*(column[: self.count] for column in self.batches[:3]))
 
 
 @nb.njit(cache=True)
-def _settle_all(arcs, batches, lists, load, scratch, count, height):
+def _settle_all(arcs, batches, lists, load, scratch, height):
     """Take overloads away at every rank, as far as its own arcs allow.
 
     Whole batches are moved first. Batches are parted only where little is left to move, so that
     few are parted in vain while trees must not be as high as they need to be.
     """
-    rises, most = (0, 2, len(arcs.ptr)), batches.weight[:count].max()
+    rises, most = (0, 2, len(arcs.ptr)), batches.weight.max()
     for v in range(len(arcs.ptr) - 1):
-        if _excess(arcs, load, v) == 0:
+        if _excess(arcs, load, v) == 0 or not goes_on(scratch):
             continue
-        list_batches(arcs, batches, lists, count, v)
+        list_batches(arcs, batches, lists, scratch, v)
         for rise in rises:
-            batches, lists, count = _shift(
-                arcs, batches, lists, load, scratch, count, v, True, rise, height
-            )
+            _shift(arcs, batches, lists, load, scratch, v, True, rise, height)
         if _excess(arcs, load, v) > most * (arcs.ptr[v + 1] - arcs.ptr[v]):
             continue
         for rise in rises:
-            batches, lists, count = _shift(
-                arcs, batches, lists, load, scratch, count, v, False, rise, height
-            )
-            batches, lists, count = _alternate(
-                arcs, batches, lists, load, scratch, count, v, rise, height
-            )
-    return batches, lists, count
+            _shift(arcs, batches, lists, load, scratch, v, False, rise, height)
+            _alternate(arcs, batches, lists, load, scratch, v, rise, height)
 
 
 @nb.njit(cache=True)
@@ -183,20 +198,21 @@ def _overloaded(arcs, load, v):
 
 
 @nb.njit(cache=True)
-def _shift(arcs, batches, lists, load, scratch, count, v, whole, rise, height):
+def _shift(arcs, batches, lists, load, scratch, v, whole, rise, height):
     """Move trees from overloaded arcs into v straight to arcs with capacity to spare.
 
     Args:
         whole: whether batches may not be parted.
     """
-    spare, ranks, free = scratch[3], scratch[4], 0
+    spare, free = scratch.rest, 0
     for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
         if load[a] < arcs.capacity[a]:
             spare[free] = a
             free += 1
     for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
         b = lists.first[a]
-        while b >= 0 and free and load[a] > arcs.capacity[a]:
+        while b >= 0 and free and load[a] > arcs.capacity[a] and goes_on(scratch):
+            scratch.tally[LEFT] -= free
             after, best, place = lists.after[b], -1, -1
             for i in range(free):
                 w = spare[i]
@@ -204,37 +220,37 @@ def _shift(arcs, batches, lists, load, scratch, count, v, whole, rise, height):
                     best < 0 or batches.depth[b, arcs.tail[w]] < batches.depth[b, arcs.tail[best]]
                 )
                 fits = not whole or arcs.capacity[w] - load[w] >= batches.weight[b]
-                if lower and fits and may_take(arcs, batches, lists, b, v, w, rise, height, ranks):
+                if (
+                    lower
+                    and fits
+                    and may_take(arcs, batches, lists, scratch, b, v, w, rise, height)
+                ):
                     best, place = w, i
             if best >= 0:
                 amount = min(batches.weight[b], arcs.capacity[best] - load[best])
                 if amount < batches.weight[b]:
-                    batches, lists = with_room(batches, lists, count, 1)
-                    part(batches, lists, count, b, v, amount)
-                    count += 1
-                take(arcs, batches, lists, b, v, best, ranks)
+                    if not has_rows(batches, scratch, 1):
+                        return
+                    part(batches, lists, scratch, b, v, amount)
+                take(arcs, batches, lists, scratch, b, v, best)
                 load[a] -= amount
                 load[best] += amount
                 if load[best] == arcs.capacity[best]:
                     free -= 1
                     spare[place] = spare[free]
             b = after
-    return batches, lists, count
 
 
 @nb.njit(cache=True)
-def _alternate(arcs, batches, lists, load, scratch, count, v, rise, height):
+def _alternate(arcs, batches, lists, load, scratch, v, rise, height):
     """Move trees from overloaded arcs into v along alternating paths to arcs with some to spare."""
     for _ in range(4 * (arcs.ptr[v + 1] - arcs.ptr[v])):
-        if _overloaded(arcs, load, v) < 0:
+        if _overloaded(arcs, load, v) < 0 or not goes_on(scratch):
             break
         end = _search(arcs, batches, lists, load, scratch, v, -1, -1, rise, height)
         if end < 0:
             break
-        batches, lists, count, _ = _follow(
-            arcs, batches, lists, load, scratch, count, v, end, -1, 2**62
-        )
-    return batches, lists, count
+        _follow(arcs, batches, lists, load, scratch, v, end, -1, 2**62)
 
 
 @nb.njit(cache=True)
@@ -249,7 +265,7 @@ def _search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
             rank ``ban`` nor, with the arc it leaves, deeper than ``rise`` allows; the path may then
             also end where it started.
     """
-    via, origin, queue, rest, ranks = scratch
+    via, origin, queue, rest = scratch.via, scratch.origin, scratch.queue, scratch.rest
     start = batches.arc[only, v] if only >= 0 else -1
     left, last = 0, 0
     for spare in (True, False):  # arcs where the path can end are tried first
@@ -268,7 +284,7 @@ def _search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
         rest[left] = start  # met only by other batches
         left += 1
     first = 0
-    while first < last:
+    while first < last and goes_on(scratch):
         a = queue[first]
         forced = only >= 0 and first == 0
         first += 1
@@ -277,10 +293,10 @@ def _search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
             i = left if b == only and not forced else 0
             while i < left:
                 w = rest[i]
-                limit = rise if forced or only < 0 else len(ranks)
+                limit = rise if forced or only < 0 else len(arcs.ptr)
                 if (
                     w == a
-                    or not may_take(arcs, batches, lists, b, v, w, limit, height, ranks)
+                    or not may_take(arcs, batches, lists, scratch, b, v, w, limit, height)
                     or (forced and ban >= 0 and is_below(arcs, batches, b, ban, arcs.tail[w]))
                 ):
                     i += 1
@@ -297,9 +313,9 @@ def _search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
 
 
 @nb.njit(cache=True)
-def _follow(arcs, batches, lists, load, scratch, count, v, end, start, limit):
-    """Move batches along the path that ``_search`` found, or parts of them; also how many trees."""
-    via, origin, ranks = scratch[0], scratch[1], scratch[4]
+def _follow(arcs, batches, lists, load, scratch, v, end, start, limit):
+    """Move batches, or parts, along the path that ``_search`` found; how many trees were moved."""
+    via, origin = scratch.via, scratch.origin
     amount, a, steps = limit, end, 0
     if end != start:
         amount = min(amount, arcs.capacity[end] - load[end])
@@ -311,78 +327,72 @@ def _follow(arcs, batches, lists, load, scratch, count, v, end, start, limit):
             break
     if start < 0:
         amount = min(amount, load[a] - arcs.capacity[a])
-    batches, lists = with_room(batches, lists, count, steps)
+    if not has_rows(batches, scratch, steps):
+        return 0
     first, a = a, end
     for _ in range(steps):
         b, before = via[a], origin[a]
         if batches.weight[b] > amount:
-            part(batches, lists, count, b, v, amount)
-            count += 1
-        take(arcs, batches, lists, b, v, a, ranks)
+            part(batches, lists, scratch, b, v, amount)
+        take(arcs, batches, lists, scratch, b, v, a)
         a = before
     load[end] += amount
     load[first] -= amount
-    return batches, lists, count, amount
+    return amount
 
 
 @nb.njit(cache=True)
-def _clear_all(arcs, batches, lists, load, scratch, count, height):
+def _clear_all(arcs, batches, lists, load, scratch, height):
     """At every rank that is still overloaded, move descendants out of the way of spare arcs."""
     for v in range(len(arcs.ptr) - 1):
         a = _overloaded(arcs, load, v)
-        b, end = 0, count
-        while a >= 0 and b < end:
+        b, end = 0, scratch.tally[USED]
+        while a >= 0 and b < end and goes_on(scratch):
             if (
                 batches.arc[b, v] >= 0
                 and load[batches.arc[b, v]] > arcs.capacity[batches.arc[b, v]]
             ):
-                batches, lists, count = _clear(
-                    arcs, batches, lists, load, scratch, count, v, b, height
-                )
+                _clear(arcs, batches, lists, load, scratch, v, b, height)
                 a = _overloaded(arcs, load, v)
             b += 1
-    return batches, lists, count
 
 
 @nb.njit(cache=True)
-def _clear(arcs, batches, lists, load, scratch, count, v, b, height):
+def _clear(arcs, batches, lists, load, scratch, v, b, height):
     """Move batch b at v to a spare arc from a descendant, which first leaves the subtree of v.
 
     One of the ranks from v's child down to the descendant takes another parent, by an
     alternating path at that rank.
     """
-    ranks, many = scratch[4], len(scratch[4])
+    many = len(arcs.ptr)
     for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
         if load[a] >= arcs.capacity[a]:
             continue
         x = arcs.tail[a]
         if not is_below(arcs, batches, b, v, x):
             continue
-        while x != v:
-            list_batches(arcs, batches, lists, count, x)
+        while x != v and goes_on(scratch):
+            list_batches(arcs, batches, lists, scratch, x)
             start = batches.arc[b, x]
             end = _search(arcs, batches, lists, load, scratch, x, b, v, many, height)
             if end >= 0:
                 old = batches.arc[b, v]
                 limit = min(load[old] - arcs.capacity[old], arcs.capacity[a] - load[a])
-                batches, lists, count, amount = _follow(
-                    arcs, batches, lists, load, scratch, count, x, end, start, limit
-                )
-                list_batches(arcs, batches, lists, count, v)
-                if may_take(arcs, batches, lists, b, v, a, many, height, ranks):
-                    take(arcs, batches, lists, b, v, a, ranks)
+                amount = _follow(arcs, batches, lists, load, scratch, x, end, start, limit)
+                list_batches(arcs, batches, lists, scratch, v)
+                if amount and may_take(arcs, batches, lists, scratch, b, v, a, many, height):
+                    take(arcs, batches, lists, scratch, b, v, a)
                     load[old] -= amount
                     load[a] += amount
-                return batches, lists, count
+                return
             x = arcs.tail[start]
-    return batches, lists, count
 
 
 @nb.njit(cache=True)
-def _lower_all(arcs, batches, lists, load, scratch, count, height):
+def _lower_all(arcs, batches, lists, load, scratch, height):
     """Move ranks of trees higher than ``height`` up, until none is; stop where one cannot be."""
     b = 0
-    while b < count:
+    while b < scratch.tally[USED]:
         v = 0
         while v < len(arcs.ptr) - 1:
             if batches.depth[b, v] <= height:
@@ -390,15 +400,12 @@ def _lower_all(arcs, batches, lists, load, scratch, count, height):
                 continue
             x, end = v, -1
             while end < 0 and batches.arc[b, x] >= 0:
-                list_batches(arcs, batches, lists, count, x)
+                list_batches(arcs, batches, lists, scratch, x)
                 start = batches.arc[b, x]
                 end = _search(arcs, batches, lists, load, scratch, x, b, -1, -1, height)
                 if end >= 0:
-                    batches, lists, count, _ = _follow(
-                        arcs, batches, lists, load, scratch, count, x, end, start, 2**62
-                    )
+                    _follow(arcs, batches, lists, load, scratch, x, end, start, 2**62)
                 x = arcs.tail[start]
-            if end < 0:
-                return batches, lists, count
+            if end < 0 or not goes_on(scratch):
+                return
         b += 1
-    return batches, lists, count

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import namedtuple
+from collections.abc import Iterable
 
 import numba as nb
 import numpy as np
@@ -19,6 +20,14 @@ Arcs = namedtuple("Arcs", ["ptr", "tail", "head", "capacity", "out_ptr", "out"])
 # Rows are batches, columns ranks: the arc into each rank (-1 at the root), its depth, its number of
 # children; ``root`` and ``weight`` by batch. Rows beyond the batches in use are room to grow.
 Batches = namedtuple("Batches", ["root", "weight", "arc", "depth", "children"])
+
+# By arc: the batch that an alternating path moves onto it, and from which arc; a queue, and the
+# arcs it has not met. ``ranks``: those of a subtree. ``tally``: see below.
+Scratch = namedtuple("Scratch", ["via", "origin", "queue", "rest", "ranks", "tally"])
+
+# Entries of a tally: batches in use; steps that may still be taken (about one memory access each,
+# so that work is bounded by numbers that do not depend on the machine); rows that were missing.
+USED, LEFT, SHORT = 0, 1, 2
 
 # Batches by their arc into one rank, as linked lists: of each arc the first batch, of each batch
 # the next and the previous one; and how far each batch reaches below the rank (-1: not known yet).
@@ -115,45 +124,34 @@ def measured(arcs, root, weight, arc):
     return Batches(root.copy(), weight.copy(), arc.copy(), depth, children), load
 
 
-@nb.njit(cache=True)
-def with_room(batches, lists, count, more):
-    """The same batches with room for some more."""
-    room = len(batches.root)
-    if count + more <= room:
-        return batches, lists
-    room = 2 * room + more
-    grown = Batches(
-        _longer(batches.root, room),
-        _longer(batches.weight, room),
-        _taller(batches.arc, room),
-        _taller(batches.depth, room),
-        _taller(batches.children, room),
-    )
-    return grown, Lists(
-        lists.first,
-        _longer(lists.after, room),
-        _longer(lists.before, room),
-        _longer(lists.reach, room),
-    )
+def with_rows(columns: Iterable[np.ndarray], room: int) -> list[np.ndarray]:
+    """The same columns with more rows, those at the end of zeros."""
+    return [
+        np.concatenate([column, np.zeros((room - len(column), *column.shape[1:]), column.dtype)])
+        for column in columns
+    ]
 
 
 @nb.njit(cache=True)
-def _longer(column, room):
-    out = np.zeros(room, column.dtype)
-    out[: len(column)] = column
-    return out
+def goes_on(scratch):
+    """Whether there are steps left, and rows for more batches."""
+    return scratch.tally[LEFT] > 0 and scratch.tally[SHORT] == 0
 
 
 @nb.njit(cache=True)
-def _taller(table, room):
-    out = np.zeros((room, table.shape[1]), table.dtype)
-    out[: len(table)] = table
-    return out
+def has_rows(batches, scratch, more):
+    """Whether there are rows for some more batches; otherwise asks for them."""
+    if scratch.tally[USED] + more <= len(batches.root):
+        return True
+    scratch.tally[SHORT] = more
+    return False
 
 
 @nb.njit(cache=True)
-def list_batches(arcs, batches, lists, count, v):
+def list_batches(arcs, batches, lists, scratch, v):
     """List the batches by their arc into v."""
+    count = scratch.tally[USED]
+    scratch.tally[LEFT] -= count
     for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
         lists.first[a] = -1
     for b in range(count - 1, -1, -1):
@@ -191,8 +189,9 @@ def is_below(arcs, batches, b, v, u):
 
 
 @nb.njit(cache=True)
-def _subtree(arcs, batches, b, v, ranks):
+def _subtree(arcs, batches, scratch, b, v):
     """List v and its descendants, by depth; their number."""
+    ranks = scratch.ranks
     ranks[0] = v
     count, i = 1, 0
     while i < count:
@@ -206,59 +205,66 @@ def _subtree(arcs, batches, b, v, ranks):
                 ranks[count] = arcs.head[a]
                 count += 1
                 left -= 1
+    scratch.tally[LEFT] -= count
     return count
 
 
 @nb.njit(cache=True)
-def reach_below(arcs, batches, b, v, ranks):
+def _reach_below(arcs, batches, scratch, b, v):
     """Edges from v to its deepest descendant."""
     if batches.children[b, v] == 0:
         return 0
-    count = _subtree(arcs, batches, b, v, ranks)
-    return batches.depth[b, ranks[count - 1]] - batches.depth[b, v]
+    count = _subtree(arcs, batches, scratch, b, v)
+    return batches.depth[b, scratch.ranks[count - 1]] - batches.depth[b, v]
 
 
 @nb.njit(cache=True)
-def may_take(arcs, batches, lists, b, v, a, rise, height, ranks):
+def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
     """Whether batch b stays a tree with arc a into v, v at most ``rise`` deeper than before.
 
     What gets deeper must not exceed the height.
     """
     depth = batches.depth[b, arcs.tail[a]] + 1
+    scratch.tally[LEFT] -= 1 + max(0, depth - batches.depth[b, v])
     if depth > batches.depth[b, v] + rise or is_below(arcs, batches, b, v, arcs.tail[a]):
         return False
     if depth <= batches.depth[b, v]:
         return True
     if lists.reach[b] < 0:
-        lists.reach[b] = reach_below(arcs, batches, b, v, ranks)
+        lists.reach[b] = _reach_below(arcs, batches, scratch, b, v)
     return depth + lists.reach[b] <= height
 
 
 @nb.njit(cache=True)
-def take(arcs, batches, lists, b, v, a, ranks):
+def take(arcs, batches, lists, scratch, b, v, a):
     """Replace the arc into v. The lists are those of v."""
     old = batches.arc[b, v]
     _leave(lists, b, old)
     _enter(lists, b, a)
     rise = batches.depth[b, arcs.tail[a]] + 1 - batches.depth[b, v]
     if rise:
-        for i in range(_subtree(arcs, batches, b, v, ranks)):
-            batches.depth[b, ranks[i]] += rise
+        for i in range(_subtree(arcs, batches, scratch, b, v)):
+            batches.depth[b, scratch.ranks[i]] += rise
     batches.children[b, arcs.tail[old]] -= 1
     batches.children[b, arcs.tail[a]] += 1
     batches.arc[b, v] = a
 
 
 @nb.njit(cache=True)
-def part(batches, lists, count, b, v, amount):
-    """Leave an amount of trees in batch b and make the rest a batch at the end. The lists are
-    those of v; there is room."""
-    rest = count
+def part(batches, lists, scratch, b, v, amount):
+    """Leave an amount of trees in batch b and make the rest a batch at the end.
+
+    The lists are those of v; there is a row for it.
+    """
+    rest, n = scratch.tally[USED], batches.arc.shape[1]
+    scratch.tally[USED] += 1
+    scratch.tally[LEFT] -= n
     batches.weight[rest] = batches.weight[b] - amount
     batches.weight[b] = amount
     batches.root[rest] = batches.root[b]
-    batches.arc[rest] = batches.arc[b]
-    batches.depth[rest] = batches.depth[b]
-    batches.children[rest] = batches.children[b]
+    for u in range(n):
+        batches.arc[rest, u] = batches.arc[b, u]
+        batches.depth[rest, u] = batches.depth[b, u]
+        batches.children[rest, u] = batches.children[b, u]
     lists.reach[rest] = lists.reach[b]
     _enter(lists, rest, batches.arc[b, v])

@@ -1,16 +1,23 @@
-"""Balanced trees: counted by hand on degraded and random networks."""
+"""Balanced trees: sound, or none and the exact way follows, on degraded and random networks."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from jaxcoll.synth.forestcoll import balancing, packing
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
+from jaxcoll.synth.forestcoll.removal import remove_switches
 from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of
 from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.throughput import optimum
 from jaxcoll.topologies import hypercube, torus
 from jaxcoll.topology import Topology
+from tests.synth.forestcoll.networks import random_switched
 
 
 def without(topology: Topology, *pairs: tuple[int, int]) -> Topology:
@@ -53,6 +60,15 @@ def count(arcs: Arcs, trees: tuple[int, ...], packed: Packed) -> None:
     assert (load <= arcs.capacity).all()
 
 
+def two_rings(ranks: int) -> Topology:
+    """Two rings that two pairs of links join: any trees cross the cut between them twice."""
+    around = [(r + u, r + (u + 1) % ranks, 2) for r in (0, ranks) for u in range(ranks)]
+    across = [(u, u + ranks, 1) for u in (0, ranks // 2)]
+    src, dst, bandwidth = zip(*around, *across, strict=True)
+    both = np.asarray(src + dst), np.asarray(dst + src)
+    return Topology(2 * ranks, *both, np.zeros(2 * len(src)), bandwidth + bandwidth)
+
+
 @pytest.mark.parametrize(
     "topology",
     [
@@ -67,6 +83,57 @@ def test_trees_are_balanced(topology):
     packed = balanced_trees(arcs, trees)
     assert packed is not None
     count(arcs, trees, packed)
+
+
+@given(
+    random_switched(max_ranks=12),
+    st.lists(st.integers(0, 3), min_size=12, max_size=12).filter(lambda some: some[0]),
+    st.sampled_from((0, 1, 4, 32)),
+    st.sampled_from((1, 2, 16)),
+)
+def test_trees_are_sound_or_none_wherever_the_search_ends(topology, weights, steps, parts):
+    n = topology.num_ranks
+    scaling = optimum(topology, weights[:n]).scaling
+    arcs = arcs_of(n, remove_switches(topology, scaling).capacity())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(balancing, "_STEPS", steps)
+        patch.setattr(balancing, "_PARTS", parts)
+        packed = balanced_trees(arcs, scaling.trees)
+    if packed is not None:
+        count(arcs, scaling.trees, packed)
+
+
+@given(random_switched(max_ranks=12))
+def test_forests_are_optimal_whether_balanced_or_not(topology):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "_SEVERAL", 0)
+        flow = forest(topology, guess=False)
+    assert flow.check_load() == optimum(topology).inverse
+
+
+def test_a_search_without_steps_left_gives_up(monkeypatch):
+    arcs, trees = columns(without(hypercube(5)))
+    monkeypatch.setattr(balancing, "_STEPS", 0)
+    assert balanced_trees(arcs, trees) is None
+
+
+def test_a_search_without_rows_left_gives_up(monkeypatch):
+    arcs, trees = columns(without(hypercube(5)))
+    monkeypatch.setattr(balancing, "_PARTS", 1)
+    assert balanced_trees(arcs, trees) is None
+
+
+def test_trees_across_a_tight_cut_are_packed_exactly_instead():
+    topology = two_rings(33)
+    assert balanced_trees(*columns(topology)) is None
+    flow = forest(topology)
+    assert flow.check_load() == optimum(topology).inverse == Fraction(33, 2)
+
+
+def test_sums_beyond_64_bits_are_left_to_the_exact_way():
+    arcs, trees = columns(torus(3, 3))
+    many = arcs._replace(capacity=arcs.capacity * 2**55)
+    assert balanced_trees(many, tuple(t * 2**55 for t in trees)) is None
 
 
 @pytest.mark.parametrize(
