@@ -78,9 +78,9 @@ class _Balancing:
         self.arcs = arcs
         self.batches, self.load = measured(arcs, packed.root, packed.weight, packed.arc)
         self.lists = Lists(np.empty(links, np.int64), *np.empty((3, count), np.int64))
-        self.scratch = Scratch(
-            *np.empty((4, links + 1), np.int64), np.empty(n, np.int64), np.zeros(3, np.int64)
-        )
+        via, origin, queue, rest = np.empty((4, links + 1), np.int64)
+        ranks, tally = np.empty(n, np.int64), np.zeros(3, np.int64)
+        self.scratch = Scratch(via, origin, queue, rest, ranks, tally)
         self.scratch.tally[USED] = count
         self.steps, self.rows = min(_STEPS * count * links, _MOST_STEPS), _PARTS * count
         self.most = n - 1

@@ -66,7 +66,7 @@ def two_rings(ranks: int) -> Topology:
     across = [(u, u + ranks, 1) for u in (0, ranks // 2)]
     src, dst, bandwidth = zip(*around, *across, strict=True)
     both = np.asarray(src + dst), np.asarray(dst + src)
-    return Topology(2 * ranks, *both, np.zeros(2 * len(src)), bandwidth + bandwidth)
+    return Topology(2 * ranks, *both, np.zeros(2 * len(src)), np.asarray(bandwidth + bandwidth))
 
 
 @pytest.mark.parametrize(
