@@ -50,9 +50,10 @@ def listed(topology: Topology, broken: tuple[int, int] | None = None) -> Topolog
     """The links as a plain list, which tells no structure, those of a broken pair left out."""
     ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
     keep = np.asarray([pair not in (broken, broken and broken[::-1]) for pair in ends])
-    columns = (topology.src, topology.dst, topology.alpha, topology.bandwidth)
     name = topology.name + (" as a list" if broken is None else " less a link")
-    return Topology(topology.num_ranks, *(column[keep] for column in columns), name=name)
+    src, dst, alpha = topology.src[keep], topology.dst[keep], topology.alpha[keep]
+    bandwidth = np.asarray(topology.bandwidth)[keep]
+    return Topology(topology.num_ranks, src, dst, alpha, bandwidth, name=name)
 
 
 LARGE: Sequence[tuple[Callable[[], Topology], float | None]] = (
