@@ -49,7 +49,8 @@ PAPER_STAGES = {"A100 x128": (2.2, 979.0, 1209.0), "MI250 64 x 16": (3.8, 550.0,
 def listed(topology: Topology, broken: tuple[int, int] | None = None) -> Topology:
     """The links as a plain list, which tells no structure, those of a broken pair left out."""
     ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
-    keep = np.asarray([pair not in (broken, broken and broken[::-1]) for pair in ends])
+    gone = (broken, broken and broken[::-1])
+    keep = [e for e, pair in enumerate(ends) if pair not in gone]
     name = topology.name + (" as a list" if broken is None else " less a link")
     src, dst, alpha = topology.src[keep], topology.dst[keep], topology.alpha[keep]
     bandwidth = np.asarray(topology.bandwidth)[keep]
