@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from experiments.benchmarks.report import report
 from jaxcoll.collective import Collective
 from jaxcoll.simulate import simulate
@@ -42,6 +44,19 @@ SMALL: Sequence[Callable[[], Topology]] = (
 # What the authors' Java takes for 1024 ranks on 128 cores (dissertation, Table B.2): seconds of the
 # search for the optimum, the removal of switches and the packing of trees.
 PAPER_STAGES = {"A100 x128": (2.2, 979.0, 1209.0), "MI250 64 x 16": (3.8, 550.0, 1708.0)}
+
+
+def listed(topology: Topology, broken: tuple[int, int] | None = None) -> Topology:
+    """The links as a plain list, which tells no structure, those of a broken pair left out."""
+    ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
+    gone = (broken, broken and broken[::-1])
+    keep = [e for e, pair in enumerate(ends) if pair not in gone]
+    name = topology.name + (" as a list" if broken is None else " less a link")
+    src, dst, alpha = topology.src[keep], topology.dst[keep], topology.alpha[keep]
+    bandwidth = np.asarray(topology.bandwidth)[keep]
+    return Topology(topology.num_ranks, src, dst, alpha, bandwidth, name=name)
+
+
 LARGE: Sequence[tuple[Callable[[], Topology], float | None]] = (
     (lambda: dgx_a100(128), sum(PAPER_STAGES["A100 x128"])),
     (lambda: dgx_h100(128), None),
@@ -49,6 +64,10 @@ LARGE: Sequence[tuple[Callable[[], Topology], float | None]] = (
     (lambda: torus(32, 32, bandwidth=1e9), None),
     (lambda: torus(16, 16, 4, bandwidth=1e9), None),
     (lambda: hypercube(10, bandwidth=1e9), None),
+    (lambda: listed(hypercube(7, bandwidth=1e9)), None),
+    (lambda: listed(hypercube(10, bandwidth=1e9)), None),
+    (lambda: listed(torus(8, 8, 8, bandwidth=1e9), (0, 1)), None),
+    (lambda: listed(torus(32, 32, bandwidth=1e9), (0, 1)), None),
 )
 
 # Optima of the authors' code, 1/x* in seconds a GB and k; CPU seconds of its three stages.
@@ -112,7 +131,7 @@ def measure(topology: Topology) -> dict[str, Any]:
 
 
 def measure_large(topology: Topology, peer: float | None) -> dict[str, Any]:
-    """One row: a forest of 1024 ranks, counted."""
+    """One row: a forest of 128 to 1024 ranks, counted."""
     best, search = seconds_of(lambda: optimum(topology))
     start = time.perf_counter()
     flow = forest(topology)
@@ -152,7 +171,7 @@ def converge(topology: Topology, pieces: Sequence[int]) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="forestcoll", description=__doc__)
-    parser.add_argument("--large", action="store_true", help="also networks of 1024 ranks")
+    parser.add_argument("--large", action="store_true", help="also networks of up to 1024 ranks")
     options = parser.parse_args(argv)
     for topology in (torus(3, 3), dgx_a100(2), dgx_a100(3)):  # compile
         measure(topology)

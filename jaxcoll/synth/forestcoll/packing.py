@@ -1,8 +1,10 @@
 """Tree packing: spanning trees that fit into the capacities between ranks.
 
-Batches of like trees grow edge by edge (dissertation, Algorithm 4, after Berczi and Frank). An
-edge is added to as many trees of a batch as leaves all other trees possible (Theorem 32), which
-one flow tells; what is left of the batch goes on without it.
+Trees of many roots are found by balancing (``balancing``) on networks of more than a few ranks.
+Where that fails, for few roots, and on small networks, where height is worth more time, they are
+packed exactly: batches of like trees grow edge by edge (dissertation, Algorithm 4, after Berczi
+and Frank). An edge is added to as many trees of a batch as leaves all other trees possible
+(Theorem 32), which one flow tells; what is left of the batch goes on without it.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.flow import dinic
+from jaxcoll.synth.forestcoll.balancing import balanced_trees
 from jaxcoll.synth.forestcoll.rehang import Trees, rehang
 from jaxcoll.synth.forestcoll.removal import Pair
+from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of, measured
 
 _SAFE = 2**61
 _SEVERAL = 64  # ranks up to which several orders are tried
@@ -42,6 +46,11 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         raise TopologyError(
             f"{sum(trees)} trees are too many to pack one by one; ask for a small fixed k"
         )
+    if num_ranks > _SEVERAL and sum(map(bool, trees)) > 1:
+        arcs = arcs_of(num_ranks, capacity)
+        found = balanced_trees(arcs, trees)
+        if found is not None:
+            return _by_depth(arcs, found)
     left = np.zeros((num_ranks, num_ranks), np.int64)
     for (u, v), amount in capacity.items():
         left[u, v] = amount
@@ -60,6 +69,14 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         if least[0] <= 2:
             break
     return best  # type: ignore[return-value]
+
+
+def _by_depth(arcs: Arcs, packed: Packed) -> Trees:
+    """Trees as columns of ranks by depth and their parents."""
+    depth = measured(arcs, packed.root, packed.weight, packed.arc)[0].depth
+    order = np.argsort(depth, axis=1, kind="stable").astype(np.int32)
+    parent = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1).astype(np.int32)
+    return Trees(packed.root, packed.weight, order, np.take_along_axis(parent, order, axis=1))
 
 
 def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:

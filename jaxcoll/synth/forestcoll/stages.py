@@ -122,6 +122,8 @@ def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Tree
     A batch of like trees whose edges run over several paths is cut where one of them ends, which
     leaves batches whose edges have one path each.
     """
+    if all(len(pieces) == 1 for pieces in logical.pieces.values()):
+        return _assembled_at_once(topology, scaling, logical, trees)
     left = {pair: [Piece(p.path, p.amount) for p in ps] for pair, ps in logical.pieces.items()}
     number: dict[tuple[int, ...], int] = {}
     root, weight, edge = [], [], []
@@ -148,6 +150,28 @@ def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Tree
         edges_of(topology, list(number)),
         np.arange(len(root) + 1) * (topology.num_ranks - 1),
         np.asarray(edge),
+        scaling.inverse,
+        {"trees": "packed", "switches": ", ".join(logical.how) or "none"},
+    )
+
+
+def _assembled_at_once(
+    topology: Topology, scaling: Scaling, logical: Logical, trees: Trees
+) -> TreeFlow:
+    """``assemble`` where every pair of ranks has one path."""
+    n, count = topology.num_ranks, len(trees.root)
+    number = np.full((n, n), -1, np.int32)
+    for i, (u, v) in enumerate(logical.pieces):
+        number[u, v] = i
+    return TreeFlow(
+        topology,
+        scaling.k,
+        scaling.trees,
+        trees.root,
+        trees.weight,
+        edges_of(topology, [pieces[0].path for pieces in logical.pieces.values()]),
+        np.arange(count + 1) * (n - 1),
+        number[trees.parent[:, 1:], trees.vertex[:, 1:]].ravel(),
         scaling.inverse,
         {"trees": "packed", "switches": ", ".join(logical.how) or "none"},
     )

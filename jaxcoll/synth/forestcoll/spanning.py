@@ -1,0 +1,270 @@
+"""Spanning trees under change: arcs by their head, one arc into each rank of each tree.
+
+The compiled ground of ``balancing``: which arcs a rank of a tree may be moved to, and the move. A
+batch is a number of identical trees. All functions are compiled; a batch is named by its row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import namedtuple
+from collections.abc import Iterable
+
+import numba as nb
+import numpy as np
+
+# Arcs with capacity, sorted by head: those into v are ptr[v]..ptr[v + 1]; those out of u are
+# out[out_ptr[u]:out_ptr[u + 1]]. All int64.
+Arcs = namedtuple("Arcs", ["ptr", "tail", "head", "capacity", "out_ptr", "out"])
+
+# Rows are batches, columns ranks: the arc into each rank (-1 at the root), its depth, its number of
+# children; ``root`` and ``weight`` by batch. Rows beyond the batches in use are room to grow.
+Batches = namedtuple("Batches", ["root", "weight", "arc", "depth", "children"])
+
+# By arc: the batch that an alternating path moves onto it, and from which arc; a queue, and the
+# arcs it has not met. ``ranks``: those of a subtree. ``tally``: see below.
+Scratch = namedtuple("Scratch", ["via", "origin", "queue", "rest", "ranks", "tally"])
+
+# Entries of a tally: batches in use; steps that may still be taken (about one memory access each,
+# so that work is bounded by numbers that do not depend on the machine); rows that were missing.
+USED, LEFT, SHORT = 0, 1, 2
+
+# Batches by their arc into one rank, as linked lists: of each arc the first batch, of each batch
+# the next and the previous one; and how far each batch reaches below the rank (-1: not known yet).
+Lists = namedtuple("Lists", ["first", "after", "before", "reach"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """Batches of identical spanning trees.
+
+    Attributes:
+        root: root of each batch, int64 of shape (batches,).
+        weight: trees in each batch, int64 of shape (batches,).
+        arc: the arc into each rank, -1 at the root, int32 of shape (batches, ranks).
+    """
+
+    root: np.ndarray
+    weight: np.ndarray
+    arc: np.ndarray
+
+
+def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:
+    """The arcs of pairs of ranks."""
+    pairs = sorted(((v, u) for (u, v), amount in capacity.items() if amount))
+    head = np.asarray([v for v, _ in pairs], np.int64)
+    tail = np.asarray([u for _, u in pairs], np.int64)
+    amount = np.asarray([capacity[u, v] for v, u in pairs], np.int64)
+    out = np.argsort(tail, kind="stable").astype(np.int64)
+    ranks = np.arange(num_ranks + 1)
+    return Arcs(
+        np.searchsorted(head, ranks).astype(np.int64),
+        tail,
+        head,
+        amount,
+        np.searchsorted(tail[out], ranks).astype(np.int64),
+        out,
+    )
+
+
+@nb.njit(cache=True)
+def shortest_trees(arcs, roots, weights):
+    """A breadth-first tree from each root: weights, and the arc into each rank, -1 out of reach.
+
+    Of the arcs that end a shortest path to a rank, the tree takes the one with the least load for
+    its capacity.
+    """
+    n, count = len(arcs.ptr) - 1, len(roots)
+    arc = np.full((count, n), -1, np.int32)
+    load, queue = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
+    for b in range(count):
+        depth = np.full(n, -1, np.int64)
+        queue[0] = roots[b]
+        depth[roots[b]] = 0
+        first, last = 0, 1
+        while first < last:
+            u = queue[first]
+            first += 1
+            if depth[u]:
+                best, least = -1, np.inf
+                for a in range(arcs.ptr[u], arcs.ptr[u + 1]):
+                    if depth[arcs.tail[a]] == depth[u] - 1:
+                        share = (load[a] + weights[b]) / arcs.capacity[a]
+                        if share < least:
+                            best, least = a, share
+                arc[b, u] = best
+                load[best] += weights[b]
+            for i in range(arcs.out_ptr[u], arcs.out_ptr[u + 1]):
+                v = arcs.head[arcs.out[i]]
+                if depth[v] < 0:
+                    depth[v] = depth[u] + 1
+                    queue[last] = v
+                    last += 1
+    return weights.copy(), arc
+
+
+@nb.njit(cache=True)
+def measured(arcs, root, weight, arc):
+    """Batches with the given arcs, and the load of each arc."""
+    count, n = arc.shape
+    depth, children = np.zeros((count, n), np.int16), np.zeros((count, n), np.int16)
+    load, path = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
+    for b in range(count):
+        for v in range(n):
+            length, u = 0, v
+            while arc[b, u] >= 0 and depth[b, u] == 0:
+                path[length] = u
+                length += 1
+                u = arcs.tail[arc[b, u]]
+            for i in range(length):
+                depth[b, path[i]] = depth[b, u] + length - i
+            if arc[b, v] >= 0:
+                children[b, arcs.tail[arc[b, v]]] += 1
+                load[arc[b, v]] += weight[b]
+    return Batches(root.copy(), weight.copy(), arc.copy(), depth, children), load
+
+
+def with_rows(columns: Iterable[np.ndarray], room: int) -> list[np.ndarray]:
+    """The same columns with more rows, those at the end of zeros."""
+    return [
+        np.concatenate([column, np.zeros((room - len(column), *column.shape[1:]), column.dtype)])
+        for column in columns
+    ]
+
+
+@nb.njit(cache=True)
+def goes_on(scratch):
+    """Whether there are steps left, and rows for more batches."""
+    return scratch.tally[LEFT] > 0 and scratch.tally[SHORT] == 0
+
+
+@nb.njit(cache=True)
+def has_rows(batches, scratch, more):
+    """Whether there are rows for some more batches; otherwise asks for them."""
+    if scratch.tally[USED] + more <= len(batches.root):
+        return True
+    scratch.tally[SHORT] = more
+    return False
+
+
+@nb.njit(cache=True)
+def list_batches(arcs, batches, lists, scratch, v):
+    """List the batches by their arc into v."""
+    count = scratch.tally[USED]
+    scratch.tally[LEFT] -= count
+    for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
+        lists.first[a] = -1
+    for b in range(count - 1, -1, -1):
+        lists.reach[b] = -1
+        if batches.arc[b, v] >= 0:
+            _enter(lists, b, batches.arc[b, v])
+
+
+@nb.njit(cache=True)
+def _enter(lists, b, a):
+    lists.after[b], lists.before[b] = lists.first[a], -1
+    if lists.first[a] >= 0:
+        lists.before[lists.first[a]] = b
+    lists.first[a] = b
+
+
+@nb.njit(cache=True)
+def _leave(lists, b, a):
+    if lists.before[b] >= 0:
+        lists.after[lists.before[b]] = lists.after[b]
+    else:
+        lists.first[a] = lists.after[b]
+    if lists.after[b] >= 0:
+        lists.before[lists.after[b]] = lists.before[b]
+
+
+@nb.njit(cache=True)
+def is_below(arcs, batches, b, v, u):
+    """Whether u is v or a descendant of v."""
+    if batches.children[b, v] == 0:
+        return u == v
+    while batches.depth[b, u] > batches.depth[b, v]:
+        u = arcs.tail[batches.arc[b, u]]
+    return u == v
+
+
+@nb.njit(cache=True)
+def _subtree(arcs, batches, scratch, b, v):
+    """List v and its descendants, by depth; their number."""
+    ranks = scratch.ranks
+    ranks[0] = v
+    count, i = 1, 0
+    while i < count:
+        u = ranks[i]
+        i += 1
+        left, j = batches.children[b, u], arcs.out_ptr[u]
+        while left > 0:
+            a = arcs.out[j]
+            j += 1
+            if batches.arc[b, arcs.head[a]] == a:
+                ranks[count] = arcs.head[a]
+                count += 1
+                left -= 1
+    scratch.tally[LEFT] -= count
+    return count
+
+
+@nb.njit(cache=True)
+def _reach_below(arcs, batches, scratch, b, v):
+    """Edges from v to its deepest descendant."""
+    if batches.children[b, v] == 0:
+        return 0
+    count = _subtree(arcs, batches, scratch, b, v)
+    return batches.depth[b, scratch.ranks[count - 1]] - batches.depth[b, v]
+
+
+@nb.njit(cache=True)
+def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
+    """Whether batch b stays a tree with arc a into v, v at most ``rise`` deeper than before.
+
+    What gets deeper must not exceed the height.
+    """
+    depth = batches.depth[b, arcs.tail[a]] + 1
+    scratch.tally[LEFT] -= 1 + max(0, depth - batches.depth[b, v])
+    if depth > batches.depth[b, v] + rise or is_below(arcs, batches, b, v, arcs.tail[a]):
+        return False
+    if depth <= batches.depth[b, v]:
+        return True
+    if lists.reach[b] < 0:
+        lists.reach[b] = _reach_below(arcs, batches, scratch, b, v)
+    return depth + lists.reach[b] <= height
+
+
+@nb.njit(cache=True)
+def take(arcs, batches, lists, scratch, b, v, a):
+    """Replace the arc into v. The lists are those of v."""
+    old = batches.arc[b, v]
+    _leave(lists, b, old)
+    _enter(lists, b, a)
+    rise = batches.depth[b, arcs.tail[a]] + 1 - batches.depth[b, v]
+    if rise:
+        for i in range(_subtree(arcs, batches, scratch, b, v)):
+            batches.depth[b, scratch.ranks[i]] += rise
+    batches.children[b, arcs.tail[old]] -= 1
+    batches.children[b, arcs.tail[a]] += 1
+    batches.arc[b, v] = a
+
+
+@nb.njit(cache=True)
+def part(batches, lists, scratch, b, v, amount):
+    """Leave an amount of trees in batch b and make the rest a batch at the end.
+
+    The lists are those of v; there is a row for it.
+    """
+    rest, n = scratch.tally[USED], batches.arc.shape[1]
+    scratch.tally[USED] += 1
+    scratch.tally[LEFT] -= n
+    batches.weight[rest] = batches.weight[b] - amount
+    batches.weight[b] = amount
+    batches.root[rest] = batches.root[b]
+    for u in range(n):
+        batches.arc[rest, u] = batches.arc[b, u]
+        batches.depth[rest, u] = batches.depth[b, u]
+        batches.children[rest, u] = batches.children[b, u]
+    lists.reach[rest] = lists.reach[b]
+    _enter(lists, rest, batches.arc[b, v])
