@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError
@@ -141,6 +142,10 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", target="cpu"):
     if layout.is_same(x.size, 0):
         return x.reshape(shape)
     into, out = program.blocks
+    if axes.auto and into > 1:
+        # Which block is read depends on the rank: XLA would gather a sharded one in every step.
+        free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
+        x = lax.with_sharding_constraint(x, PartitionSpec(None, *free))
     chosen = _chosen(program, lowering, target)
     if chosen == "pallas" and axes.auto:
         chosen = _chosen(program, "auto", target)  # a kernel is not sharded over Auto axes

@@ -19,6 +19,9 @@ from tests.execute.harness import integers
 
 AUTO = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 EXPLICIT = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+AUTO_SQUARE = jax.make_mesh(
+    (2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
+)
 EXPLICIT_SQUARE = jax.make_mesh(
     (2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:4]
 )
@@ -148,3 +151,26 @@ def test_an_untiled_all_to_all_of_a_dimension_sharded_over_explicit_axes():
         return jax.jit(mapped)(jax.device_put(x, NamedSharding(EXPLICIT_SQUARE, P("x", "y"))))
 
     np.testing.assert_array_equal(called(jc), called(lax))
+
+
+def test_blocks_sharded_over_auto_axes_are_gathered_once():
+    x = integers((2, 2, 8, 8), np.float32)
+    placed = jax.device_put(x, NamedSharding(AUTO_SQUARE, P("x", "y")))
+
+    def called(m):
+        mapped = jax.shard_map(
+            lambda v: m.all_to_all(v[0], "x", 0, 1)[None],
+            mesh=AUTO_SQUARE,
+            in_specs=P("x"),
+            out_specs=P("x"),
+            axis_names={"x"},
+        )
+        return jax.jit(mapped).lower(placed).compile()
+
+    ours, theirs = called(jc), called(lax)
+    assert [found[0] for found in NATIVE.findall(ours.as_text())] == ["all-gather"]
+    assert sorted(found[0] for found in NATIVE.findall(theirs.as_text())) == [
+        "all-gather",
+        "all-to-all",
+    ]
+    np.testing.assert_array_equal(ours(placed), theirs(placed))
