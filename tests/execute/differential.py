@@ -488,12 +488,12 @@ def _compare(case: Case) -> tuple[str, str]:
         return "differs", f"types {run.types['jc']} not {run.types['lax']}"
     try:
         out = run.values(jc, lax)
-        jax.tree.map(np.asarray, out)
+        jax.tree.map(_read, out)
     except Exception:
         return _one_by_one(run)
     ours, theirs = (out[str(m.__name__)] for m in (jc, lax))
     for got, want in zip(ours, theirs, strict=True):
-        a, b = np.asarray(got), np.asarray(want)
+        a, b = _read(got), _read(want)
         if not _equal(a, b):
             return "differs", f"values {a.ravel()[:8]} not {b.ravel()[:8]}"
         if case.rest and not _sharded_alike(got, want):
@@ -513,7 +513,7 @@ def _taken(run: Run, why: str) -> tuple[str, str]:
     x, *_ = run.operand()
     want = oracle.values(case, oracle.operands(case, x))
     try:
-        found = jax.tree.map(np.asarray, run.values(jc)[jc.__name__])
+        found = jax.tree.map(_read, run.values(jc)[jc.__name__])
     except Exception as error:
         return "differs", f"only ours takes it, and fails: {type(error).__name__}: {_line(error)}"
     if want is None or not found:
@@ -528,7 +528,7 @@ def _one_by_one(run: Run) -> tuple[str, str]:
     said = {}
     for module in (jc, lax):
         try:
-            jax.tree.map(np.asarray, run.values(module))
+            jax.tree.map(_read, run.values(module))
         except Exception as error:
             said[module] = f"{type(error).__name__}: {_line(error)}"
     if jc in said and lax not in said:
@@ -536,6 +536,12 @@ def _one_by_one(run: Run) -> tuple[str, str]:
     if lax in said and jc not in said:
         return _taken(run, "compiled")
     return ("refused", said[jc]) if said else ("differs", "fails only beside the other")
+
+
+def _read(result: jax.Array) -> np.ndarray:
+    """A result in NumPy; an empty one, which JAX 0.10 cannot put together, by its shape."""
+    result = jax.block_until_ready(result)
+    return np.asarray(result) if result.size else np.zeros(result.shape, result.dtype)
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
@@ -571,7 +577,7 @@ def _alone(case: Case, name: str) -> tuple[str, str]:
         if name == "jc":
             return _taken(Run(case), "compiled")
         with contextlib.suppress(Exception):
-            jax.tree.map(np.asarray, Run(case, raw=name == "raw").values(lax))
+            jax.tree.map(_read, Run(case, raw=name == "raw").values(lax))
     return "alone", name
 
 
