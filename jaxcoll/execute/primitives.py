@@ -98,7 +98,9 @@ def _out_varying(varying, *, axes, invarying, **_):
 def _weak(weak, *, schedule, invarying, **_):
     # As jax.lax has it: all_to_all forgets that a type is weak, psum only where vma is unchecked.
     kind = schedule.collective.kind
-    return weak and kind != "all_to_all" and (kind != "all_reduce" or invarying)
+    if kind == "all_reduce":
+        return weak and (invarying or internals.checks_vma())
+    return weak and kind != "all_to_all"
 
 
 def _transpose(cotangent, *, axes, schedule, lowering, invarying, op):

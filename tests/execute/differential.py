@@ -576,9 +576,11 @@ def _alone(case: Case, name: str) -> tuple[str, str]:
         warnings.simplefilter("ignore")
         if name == "jc":
             return _taken(Run(case), "compiled")
-        with contextlib.suppress(Exception):
+        try:
             jax.tree.map(_read, Run(case, raw=name == "raw").values(lax))
-    return "alone", name
+        except Exception as error:
+            return "fails", _line(error)
+    return "runs", name
 
 
 def compared(first: int, count: int) -> Iterator[tuple[int, str, str]]:
@@ -599,14 +601,14 @@ def compared(first: int, count: int) -> Iterator[tuple[int, str, str]]:
 
 def _aborted(seed: int) -> tuple[str, str]:
     """The verdict on a case at which XLA aborts: whether it does so on either program alone."""
-    ours, lax_, raw = ([*_lines(seed, seed + 1, name)] for name in ("jc", "lax", "raw"))
-    survives = {"jc": len(ours) == 2, "lax": len(lax_) == 2, "raw": len(raw) == 2}
-    if survives["jc"] and not survives["lax"]:
-        _, verdict, about = json.loads(ours[1])
-        return verdict, about
-    if not survives["jc"] and not survives["raw"]:
+    said = {name: [*_lines(seed, seed + 1, name)] for name in ("jc", "lax", "raw")}
+    # Of a program that aborts there is only the first line, of its start.
+    found = {name: json.loads(lines[-1])[1:] for name, lines in said.items()}
+    if found["jc"] and not found["lax"]:
+        return tuple(found["jc"])
+    if not found["jc"] and (not found["raw"] or found["raw"][0] == "fails"):
         return "refused", "XLA aborts"
-    return "differs", f"XLA aborts; alone each survives: {survives}"
+    return "differs", f"XLA aborts; alone: {found}"
 
 
 def _lines(*arguments) -> Iterator[str]:
