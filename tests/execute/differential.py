@@ -519,6 +519,9 @@ def _taken(run: Run, why: str) -> tuple[str, str]:
     if want is None or not found:
         return "beyond", why
     want = want.astype(found[0].dtype)
+    near = case.function == "pmean" and want.dtype.kind == "f" and found[0].shape == want.shape
+    if near:  # XLA multiplies by the rounded 1 / n, which may be one unit in the last place off
+        want = np.where(abs(found[0] - want) <= np.spacing(abs(want)), found[0], want)
     if found[0].shape != want.shape or not _equal(found[0], want):
         return "differs", f"values {found[0].ravel()[:8]} not {want.ravel()[:8]} of NumPy"
     return "beyond", f"{why}, values"
