@@ -6,7 +6,7 @@ Which ranks an axis name means, which schedule they run, and what operands they 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -61,8 +61,24 @@ def names_of(axis_name: AxisName) -> tuple[str, ...]:
 
 
 def is_vmapped(names: tuple[str, ...]) -> bool:
-    """Whether some axis is one of ``vmap``: its ranks share a device, and nothing has to travel."""
+    """Whether some axis is one of ``vmap``: its ranks share a device, and nothing is sent."""
     return any(name not in internals.mesh_axes() for name in names)
+
+
+def is_handed_on(names: tuple[str, ...], x) -> bool:
+    """Whether ``jax.lax`` takes the call: over an axis of ``vmap``, or for symbolic shapes.
+
+    ``jax.export`` computes symbolic sizes outside ``shard_map``, and XLA does not propagate them
+    into it. An exported program that cuts or reshapes such an operand there crashes XLA when it is
+    called; the sums of ``jax.lax`` do neither.
+    """
+    return is_vmapped(names) or is_symbolic(x)
+
+
+def is_symbolic(x) -> bool:
+    """Whether a leaf has a dimension that is symbolic, as in ``jax.export``."""
+    shapes = (getattr(leaf, "shape", ()) for leaf in jax.tree.leaves(x))
+    return any(not isinstance(size, int) for shape in shapes for size in shape)
 
 
 def axes_of(names: tuple[str, ...]) -> Axes:
@@ -107,17 +123,23 @@ class Call:
         spec, explicit = internals.explicit_sharding(x)
         if not explicit:
             return self._run(x)
+        if both := sorted(explicit & internals.batch_axes()):
+            raise CollectiveError(
+                f"{self.kind} over {self.axes}: vmap shards its batch over {both}, which shard a "
+                "dimension of the operand already; leave them out of its spmd_axis_name"
+            )
         # Blocks are whole on every device, so what shards the leading dimension has to go.
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
-        if inner is not spec:
-            if internals.RESHARD_ABORTS:
-                raise CollectiveError(
-                    f"{self.kind} over {self.axes}: the dimension that is cut is sharded over the "
-                    f"Explicit axes {spec[0]!r}, where jax {jax.__version__} cannot reshard; make "
-                    "these manual too (axis_names= of shard_map), or use jax 0.12"
-                )
+        if not internals.RESHARD_ABORTS:
+            # Also where the operand is sharded so already: its tangent may not be.
             x = jax.reshard(x, inner)
+        elif inner is not spec:
+            raise CollectiveError(
+                f"{self.kind} over {self.axes}: the dimension that is cut is sharded over the "
+                f"Explicit axes {spec[0]!r}, where jax {jax.__version__} cannot reshard; make "
+                "these manual too (axis_names= of shard_map), or use jax 0.12"
+            )
         out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=explicit)(x)
         return jax.reshard(out, spec) if inner is not spec and out.shape == x.shape else out
 
@@ -239,6 +261,18 @@ def accumulator(wanted, dtype) -> np.dtype:
             "dtype, integers and complex numbers in one that has all their values"
         )
     return given
+
+
+def accumulated(native: Callable, x, accum_dtype, function: str):
+    """What a function of ``jax.lax`` gives for a pytree, its sums taken in ``accum_dtype``."""
+    if accum_dtype is None:
+        return native(x)
+
+    def one(leaf):
+        leaf = counted(array(leaf, function), function)
+        return native(leaf.astype(accumulator(accum_dtype, leaf.dtype))).astype(leaf.dtype)
+
+    return jax.tree.map(one, x)
 
 
 def vary(leaf, axes: Axes):

@@ -12,9 +12,10 @@ add three keywords:
 - ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own:
   a floating dtype for floats, one that has all their values for integers and complex numbers.
 
-Constants (Python numbers, NumPy arrays) have a sum without communication and keep their types, and
-axes of ``vmap`` share a device: both are handed to ``jax.lax``. docs/execution.md has a table of
-what is mirrored, handed on and refused.
+Constants (Python numbers, NumPy arrays) have a sum without communication and keep their types,
+axes of ``vmap`` share a device, and what has symbolic dimensions cannot be cut inside
+``shard_map``: all three are handed to ``jax.lax``. docs/execution.md has a table of what is
+mirrored, handed on and refused.
 
 Sums are taken in the order of the schedule: bitwise the same on all ranks and from run to run, but
 for floats not bitwise those of ``jax.lax``.
@@ -25,6 +26,8 @@ summed; ``ScheduleError`` for a schedule that does not fit or does not verify.
 """
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import numpy as np
@@ -38,12 +41,15 @@ from jaxcoll.execute.calls import (
     AxisName,
     Call,
     Groups,
+    accumulated,
     array,
     axes_of,
     check_divides,
     counted,
     dimension_of,
     group_size,
+    is_handed_on,
+    is_symbolic,
     is_vmapped,
     joined,
     names_of,
@@ -139,17 +145,16 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None):
     if not names:
         return x
     native = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op]
-    if is_vmapped(names):
-        return native(x, axis_name, axis_index_groups=groups)
+    handed = functools.partial(native, axis_name=axis_name, axis_index_groups=groups)
+    if is_handed_on(names, x):
+        return accumulated(handed, x, accum_dtype, f"p{op}")
     axes = axes_of(names)
     group_size(axes, groups)
     leaves, structure = jax.tree.flatten(x)
     if op == "sum":
         leaves = [counted(leaf, "psum") for leaf in leaves]
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
-            return native(
-                jax.tree.unflatten(structure, leaves), axis_name, axis_index_groups=groups
-            )
+            return handed(jax.tree.unflatten(structure, leaves))
     invarying = internals.checks_vma() and groups is None
     call = Call("all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op)
     varied = [vary(array(leaf, f"p{op}"), axes) for leaf in leaves]
@@ -180,14 +185,15 @@ def psum_scatter(
     names = names_of(axis_name)
     if not names:
         return x
-    if is_vmapped(names):
-        return lax.psum_scatter(
-            x,
-            axis_name,
+    if is_handed_on(names, x):
+        handed = functools.partial(
+            lax.psum_scatter,
+            axis_name=axis_name,
             scatter_dimension=scatter_dimension,
             axis_index_groups=axis_index_groups,
             tiled=tiled,
         )
+        return accumulated(handed, x, accum_dtype, "psum_scatter")
     axes = axes_of(names)
     call = Call(
         "reduce_scatter",
@@ -239,7 +245,7 @@ def all_gather(
     names = names_of(axis_name)
     if not names:
         return x
-    if is_vmapped(names):
+    if is_handed_on(names, x):
         return lax.all_gather(
             x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
         )
@@ -282,7 +288,7 @@ def all_to_all(
     names = names_of(axis_name)
     if not names:
         return x
-    if is_vmapped(names):
+    if is_handed_on(names, x):
         return lax.all_to_all(
             x,
             axis_name,
@@ -300,6 +306,11 @@ def all_to_all(
         split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
         concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
         check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
+        if not tiled and internals.RESHARD_ABORTS and internals.is_explicit(leaf, split):
+            # Its blocks are on different devices, and cannot be brought together by a reshard.
+            return lax.all_to_all(
+                leaf, axis_name, split, concat, axis_index_groups=axis_index_groups
+            )
         blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
         return merge(blocks, concat) if tiled else move(blocks, 0, concat)
 
@@ -315,6 +326,8 @@ def pbroadcast(
         x: a pytree of arrays.
         schedule: of broadcast with root ``source``.
     """
+    if is_symbolic(x):
+        return lax.pbroadcast(x, axis_name, source)
     return _rooted("broadcast", x, axis_name, source, schedule, lowering)
 
 
@@ -371,6 +384,9 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     names = names_of(axis_name)
     if is_vmapped(names) or not names:
         raise CollectiveError(f"{kind} runs over axes of a mesh, got {axis_name!r}")
+    if is_symbolic(x):
+        shapes = sorted({str(np.shape(leaf)) for leaf in jax.tree.leaves(x)})
+        raise CollectiveError(f"{kind} needs shapes known while tracing, got {', '.join(shapes)}")
     axes = axes_of(names)
     is_index = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
     if not is_index or not 0 <= root < axes.num_ranks:

@@ -54,6 +54,12 @@ def explicit_sharding(x):
     return spec, {name for part in named for name in part if name is not None}
 
 
+def is_explicit(x, dimension: int) -> bool:
+    """Whether mesh axes in Explicit mode shard a dimension."""
+    spec = jax.typeof(x).sharding.spec
+    return dimension < len(spec) and spec[dimension] is not None
+
+
 def checks_vma() -> bool:
     """Whether the ``shard_map`` being traced tracks over which axes values vary (``check_vma``)."""
     return bool(config._check_vma.value)
@@ -62,6 +68,11 @@ def checks_vma() -> bool:
 def axis_sizes() -> Mapping[str, int]:
     """Every axis name in scope, of a mesh or of a ``vmap``, with its size."""
     return dict(core.get_axis_env().axis_sizes)
+
+
+def batch_axes() -> set[str]:
+    """The mesh axes over which some ``vmap`` in scope shards its batch (``spmd_axis_name``)."""
+    return set(core.get_axis_env().spmd_axis_names)
 
 
 def mesh_axes() -> tuple[str, ...]:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError
@@ -97,7 +98,9 @@ def _out_varying(varying, *, axes, invarying, **_):
 def _weak(weak, *, schedule, invarying, **_):
     # As jax.lax has it: all_to_all forgets that a type is weak, psum only where vma is unchecked.
     kind = schedule.collective.kind
-    return weak and kind != "all_to_all" and (kind != "all_reduce" or invarying)
+    if kind == "all_reduce":
+        return weak and (invarying or internals.checks_vma())
+    return weak and kind != "all_to_all"
 
 
 def _transpose(cotangent, *, axes, schedule, lowering, invarying, op):
@@ -141,6 +144,10 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", target="cpu"):
     if layout.is_same(x.size, 0):
         return x.reshape(shape)
     into, out = program.blocks
+    if axes.auto and into > 1:
+        # Which block is read depends on the rank: XLA would gather a sharded one in every step.
+        free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
+        x = lax.with_sharding_constraint(x, PartitionSpec(None, *free))
     chosen = _chosen(program, lowering, target)
     if chosen == "pallas" and axes.auto:
         chosen = _chosen(program, "auto", target)  # a kernel is not sharded over Auto axes

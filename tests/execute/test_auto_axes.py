@@ -14,10 +14,17 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll
 from jaxcoll import execute as jc
+from jaxcoll.errors import CollectiveError
 from tests.execute.harness import integers
 
 AUTO = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 EXPLICIT = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+AUTO_SQUARE = jax.make_mesh(
+    (2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
+)
+EXPLICIT_SQUARE = jax.make_mesh(
+    (2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:4]
+)
 NATIVE = re.compile(r" (all-gather|all-reduce|all-to-all|reduce-scatter)(-start)?\(")
 
 # name: (function of a module, spec of the operand, spec of the result beside "y")
@@ -100,3 +107,70 @@ def test_derivatives_beside_auto_axes():
     ours, theirs = loss(jc), loss(lax)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     assert ours.sharding.spec == P("x", "y")
+
+
+def test_a_tangent_need_not_be_sharded_as_the_operand():
+    x = jax.device_put(integers((8, 4), np.float32), NamedSharding(EXPLICIT, P("x", "y")))
+
+    def pushed(m):
+        def inner(v):
+            tangent = lax.pcast(jnp.ones(v.shape), "x", to="varying")
+            return jax.jvp(lambda u: m.psum(u, "x"), (v,), (tangent,))
+
+        mapped = jax.shard_map(
+            inner, mesh=EXPLICIT, in_specs=P("x"), out_specs=P(), axis_names={"x"}
+        )
+        return jax.jit(mapped)(x)
+
+    jax.tree.map(np.testing.assert_array_equal, pushed(jc), pushed(lax))
+
+
+def test_a_batch_is_not_sharded_over_an_axis_that_shards_the_operand():
+    def inner(v):
+        stacked = jnp.stack([v, v], axis=-1)
+        f = jax.vmap(lambda u: jc.psum(u, "x"), in_axes=-1, spmd_axis_name="y")
+        return f(stacked)
+
+    like = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=NamedSharding(EXPLICIT, P("x", "y")))
+    mapped = jax.shard_map(inner, mesh=EXPLICIT, in_specs=P("x"), out_specs=P(), axis_names={"x"})
+    with pytest.raises(CollectiveError, match="already; leave them out of its spmd_axis_name"):
+        jax.eval_shape(mapped, like)
+
+
+def test_an_untiled_all_to_all_of_a_dimension_sharded_over_explicit_axes():
+    x = integers((2, 2, 4), np.float32)
+
+    def called(m):
+        mapped = jax.shard_map(
+            lambda v: m.all_to_all(v[0], "x", 0, 0)[None],
+            mesh=EXPLICIT_SQUARE,
+            in_specs=P("x"),
+            out_specs=P("x"),
+            axis_names={"x"},
+        )
+        return jax.jit(mapped)(jax.device_put(x, NamedSharding(EXPLICIT_SQUARE, P("x", "y"))))
+
+    np.testing.assert_array_equal(called(jc), called(lax))
+
+
+def test_blocks_sharded_over_auto_axes_are_gathered_once():
+    x = integers((2, 2, 8, 8), np.float32)
+    placed = jax.device_put(x, NamedSharding(AUTO_SQUARE, P("x", "y")))
+
+    def called(m):
+        mapped = jax.shard_map(
+            lambda v: m.all_to_all(v[0], "x", 0, 1)[None],
+            mesh=AUTO_SQUARE,
+            in_specs=P("x"),
+            out_specs=P("x"),
+            axis_names={"x"},
+        )
+        return jax.jit(mapped).lower(placed).compile()
+
+    ours, theirs = called(jc), called(lax)
+    assert [found[0] for found in NATIVE.findall(ours.as_text())] == ["all-gather"]
+    assert sorted(found[0] for found in NATIVE.findall(theirs.as_text())) == [
+        "all-gather",
+        "all-to-all",
+    ]
+    np.testing.assert_array_equal(ours(placed), theirs(placed))

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
@@ -50,6 +51,25 @@ def test_axes_in_scope():
     assert inside(lambda v: internals.mesh_axes()) == ("x", "y"), VERSION
     assert inside(lambda v: internals.mesh_axes(), axis_names={"x"}) == ("x",), VERSION
     assert inside(lambda v: internals.mesh_size()) == 8, VERSION
+
+
+def test_axes_that_shard_a_batch():
+    def seen(v):
+        found.append(internals.batch_axes())
+        return v
+
+    found: list = []
+    inside(jax.vmap(seen, spmd_axis_name="y"), axis_names={"x"})
+    inside(jax.vmap(seen), axis_names={"x"})
+    assert found == [{"y"}, set()], VERSION
+
+
+def test_dimensions_that_explicit_axes_shard():
+    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    like = jax.ShapeDtypeStruct((2, 8), jnp.float32, sharding=NamedSharding(mesh, P(None, "y")))
+    found = []
+    jax.eval_shape(lambda v: found.extend(internals.is_explicit(v, d) for d in range(2)), like)
+    assert found == [False, True], VERSION
 
 
 def test_the_service_between_processes_has_the_calls_that_are_used():

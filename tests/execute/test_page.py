@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
+from jax import export, lax
 from jax.sharding import PartitionSpec as P
 
 from jaxcoll import execute as functions
@@ -36,6 +36,10 @@ REFUSALS = {
     "sums of booleans in `psum_scatter`": lambda v: execute.psum_scatter(v > 0, "x"),
     "`accum_dtype` of another kind or narrower": lambda v: execute.psum(
         v, "x", accum_dtype=jnp.int32
+    ),
+    "symbolic shapes in `reduce`, `gather`, `scatter`": lambda v: jax.eval_shape(
+        lambda s: execute.reduce(s, "x", 0),
+        jax.ShapeDtypeStruct(export.symbolic_shape("n"), v.dtype),
     ),
     "a schedule that does not fit": lambda v: execute.psum(v, "x", schedule="hypercube"),
     "buffers of 2**31 elements per rank": lambda v: execute.all_gather(v, "x"),

@@ -67,7 +67,8 @@ def lookup(table: np.ndarray, rank: jax.Array):
         scaled = rank if stride == 1 else rank * stride
         return scaled + first if first else scaled
     column = np.asarray(table, bool if table.dtype == bool else np.int32)
-    return lax.dynamic_index_in_dim(column, rank, keepdims=False, allow_negative_indices=False)
+    entry = lax.dynamic_slice(column, (rank,), (1,), allow_negative_indices=False)
+    return lax.squeeze(entry, (0,))
 
 
 def read(buffer: jax.Array, row, count: int, width: int) -> jax.Array:
