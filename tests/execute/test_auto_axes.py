@@ -168,8 +168,8 @@ def test_blocks_sharded_over_auto_axes_are_gathered_once():
         return jax.jit(mapped).lower(placed).compile()
 
     ours, theirs = called(jc), called(lax)
-    assert [found[0] for found in NATIVE.findall(ours.as_text())] == ["all-gather"]
-    assert sorted(found[0] for found in NATIVE.findall(theirs.as_text())) == [
+    assert [found[0] for found in NATIVE.findall(str(ours.as_text()))] == ["all-gather"]
+    assert sorted(found[0] for found in NATIVE.findall(str(theirs.as_text()))) == [
         "all-gather",
         "all-to-all",
     ]
