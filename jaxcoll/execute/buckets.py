@@ -19,6 +19,7 @@ from jax import lax
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import internals
 from jaxcoll.execute.ordering import after
+from jaxcoll.numerics import checks
 
 # Of PyTorch's DistributedDataParallel; large enough for any network's bandwidth, and small enough
 # that the first buckets of a network leave long before its last gradients are computed.
@@ -52,8 +53,7 @@ def plan_buckets(
     Raises:
         CollectiveError: ``nbytes`` is not an integer of at least 0, or an unknown order.
     """
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
-        raise CollectiveError(f"bucket_bytes must be an integer of at least 0, got {nbytes!r}")
+    nbytes = checks.integer(nbytes, "bucket_bytes", CollectiveError, least=0)
     done: list[list[int]] = []
     opened: dict[tuple, tuple[list[int], int]] = {}
     ordered = _in_order([path for path, _ in leaves], order)
@@ -112,10 +112,7 @@ def in_buckets(
     Raises:
         CollectiveError: as ``plan_buckets``; ``window`` is not an integer of at least 0.
     """
-    if isinstance(window, bool) or not isinstance(window, int) or window < 0:
-        raise CollectiveError(
-            f"window must be an integer of at least 0 (0 for no limit), got {window!r}"
-        )
+    window = checks.integer(window, "window", CollectiveError, least=0)
     found, structure = jax.tree.flatten_with_path(tree)
     leaves = [leaf if is_void(leaf) else jnp.asarray(leaf) for _, leaf in found]
     kept = [i for i, leaf in enumerate(leaves) if not is_void(leaf)]

@@ -23,6 +23,7 @@ from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.processes import agree
 from jaxcoll.execute.schedules import Choice, checked_groups, choose
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
 # Leaves are joined up to this many bytes: as many as take about as long to move as rounds cost.
@@ -263,6 +264,11 @@ def accumulator(wanted, dtype) -> np.dtype:
     return given
 
 
+def widened(x, accum_dtype):
+    """An array in the dtype in which it is added; itself if ``accum_dtype`` is None."""
+    return x if accum_dtype is None else x.astype(accumulator(accum_dtype, x.dtype))
+
+
 def accumulated(native: Callable, x, accum_dtype, function: str):
     """What a function of ``jax.lax`` gives for a pytree, its sums taken in ``accum_dtype``."""
     if accum_dtype is None:
@@ -270,7 +276,7 @@ def accumulated(native: Callable, x, accum_dtype, function: str):
 
     def one(leaf):
         leaf = counted(array(leaf, function), function)
-        return native(leaf.astype(accumulator(accum_dtype, leaf.dtype))).astype(leaf.dtype)
+        return native(widened(leaf, accum_dtype)).astype(leaf.dtype)
 
     return jax.tree.map(one, x)
 
@@ -287,8 +293,7 @@ def vary(leaf, axes: Axes):
 
 def dimension_of(dimension: int, ndim: int, name: str, leaf) -> int:
     """A dimension counted from the front."""
-    if isinstance(dimension, bool) or not isinstance(dimension, (int, np.integer)):
-        raise CollectiveError(f"{name} must be an integer, got {dimension!r}")
+    dimension = checks.integer(dimension, name, CollectiveError)
     if not -ndim <= dimension < ndim:
         raise CollectiveError(f"{name}={dimension} is not a dimension for shape {leaf.shape}")
     return dimension % ndim

@@ -26,7 +26,7 @@ import optax
 
 from jaxcoll.execute import functions
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
-from jaxcoll.execute.calls import AxisName
+from jaxcoll.execute.calls import AxisName, widened
 from jaxcoll.execute.overlap import overlap
 from jaxcoll.execute.own_gradients import check_own
 from jaxcoll.execute.schedules import Choice
@@ -81,7 +81,7 @@ def all_reduce_gradients(
     """
 
     def reduce(x: jax.Array) -> jax.Array:
-        wide = x if accum_dtype is None else x.astype(accum_dtype)
+        wide = widened(x, accum_dtype)
         wanted = functions.pmean if mean else functions.psum
         total = wanted(wide, axis_name, schedule=schedule, lowering=lowering)
         return total if accum_dtype is None else total.astype(x.dtype)

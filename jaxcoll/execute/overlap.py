@@ -134,7 +134,7 @@ class _Sum:
     def __init__(self, leaves: list[jax.Array], axis_name, schedule: Choice, mean, accum_dtype):
         self.like, self.is_cast = leaves, accum_dtype is not None
         x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
-        x = x if accum_dtype is None else x.astype(accum_dtype)
+        x = calls.widened(x, accum_dtype)
         self.axes, chosen = calls.resolve("all_reduce", x, axis_name, schedule)
         self.size, self.divisor = x.size, None
         if mean:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import functions, internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
-from jaxcoll.execute.calls import AxisName, UnboundAxisError
+from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
 from jaxcoll.execute.own_gradients import check_own, names_of, tracked
 from jaxcoll.execute.schedules import Choice
 from jaxcoll.execute.sharded_state import ZeroState, as_row, joined_shards, of_row, shards_of
@@ -99,7 +99,7 @@ def zero(
         )
 
     def scatter(rows: jax.Array) -> jax.Array:
-        wide = rows if accum_dtype is None else rows.astype(accum_dtype)
+        wide = widened(rows, accum_dtype)
         total = functions.psum_scatter(wide, axis_name, schedule=schedule, lowering=lowering)
         total = total / _ranks(axis_name) if mean else total
         return total if accum_dtype is None else total.astype(rows.dtype)

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.primitives import vary
+from jaxcoll.numerics import checks
 
 
 class ZeroState(NamedTuple):
@@ -100,8 +101,7 @@ def reshard_zero(state: Any, params: Any, from_ranks: int, to_ranks: int) -> Any
             same on all ranks.
     """
     for name, ranks in (("from_ranks", from_ranks), ("to_ranks", to_ranks)):
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-            raise CollectiveError(f"{name} must be an integer of at least 1, got {ranks!r}")
+        checks.integer(ranks, name, CollectiveError, least=1)
     sizes = {
         _names(path): math.prod(np.shape(leaf)) for path, leaf in jax.tree.leaves_with_path(params)
     }

@@ -183,6 +183,7 @@ def test_gradients_that_jax_has_summed_are_refused():
         ({"axis_name": "z"}, CollectiveError, "axis 'z' is not bound"),
         ({"window": -1}, CollectiveError, "window must be an integer of at least 0"),
         ({"window": 1.0}, CollectiveError, "window must be an integer"),
+        ({"accum_dtype": np.int32}, CollectiveError, "accum_dtype=int32 cannot hold sums of float"),
     ],
 )
 @pytest.mark.parametrize("sharded_state", [True, False])

@@ -263,6 +263,11 @@ def test_permutes_stand_between_the_products_of_the_backward_pass():
             ScheduleError,
             "is for 4 ranks",
         ),
+        (
+            lambda p, x, y: ours(p, x, y, accum_dtype=np.int32),
+            CollectiveError,
+            "accum_dtype=int32 cannot hold sums of float",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(call, error, match):
