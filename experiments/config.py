@@ -131,7 +131,7 @@ class QuickstartConfig:
 
     Attributes:
         sizes: bytes of a rank's buffer to simulate.
-        link_model: "astra" or "tacos" (see ``jaxcoll.simulate``).
+        link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
         elements: size of the arrays that are summed on devices.
         seed: of everything random.
         results: folder to write to.

@@ -5,10 +5,12 @@ they are first used.
 """
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING
 
 from jaxcoll import synth, topologies
-from jaxcoll.bounds import Bound, bound, bounds, cut_bound, ideal, step_bound
+from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
+from jaxcoll.bounds.throughput import Optimum, optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import (
     CollectiveError,
@@ -18,15 +20,14 @@ from jaxcoll.errors import (
     TopologyError,
 )
 from jaxcoll.grid import Grid, Placement
-from jaxcoll.meshes import axis_groups, axis_schedule, reorder
+from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule, concatenate
-from jaxcoll.simulate import Framing, Message, Timeline, simulate, simulate_messages
+from jaxcoll.simulation import Framing, Message, Timeline, simulate, simulate_messages
 from jaxcoll.synth import SYNTHESIZERS, synthesize
-from jaxcoll.throughput import Optimum, optimum
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 if TYPE_CHECKING:
     from jaxcoll.execute import (
@@ -47,7 +48,10 @@ if TYPE_CHECKING:
         reduce,
         scatter,
     )
-    from jaxcoll.execute import optax as optax
+    from jaxcoll.training import transforms as optax  # noqa: F401
+
+# Public folders that are loaded when first used: aot and execute need jax, draw Matplotlib.
+_FOLDERS = frozenset(("aot", "draw", "execute", "io"))
 
 # Names of jaxcoll.execute, which needs jax.
 _NEED_JAX = frozenset(
@@ -98,13 +102,13 @@ __all__ = [
     "axis_schedule",
     "axis_size",
     "bound",
-    "bounds",
     "broadcast",
     "compiler_options",
     "concatenate",
     "cut_bound",
     "gather",
     "ideal",
+    "lower_bounds",
     "optimum",
     "pbroadcast",
     "pmax",
@@ -129,7 +133,15 @@ __all__ = [
 
 def __getattr__(name: str):
     if name == "optax":  # left out of __all__: a star import must not need the package optax
-        return importlib.import_module("jaxcoll.execute.optax")
+        return importlib.import_module("jaxcoll.training.transforms")
+    if name in _FOLDERS:
+        return importlib.import_module(f"jaxcoll.{name}")
     if name in _NEED_JAX:
         return getattr(importlib.import_module("jaxcoll.execute"), name)
+    if name == "__version__":
+        return importlib.metadata.version("jaxcoll")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_FOLDERS, "optax", "__doc__", "__version__"})

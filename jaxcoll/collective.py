@@ -12,8 +12,8 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.exact import Number
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number
 
 # kind -> its dual: the kind whose schedules are its schedules run backwards.
 DUALS = {

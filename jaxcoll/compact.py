@@ -27,8 +27,8 @@ import numpy as np
 from jaxcoll import fields
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
-from jaxcoll.exact import Number, as_fraction
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.paths import Edges
 from jaxcoll.provenance import Provenance, read_provenance, say_provenance
 from jaxcoll.schedule import Schedule

@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.exact import as_fraction, fits_float
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction, fits_float
 
 # Vertices of the largest network: some columns have a number for each, whatever joins them.
 MAX_VERTICES = 2**22

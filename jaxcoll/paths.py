@@ -12,8 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import ScheduleError
-from jaxcoll.exact import as_fraction, common_denominator
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.topology import Topology, connected
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
 from tensorstate.errors import PlanError

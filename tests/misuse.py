@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 import jaxcoll as jc
-from jaxcoll import draw, paths, synth, throughput, topologies
-from jaxcoll.bounds import distance_bound
+from jaxcoll import draw, paths, synth, topologies
+from jaxcoll.bounds import throughput
+from jaxcoll.bounds.times import distance_bound
 from jaxcoll.io import json, multitree
-from jaxcoll.simulate import steady_seconds
-from jaxcoll.synth.tacos_scale import synthesize_compact
+from jaxcoll.simulation import steady_seconds
+from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.trees import multicast
 
 HOSTILE: tuple[Any, ...] = (
@@ -123,7 +124,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "bound": (jc.bound, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
-    "bounds": (jc.bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}),
+    "lower_bounds": (jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}),
     "cut_bound": (jc.cut_bound, {"topology": RING, "collective": GATHER, "nbytes": 1e6}),
     "distance_bound": (distance_bound, {"topology": RING, "collective": GATHER}),
     "ideal": (jc.ideal, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),

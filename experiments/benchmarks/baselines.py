@@ -17,9 +17,9 @@ from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import MODELS, simulate
+from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import REGISTRY, SYNTHESIZERS, Portfolio, Synthesizer, synthesize
-from jaxcoll.synth.portfolio import taken_by_auto
+from jaxcoll.synth.auto import taken_by_auto
 from jaxcoll.synth.registry import told
 from jaxcoll.topology import Topology
 

@@ -20,9 +20,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import execute, topologies
+from jaxcoll import aot, execute, topologies
 from jaxcoll.collective import Collective
-from jaxcoll.execute import aot
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Bucket, synthesize
 from jaxcoll.topology import Topology

@@ -31,10 +31,10 @@ from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
 from jaxcoll.io.files import write_text
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from jaxcoll.synth import ForestColl, Synthesizer, synthesize
-from jaxcoll.synth.forestcoll.fitting import numbers_of_trees
-from jaxcoll.synth.portfolio import taken_by_auto
+from jaxcoll.synth.auto import taken_by_auto
+from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
 from jaxcoll.synth.registry import REGISTRY, told
 from jaxcoll.topology import Topology
 

@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.benchmarks.report import compare, report
 from jaxcoll import execute, topologies
-from jaxcoll.execute.program import program_of
-from jaxcoll.execute.schedules import derived
+from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.selection import derived
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Bucket, Ring, Synthesizer, synthesize
 from jaxcoll.topology import Topology

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.report import report
+from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.collective import Collective
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from jaxcoll.synth.forestcoll import ForestColl, forest
-from jaxcoll.synth.forestcoll.packing import pack_trees
-from jaxcoll.synth.forestcoll.removal import remove_switches
-from jaxcoll.throughput import fixed_k, optimum
+from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mi250, torus
 from jaxcoll.topology import Topology
 

@@ -18,7 +18,7 @@ from experiments.benchmarks.report import Timing, report, time_it
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from jaxcoll.synth import Direct, Ring, Tacos
 from jaxcoll.topology import Topology
 

@@ -13,7 +13,7 @@ from typing import Any
 from experiments.benchmarks.report import report, time_it
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
-from jaxcoll.synth.tacos import Tacos
+from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import hypercube, mesh, torus
 from jaxcoll.topology import Topology
 

@@ -15,13 +15,13 @@ from typing import Any
 from experiments.benchmarks.report import report
 from jaxcoll.bounds import bound, ideal
 from jaxcoll.collective import Collective
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
+from jaxcoll.synth.auto import Portfolio
 from jaxcoll.synth.entry import synthesize
-from jaxcoll.synth.portfolio import Portfolio
-from jaxcoll.synth.tacos import Tacos
+from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import hypercube, mesh, torus
 from jaxcoll.topology import Topology
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 MIB, GIB = 2**20, 2**30
 

@@ -20,15 +20,15 @@ from experiments.benchmarks.report import report, time_it
 from experiments.tacos.scale import growth, measure_mesh
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
-from jaxcoll.simulate import simulate
-from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.blueconnect import BlueConnect
-from jaxcoll.synth.cascade import Cascade
+from jaxcoll.simulation import simulate
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.dimensional.blueconnect import BlueConnect
+from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.multitree import MultiTree
-from jaxcoll.synth.tacos import Tacos
+from jaxcoll.synth.tacos.synthesizer import Tacos
+from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.topologies import ring_fc_switch
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 SHOWN: Sequence[tuple[int, ...]] = ((32, 32), (64, 64), (16, 16, 16))
 PAPER: Sequence[tuple[int, ...]] = ((100, 100), (200, 200), (35, 35, 35))

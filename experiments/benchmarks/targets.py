@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.benchmarks.report import report
-from jaxcoll.execute import aot
+from jaxcoll import aot
 
 TARGETS = ("v5p:4x4x4", "v5e:4x4 closed", "v4:2x2x2", "h100:8", "h100:16x8")
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.workloads.collectives import cut_through
+from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import simulate, simulate_multicast
+from jaxcoll.simulation import simulate, simulate_multicast
 from jaxcoll.synth import (
     Blink,
     DoubleBinaryTree,
@@ -25,7 +26,6 @@ from jaxcoll.synth import (
     forest,
     synthesize,
 )
-from jaxcoll.throughput import fixed_k, optimum
 from jaxcoll.topology import Topology
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")

@@ -17,7 +17,7 @@ from experiments.workloads import Workload, load_accelerator, load_model, worklo
 from experiments.workloads.models import FOLDER
 from experiments.workloads.pictures import stacked_bars
 from experiments.workloads.tables import names_in
-from jaxcoll.exact import as_fraction
+from jaxcoll.numerics.rational import as_fraction
 
 MODELS = FOLDER / "fsdp"
 OURS, NCCL = "ForestColl", "vendor ring"

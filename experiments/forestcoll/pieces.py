@@ -13,9 +13,9 @@ from experiments.experiment import publish
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.workloads.pictures import panels
 from jaxcoll.draw import format_bytes
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from jaxcoll.synth import forest
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,11 @@ from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.algorithms import Refused
 from experiments.forestcoll.networks import ClusterConfig
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
-from jaxcoll.simulate import steady_seconds
+from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import MultiTree, Ring, StepMilp, Synthesizer, Tacos, forest
-from jaxcoll.throughput import optimum
 from jaxcoll.topology import Topology
 
 # Sec. 4.6.5: 512 GPUs in "4min".

@@ -13,9 +13,9 @@ from experiments.benchmarks.forestcoll import GB, PAPER_FIXED_K, fixed_row
 from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.experiment import publish
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.synth import forest
-from jaxcoll.throughput import optimum
 from jaxcoll.topologies import mi250
 
 

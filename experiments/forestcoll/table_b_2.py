@@ -17,13 +17,13 @@ from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.networks import ClusterConfig
+from jaxcoll.bounds.throughput import Scaling, optimum
 from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.errors import TopologyError
-from jaxcoll.synth.forestcoll.packing import pack_trees
-from jaxcoll.synth.forestcoll.rails import Boxes, find_boxes, inner_scaling, joined_trees
-from jaxcoll.synth.forestcoll.removal import remove_switches
+from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
+from jaxcoll.synth.forestcoll.rail_trees import Boxes, find_boxes, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.stages import assemble
-from jaxcoll.throughput import Scaling, optimum
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from experiments.workloads import Simulated, fastest, in_turn
 from experiments.workloads.collectives import Time
 from jaxcoll import topologies
-from jaxcoll.simulate import PACKETS, WHOLE, Framing
+from jaxcoll.simulation import PACKETS, WHOLE, Framing
 from jaxcoll.synth import DoubleBinaryTree, Hdrm, MultiTree, Ring, Ring2D
 from jaxcoll.topology import Topology
 

@@ -11,7 +11,7 @@ from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.multitree.networks import LABELS, algorithms, torus
 from experiments.workloads.pictures import panels
-from jaxcoll.simulate import PACKETS
+from jaxcoll.simulation import PACKETS
 
 SHOWN = ("multitree_msg", "ring_2d", "ring")
 # What the paper's fastest is ahead of the others by (Sec. VI-B).

@@ -11,7 +11,7 @@ from experiments.errors import ConfigError
 from experiments.tacos.claims import IDEAL, Claim
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
-from jaxcoll.simulate import MODELS
+from jaxcoll.simulation import MODELS
 from jaxcoll.synth import Tacos
 
 ATTEMPTS = 16  # of Tacos(), at least; see its ``attempts``
@@ -27,7 +27,7 @@ class Comparison:
         networks: by name.
         algorithms: by name.
         nbytes: bytes of a rank's buffer.
-        link_model: "astra" or "tacos" (see ``jaxcoll.simulate``).
+        link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
         claims: what the paper prints.
         notes: what differs from the paper, or what it does not say.
         seed: of everything random.

@@ -13,7 +13,7 @@ from experiments.tacos.networks import NetworkConfig
 from jaxcoll.bounds import cut_bound, ideal
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import Timeline, simulate, steady_seconds
+from jaxcoll.simulation import Timeline, simulate, steady_seconds
 from jaxcoll.synth import (
     SYNTHESIZERS,
     Portfolio,
@@ -24,7 +24,7 @@ from jaxcoll.synth import (
     Tacos,
     synthesize,
 )
-from jaxcoll.synth.portfolio import taken_by_auto
+from jaxcoll.synth.auto import taken_by_auto
 from jaxcoll.synth.registry import told
 from jaxcoll.topologies import DGX1_CIRCLES
 from jaxcoll.topology import Topology

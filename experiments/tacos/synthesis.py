@@ -21,7 +21,7 @@ from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth import StepMilp, Tacos
 from jaxcoll.topologies import mesh
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from experiments.tacos.comparison import said_of
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
-from jaxcoll.simulate import MODELS
+from jaxcoll.simulation import MODELS
 from jaxcoll.synth import StepMilp
 
 OURS = "tacos"
@@ -34,7 +34,7 @@ class Config:
         networks: by name.
         algorithms: by name; one is "tacos".
         nbytes: bytes of a rank's buffer.
-        link_model: "astra" or "tacos" (see ``jaxcoll.simulate``).
+        link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
         repeat: how often a synthesis is timed; the median counts.
         printed: of each network, the paper's time of each algorithm in times of TACOS.
         printed_ms: of each network, the milliseconds that the paper's syntheses took.

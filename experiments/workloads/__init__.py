@@ -3,7 +3,7 @@
 A *model* is a table of layers by their shapes (``configs/workload/``), an *accelerator* says how
 long a matrix product takes (``configs/accelerator/``); together they are a *workload*: per layer
 the time of each pass and the bytes of each exchange. ``iteration`` runs one training iteration of
-it, with or without overlap, on collectives whose times ``jaxcoll.simulate`` gives.
+it, with or without overlap, on collectives whose times ``jaxcoll.simulation`` gives.
 """
 
 from experiments.workloads.accelerators import Accelerator, Flops, Systolic, load_accelerator

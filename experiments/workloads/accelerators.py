@@ -12,7 +12,7 @@ from experiments.config import above, at_least, build
 from experiments.errors import ConfigError
 from experiments.workloads.shapes import Product
 from experiments.workloads.tables import CONFIGS, read_yaml
-from jaxcoll.exact import as_fraction
+from jaxcoll.numerics.rational import as_fraction
 
 
 class Accelerator(abc.ABC):

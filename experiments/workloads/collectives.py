@@ -11,7 +11,7 @@ import numpy as np
 import jaxcoll as jc
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import Framing
+from jaxcoll.simulation import Framing
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
 
@@ -24,7 +24,7 @@ Groups = tuple[tuple[int, ...], ...]
 class Simulated:
     """The time of a synthesizer's all-reduce on a network, at any size.
 
-    ``jaxcoll.simulate`` stores messages and forwards them. Where messages cross several links and
+    ``jaxcoll.simulation`` stores messages and forwards them. Where messages cross several links and
     the network cuts through, they are cut into ``pieces`` that follow one another: as many, in
     powers of two, as leave each at least one packet. Ranks, too, pass a piece on before the next
     has come, which hides some latency.

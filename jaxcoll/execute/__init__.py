@@ -16,7 +16,7 @@ from jaxcoll.execute.functions import (
     reduce,
     scatter,
 )
-from jaxcoll.execute.options import compiler_options
+from jaxcoll.execute.xla_options import compiler_options
 
 __all__ = [
     "all_gather",

@@ -10,7 +10,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxcoll.execute import internals
+from jaxcoll.execute import jax_internals
 
 
 def divide(x: jax.Array, dimension: int, parts: int) -> jax.Array:
@@ -46,7 +46,7 @@ def move(x: jax.Array, source: int, destination: int) -> jax.Array:
 
 def _spec(x: jax.Array) -> list | None:
     """What shards each dimension over Explicit axes; ``None`` where nothing does."""
-    spec, explicit = internals.explicit_sharding(x)
+    spec, explicit = jax_internals.explicit_sharding(x)
     return [*spec, *(None,) * (x.ndim - len(spec))] if explicit else None
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import internals
+from jaxcoll.execute import jax_internals
 from jaxcoll.execute.ordering import after
 from jaxcoll.numerics import checks
 
@@ -63,7 +63,7 @@ def plan_buckets(
         if not _can_share(leaf):
             done.append([i])
             continue
-        key = (leaf.dtype, internals.varying(leaf) if isinstance(leaf, jax.Array) else None)
+        key = (leaf.dtype, jax_internals.varying(leaf) if isinstance(leaf, jax.Array) else None)
         members, filled = opened.pop(key, ([], 0))
         if members and (filled + size > nbytes or nbytes == 0):
             done.append(members)
@@ -86,7 +86,7 @@ def _in_order(paths: list[tuple], order: Order) -> Sequence[int]:
 
 def _can_share(leaf) -> bool:
     """Whether a leaf may be laid beside others: joining those sharded further would move them."""
-    return not isinstance(leaf, jax.Array) or not internals.explicit_sharding(leaf)[1]
+    return not isinstance(leaf, jax.Array) or not jax_internals.explicit_sharding(leaf)[1]
 
 
 def in_buckets(

@@ -17,12 +17,12 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import internals, primitives
+from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.processes import agree
-from jaxcoll.execute.schedules import Choice, checked_groups, choose
+from jaxcoll.execute.selection import Choice, checked_groups, choose
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -43,7 +43,7 @@ class UnboundAxisError(CollectiveError, NameError):
 def names_of(axis_name: AxisName) -> tuple[str, ...]:
     """The names of an axis or several, all of them bound."""
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    sizes = internals.axis_sizes()
+    sizes = jax_internals.axis_sizes()
     for name in names:
         if isinstance(name, int):
             raise CollectiveError(
@@ -63,7 +63,7 @@ def names_of(axis_name: AxisName) -> tuple[str, ...]:
 
 def is_vmapped(names: tuple[str, ...]) -> bool:
     """Whether some axis is one of ``vmap``: its ranks share a device, and nothing is sent."""
-    return any(name not in internals.mesh_axes() for name in names)
+    return any(name not in jax_internals.mesh_axes() for name in names)
 
 
 def is_handed_on(names: tuple[str, ...], x) -> bool:
@@ -84,9 +84,9 @@ def is_symbolic(x) -> bool:
 
 def axes_of(names: tuple[str, ...]) -> Axes:
     """The axes of a mesh, in the order given."""
-    sizes = internals.axis_sizes()
-    canonical = tuple(name for name in internals.mesh_axes() if name in names)
-    auto = internals.auto_sizes()
+    sizes = jax_internals.axis_sizes()
+    canonical = tuple(name for name in jax_internals.mesh_axes() if name in names)
+    auto = jax_internals.auto_sizes()
     return Axes(names, tuple(sizes[name] for name in names), canonical, auto=auto)
 
 
@@ -121,10 +121,10 @@ class Call:
 
     def _local(self, x: jax.Array) -> jax.Array:
         """Run on what a device holds, where Explicit axes may shard ``x`` further."""
-        spec, explicit = internals.explicit_sharding(x)
+        spec, explicit = jax_internals.explicit_sharding(x)
         if not explicit:
             return self._run(x)
-        if both := sorted(explicit & internals.batch_axes()):
+        if both := sorted(explicit & jax_internals.batch_axes()):
             raise CollectiveError(
                 f"{self.kind} over {self.axes}: vmap shards its batch over {both}, which shard a "
                 "dimension of the operand already; leave them out of its spmd_axis_name"
@@ -132,7 +132,7 @@ class Call:
         # Blocks are whole on every device, so what shards the leading dimension has to go.
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
-        if not internals.RESHARD_ABORTS:
+        if not jax_internals.RESHARD_ABORTS:
             # Also where the operand is sharded so already: its tangent may not be.
             x = jax.reshard(x, inner)
         elif inner is not spec:
@@ -177,12 +177,12 @@ def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tup
 
 def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
     """Sums of leaves, small ones side by side where that changes neither types nor shardings."""
-    if not internals.is_fully_manual():
+    if not jax_internals.is_fully_manual():
         return [call(leaf) for leaf in leaves]
     alike: dict[object, list[int]] = {}
     for i, leaf in enumerate(leaves):
         is_small = at_least(JOINED_BYTES - 1, leaf.size * leaf.dtype.itemsize)
-        type_ = (internals.varying(leaf), jax.typeof(leaf).weak_type)
+        type_ = (jax_internals.varying(leaf), jax.typeof(leaf).weak_type)
         alike.setdefault(type_ if is_small else i, []).append(i)
     for members in alike.values():
         if len(members) == 1:
@@ -196,7 +196,7 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
 
 def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
     """The axes, or all of the mesh where the schedule serves all groups along them at once."""
-    names, sizes = internals.mesh_axes(), internals.axis_sizes()
+    names, sizes = jax_internals.mesh_axes(), jax_internals.axis_sizes()
     mesh = Axes(names, tuple(sizes[name] for name in names), names, axes.names, axes.auto)
     if schedule.collective.num_ranks == axes.num_ranks != mesh.num_ranks:
         return axes
@@ -210,7 +210,7 @@ def array(leaf, function: str):
     """An operand as an array, of a dtype that is no key type; numbers keep their weak types."""
     _check_operand(leaf, function)
     leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else jnp.asarray(leaf)
-    if internals.explicit_axes() and jax.typeof(leaf).sharding.mesh.empty:
+    if jax_internals.explicit_axes() and jax.typeof(leaf).sharding.mesh.empty:
         # A constant is on no mesh yet, and would not go with what is.
         leaf = jax.reshard(leaf, PartitionSpec(*(None for _ in leaf.shape)))
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
@@ -283,7 +283,7 @@ def accumulated(native: Callable, x, accum_dtype, function: str):
 
 def vary(leaf, axes: Axes):
     """An operand typed as varying over the axes."""
-    pending = internals.unreduced(leaf) & set(axes.over)
+    pending = jax_internals.unreduced(leaf) & set(axes.over)
     if pending:
         raise CollectiveError(
             f"the operand is an unreduced sum over {sorted(pending)}; use jax.lax for those"

@@ -19,7 +19,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer
 from jaxcoll.topology import Topology
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 # From shards of this many bytes on, a ring is as quick as few rounds (measured on CPU devices).
 LONG_SHARD_BYTES = 96 << 10

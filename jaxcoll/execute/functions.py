@@ -35,7 +35,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import internals
+from jaxcoll.execute import jax_internals
 from jaxcoll.execute.blocks import divide, merge, move
 from jaxcoll.execute.calls import (
     AxisName,
@@ -56,7 +56,7 @@ from jaxcoll.execute.calls import (
     summable,
     vary,
 )
-from jaxcoll.execute.schedules import Choice
+from jaxcoll.execute.selection import Choice
 
 # ---------------------------------------------------------------------- sums
 
@@ -155,7 +155,7 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None):
         leaves = [counted(leaf, "psum") for leaf in leaves]
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             return handed(jax.tree.unflatten(structure, leaves))
-    invarying = internals.checks_vma() and groups is None
+    invarying = jax_internals.checks_vma() and groups is None
     call = Call("all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op)
     varied = [vary(array(leaf, f"p{op}"), axes) for leaf in leaves]
     return jax.tree.unflatten(structure, joined(call, varied))
@@ -250,7 +250,9 @@ def all_gather(
             x, axis_name, axis_index_groups=axis_index_groups, axis=axis, tiled=tiled, to=to
         )
     axes = axes_of(names)
-    invarying = to == "invarying" and (internals.checks_vma() or internals.INVARYING_UNCHECKED)
+    invarying = to == "invarying" and (
+        jax_internals.checks_vma() or jax_internals.INVARYING_UNCHECKED
+    )
     if invarying and axis_index_groups is not None:
         raise CollectiveError(
             "groups of an axis gather different results, which to='invarying' would call the same"
@@ -306,7 +308,7 @@ def all_to_all(
         split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
         concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
         check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
-        if not tiled and internals.RESHARD_ABORTS and internals.is_explicit(leaf, split):
+        if not tiled and jax_internals.RESHARD_ABORTS and jax_internals.is_explicit(leaf, split):
             # Its blocks are on different devices, and cannot be brought together by a reshard.
             return lax.all_to_all(
                 leaf, axis_name, split, concat, axis_index_groups=axis_index_groups

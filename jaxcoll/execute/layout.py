@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcoll.execute import internals
+from jaxcoll.execute import jax_internals
 
 Size = Any  # an int, or a symbolic dimension of jax.export
 
@@ -194,5 +194,5 @@ def at_least(size: Size, bound: int) -> bool:
     """Whether a size is at least a bound; False where that depends on a symbolic dimension."""
     try:
         return bool(size >= bound)
-    except internals.InconclusiveSize:
+    except jax_internals.InconclusiveSize:
         return False

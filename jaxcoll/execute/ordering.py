@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxcoll.execute import internals
+from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.primitives import vary
 
@@ -26,7 +26,7 @@ def typed_like(held: Iterable[jax.Array], before: Iterable[jax.Array]) -> list[j
     over, which makes the values no different.
     """
     return [
-        same(new, internals.varying(new) - internals.varying(old))
+        same(new, jax_internals.varying(new) - jax_internals.varying(old))
         for new, old in zip(held, before, strict=True)
     ]
 
@@ -37,10 +37,10 @@ def same(x: jax.Array, over: Iterable[str]) -> jax.Array:
     Only for a value that is: nothing checks it.
     """
     wanted = set(over)
-    names = tuple(name for name in internals.mesh_axes() if name in wanted)
+    names = tuple(name for name in jax_internals.mesh_axes() if name in wanted)
     if not names:
         return x
-    sizes = internals.axis_sizes()
+    sizes = jax_internals.axis_sizes()
     return _SAME.bind(x, axes=Axes(names, tuple(sizes[name] for name in names), names))
 
 
@@ -49,7 +49,7 @@ def _same_batch(x, dimension, **params):
 
 
 # Only a primitive may say of a value that it is the same on all ranks.
-_SAME = internals.define(
+_SAME = jax_internals.define(
     "jaxcoll_same",
     shape=lambda shape, **_: shape,
     out_varying=lambda varying, *, axes: varying - set(axes.names),

@@ -23,12 +23,12 @@ from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import internals, layout
+from jaxcoll.execute import jax_internals, layout
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
-from jaxcoll.execute.program import Program, program_of
-from jaxcoll.execute.values import flow_of
+from jaxcoll.execute.lowerings.dataflow import flow_of
+from jaxcoll.execute.lowerings.rounds import Program, program_of
 from jaxcoll.schedule import Schedule
 
 # XLA takes about 20 ms a permute in straight-line code, and longer the longer the code is.
@@ -78,7 +78,7 @@ def _check_indices(x: jax.Array, program: Program) -> None:
 
 def vary(x: jax.Array, names: Sequence[str]) -> jax.Array:
     """``x`` typed as varying over (at least) some axes."""
-    missing = tuple(name for name in names if name not in internals.varying(x))
+    missing = tuple(name for name in names if name not in jax_internals.varying(x))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
@@ -99,7 +99,7 @@ def _weak(weak, *, schedule, invarying, **_):
     # As jax.lax has it: all_to_all forgets that a type is weak, psum only where vma is unchecked.
     kind = schedule.collective.kind
     if kind == "all_reduce":
-        return weak and (invarying or internals.checks_vma())
+        return weak and (invarying or jax_internals.checks_vma())
     return weak and kind != "all_to_all"
 
 
@@ -187,7 +187,7 @@ def _chosen(program: Program, lowering: str, target: str) -> str:
 
 
 def _declare(kind: str, op: str):
-    return internals.define(
+    return jax_internals.define(
         f"jaxcoll_{kind}" if op == "sum" else f"jaxcoll_{kind}_{op}",
         shape=_shape,
         out_varying=_out_varying,

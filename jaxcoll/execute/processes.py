@@ -13,7 +13,7 @@ import itertools
 import jax
 
 from jaxcoll.errors import ScheduleError
-from jaxcoll.execute import internals
+from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.schedule import Schedule
 
@@ -34,7 +34,7 @@ def agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
         ScheduleError: on every process, if some differ, or one does not say within
             ``PATIENCE_SECONDS``.
     """
-    if jax.process_count() > 1 and internals.mesh_size() == jax.device_count():
+    if jax.process_count() > 1 and jax_internals.mesh_size() == jax.device_count():
         _agree(schedule, axes, lowering)
 
 
@@ -42,9 +42,9 @@ def agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
 def _agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
     me, turn = jax.process_index(), next(_turn)
     mine = f"{schedule!r}, digest {schedule.digest[:16]}, over {axes}, lowering {lowering}"
-    internals.tell(f"jaxcoll/{turn}/{me}", mine)
+    jax_internals.tell(f"jaxcoll/{turn}/{me}", mine)
     for other in range(jax.process_count()):
-        theirs = internals.ask(f"jaxcoll/{turn}/{other}", PATIENCE_SECONDS)
+        theirs = jax_internals.ask(f"jaxcoll/{turn}/{other}", PATIENCE_SECONDS)
         if theirs is None:
             raise ScheduleError(
                 f"process {other} did not say within {PATIENCE_SECONDS} s which schedule it runs; "

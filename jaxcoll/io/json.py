@@ -21,9 +21,9 @@ import numpy as np
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
-from jaxcoll.exact import fits_float
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
 from jaxcoll.provenance import Provenance, read_provenance, say_provenance
 from jaxcoll.schedule import Schedule

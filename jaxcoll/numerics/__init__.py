@@ -1,1 +1,1 @@
-"""Numbers: the checks that arguments pass where they enter the library, and ragged rows of them."""
+"""Numbers: ``rational``, exact ``max_flow``, ``highs``, argument ``checks``, ``ragged`` rows."""

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.errors import JaxcollError
-from jaxcoll.exact import Number, as_fraction
+from jaxcoll.numerics.rational import Number, as_fraction
 
 Error = type[JaxcollError]
 

@@ -1,31 +1,35 @@
-"""Synthesizers, one algorithm a file: from a topology and a collective to a schedule."""
+"""Synthesizers: from a topology and a collective to a schedule, one algorithm per file.
 
-from jaxcoll.synth.base import Synthesizer, empty_schedule
-from jaxcoll.synth.blink import Blink
-from jaxcoll.synth.blueconnect import BlueConnect
-from jaxcoll.synth.bruck import Bruck
-from jaxcoll.synth.bucket import Bucket
-from jaxcoll.synth.c_cube import CCube
-from jaxcoll.synth.cascade import Cascade
-from jaxcoll.synth.direct import Direct
-from jaxcoll.synth.double_binary_tree import DoubleBinaryTree
+``entry`` is the one call, ``registry`` lists every algorithm by name, and ``auto`` tries many of
+them. ``building`` holds what they share; the other folders are one family each.
+"""
+
+from jaxcoll.synth.auto import Portfolio
+from jaxcoll.synth.building.base import Synthesizer, empty_schedule
+from jaxcoll.synth.dimensional.blueconnect import BlueConnect
+from jaxcoll.synth.dimensional.bucket import Bucket
+from jaxcoll.synth.dimensional.cascade import Cascade
+from jaxcoll.synth.dimensional.hierarchical_ring import HierarchicalRing
+from jaxcoll.synth.dimensional.ring_2d import Ring2D
+from jaxcoll.synth.dimensional.themis import Themis
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
-from jaxcoll.synth.exact import Sccl, StepMilp
 from jaxcoll.synth.forestcoll import ForestColl, forest
-from jaxcoll.synth.hdrm import Hdrm
-from jaxcoll.synth.hierarchical_ring import HierarchicalRing
-from jaxcoll.synth.hierarchical_tree import HierarchicalTree
-from jaxcoll.synth.min_congestion import MinCongestion
-from jaxcoll.synth.multitree import MultiTree
-from jaxcoll.synth.portfolio import Portfolio
+from jaxcoll.synth.milp import Sccl, StepMilp
+from jaxcoll.synth.oblivious.bruck import Bruck
+from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.hdrm import Hdrm
+from jaxcoll.synth.oblivious.rhd import Rhd
+from jaxcoll.synth.oblivious.ring import Ring
+from jaxcoll.synth.oblivious.swing import Swing
 from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY
-from jaxcoll.synth.rhd import Rhd
-from jaxcoll.synth.ring import Ring
-from jaxcoll.synth.ring_2d import Ring2D
-from jaxcoll.synth.swing import Swing
-from jaxcoll.synth.tacos import Tacos
-from jaxcoll.synth.themis import Themis
-from jaxcoll.synth.tto import Tto
+from jaxcoll.synth.routing.min_congestion import MinCongestion
+from jaxcoll.synth.tacos.synthesizer import Tacos
+from jaxcoll.synth.trees.blink import Blink
+from jaxcoll.synth.trees.c_cube import CCube
+from jaxcoll.synth.trees.double_binary_tree import DoubleBinaryTree
+from jaxcoll.synth.trees.hierarchical_tree import HierarchicalTree
+from jaxcoll.synth.trees.multitree import MultiTree
+from jaxcoll.synth.trees.tto import Tto
 
 __all__ = [
     "BUCKET_BYTES",

@@ -8,11 +8,11 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.portfolio import Portfolio, with_chunks_chosen
+from jaxcoll.synth.auto import Portfolio, with_chunks_chosen
+from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, bytes_of, told
 from jaxcoll.topology import Topology, connected
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 SYNTHESIZERS: dict[str, type[Synthesizer]] = {
     **{name: entry.make for name, entry in REGISTRY.items()},

@@ -1,11 +1,11 @@
 """Families of networks, one a file: free functions that return a ``Topology``."""
 
 from jaxcoll.topologies.bigraph import bigraph
-from jaxcoll.topologies.boxes import dgx_a100, dgx_h100, mi250, nvswitch_boxes
 from jaxcoll.topologies.complete import fully_connected, star
 from jaxcoll.topologies.dgx import DGX1_CIRCLES, dgx1, dgx2
 from jaxcoll.topologies.dragonfly import dragonfly
 from jaxcoll.topologies.fat_tree import fat_tree
+from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_boxes
 from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
 from jaxcoll.topologies.hierarchical import multi_rail, ring_fc_switch, switch_2d
 from jaxcoll.topologies.leaf_spine import leaf_spine

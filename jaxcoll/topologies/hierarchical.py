@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.exact import as_fraction
 from jaxcoll.grid import per_dimension
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topologies.arguments import count, latencies, speeds
 from jaxcoll.topologies.complete import fully_connected
 from jaxcoll.topologies.grids import ALPHA, ring

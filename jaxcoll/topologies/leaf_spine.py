@@ -7,8 +7,8 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.errors import TopologyError
-from jaxcoll.exact import as_fraction
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topologies.arguments import check_size, count, latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology

@@ -10,7 +10,7 @@ import highspy
 import numpy as np
 from scipy.sparse import csr_matrix
 
-from jaxcoll import highs
+from jaxcoll.numerics import highs
 
 # To which costs are scaled for the interior-point method.
 LARGEST_COST = 1e5

@@ -14,7 +14,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import synthesize
 from jaxcoll.topology import Topology
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.program import program_of
+from jaxcoll.execute.lowerings.rounds import program_of
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
 AXES = Axes(("x",), (8,), ("x",))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxcoll.aot.hlo import Instruction
+from jaxcoll.aot.replica_groups import replica_groups
 from jaxcoll.errors import FormatError
-from jaxcoll.execute.aot.groups import replica_groups
-from jaxcoll.execute.aot.hlo import Instruction
 
 
 def collective(groups: str) -> Instruction:

@@ -1,4 +1,4 @@
-"""JAX's internals are what ``jaxcoll.execute.internals`` takes them for; if not, say which JAX."""
+"""JAX's internals are what ``jax_internals`` takes them for; if not, say which JAX."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
-from jaxcoll.execute import internals
+from jaxcoll.execute import jax_internals
 from tests.execute.harness import mesh_of
 
-VERSION = f"jax {jax.__version__}; internals.py was proved on {', '.join(internals.PROVED)}"
+VERSION = f"jax {jax.__version__}; jax_internals.py was proved on {', '.join(jax_internals.PROVED)}"
 
 
 def inside(function, **options):
@@ -32,30 +32,30 @@ def inside(function, **options):
 
 
 def test_types_of_manual_axes():
-    assert inside(internals.varying) == {"x"}, VERSION
-    assert inside(lambda v: internals.varying(lax.psum(v, "x"))) == set(), VERSION
-    both = lambda v: internals.varying(lax.pcast(v, "y", to="varying"))  # noqa: E731
+    assert inside(jax_internals.varying) == {"x"}, VERSION
+    assert inside(lambda v: jax_internals.varying(lax.psum(v, "x"))) == set(), VERSION
+    both = lambda v: jax_internals.varying(lax.pcast(v, "y", to="varying"))  # noqa: E731
     assert inside(both) == {"x", "y"}, VERSION
-    assert inside(internals.unreduced) == set(), VERSION
+    assert inside(jax_internals.unreduced) == set(), VERSION
 
 
 def test_whether_types_are_checked():
-    assert inside(lambda v: internals.checks_vma()) is True, VERSION
-    assert inside(lambda v: internals.checks_vma(), check_vma=False) is False, VERSION
+    assert inside(lambda v: jax_internals.checks_vma()) is True, VERSION
+    assert inside(lambda v: jax_internals.checks_vma(), check_vma=False) is False, VERSION
 
 
 def test_axes_in_scope():
-    sizes = inside(lambda v: internals.axis_sizes())
+    sizes = inside(lambda v: jax_internals.axis_sizes())
     assert sizes == {"x": 2, "y": 4}, VERSION
-    assert internals.axis_sizes() == {}, VERSION
-    assert inside(lambda v: internals.mesh_axes()) == ("x", "y"), VERSION
-    assert inside(lambda v: internals.mesh_axes(), axis_names={"x"}) == ("x",), VERSION
-    assert inside(lambda v: internals.mesh_size()) == 8, VERSION
+    assert jax_internals.axis_sizes() == {}, VERSION
+    assert inside(lambda v: jax_internals.mesh_axes()) == ("x", "y"), VERSION
+    assert inside(lambda v: jax_internals.mesh_axes(), axis_names={"x"}) == ("x",), VERSION
+    assert inside(lambda v: jax_internals.mesh_size()) == 8, VERSION
 
 
 def test_axes_that_shard_a_batch():
     def seen(v):
-        found.append(internals.batch_axes())
+        found.append(jax_internals.batch_axes())
         return v
 
     found: list = []
@@ -68,7 +68,7 @@ def test_dimensions_that_explicit_axes_shard():
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
     like = jax.ShapeDtypeStruct((2, 8), jnp.float32, sharding=NamedSharding(mesh, P(None, "y")))
     found = []
-    jax.eval_shape(lambda v: found.extend(internals.is_explicit(v, d) for d in range(2)), like)
+    jax.eval_shape(lambda v: found.extend(jax_internals.is_explicit(v, d) for d in range(2)), like)
     assert found == [False, True], VERSION
 
 
@@ -90,4 +90,4 @@ def test_no_other_file_touches_internals():
         for path in package.rglob("*.py")
         if touching.search(path.read_text())
     }
-    assert found == {"execute/internals.py"}
+    assert found == {"execute/jax_internals.py"}

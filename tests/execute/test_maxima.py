@@ -13,7 +13,7 @@ from jaxcoll import execute as jc
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas
-from jaxcoll.execute.program import program_of
+from jaxcoll.execute.lowerings.rounds import program_of
 from tests.execute.harness import mesh_of, schedule_of, sharded
 
 # (network, synthesizer, chunks, dtype)

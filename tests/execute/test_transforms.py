@@ -14,8 +14,8 @@ from jaxcoll import execute as jc
 from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.errors import ScheduleError
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.lowerings.rounds import program_of
 from jaxcoll.execute.primitives import bind
-from jaxcoll.execute.program import program_of
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
 X = integers((8 * 8, 3), jnp.float32) / 8

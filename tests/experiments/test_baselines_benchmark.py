@@ -9,7 +9,7 @@ import pytest
 from experiments.benchmarks import baselines
 from jaxcoll import topologies
 from jaxcoll.errors import TopologyError
-from jaxcoll.simulate import MODELS
+from jaxcoll.simulation import MODELS
 from jaxcoll.synth import SYNTHESIZERS
 
 # For tiny networks, until time runs out: no baselines.

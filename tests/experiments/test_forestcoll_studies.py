@@ -13,7 +13,7 @@ from experiments.errors import ConfigError
 from experiments.forestcoll import fsdp
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.workloads import Exchange, Layer, Workload, load_model
-from jaxcoll.throughput import optimum
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.topologies import mi250
 from tests.experiments.runs import small_run
 

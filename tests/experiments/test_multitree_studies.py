@@ -22,7 +22,7 @@ from experiments.multitree.networks import (
     mesh,
     torus,
 )
-from jaxcoll.simulate import PACKETS
+from jaxcoll.simulation import PACKETS
 from tests.experiments.runs import small_run
 
 SIZES = (2**15, 2**26)

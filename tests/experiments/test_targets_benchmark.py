@@ -7,7 +7,7 @@ import json
 import pytest
 
 from experiments.benchmarks import compiled, targets
-from jaxcoll.execute import aot
+from jaxcoll import aot
 from tests.execute.harness import mesh_of
 
 

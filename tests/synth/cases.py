@@ -39,7 +39,7 @@ from jaxcoll.synth import (
     Themis,
     Tto,
 )
-from jaxcoll.synth.rules import RULES
+from jaxcoll.synth.tacos.rules import RULES
 from jaxcoll.topology import Topology
 from tests import strategies
 from tests.synth.forestcoll.networks import random_switched

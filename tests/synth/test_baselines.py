@@ -15,7 +15,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from jaxcoll.synth import (
     BlueConnect,
     Bruck,
@@ -33,13 +33,13 @@ from jaxcoll.synth import (
     Tto,
     synthesize,
 )
-from jaxcoll.synth.boxes import box_of
-from jaxcoll.synth.c_cube import two_trees
-from jaxcoll.synth.double_binary_tree import double_binary_trees
-from jaxcoll.synth.hdrm import rank_mapping
-from jaxcoll.synth.pipelined_trees import Tree
-from jaxcoll.synth.themis import Phase, balanced_orders, served
-from jaxcoll.synth.tto import three_trees
+from jaxcoll.synth.building.grids import box_of
+from jaxcoll.synth.dimensional.themis import Phase, balanced_orders, served
+from jaxcoll.synth.oblivious.hdrm import rank_mapping
+from jaxcoll.synth.trees.c_cube import two_trees
+from jaxcoll.synth.trees.double_binary_tree import double_binary_trees
+from jaxcoll.synth.trees.pipeline import Tree
+from jaxcoll.synth.trees.tto import three_trees
 from jaxcoll.topology import Topology
 
 

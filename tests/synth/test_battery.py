@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll.bounds import bounds
+from jaxcoll.bounds import lower_bounds
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
-from jaxcoll.simulate import MODELS, simulate
+from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import SYNTHESIZERS, Direct
 from jaxcoll.topologies import ring
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 from tests.strategies import collectives
 from tests.synth.cases import CASES, Case
 
@@ -36,7 +36,7 @@ def test_schedules_are_sound_and_no_faster_than_the_bounds(case, data):
     verify(schedule)
     model = data.draw(st.sampled_from(MODELS))
     timeline = simulate(schedule, 10**6, model)
-    for bound in bounds(topology, collective, 10**6):
+    for bound in lower_bounds(topology, collective, 10**6):
         assert timeline.time >= bound.time * (1 - 1e-12), bound
 
 

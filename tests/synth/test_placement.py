@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll.collective import Collective
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from jaxcoll.synth import synthesize
-from jaxcoll.synth.bucket import Bucket
+from jaxcoll.synth.dimensional.bucket import Bucket
 from jaxcoll.topologies import mesh, torus
 
 ON_BOXES = ["bucket", "blueconnect", "themis", "ring_2d"]

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh as Devices
 
 from experiments.models import load_model
-from jaxcoll.execute import aot
+from jaxcoll import aot
 from tensorstate.apply import apply
 from tensorstate.collectives import native, scheduled
 from tensorstate.hardware import HARDWARE, AlphaBeta

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from jaxcoll import topologies
-from jaxcoll.simulate import simulate
-from jaxcoll.verify import verify
+from jaxcoll.simulation import simulate
+from jaxcoll.verifier import verify
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Scheduled
 from tensorstate.states import Mesh

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxcoll.execute import aot
+from jaxcoll import aot
 
 ROOT = Path(__file__).parents[2]
 

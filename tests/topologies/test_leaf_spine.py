@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.errors import TopologyError
 from jaxcoll.paths import hop_distances
 from jaxcoll.synth.forestcoll import forest
-from jaxcoll.throughput import optimum
 from jaxcoll.topologies.leaf_spine import leaf_spine
 
 

@@ -28,10 +28,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import internals
+from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings.buffer import empty, fill
-from jaxcoll.execute.program import Program
+from jaxcoll.execute.lowerings.rounds import Program
 
 Ref = Any  # to a buffer, a table or semaphores
 
@@ -166,7 +166,7 @@ def _call(
     smem, hbm = pl.BlockSpec(memory_space=pltpu.SMEM), pl.BlockSpec(memory_space=pltpu.HBM)
     return pl.pallas_call(
         functools.partial(_kernel, tables, axes, op),
-        out_shape=[internals.shape_like(shape, buffer) for shape in (buffer.shape, landed)],
+        out_shape=[jax_internals.shape_like(shape, buffer) for shape in (buffer.shape, landed)],
         in_specs=[*(smem for _ in mine), hbm],
         out_specs=[hbm, hbm],
         input_output_aliases={len(mine): 0},

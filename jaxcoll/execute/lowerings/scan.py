@@ -22,7 +22,6 @@ import numpy as np
 from jax import lax
 
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.colouring import max_degree
 from jaxcoll.execute.lowerings.buffer import (
     Run,
     empty,
@@ -32,9 +31,10 @@ from jaxcoll.execute.lowerings.buffer import (
     resolve,
     runs,
 )
-from jaxcoll.execute.lowerings.together import permute_together
-from jaxcoll.execute.pieces import in_pieces
-from jaxcoll.execute.program import Program, Round, colour_pairs
+from jaxcoll.execute.lowerings.edge_colouring import max_degree
+from jaxcoll.execute.lowerings.grouped_permutes import permute_together
+from jaxcoll.execute.lowerings.rounds import Program, Round, colour_pairs
+from jaxcoll.execute.lowerings.step_splitting import in_pieces
 
 
 def run(

@@ -1,7 +1,7 @@
 """ssa: straight-line code, step after step; a round is one ``ppermute`` of its messages alone.
 
 Where all ranks do about the same, arrivals stay values that later permutes use as they are
-(``jaxcoll.execute.values``). Otherwise they go to a buffer and are read from there.
+(``jaxcoll.execute.lowerings.dataflow``). Otherwise they go to a buffer and are read from there.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from jax import lax
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.layout import at_least
 from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
-from jaxcoll.execute.lowerings.flow import FlowRun
-from jaxcoll.execute.lowerings.together import permute_together
-from jaxcoll.execute.pieces import in_pieces
-from jaxcoll.execute.program import Program, Round
-from jaxcoll.execute.values import flow_of
+from jaxcoll.execute.lowerings.dataflow import flow_of
+from jaxcoll.execute.lowerings.grouped_permutes import permute_together
+from jaxcoll.execute.lowerings.rounds import Program, Round
+from jaxcoll.execute.lowerings.ssa_dataflow import FlowRun
+from jaxcoll.execute.lowerings.step_splitting import in_pieces
 
 # A permute between CPU devices takes about as long as copying this many bytes.
 LONG_ROW_BYTES = 1 << 18

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.errors import ScheduleError, TopologyError
-from jaxcoll.exact import Number
+from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
-from jaxcoll.synth.forestcoll.orbits import moved_trees
-from jaxcoll.synth.forestcoll.packing import pack_trees
-from jaxcoll.synth.forestcoll.rails import find_boxes, inner_scaling, joined_trees
-from jaxcoll.synth.forestcoll.rehang import Trees
-from jaxcoll.synth.forestcoll.removal import Logical, Piece, remove_switches
-from jaxcoll.throughput import Scaling, fixed_k, optimum
+from jaxcoll.synth.forestcoll.edge_splitting import Logical, Piece, remove_switches
+from jaxcoll.synth.forestcoll.height_reduction import Trees
+from jaxcoll.synth.forestcoll.rail_trees import find_boxes, inner_scaling, joined_trees
+from jaxcoll.synth.forestcoll.translated_trees import moved_trees
+from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 

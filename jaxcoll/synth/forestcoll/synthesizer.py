@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import simulate
-from jaxcoll.synth.base import Synthesizer
-from jaxcoll.synth.forestcoll.fitting import fitting_forest
-from jaxcoll.throughput import optimum
+from jaxcoll.simulation import simulate
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.trees.lowering import ORDERS

@@ -9,7 +9,7 @@ import pytest
 import jaxcoll as jc
 from experiments.workloads import Simulated, fastest, ideal, in_turn
 from experiments.workloads.collectives import cut_through
-from jaxcoll.simulate import PACKETS
+from jaxcoll.simulation import PACKETS
 from jaxcoll.synth import Ring
 
 BANDWIDTH, ALPHA = 10**9, Fraction(1, 10**6)

@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
+from jaxcoll.bounds.throughput import balanced
 from jaxcoll.errors import TopologyError
-from jaxcoll.throughput import balanced
 from jaxcoll.topologies import dgx2, fat_tree, switch
-from jaxcoll.topologies.boxes import dgx_a100, dgx_h100, mi250, nvswitch_boxes
+from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_boxes
 from jaxcoll.topology import Topology
 from tests import strategies
 

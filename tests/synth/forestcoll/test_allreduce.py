@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxcoll.bounds.all_reduce import all_reduce_bound
+from jaxcoll.bounds.dual_variables import Prices, is_routable, proved_rate, reached_rate
+from jaxcoll.bounds.throughput import bottleneck, optimum
 from jaxcoll.errors import TopologyError
-from jaxcoll.synth.forestcoll.allreduce import all_reduce_bound
-from jaxcoll.synth.forestcoll.prices import Prices, is_routable, proved_rate, reached_rate
-from jaxcoll.throughput import bottleneck, optimum
 from jaxcoll.topologies import (
     dgx1,
     dgx_a100,

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.synth.forestcoll import balancing, packing
+from jaxcoll.bounds.throughput import optimum
+from jaxcoll.synth.forestcoll import balancing, tree_packing
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
-from jaxcoll.synth.forestcoll.removal import remove_switches
+from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of
 from jaxcoll.synth.forestcoll.stages import forest
-from jaxcoll.throughput import optimum
 from jaxcoll.topologies import hypercube, torus
 from jaxcoll.topology import Topology
 from tests.synth.forestcoll.networks import random_switched
@@ -106,7 +106,7 @@ def test_trees_are_sound_or_none_wherever_the_search_ends(topology, weights, ste
 @given(random_switched(max_ranks=12))
 def test_forests_are_optimal_whether_balanced_or_not(topology):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "_SEVERAL", 0)
+        patch.setattr(tree_packing, "_SEVERAL", 0)
         flow = forest(topology, guess=False)
     assert flow.check_load() == optimum(topology).inverse
 

@@ -9,9 +9,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.synth.forestcoll import ForestColl, forest
-from jaxcoll.throughput import optimum
 from jaxcoll.topologies import nvswitch_boxes
 from tests.execute.harness import integers, mesh_of, sharded
 

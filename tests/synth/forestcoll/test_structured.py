@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.paths import hop_distances
-from jaxcoll.synth.forestcoll.orbits import moved_trees
-from jaxcoll.synth.forestcoll.rails import find_boxes, inner_scaling
+from jaxcoll.synth.forestcoll.rail_trees import find_boxes, inner_scaling
 from jaxcoll.synth.forestcoll.stages import forest
-from jaxcoll.throughput import fixed_k, optimum
+from jaxcoll.synth.forestcoll.translated_trees import moved_trees
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,

@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import pytest
 
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.throughput import optimum
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,
@@ -24,7 +24,7 @@ from jaxcoll.topologies import (
     torus,
 )
 from jaxcoll.topology import Topology
-from jaxcoll.verify import verify
+from jaxcoll.verifier import verify
 
 GB = 10**9
 

@@ -1,0 +1,298 @@
+"""Summary: what a compiled program does to communicate, read from its scheduled HLO."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import jax
+
+from jaxcoll.aot.hlo import Instruction, Module, parse
+from jaxcoll.aot.replica_groups import replica_groups
+from jaxcoll.errors import FormatError
+
+# Collectives that XLA has of its own; schedules run as collective-permute only.
+NATIVE = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-broadcast")
+_PERMUTE = "collective-permute"
+# Instructions that start no kernel.
+_FREE = frozenset(
+    (
+        *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota"),
+        *("partition-id", "replica-id", "opt-barrier", "copy-start", "copy-done", "async-update"),
+    )
+)
+# What a computation may hold and still only move bytes from one place to another.
+_MOVES = frozenset(
+    ("parameter", "bitcast", "copy", "transpose", "reshape", "tuple", "get-tuple-element")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Burst:
+    """What runs from the start of a permute until none is in flight any more.
+
+    Attributes:
+        permutes: started in it.
+        launches: of kernels; one a permute, or one for those that were put in a group.
+        together: whether all of them start before any is awaited.
+        kernels: other kernels that run meanwhile.
+        matmuls: those of them that multiply matrices.
+        times: how often it happens, when it is in a loop.
+    """
+
+    permutes: int
+    launches: int
+    together: bool
+    kernels: int
+    matmuls: int
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What one device does in one call of a compiled program. Loops count as often as they run.
+
+    Attributes:
+        bursts: the communication, in order.
+        in_flight: most permutes in flight at once.
+        native: collectives of XLA's own, by opcode.
+        copies: bytes of each copy from main memory to main memory, once for each time it happens.
+        kernels: kernels other than communication.
+        matmuls: those of them that multiply matrices.
+        wire_bytes: bytes that a device sends, on average over devices: of permutes all it hands
+            over, of native collectives what rings send (all_reduce twice what all_gather does).
+        temp_bytes, argument_bytes, output_bytes: memory, as the compiler states it.
+        unknown_loops: loops of which the text does not say how often they run, counted once.
+    """
+
+    bursts: tuple[Burst, ...]
+    in_flight: int
+    native: Mapping[str, int]
+    copies: tuple[int, ...]
+    kernels: int
+    matmuls: int
+    wire_bytes: float
+    temp_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    unknown_loops: int
+
+    @property
+    def permutes(self) -> int:
+        """Permutes executed."""
+        return sum(burst.permutes * burst.times for burst in self.bursts)
+
+    @property
+    def launches(self) -> int:
+        """Launches of communication kernels, native collectives included."""
+        own = sum(burst.launches * burst.times for burst in self.bursts)
+        return own + sum(self.native.values())
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Permutes of each burst, in the order in which they run."""
+        return tuple(burst.permutes for burst in self.bursts for _ in range(burst.times))
+
+    @property
+    def together(self) -> bool:
+        """Whether in every burst all permutes start before any is awaited."""
+        return all(burst.together for burst in self.bursts)
+
+    @property
+    def covered_kernels(self) -> int:
+        """Kernels that run while a permute is in flight."""
+        return sum(burst.kernels * burst.times for burst in self.bursts)
+
+    @property
+    def covered_matmuls(self) -> int:
+        """Matrix multiplications that run while a permute is in flight."""
+        return sum(burst.matmuls * burst.times for burst in self.bursts)
+
+    @property
+    def temp_ratio(self) -> float:
+        """Temporary memory over that of the result."""
+        return self.temp_bytes / max(self.output_bytes, 1)
+
+    def copies_of(self, nbytes: int) -> int:
+        """Copies of at least that many bytes."""
+        return sum(size >= nbytes for size in self.copies)
+
+
+def summarize(compiled: jax.stages.Compiled) -> Summary:
+    """The summary of a compiled program, of what ``jit(f).lower(...).compile()`` gives.
+
+    Raises:
+        FormatError: a compiler that does not show its HLO or state the memory it takes.
+    """
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    if memory is None or text is None:
+        raise FormatError("this compiler shows neither HLO nor memory; only XLA's can be read")
+    return summarize_module(
+        parse(text),
+        temp_bytes=int(memory.temp_size_in_bytes),
+        argument_bytes=int(memory.argument_size_in_bytes),
+        output_bytes=int(memory.output_size_in_bytes),
+    )
+
+
+def summarize_module(
+    module: Module, *, temp_bytes: int = 0, argument_bytes: int = 0, output_bytes: int = 0
+) -> Summary:
+    """The summary of a module, with memory as it is given."""
+    walk = _Walk(module)
+    walk.visit(module.entry, 1)
+    walk.close(1)
+    return Summary(
+        tuple(walk.bursts),
+        walk.in_flight,
+        dict(walk.native),
+        tuple(walk.copies),
+        walk.kernels,
+        walk.matmuls,
+        walk.wire_bytes,
+        temp_bytes,
+        argument_bytes,
+        output_bytes,
+        walk.unknown_loops,
+    )
+
+
+# ---------------------------------------------------------------------- walking
+
+
+class _Walk:
+    """Goes through a module in the order in which it runs."""
+
+    def __init__(self, module: Module):
+        self.module = module
+        self.bursts: list[Burst] = []
+        self.native: collections.Counter[str] = collections.Counter()
+        self.copies: list[int] = []
+        self.in_flight = self.kernels = self.matmuls = self.unknown_loops = 0
+        self.wire_bytes = 0.0
+        self._flying: dict[str, int] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._permutes = self._launches = self._burst_kernels = self._burst_matmuls = 0
+        self._awaited, self._together = False, True
+
+    def visit(self, computation: str, times: int) -> None:
+        instructions = self.module.computations[computation]
+        by_name = {i.name: i for i in instructions}
+        for i in instructions:
+            if i.opcode == "while":
+                self._loop(i, times)
+            elif i.opcode in ("call", "conditional"):
+                for name in i.calls:
+                    self.visit(name, times)
+            elif i.opcode.endswith("-done") and i.operands and i.operands[0] in self._flying:
+                self._finish(i.operands[0], times)
+            elif not i.opcode.endswith("-done") and i.opcode not in _FREE:
+                self._run(i, by_name, times)
+            elif i.opcode == "copy-start":
+                self._copied(i, None, times)
+
+    def close(self, times: int) -> None:
+        """Ends the burst that is under way, if one is."""
+        if self._permutes:
+            burst = Burst(
+                self._permutes,
+                self._launches,
+                self._together,
+                self._burst_kernels,
+                self._burst_matmuls,
+                times,
+            )
+            self.bursts.append(burst)
+        self._reset()
+
+    # ------------------------------------------------------------------ instructions
+
+    def _loop(self, loop: Instruction, times: int) -> None:
+        count = self.module.trip_count(loop)
+        self.unknown_loops += count is None
+        body = (loop.attribute("body") or "").lstrip("%")
+        self.visit(body, times * (1 if count is None else count))
+
+    def _run(self, i: Instruction, by_name: Mapping[str, Instruction], times: int) -> None:
+        inside = [i, *self._inside(i)]
+        permutes = [p for p in inside if p.opcode in (_PERMUTE, f"{_PERMUTE}-start")]
+        natives = [
+            (name, p) for p in inside for name in NATIVE if p.opcode in (name, f"{name}-start")
+        ]
+        for name, p in natives:
+            self.native[name] += times
+            self.wire_bytes += times * _native_bytes(name, p, self.module.num_partitions)
+        for p in permutes:
+            self.wire_bytes += times * _permute_bytes(p, self.module.num_partitions)
+        if permutes:
+            self._start(i, len(permutes), times)
+        elif not natives:
+            self._kernel(i, inside, by_name, times)
+
+    def _inside(self, i: Instruction) -> list[Instruction]:
+        """All instructions of the computations that an instruction runs as one."""
+        found = []
+        for name in i.calls:
+            for inner in self.module.computations.get(name, ()):
+                found += [inner, *self._inside(inner)]
+        return found
+
+    def _start(self, i: Instruction, permutes: int, times: int) -> None:
+        self._together &= not self._awaited
+        self._permutes += permutes
+        self._launches += 1
+        self._flying[i.name] = permutes
+        self.in_flight = max(self.in_flight, sum(self._flying.values()))
+        if not i.opcode.endswith("-start"):
+            self._finish(i.name, times)
+
+    def _finish(self, name: str, times: int) -> None:
+        self._awaited = True
+        del self._flying[name]
+        if not self._flying:
+            self.close(times)
+
+    def _kernel(self, i, inside, by_name: Mapping[str, Instruction], times: int) -> None:
+        multiplies = any(_is_matmul(p) for p in inside)
+        self.kernels += times
+        self.matmuls += multiplies * times
+        if self._flying:
+            self._burst_kernels += 1
+            self._burst_matmuls += multiplies
+        only_moves = i.opcode == "fusion" and all(p.opcode in _MOVES for p in inside[1:])
+        if i.opcode in ("copy", "reshape", "transpose") or only_moves:
+            self._copied(i, by_name.get(i.operands[0]), times)
+
+    def _copied(self, i: Instruction, source: Instruction | None, times: int) -> None:
+        # Into another memory space and back is how the compiler uses fast memory, not a copy.
+        memories = i.memories | (source.memories if source else frozenset())
+        if memories == {"0"} and i.opcode != "copy-done":
+            self.copies += [i.largest_part] * times
+
+
+def _is_matmul(i: Instruction) -> bool:
+    if i.opcode == "custom-call":
+        return bool(re.search(r"gemm|matmul", i.attribute("custom_call_target") or ""))
+    return i.opcode in ("dot", "convolution")
+
+
+# ---------------------------------------------------------------------- bytes
+
+
+def _permute_bytes(i: Instruction, devices: int) -> float:
+    pairs = re.findall(r"\{(\d+),(\d+)\}", i.attribute("source_target_pairs") or "")
+    return i.largest_part * sum(src != dst for src, dst in pairs) / devices
+
+
+def _native_bytes(name: str, i: Instruction, devices: int) -> float:
+    size = replica_groups(i, devices).shape[1]
+    share = (size - 1) / size
+    if name == "all-reduce":
+        return 2 * share * i.nbytes
+    if name == "reduce-scatter":
+        return (size - 1) * i.nbytes
+    return share * i.largest_part

@@ -1,0 +1,389 @@
+"""Throughput bottleneck cuts: how fast a network can gather, exactly, and which cut says so.
+
+ForestColl (dissertation, Sec. 4.4 and 4.5.2; App. B.5.1 and B.5.4). To gather shards of sizes w, a
+set S of vertices that misses a rank must let out at least w(S), so that no schedule beats the
+largest w(S) / B(S), B being the bandwidth of the links that leave S; trees reach it (Theorem 25).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.max_flow import FlowNetwork, Shortfall
+from jaxcoll.numerics.rational import Number, as_fraction, common_denominator
+from jaxcoll.topology import Topology, connected
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """A network in whole trees: what each link can carry of trees of one common bandwidth.
+
+    Attributes:
+        k: trees a rank (of weight 1, if ranks have unequal weights).
+        U: 1 / bandwidth of a tree, in seconds a byte.
+        capacity: trees each link can carry, at most U x its bandwidth.
+        trees: trees each rank is the root of.
+    """
+
+    k: int
+    U: Fraction
+    capacity: tuple[int, ...]
+    trees: tuple[int, ...]
+
+    @property
+    def y(self) -> Fraction:
+        """Bandwidth of one tree, in bytes a second."""
+        return 1 / self.U
+
+    @property
+    def inverse(self) -> Fraction:
+        """Seconds a byte of shard that the trees together take, U / k."""
+        return self.U / self.k
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimum:
+    """The fastest that any schedule can gather, with the cut that proves it.
+
+    Attributes:
+        inverse: 1/x*, seconds a byte of shard: shards of s bytes (weight x s bytes, with weights)
+            are gathered in ``s * inverse`` seconds at best, latency aside.
+        weights: size of each rank's shard, coprime integers.
+        cut: the vertices of a bottleneck cut.
+        cut_ranks: the ranks among them.
+        cut_weight: the sum of their weights.
+        cut_bandwidth: bytes a second of the links that leave the cut.
+        scaling: the fewest trees that reach it: k, U and y.
+    """
+
+    inverse: Fraction
+    weights: tuple[int, ...]
+    cut: frozenset[int]
+    cut_ranks: tuple[int, ...]
+    cut_weight: int
+    cut_bandwidth: Fraction
+    scaling: Scaling
+
+    @property
+    def k(self) -> int:
+        """Trees a rank (of weight 1) that an optimal schedule needs."""
+        return self.scaling.k
+
+    @property
+    def U(self) -> Fraction:
+        """1 / bandwidth of a tree, in seconds a byte."""
+        return self.scaling.U
+
+    @property
+    def y(self) -> Fraction:
+        """Bandwidth of one tree, in bytes a second."""
+        return self.scaling.y
+
+    @property
+    def algbw(self) -> Fraction:
+        """Bytes of the gathered result a second, W / (1/x*) with W the sum of the weights."""
+        return sum(self.weights) / self.inverse
+
+    def check(self, topology: Topology) -> None:
+        """Recount the certificate from the links alone: no schedule is faster than ``inverse``.
+
+        Raises:
+            TopologyError: the cut holds every rank, or its numbers are not the network's.
+        """
+        checks.instance(topology, Topology, "topology", TopologyError)
+        ranks = tuple(sorted(v for v in self.cut if v < topology.num_ranks))
+        leaving = Fraction(0)
+        for u, v, bandwidth in zip(
+            topology.src.tolist(), topology.dst.tolist(), topology.exact_bandwidth, strict=True
+        ):
+            if u in self.cut and v not in self.cut:
+                leaving += bandwidth
+        weight = sum(self.weights[r] for r in ranks)
+        found = (ranks, weight, leaving, len(ranks) < topology.num_ranks)
+        if found != (self.cut_ranks, self.cut_weight, self.cut_bandwidth, True):
+            raise TopologyError(f"the certificate is not one of {topology}: {self}")
+        if Fraction(weight) / leaving != self.inverse:
+            raise TopologyError(f"weight {weight} over {leaving} B/s is not {self.inverse}")
+
+    def __str__(self) -> str:
+        ranks = ", ".join(map(str, self.cut_ranks[:8])) + (", ..." if self.cut_ranks[8:] else "")
+        return (
+            f"1/x* = {self.inverse} s/B (algbw {float(self.algbw) / 1e9:.6g} GB/s) with {self.k} "
+            f"trees a rank: {len(self.cut_ranks)} ranks ({ranks}) of weight {self.cut_weight} "
+            f"behind links of {float(self.cut_bandwidth) / 1e9:.6g} GB/s"
+        )
+
+
+def optimum(topology: Topology, weights: Sequence[Number] | None = None) -> Optimum:
+    """The throughput optimum of gathering on a network (Algorithm 1), exact; trees reach it.
+
+    Args:
+        weights: size of each rank's shard relative to the others, at least 0 and not all 0; equal
+            shards when omitted. A single 1 among zeros is a broadcast.
+
+    Raises:
+        TopologyError: fewer than two ranks, bad weights, or a network with switches in which a
+            vertex has more bandwidth in than out or the reverse (see ``balanced``).
+    """
+    connected(topology)
+    check_balanced(topology)
+    return bottleneck(topology, weights)
+
+
+def bottleneck(topology: Topology, weights: Sequence[Number] | None = None) -> Optimum:
+    """As ``optimum``, for any network: a bound, which unbalanced switches may put out of reach.
+
+    The paper's binary search over 1/x is replaced by Newton's method on cuts: every cut that a
+    rate overwhelms (Theorem 23) names the next, lower rate, until none is left.
+    """
+    whole, (links, unit) = whole_weights(topology, weights), _whole_bandwidths(topology)
+    n, total = topology.num_ranks, sum(whole)
+    # All vertices but one rank are a cut: the start of the search, often its end.
+    alone = [r for r in range(n) if whole[r] < total]
+    cuts = {r: frozenset(range(topology.num_vertices)) - {r} for r in alone}
+    last = min(alone, key=lambda r: _rate(topology, links, whole, cuts[r]))
+    cut = cuts[last]
+    network = network_with_source(topology)
+    while True:
+        rate = _rate(topology, links, whole, cut)
+        capacity = [b * rate.denominator for b in links] + [w * rate.numerator for w in whole]
+        turn = itertools.chain(range(last, n), range(last))
+        need = total * rate.numerator
+        short = network.first_short(capacity, topology.num_vertices, turn, need)
+        if short is None:
+            break
+        last = short.target
+        cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
+    found = 1 / (rate * unit)
+    return Optimum(
+        inverse=found,
+        weights=whole,
+        cut=cut,
+        cut_ranks=tuple(sorted(v for v in cut if v < n)),
+        cut_weight=sum(whole[v] for v in cut if v < n),
+        cut_bandwidth=_leaving(topology, links, cut) * unit,
+        scaling=_fewest_trees(found, links, unit, whole),
+    )
+
+
+def fixed_k(
+    topology: Topology,
+    k: int,
+    weights: Sequence[Number] | None = None,
+    *,
+    best: Optimum | None = None,
+) -> Scaling:
+    """The fastest that k trees a rank can gather (Algorithm 5, Theorem 34), exact.
+
+    Here too Newton's method on cuts: a cut S that lets out fewer than k w(S) trees at a scale U
+    names the least scale that S allows, which is the next. At most 1/(k min b) above the optimum
+    in seconds a byte (Theorem 35).
+
+    Links rounded to whole trees need not be balanced any more, unless they come in pairs, one each
+    way. With switches they are then trimmed, and U raised until the rest suffices: a sound scale,
+    but not always the least.
+
+    Args:
+        k: trees a rank (of weight 1), at least 1.
+        best: the optimum of the network and weights, if it is known.
+
+    Raises:
+        TopologyError: as ``optimum``, or k is less than 1.
+    """
+    connected(topology)
+    k = checks.integer(k, "k", TopologyError, least=1)
+    best = optimum(topology, weights) if best is None else best
+    checks.instance(best, Optimum, "best", TopologyError)
+    whole, (links, unit) = best.weights, _whole_bandwidths(topology)
+    n, total = topology.num_ranks, sum(whole)
+    network = network_with_source(topology)
+    last = 0
+
+    def short_of(capacity: list[int]) -> Shortfall | None:
+        turn = itertools.chain(range(last, n), range(last))
+        arcs = capacity + [k * w for w in whole]
+        return network.first_short(arcs, topology.num_vertices, turn, k * total)
+
+    scale = _least_scale(Counter(_crossing(topology, links, best.cut)), k * best.cut_weight)
+    while True:
+        capacity = [math.floor(b * scale) for b in links]
+        short = short_of(capacity)
+        if short is None:
+            break
+        last = short.target
+        cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
+        weight = sum(whole[v] for v in cut if v < n)
+        scale = _least_scale(Counter(_crossing(topology, links, cut)), k * weight)
+    if not topology.is_direct and any(_surplus(topology, capacity)):
+        # The optimum's own scale, repeated, is balanced and suffices.
+        limit = best.U * unit * math.ceil(Fraction(k, best.k))
+        capacity = _trimmed(topology, capacity)
+        while short_of(capacity) is not None:
+            scale = min(scale * Fraction(9, 8), limit)
+            capacity = _trimmed(topology, [math.floor(b * scale) for b in links])
+    return Scaling(k, scale / unit, tuple(capacity), tuple(k * w for w in whole))
+
+
+def check_balanced(topology: Topology) -> None:
+    """Refuse switches in a network that is not Eulerian.
+
+    Without switches trees reach the optimum on any network (Theorem 29); to do without switches
+    as branching points, as much must leave every vertex as enters it (Theorem 26).
+
+    Raises:
+        TopologyError: naming the first vertex whose bandwidths in and out differ.
+    """
+    if topology.is_direct:
+        return
+    for v, surplus in enumerate(_surplus(topology, topology.exact_bandwidth)):
+        if surplus:
+            kind = "rank" if v < topology.num_ranks else "switch"
+            name = f" ({topology.vertex_names[v]})" if topology.vertex_names else ""
+            more = "enters" if surplus > 0 else "leaves"
+            raise TopologyError(
+                f"{abs(surplus)} B/s more {more} {kind} {v}{name} than the other way; with "
+                f"switches both must be equal at every vertex: balanced(topology) trims links"
+            )
+
+
+def balanced(topology: Topology) -> Topology:
+    """The network with links trimmed until as much bandwidth leaves every vertex as enters it.
+
+    What is trimmed is a flow from the vertices with bandwidth out to spare to those with bandwidth
+    in to spare, along shortest ways first. Links trimmed to nothing are dropped.
+
+    Raises:
+        TopologyError: ranks can no longer reach each other.
+    """
+    connected(topology)
+    links, unit = _whole_bandwidths(topology)
+    left = _trimmed(topology, links)
+    keep = [e for e, b in enumerate(left) if b]
+    return Topology(
+        topology.num_ranks,
+        topology.src[keep],
+        topology.dst[keep],
+        topology.alpha[keep],
+        [left[e] * unit for e in keep],  # type: ignore[arg-type]
+        num_vertices=topology.num_vertices,
+        name=f"{topology.name} balanced" if topology.name else "",
+        vertex_names=topology.vertex_names,
+    )
+
+
+def _trimmed(topology: Topology, amounts: Sequence[int]) -> list[int]:
+    """Amounts of the links, lowered until as much leaves every vertex as enters it."""
+    surplus, count = _surplus(topology, amounts), topology.num_vertices
+    ends = (count, count + 1)
+    uneven = [v for v in range(count) if surplus[v]]
+    src = [*topology.src.tolist(), *(ends[0] if surplus[v] < 0 else v for v in uneven)]
+    dst = [*topology.dst.tolist(), *(v if surplus[v] < 0 else ends[1] for v in uneven)]
+    network = FlowNetwork(count + 2, np.asarray(src), np.asarray(dst))
+    taken = network.carried([*amounts, *(abs(surplus[v]) for v in uneven)], *ends)
+    return [b - t for b, t in zip(amounts, taken, strict=False)]
+
+
+def network_with_source(topology: Topology) -> FlowNetwork:
+    """The links, then an arc from one more vertex to each rank (the auxiliary networks' s)."""
+    n = topology.num_ranks
+    src = np.concatenate([topology.src, np.full(n, topology.num_vertices)])
+    return FlowNetwork(topology.num_vertices + 1, src, np.concatenate([topology.dst, np.arange(n)]))
+
+
+def whole_weights(topology: Topology, weights: Sequence[Number] | None) -> tuple[int, ...]:
+    """Shard sizes as coprime integers."""
+    n = topology.num_ranks
+    if n < 2:
+        raise TopologyError(f"with {n} rank there is nothing to gather")
+    try:
+        given = [1] * n if weights is None else weights
+        exact = [as_fraction(w) for w in checks.members(given, "weights", TopologyError)]
+    except (TypeError, ValueError) as error:
+        raise TopologyError(f"weights: {error}") from None
+    if len(exact) != n or min(exact) < 0 or not any(exact):
+        raise TopologyError(
+            f"weights need one number for each of {n} ranks, at least 0 and not all 0, "
+            f"got {checks.shown(weights)}"
+        )
+    whole, _ = _whole(exact)
+    return tuple(whole)
+
+
+def _whole(values: Sequence[Fraction]) -> tuple[list[int], Fraction]:
+    """Coprime integers and the unit they count."""
+    denominator = common_denominator(set(values))
+    common = math.gcd(*(int(v * denominator) for v in set(values)))
+    unit = Fraction(common, denominator)
+    known = {v: int(v / unit) for v in set(values)}
+    return [known[v] for v in values], unit
+
+
+def _whole_bandwidths(topology: Topology) -> tuple[list[int], Fraction]:
+    return _whole(topology.exact_bandwidth)
+
+
+def _surplus(topology: Topology, bandwidth: Sequence) -> list:
+    """What enters each vertex less what leaves it."""
+    surplus = [0] * topology.num_vertices
+    for u, v, b in zip(topology.src.tolist(), topology.dst.tolist(), bandwidth, strict=True):
+        surplus[u] -= b
+        surplus[v] += b
+    return surplus
+
+
+def _crossing(topology: Topology, links: Sequence[int], cut: frozenset[int]) -> list[int]:
+    """Bandwidths of the links that leave a cut."""
+    ends = zip(topology.src.tolist(), topology.dst.tolist(), links, strict=True)
+    return [b for u, v, b in ends if u in cut and v not in cut]
+
+
+def _leaving(topology: Topology, links: Sequence[int], cut: frozenset[int]) -> int:
+    return sum(_crossing(topology, links, cut))
+
+
+def _rate(
+    topology: Topology, links: Sequence[int], weights: Sequence[int], cut: frozenset[int]
+) -> Fraction:
+    """The rate at which a cut is full: B(S) / w(S)."""
+    weight = sum(w for r, w in enumerate(weights) if r in cut)
+    return Fraction(_leaving(topology, links, cut), weight)
+
+
+def _fewest_trees(
+    inverse: Fraction, links: Sequence[int], unit: Fraction, weights: tuple[int, ...]
+) -> Scaling:
+    """The least k and U with U/k = 1/x* and U b whole for all links (App. B.5.1)."""
+    scaled = inverse * unit
+    common = math.gcd(scaled.denominator, *set(links))
+    U = Fraction(scaled.numerator, common)
+    k = int(U / scaled)
+    capacity = tuple(int(U * b) for b in links)
+    return Scaling(k, U / unit, capacity, tuple(k * w for w in weights))
+
+
+def _least_scale(crossing: Counter[int], trees: int) -> Fraction:
+    """The least U for which links of the given bandwidths let out enough whole trees."""
+
+    def enough(scale: Fraction) -> bool:
+        return sum(count * math.floor(b * scale) for b, count in crossing.items()) >= trees
+
+    best = None
+    for b in crossing:
+        # At the least scale some link carries exactly a whole number j of trees.
+        low, high = 0, trees
+        while high - low > 1:
+            j = (low + high) // 2
+            low, high = (low, j) if enough(Fraction(j, b)) else (j, high)
+        best = Fraction(high, b) if best is None else min(best, Fraction(high, b))
+    if best is None:
+        raise TopologyError("a cut without links leaves the ranks beyond it out of reach")
+    return best

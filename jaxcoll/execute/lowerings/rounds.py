@@ -1,0 +1,246 @@
+"""Program: a schedule as rounds of row tables, ready to be lowered. NumPy only.
+
+Every rank keeps chunks in rows of a buffer. A step is a list of rounds; a round is one
+``ppermute``: a partial permutation of ranks and, for every rank, the rows it sends and the rows
+where it puts what arrives. All rounds of a step read before any of them writes.
+
+Rows of a rank that is in a group: a chunk's row is its number within the group. For all_to_all the
+first rows hold the result (by source) and the next as many the input (by destination). Chunks that
+a rank only passes on take rows after these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.execute.lowerings.edge_colouring import colour_messages, max_degree
+from jaxcoll.schedule import Schedule
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Round:
+    """One ``ppermute``. Entries are -1 where a rank is idle or its message is shorter.
+
+    Attributes:
+        pairs: (sender, receiver) of each message, sorted.
+        send: row of each chunk sent, int32 of shape (ranks, size).
+        recv: row of each chunk received, int32 of shape (ranks, size).
+        add: whether a chunk received is added to its row instead of replacing it, bool of shape
+            (ranks, size); False where idle.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    send: np.ndarray
+    recv: np.ndarray
+    add: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """Chunks in the longest message."""
+        return self.send.shape[1]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A schedule as rounds of row tables.
+
+    Attributes:
+        collective: what is carried.
+        num_rows: rows of a rank's buffer.
+        sides: the box whose translations are the symmetry to look for; (n,) where there is no grid.
+        steps: the rounds of each step.
+    """
+
+    collective: Collective
+    num_rows: int
+    sides: tuple[int, ...]
+    steps: tuple[tuple[Round, ...], ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks n."""
+        return self.collective.num_ranks
+
+    @property
+    def num_permutes(self) -> int:
+        """Number of rounds, each one ``ppermute``."""
+        return sum(len(rounds) for rounds in self.steps)
+
+    @functools.cached_property
+    def group_size(self) -> int:
+        """Ranks in a group (the largest)."""
+        return max(len(group) for group in self.collective.groups)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether input and output are one block, cut into rows as it comes."""
+        return self.collective.kind in ("all_reduce", "broadcast", "reduce")
+
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Blocks in a rank's input and in its output; elsewhere than in one block one a rank."""
+        kind, size = self.collective.kind, self.group_size
+        if self.is_whole:
+            return 1, 1
+        return (
+            1 if kind in ("all_gather", "gather") else size,
+            1 if kind in ("reduce_scatter", "scatter") else size,
+        )
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        shards = self.group_size if self.collective.kind == "all_reduce" else 1
+        return shards * self.collective.chunks_per_shard
+
+    @functools.cached_property
+    def place(self) -> np.ndarray:
+        """Place of each rank in its group, 0 for ranks in none; int32 of shape (ranks,)."""
+        place = np.zeros(self.num_ranks, np.int32)
+        for group in self.collective.groups:
+            place[list(group)] = np.arange(len(group))
+        return place
+
+    def input_rows(self) -> np.ndarray:
+        """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
+        kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
+        if kind in ("all_gather", "gather"):
+            return (self.place * k)[:, None] + np.arange(k, dtype=np.int32)
+        if kind == "all_to_all":
+            rows = np.tile(np.arange(self.group_size * k, dtype=np.int32), (n, 1))
+            own = rows // k == self.place[:, None]
+            # A rank's block for itself is in its place from the start.
+            return np.where(own, rows, self.group_size * k + rows)
+        rows = np.tile(np.arange(self.blocks[0] * self.block_rows, dtype=np.int32), (n, 1))
+        if kind in ("broadcast", "scatter"):
+            rows[self.place != self.collective.root] = -1
+        return rows
+
+    def output_rows(self) -> np.ndarray:
+        """The row of each row of the result, int32 of shape (ranks, rows); -1 where it is zeros."""
+        kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
+        if kind in ("reduce_scatter", "scatter"):
+            return (self.place * k)[:, None] + np.arange(k, dtype=np.int32)
+        rows = np.tile(np.arange(self.blocks[1] * self.block_rows, dtype=np.int32), (n, 1))
+        if kind in ("reduce", "gather"):
+            rows[self.place != self.collective.root] = -1
+        return rows
+
+
+@functools.lru_cache(maxsize=256)
+def program_of(schedule: Schedule) -> Program:
+    """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
+    n, grid = schedule.topology.num_ranks, schedule.topology.grid
+    sides = (n,) if grid is None else grid.shape
+    src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)
+    chunk = np.asarray(schedule.chunk, np.int64)
+    num_rows, (sent, received) = _rows(schedule.collective, (src, dst), chunk)
+    step = schedule.step
+    # Parallel edges between two ranks make one message: a permute does not see the wires.
+    order = np.lexsort((sent, dst, src, step))
+    columns = [column[order] for column in (src, dst, sent, received, schedule.reduce)]
+    ptr = np.searchsorted(step[order], np.arange(schedule.num_steps + 1))
+    steps = tuple(
+        _rounds(n, sides, *(column[first:last] for column in columns))
+        for first, last in itertools.pairwise(ptr)
+        if first < last
+    )
+    return Program(schedule.collective, num_rows, sides, steps)
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def _rows(collective: Collective, ends: tuple[np.ndarray, np.ndarray], chunk: np.ndarray):
+    """Rows of a buffer, and for each end the row of every send's chunk there."""
+    home = [_home_row(collective, rank, chunk) for rank in ends]
+    rank, both = np.concatenate(ends), np.concatenate([chunk, chunk])
+    row = np.concatenate(home)
+    num_rows = _home_rows(collective)
+    passing = row < 0
+    if passing.any():
+        key = rank[passing] * collective.num_chunks + both[passing]
+        known, which = np.unique(key, return_inverse=True)
+        holder = known // collective.num_chunks
+        nth = np.arange(len(known)) - np.searchsorted(holder, holder)
+        row[passing] = num_rows + nth[which]
+        num_rows += int(nth.max()) + 1
+    return num_rows, (row[: len(chunk)], row[len(chunk) :])
+
+
+def _home_rows(collective: Collective) -> int:
+    sizes = np.diff(collective.chunk_ptr)
+    if collective.kind != "all_to_all":
+        return int(sizes.max())
+    groups = collective.groups
+    return max(2 * len(group) * collective.chunks_per_shard for group in groups)
+
+
+def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np.ndarray:
+    """Row of chunks at ranks, -1 where a rank only passes a chunk on."""
+    group = collective.group_of_chunk[chunk]
+    local = chunk - collective.chunk_ptr[group]
+    if collective.kind != "all_to_all":
+        return np.where(collective.group_of_rank[rank] == group, local, -1)
+    k = collective.chunks_per_shard
+    size = np.asarray([len(g) for g in collective.groups], np.int64)[group]
+    source, (target, piece) = local // (size * k), np.divmod(local % (size * k), k)
+    row = np.where(rank == collective.target[chunk], source * k + piece, -1)
+    return np.where(rank == collective.owner[chunk], (size + target) * k + piece, row)
+
+
+# ---------------------------------------------------------------------- rounds
+
+
+def colour_pairs(
+    src: np.ndarray, dst: np.ndarray, size: np.ndarray, sides: tuple[int, ...]
+) -> np.ndarray:
+    """Rounds for messages between distinct pairs of ranks: as many as the largest degree.
+
+    Messages that go the same way on the box never meet at a rank, so a translation of the box is a
+    ready round, and on a symmetric network one in which all ranks do the same. Where translations
+    are more than need be, the messages are coloured anew.
+
+    Args:
+        src, dst, size: ranks and chunks of each message, integers of shape (messages,).
+        sides: the box, its last dimension fastest.
+
+    Returns:
+        The round of each message, integers of shape (messages,), from 0.
+    """
+    here, there = (np.stack(np.unravel_index(ranks, sides)) for ranks in (src, dst))
+    moved = (there - here) % np.asarray(sides)[:, None]
+    way = np.ravel_multi_index(tuple(moved), sides)
+    colour = np.unique(way, return_inverse=True)[1].ravel()
+    if len(colour) and colour.max() + 1 > max_degree(src, dst):
+        return colour_messages(src, dst, size)
+    return colour
+
+
+def _rounds(n, sides, src, dst, sent, received, reduce) -> tuple[Round, ...]:
+    """The rounds of one step, its sends sorted by (src, dst, row sent)."""
+    pair = src * n + dst
+    starts = np.flatnonzero(np.concatenate([[True], pair[1:] != pair[:-1]]))
+    size = np.diff(np.append(starts, len(pair)))
+    u, v = src[starts], dst[starts]
+    colour = colour_pairs(u, v, size, sides)
+    message = np.repeat(np.arange(len(starts)), size)
+    column = np.arange(len(pair)) - starts[message]
+    rounds = []
+    for c in range(colour.max() + 1):
+        chosen = np.flatnonzero(colour == c)
+        sends = colour[message] == c
+        shape = (n, int(size[chosen].max()))
+        tables = np.full((2, *shape), -1, np.int32)
+        tables[0, src[sends], column[sends]] = sent[sends]
+        tables[1, dst[sends], column[sends]] = received[sends]
+        add = np.zeros(shape, bool)
+        add[dst[sends], column[sends]] = reduce[sends]
+        pairs = tuple((int(a), int(b)) for a, b in zip(u[chosen], v[chosen], strict=True))
+        rounds.append(Round(pairs, tables[0], tables[1], add))
+    return tuple(rounds)

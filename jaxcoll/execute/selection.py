@@ -1,0 +1,177 @@
+"""Which schedule a function runs: the user's, one that a synthesizer makes, or the default."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+
+from jaxcoll.collective import DUALS, Collective
+from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.defaults import (
+    LONG_SHARD_BYTES,
+    default_schedule,
+    default_topology,
+    synthesized,
+)
+from jaxcoll.execute.layout import at_least
+from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll.synth import Synthesizer, synthesizer_named
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+from jaxcoll.verifier import verify
+
+Choice = Schedule | TreeFlow | str | Synthesizer | Callable[[Topology, Collective], Schedule] | None
+
+
+def choose(
+    choice: Choice,
+    kind: str,
+    axes: Axes,
+    groups=None,
+    root: int | None = None,
+    nbytes: int = 0,
+) -> Schedule:
+    """The verified schedule of a collective over the ranks of ``axes``.
+
+    Args:
+        choice: a schedule of this collective, or one to derive it from; trees, which are run in one
+            piece each; a synthesizer, its name, or a function of (topology, collective), to be run
+            on the default topology of that many ranks; or nothing for the default.
+        groups: groups of ranks, as in ``Collective``.
+        nbytes: of the larger of a rank's input and output, by which the default is chosen.
+
+    Raises:
+        CollectiveError: the groups do not cover the ranks of the axes once each, in equal numbers.
+        ScheduleError: a schedule of another number of ranks, of other groups or another root, of a
+            collective from which this one cannot be derived, or one that does not verify.
+    """
+    collective = Collective(kind, axes.num_ranks, 1, checked_groups(groups, axes), root)  # type: ignore[arg-type]
+    if choice is None:
+        shard = nbytes // len(collective.groups[0])
+        return default_schedule(collective, at_least(shard, LONG_SHARD_BYTES))
+    if isinstance(choice, TreeFlow):
+        choice = _in_one_piece(choice)
+    if isinstance(choice, Schedule):
+        schedule = choice
+    elif isinstance(choice, type):
+        raise ScheduleError(
+            f"schedule= was the class {choice.__name__}; give one of its instances, as in "
+            f"schedule={choice.__name__}(...)"
+        )
+    elif isinstance(choice, (str, Synthesizer)):
+        return synthesized(synthesizer_named(choice), collective)
+    elif callable(choice):
+        _check_takes_two(choice)
+        schedule = choice(default_topology(axes.num_ranks), collective)
+        if not isinstance(schedule, Schedule):
+            raise ScheduleError(
+                f"schedule= was a function that returned {type(schedule).__name__}, not a Schedule"
+            )
+    else:
+        raise ScheduleError(
+            "schedule= takes a Schedule, a TreeFlow, a synthesizer or its name, a function of "
+            f"(topology, collective), or None; got {type(choice).__name__}"
+        )
+    _check_fits(schedule, collective, axes)
+    return derived(schedule, kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _in_one_piece(trees: TreeFlow) -> Schedule:
+    return trees.to_schedule(1, order="steps")
+
+
+def _check_takes_two(choice: Callable) -> None:
+    try:
+        inspect.signature(choice).bind(None, None)
+    except TypeError as error:
+        raise ScheduleError(
+            f"schedule= was a function that cannot be called with (topology, collective): {error}"
+        ) from None
+    except ValueError:
+        return  # written in C, without a signature
+
+
+# ---------------------------------------------------------------------- fit
+
+
+def checked_groups(groups, axes: Axes) -> tuple[tuple[int, ...], ...] | None:
+    """The groups of ``axis_index_groups``, once they cover the ranks in equal numbers."""
+    if groups is None:
+        return None
+    try:
+        groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
+    except TypeError:
+        raise CollectiveError(
+            f"axis_index_groups must be lists of indices of {axes}, got {groups!r}"
+        ) from None
+    ranks = sorted(rank for group in groups for rank in group)
+    if ranks != list(range(axes.num_ranks)):
+        raise CollectiveError(
+            f"axis_index_groups must name every index of {axes} exactly once, got {groups}"
+        )
+    if len({len(group) for group in groups}) > 1:
+        raise CollectiveError(f"axis_index_groups must be of equal size, got {groups}")
+    return groups
+
+
+def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
+    given = schedule.collective
+    if given.num_ranks != axes.num_ranks:
+        raise ScheduleError(
+            f"{schedule} is for {given.num_ranks} ranks, but {axes} has {axes.num_ranks}; "
+            f"synthesize one for {axes.num_ranks}, or one for all ranks of the mesh whose groups "
+            "are those along the axis"
+        )
+    if given.groups != wanted.groups:
+        raise ScheduleError(
+            f"{schedule} is for groups {_named(given.groups)}, but the call asks for "
+            f"{_named(wanted.groups)}; axis_index_groups= and the groups of the schedule must "
+            "be the same, in the same order"
+        )
+    if given.root != wanted.root and wanted.root is not None and given.root is not None:
+        raise ScheduleError(
+            f"{schedule} has root {given.root}, but the call asks for {wanted.root}"
+        )
+
+
+def _named(groups) -> str:
+    return "one group of all ranks in order" if len(groups) == 1 else str(groups)
+
+
+@functools.lru_cache(maxsize=256)
+def derived(schedule: Schedule, kind: str) -> Schedule:
+    """The schedule of another kind that follows from a schedule, verified once.
+
+    Run backwards, a schedule is one of the dual collective: an all_gather is a reduce_scatter, a
+    broadcast a reduce, a gather a scatter, and the other way round. A reduce_scatter and then an
+    all_gather are an all_reduce. Backwards means over the links the other way, so the network must
+    equal its transpose.
+
+    Raises:
+        ScheduleError: it does not follow, or does not verify.
+    """
+    given = schedule.collective.kind
+    verify(schedule)
+    if given == kind:
+        return schedule
+    takes = {kind, DUALS[kind]}
+    if kind == "all_reduce":
+        takes |= {"all_gather", "reduce_scatter"}
+    if given not in takes:
+        raise ScheduleError(
+            f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
+        )
+    if schedule.topology != schedule.topology.transpose():
+        raise ScheduleError(
+            f"{kind} cannot be derived from {schedule}: the links of its network do not all have "
+            f"one the other way; synthesize {kind} itself"
+        )
+    back = schedule.reverse()
+    if kind == "all_reduce":
+        back = concatenate(*((schedule, back) if given == "reduce_scatter" else (back, schedule)))
+    verify(back)
+    return back

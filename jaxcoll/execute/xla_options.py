@@ -1,0 +1,80 @@
+"""Options: what to tell XLA so that it runs schedules as they are written. Why, in docs/targets.md.
+
+Pass them to the outermost ``jit``, whose program they are for::
+
+    step = jax.jit(step, compiler_options=jc.compiler_options(mesh, schedule))
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.execute.lowerings.step_splitting import in_pieces
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology
+
+# What XLA's TPU compiler allows by default; less would hold back permutes that are not ours.
+_TPU_IN_FLIGHT = 5
+
+
+def compiler_options(mesh: Mesh, *schedules: Schedule) -> dict[str, str | bool]:
+    """XLA's options for programs that run schedules on a mesh.
+
+    Args:
+        mesh: of the devices the program is for; their platform decides.
+        schedules: those that may be under way at the same time; several if, say, gradients of
+            several layers are. When omitted, one that uses every link of the mesh's devices.
+
+    Returns:
+        For ``jax.jit(compiler_options=...)``. Empty for CPU, whose compiler knows none of them.
+
+    Raises:
+        TopologyError: a mesh without devices, or of a platform other than cpu, gpu and tpu.
+        ScheduleError: something that is no schedule.
+    """
+    platform = _platform(mesh)
+    for schedule in schedules:
+        if not isinstance(schedule, Schedule):
+            raise ScheduleError(f"compiler_options takes schedules, got {schedule!r}")
+    if platform == "cpu":
+        return {}
+    if platform == "gpu":
+        # Not the limit of collectives in flight: XLA (of jax 0.10.2) cannot compile programs that
+        # raise it and have groups, which do better.
+        return {"xla_gpu_collective_permute_combine_threshold_bytes": "0"}
+    degrees = [_rounds_at_once(schedule) for schedule in schedules]
+    together = sum(degrees) if schedules else _links_at_once(mesh)
+    return {"xla_max_concurrent_async_collective_permutes": str(max(together, _TPU_IN_FLIGHT))}
+
+
+def _platform(mesh: Mesh | AbstractMesh) -> str:
+    if isinstance(mesh, AbstractMesh) or mesh.devices.size == 0:
+        raise TopologyError(
+            f"compiler_options needs a mesh with devices, got {mesh!r}; an AbstractMesh does not "
+            "say what it will run on"
+        )
+    name = str(mesh.devices.flat[0].platform)
+    platform = {"cuda": "gpu", "rocm": "gpu"}.get(name, name)
+    if platform not in ("cpu", "gpu", "tpu"):
+        raise TopologyError(f"no options are known for devices of platform {name!r}")
+    return platform
+
+
+def _rounds_at_once(schedule: Schedule) -> int:
+    """The most permutes that a step has, in whichever lowering has more."""
+    program = in_pieces(program_of(schedule))
+    straight = max((len(rounds) for rounds in program.steps), default=0)
+    return max(straight, max((len(stage) for stage in stages(program)), default=0))
+
+
+def _links_at_once(mesh: Mesh) -> int:
+    """The most links that leave a device, or enter one."""
+    topology = Topology.from_mesh(mesh)
+    ends = [
+        np.bincount(end, minlength=topology.num_vertices) for end in (topology.src, topology.dst)
+    ]
+    return max(int(degree[: topology.num_ranks].max()) for degree in ends)

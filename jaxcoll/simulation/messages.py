@@ -1,0 +1,181 @@
+"""Timing any traffic: messages with routes, sizes, release times and what they wait for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.simulation import kernels
+from jaxcoll.simulation.clock import Clock
+from jaxcoll.simulation.framing import Framing
+from jaxcoll.simulation.schedules import durations, framed
+from jaxcoll.simulation.timeline import MODELS
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """Bytes to be carried along a route.
+
+    Attributes:
+        route: vertices in order, at least two; between two vertices the fastest of parallel links
+            is taken.
+        nbytes: bytes, above 0.
+        release: earliest start in seconds, at least 0.
+        after: indices of the messages whose arrival it waits for.
+
+    Raises:
+        ScheduleError: a field that is none of these.
+    """
+
+    route: tuple[int, ...]
+    nbytes: Number
+    release: Number = 0
+    after: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        route = checks.integers(self.route, "route", ScheduleError, least=0)
+        if len(route) < 2:
+            raise ScheduleError(f"a route needs at least two vertices, got {route}")
+        checks.put(
+            self,
+            route=route,
+            nbytes=checks.positive(self.nbytes, "nbytes", ScheduleError),
+            release=checks.nonnegative(self.release, "release", ScheduleError),
+            after=checks.integers(self.after, "after", ScheduleError, least=0),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MessageTimes:
+    """When each message starts and arrives.
+
+    Attributes:
+        model: the link model, "astra" or "tacos".
+        clock: the unit of time, and whether it is exact.
+        start: when each message starts on its first link, ticks, int64 of shape (messages,).
+        end: when each arrives at the end of its route, ticks, int64 of shape (messages,).
+    """
+
+    model: str
+    clock: Clock
+    start: np.ndarray
+    end: np.ndarray
+
+    @property
+    def exact_time(self) -> Fraction:
+        """When the last message arrives, in seconds, as a rational."""
+        return int(self.end.max(initial=0)) * self.clock.tick
+
+    @property
+    def time(self) -> float:
+        """When the last message arrives, in seconds."""
+        return float(self.exact_time)
+
+
+def simulate_messages(
+    topology: Topology,
+    messages: Sequence[Message],
+    *,
+    model: str = "astra",
+    framing: Framing | None = None,
+) -> MessageTimes:
+    """Time any traffic on a topology; links serve first come, first served.
+
+    Messages that reach a link at the same moment are served in the order of the model. "astra": in
+    the order in which their arrivals became known, as the event queue of ASTRA-sim has it: first of
+    all the messages that wait for none, in the order they are listed in; then, as messages start on
+    a link, their arrivals at its end; and as messages arrive, those that wait for them, as listed.
+    "tacos": in the order they are listed in.
+
+    Args:
+        topology: the network; only the links of the routes matter, so that ranks need not reach
+            each other (``Topology.allow_unreachable``).
+        messages: the traffic.
+        model: "astra" or "tacos".
+        framing: heads of packets or messages, which take bandwidth too; none when omitted.
+
+    Raises:
+        ScheduleError: a route without a link, sizes or releases out of range, messages that wait
+            for themselves or for one that does not exist.
+    """
+    checks.instance(topology, Topology, "topology", ScheduleError)
+    messages = checks.members(messages, "messages", ScheduleError)
+    for i, message in enumerate(messages):
+        checks.instance(message, Message, f"messages[{i}]", ScheduleError)
+    checks.choice(model, MODELS, "model", ScheduleError)
+    checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
+    sizes = [as_fraction(message.nbytes) for message in messages]
+    releases = [as_fraction(message.release) for message in messages]
+    hop_ptr, hop_link = _route_links(topology, messages)
+    distinct = {size: i for i, size in enumerate(dict.fromkeys(sizes))}
+    which = np.repeat(np.asarray([distinct[size] for size in sizes], np.int64), np.diff(hop_ptr))
+    clock, busy, delay = durations(
+        topology, framed(list(distinct), framing), which, hop_link, model
+    )
+    if any(releases):
+        clock, busy, delay = _with_releases(clock, busy, delay, releases)
+    release = clock.ticks(releases)
+    pending, after_ptr, after = _waits(messages)
+    start = np.zeros(len(hop_link), np.int64)
+    end = np.zeros(len(messages), np.int64)
+    run = kernels.run_events if model == "astra" else kernels.run_messages
+    done = run(
+        release, pending, after_ptr, after, hop_ptr, hop_link, busy, delay, topology.num_links,
+        start, end,
+    )  # fmt: skip
+    if done < len(messages):
+        stuck = int(np.flatnonzero(pending)[0])
+        raise ScheduleError(f"{len(messages) - done} messages wait for each other, one is {stuck}")
+    return MessageTimes(model, clock, start[hop_ptr[:-1]], end)
+
+
+def _route_links(topology: Topology, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+    fastest: dict[tuple[int, int], int] = {}
+    # Links between two vertices stand by rising alpha, then bandwidth.
+    for link in np.lexsort((topology.alpha, -topology.bandwidth)):
+        fastest.setdefault((int(topology.src[link]), int(topology.dst[link])), int(link))
+    lengths, links = [], []
+    for i, message in enumerate(messages):
+        for pair in zip(message.route[:-1], message.route[1:], strict=True):
+            if pair not in fastest:
+                raise ScheduleError(f"message {i}: there is no link {pair[0]}->{pair[1]}")
+            links.append(fastest[pair])
+        lengths.append(len(message.route) - 1)
+    ptr = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return ptr, np.asarray(links, np.int32)
+
+
+def _waits(messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    pending = np.zeros(len(messages), np.int64)
+    pairs = []
+    for i, message in enumerate(messages):
+        for other in set(message.after):
+            if other >= len(messages):
+                raise ScheduleError(f"message {i} waits for message {other}, which does not exist")
+            pairs.append((other, i))
+        pending[i] = len(set(message.after))
+    pairs.sort()
+    column = np.asarray(pairs, np.int64).reshape(-1, 2)
+    ptr = np.searchsorted(column[:, 0], np.arange(len(messages) + 1))
+    return pending, ptr, column[:, 1]
+
+
+def _with_releases(
+    clock: Clock, busy: np.ndarray, delay: np.ndarray, releases: list[Fraction]
+) -> tuple[Clock, np.ndarray, np.ndarray]:
+    """The same durations on a clock on which the release times are whole ticks too."""
+    spans = [*{Fraction(int(t)) * clock.tick for t in {*busy.tolist(), *delay.tolist()}}, *releases]
+    finer = Clock.for_durations(spans, int(delay.sum()) * clock.tick + max(releases))
+    factor = clock.tick / finer.tick
+
+    def rescale(ticks: np.ndarray) -> np.ndarray:
+        return np.asarray([-(-(int(t) * factor) // 1) for t in ticks], np.int64)
+
+    return Clock(finer.tick, finer.is_exact and clock.is_exact), rescale(busy), rescale(delay)

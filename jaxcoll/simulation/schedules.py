@@ -1,0 +1,150 @@
+"""Timing a schedule."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.collective import common_parts
+from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulation import kernels
+from jaxcoll.simulation.clock import Clock
+from jaxcoll.simulation.framing import Framing
+from jaxcoll.simulation.timeline import MODELS, Timeline
+from jaxcoll.topology import Topology
+
+_ZERO = Fraction(0)
+
+
+def simulate(
+    schedule: Schedule, nbytes: Number, model: str = "astra", framing: Framing | None = None
+) -> Timeline:
+    """Run a schedule on its topology, every message as early as its links and chunks allow.
+
+    A message waits for the chunks it carries (all arrivals of earlier steps), and leaves after the
+    messages that stand before it in the schedule on the same first link. There is no barrier
+    between steps.
+
+    Args:
+        schedule: a schedule; what is unsound about it (see ``verify``) is timed as it stands.
+        nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
+        model: "astra" or "tacos".
+        framing: heads of packets or messages, which take bandwidth too; none when omitted.
+
+    Raises:
+        ScheduleError: nbytes is not a number above 0, or the model is unknown.
+    """
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
+    checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
+    size = check_request(nbytes, model)
+    message_ptr, chunk = schedule.message_ptr, schedule.chunk
+    edge = schedule.edge[message_ptr[:-1]]
+    src, dst = schedule.edges.src[edge], schedule.edges.dst[edge]
+    hop_ptr, hop_link = _hops(schedule, edge)
+    clock, busy, delay = _durations(schedule, size, model, framing, hop_ptr, hop_link)
+    start = np.zeros(len(hop_link), np.int64)
+    shape = (schedule.topology.num_ranks, schedule.collective.num_chunks)
+    links = schedule.topology.num_links
+    if len(hop_link) == len(edge):
+        available = np.zeros(shape, np.int64)
+        kernels.run_direct(
+            message_ptr, chunk, src, dst, hop_link, busy, delay, links, available, start
+        )
+    else:
+        needed = np.zeros(schedule.num_sends, np.int32)
+        arrived = np.zeros(shape, np.int32)
+        kernels.arrivals_needed(
+            schedule.step_ptr, chunk, schedule.src, schedule.dst, arrived, needed
+        )
+        first = hop_link[hop_ptr[:-1]]
+        queue = np.argsort(first, kind="stable")
+        queue_ptr = np.searchsorted(first[queue], np.arange(links + 1))
+        arrived[:] = 0
+        kernels.run_routed(
+            message_ptr, chunk, src, dst, needed, queue_ptr, queue, hop_ptr, hop_link, busy, delay,
+            links, arrived, np.full(shape, -1, np.int64), start,
+        )  # fmt: skip
+    return Timeline(schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing)
+
+
+def check_request(nbytes: Number, model: str) -> Fraction:
+    """The bytes as a rational; refuses what cannot be simulated."""
+    checks.choice(model, MODELS, "model", ScheduleError)
+    return as_fraction(checks.positive(nbytes, "nbytes", ScheduleError))
+
+
+def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    edges = schedule.edges
+    if len(edges) == 0 or (edges.hops == 1).all():
+        return np.arange(len(edge) + 1), edges.path_link[edge]
+    hops = edges.hops[edge]
+    ptr = np.concatenate([[0], np.cumsum(hops)])
+    offset = np.arange(ptr[-1]) - np.repeat(ptr[:-1], hops)
+    return ptr, edges.path_link[np.repeat(edges.path_ptr[edge], hops) + offset]
+
+
+def _durations(
+    schedule: Schedule,
+    size: Fraction,
+    model: str,
+    framing: Framing | None,
+    hop_ptr: np.ndarray,
+    hop_link: np.ndarray,
+) -> tuple[Clock, np.ndarray, np.ndarray]:
+    """The clock, and for every hop how long it occupies its link and how long it takes."""
+    weight, total = common_parts(schedule.collective)
+    if len(schedule.edge) == 0:
+        weights = np.zeros(0, np.int64)
+    elif (weight == weight[0]).all():
+        weights = np.diff(schedule.message_ptr) * weight[0]
+    else:
+        weights = np.add.reduceat(weight[schedule.chunk], schedule.message_ptr[:-1])
+    sizes, which, _ = _distinct(weights, int(weights.max(initial=0)) + 1)
+    nbytes = framed([size * int(w) / total for w in sizes], framing)
+    if len(hop_link) > len(weights):
+        which = np.repeat(which, np.diff(hop_ptr))
+    return durations(schedule.topology, nbytes, which, hop_link, model)
+
+
+def framed(nbytes: list[Fraction], framing: Framing | None) -> list[Fraction]:
+    """Bytes on a link of messages of so many bytes."""
+    return nbytes if framing is None else [framing.on_link(size) for size in nbytes]
+
+
+def durations(
+    topology: Topology, nbytes: list[Fraction], which: np.ndarray, hop_link: np.ndarray, model: str
+) -> tuple[Clock, np.ndarray, np.ndarray]:
+    """The clock, and for every hop how long it occupies its link and how long it takes, in ticks.
+
+    Args:
+        nbytes: the distinct sizes in bytes.
+        which: index of each hop's size.
+        hop_link: link of each hop.
+    """
+    speeds, speed_of_link = topology.speeds
+    case = which * len(speeds) + speed_of_link[hop_link]  # distinct (size, speed) a hop
+    used, case, hops = _distinct(case, len(nbytes) * len(speeds))
+    cases = [divmod(int(c), len(speeds)) for c in used]
+    alphas = [speeds[speed][0] for _, speed in cases]
+    serial = [nbytes[size] / speeds[speed][1] for size, speed in cases]
+    pairs = zip(alphas, serial, hops.tolist(), strict=True)
+    # A run takes no longer than all its hops one after another.
+    clock = Clock.for_durations([*alphas, *serial], sum((h * (a + s) for a, s, h in pairs), _ZERO))
+    busy = clock.ticks(serial)
+    delay = busy + clock.ticks(alphas)
+    return clock, (delay if model == "tacos" else busy)[case], delay[case]
+
+
+def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The distinct values in 0..space-1, the index of each, counts; by counting if that is less."""
+    if space > 2 * len(values) + 1024:
+        return np.unique(values, return_inverse=True, return_counts=True)
+    counts = np.bincount(values, minlength=space)
+    used = np.flatnonzero(counts)
+    index = np.zeros(space, np.int64)
+    index[used] = np.arange(len(used))
+    return used, index[values], counts[used]

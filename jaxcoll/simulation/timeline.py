@@ -1,0 +1,144 @@
+"""Timeline: when every message of a simulation starts, frees its links and arrives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from fractions import Fraction
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulation.clock import Clock
+from jaxcoll.simulation.framing import Framing
+
+MODELS = ("astra", "tacos")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Timeline:
+    """A simulated run of a schedule.
+
+    Times are integers in ticks of ``clock``, seconds by the properties. A hop is one message on
+    one link of its path; hops stand message by message, in the order of the path.
+
+    Attributes:
+        schedule: what was run.
+        nbytes: bytes of a rank's buffer.
+        model: the link model, "astra" or "tacos".
+        clock: the unit of time, and whether it is exact.
+        hop_ptr: hops of message m are ``hop_ptr[m]..hop_ptr[m + 1] - 1``; int64.
+        hop_link: link of each hop, int32.
+        hop_start: when each hop starts to occupy its link, ticks, int64.
+        hop_busy: how long it occupies its link, ticks, int64.
+        hop_delay: from its start to its arrival at the link's end, ticks, int64.
+        framing: what heads cost, if they were counted.
+    """
+
+    schedule: Schedule
+    nbytes: Fraction
+    model: str
+    clock: Clock
+    hop_ptr: np.ndarray
+    hop_link: np.ndarray
+    hop_start: np.ndarray
+    hop_busy: np.ndarray
+    hop_delay: np.ndarray
+    framing: Framing | None = None
+
+    # ------------------------------------------------------------------ the whole
+
+    @functools.cached_property
+    def finish(self) -> int:
+        """When the last message arrives, in ticks."""
+        return int((self.hop_start + self.hop_delay).max(initial=0))
+
+    @property
+    def exact_time(self) -> Fraction:
+        """When the last message arrives, in seconds, as a rational, exact if the clock is."""
+        return self.finish * self.clock.tick
+
+    @property
+    def time(self) -> float:
+        """When the last message arrives, in seconds."""
+        return float(self.exact_time)
+
+    @property
+    def algbw(self) -> float:
+        """Bytes of the buffer per second, in B/s; 0 where nothing had to be done."""
+        return float(self.nbytes / self.exact_time) if self.finish else 0.0
+
+    @property
+    def busbw(self) -> float:
+        """algbw times the collective's factor, in B/s, comparable between numbers of ranks."""
+        return self.algbw * float(self.schedule.collective.busbw_factor())
+
+    # ------------------------------------------------------------------ sends
+
+    @functools.cached_property
+    def start(self) -> np.ndarray:
+        """When each send starts on its first link, seconds, float64 of shape (sends,)."""
+        return self._by_send(self.hop_start[self.hop_ptr[:-1]])
+
+    @functools.cached_property
+    def end(self) -> np.ndarray:
+        """When each send arrives at its destination, seconds, float64 of shape (sends,)."""
+        last = self.hop_ptr[1:] - 1
+        return self._by_send(self.hop_start[last] + self.hop_delay[last])
+
+    def _by_send(self, ticks: np.ndarray) -> np.ndarray:
+        return np.repeat(self.clock.seconds(ticks), np.diff(self.schedule.message_ptr))
+
+    # ------------------------------------------------------------------ links
+
+    def utilization(self, bins: int | None = None) -> np.ndarray:
+        """Share of the time that each link is occupied.
+
+        Args:
+            bins: None for the whole run, float64 of shape (links,); otherwise the run is cut into
+                that many equal intervals, float64 of shape (links, bins).
+
+        Raises:
+            ScheduleError: not a number of intervals, 1 to 2**20.
+        """
+        bins = checks.optional(bins, checks.integer, "bins", ScheduleError, least=1, most=2**20)
+        links = self.schedule.topology.num_links
+        if not self.finish:
+            return np.zeros(links if bins is None else (links, bins))
+        if bins is None:
+            busy = np.bincount(self.hop_link, weights=self.hop_busy, minlength=links)
+            return busy / self.finish
+        busy = np.zeros((links, bins))
+        _fill(self.hop_link, self.hop_start, self.hop_busy, self.finish / bins, busy)
+        return busy / (self.finish / bins)
+
+    def mean_utilization(self) -> float:
+        """Share of the time that links are occupied, on average over all links."""
+        share = self.utilization()
+        return float(share.mean()) if share.size else 0.0
+
+    def __repr__(self) -> str:
+        exact = "" if self.clock.is_exact else ", rounded up to the tick"
+        framing = f" in {self.framing}" if self.framing else ""
+        return (
+            f"Timeline({self.schedule.collective.kind}, {float(self.nbytes):g} B, "
+            f"{self.time * 1e6:.3f} us by model {self.model!r}{framing}, "
+            f"algbw {self.algbw / 1e9:.3f} GB/s, busbw {self.busbw / 1e9:.3f} GB/s{exact})"
+        )
+
+
+@nb.njit(cache=True)
+def _fill(link, start, busy, width, out):
+    """Add the time each hop occupies its link to the intervals it overlaps."""
+    bins = out.shape[1]
+    for h in range(len(link)):
+        begin, end = float(start[h]), float(start[h] + busy[h])
+        b = min(int(begin / width), bins - 1)
+        while b < bins and b * width < end:
+            overlap = min(end, (b + 1) * width) - max(begin, b * width)
+            if overlap > 0.0:
+                out[link[h], b] += overlap
+            b += 1

@@ -1,0 +1,315 @@
+"""Auto: the fastest schedule of many synthesizers and chunk counts, for a number of bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import ClassVar
+
+from jaxcoll.bounds import bound, cut_bound
+from jaxcoll.collective import KINDS, Collective
+from jaxcoll.errors import CollectiveError, JaxcollError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulation import MODELS, simulate
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, chunk_counts, entry_of, told
+from jaxcoll.topology import Topology
+
+# Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
+_SENDS, _FEW_PAIRS = 3 * 2**18, 2**14
+_SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
+# Parts of a limit extrapolated from two times, and from the last two of more, that may be reached.
+_GUESSED, _TRUSTED = 0.8, 0.95
+# The cut bound needs a maximum flow per rank, often several times.
+_CUTS_WITHIN = 2**20
+
+# Called after every schedule: how many were made, which one, and its seconds (None where the
+# synthesizer is not defined for the problem).
+Progress = Callable[[int, str, float | None], None]
+
+
+class _Climb:
+    """One synthesizer on its way up through its chunk counts.
+
+    With k chunks a pipeline takes about A + B / k seconds, so two times tell what is left to gain.
+    """
+
+    def __init__(self, synthesizer: Synthesizer, counts: Sequence[int]) -> None:
+        self.synthesizer = synthesizer
+        self.left = list(counts)
+        self.tried: list[tuple[int, float]] = []
+
+    @property
+    def limit(self) -> float:
+        """A: seconds with any number of chunks, by the last two; 0 while fewer are known."""
+        if len(self.tried) < 2:
+            return 0.0
+        (k, before), (more, after) = self.tried[-2:]
+        return after - max(before - after, 0.0) * k / (more - k)
+
+    @property
+    def prospect(self) -> float:
+        """Seconds that more chunks may reach: the limit less what it may err by."""
+        return self.limit * (_TRUSTED if len(self.tried) > 2 else _GUESSED)
+
+    def is_done(self, tolerance: float) -> bool:
+        """Whether no counts are left, or the last two gained less than the tolerance."""
+        times = [seconds for _, seconds in self.tried]
+        if not times or not self.left:
+            return True
+        return len(times) > 3 and min(times) >= min(times[:-2]) * (1 - tolerance)
+
+    def record(self, count: int, seconds: float | None) -> None:
+        """Note what a count took; None where the synthesizer refused it."""
+        self.left = [other for other in self.left if other > count]
+        if seconds is not None:
+            self.tried.append((count, seconds))
+
+
+@dataclasses.dataclass(frozen=True)
+class Portfolio(Synthesizer):
+    """Tries many synthesizers and keeps the schedule that takes the least simulated time.
+
+    What it tries is stated in the registry (``jaxcoll.synth.registry``). Every variant starts with
+    its fewest chunks; then those that may still win are given more, as long as that gains more than
+    the tolerance. The search ends where a bound is met within the tolerance. Of schedules that take
+    equally long the one tried first is kept.
+
+    The certificate names the synthesizer that won, its time, the bound and the whole table.
+
+    Attributes:
+        nbytes: bytes of a rank's buffer to be fast for; 25 MiB when omitted, the bucket in which
+            ``jc.optax`` reduces gradients.
+        model: the link model to be fast by.
+        names: the synthesizers to try, names in the registry; all of it when empty.
+        tolerance: share of the time that may be left to gain.
+        work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
+            two microseconds each); when None 786,432 up to 128 ranks, 128 per pair of more
+            ranks, at most 8,388,608. What takes more is passed over; the table says so.
+        progress: called with every candidate done; see ``Progress``.
+
+    Raises:
+        CollectiveError: a field out of range.
+    """
+
+    nbytes: float = BUCKET_BYTES
+    model: str = "astra"
+    names: tuple[str, ...] = ()
+    tolerance: float = 0.01
+    work: int | None = None
+    progress: Progress | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    name: ClassVar[str] = "auto"
+    kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
+
+    def __post_init__(self) -> None:
+        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.choice(self.model, MODELS, "model", CollectiveError)
+        checks.put(self, names=checks.members(self.names, "names", CollectiveError))
+        for name in self.names:
+            checks.choice(name, REGISTRY, "a synthesizer of names", CollectiveError)
+        tolerance = checks.nonnegative(self.tolerance, "tolerance", CollectiveError)
+        if tolerance >= 1:
+            raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
+        checks.put(self, tolerance=tolerance)
+        checks.integer_fields(self, CollectiveError, "work", or_none=True)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """The fastest schedule with the collective's own number of chunks; see ``Synthesizer``.
+
+        Raises:
+            CollectiveError: no candidate is defined for the problem.
+        """
+        counts = (collective.chunks_per_shard,)
+        climbs = [_Climb(synthesizer, counts) for synthesizer in self._variants()]
+        return self._race(topology, collective, seed, climbs)
+
+    def with_chunks_chosen(
+        self, topology: Topology, collective: Collective, seed: int = 0
+    ) -> Schedule:
+        """The fastest schedule over chunk counts too.
+
+        Args:
+            collective: its ``chunks_per_shard`` counts for nothing.
+
+        Raises:
+            CollectiveError: no candidate is defined for the problem, or a bad seed.
+            TopologyError: the collective is for another number of ranks.
+        """
+        one, started = dataclasses.replace(collective, chunks_per_shard=1), time.perf_counter()
+        if all(len(group) == 1 for group in collective.groups):
+            return self.synthesize(topology, one, seed)
+        seed = self.checked(topology, collective, seed)
+        climbs = [
+            _Climb(synthesizer, counts)
+            for synthesizer in self._variants()
+            for counts in chunk_counts(synthesizer, topology, one)
+        ]
+        found = self._race(topology, one, seed, climbs)
+        provenance = found.provenance
+        return found.with_provenance(
+            dataclasses.replace(
+                provenance,
+                synthesizer=self.name,
+                parameters=self.parameters(),
+                seed=seed,
+                seconds=time.perf_counter() - started,
+            )
+        )
+
+    def _variants(self) -> tuple[Synthesizer, ...]:
+        """What is tried; one named on its own is tried even where auto leaves it out."""
+        names = self.names or tuple(REGISTRY)
+        found = []
+        for name in names:
+            entry = REGISTRY[name]
+            found += entry.variants or ((entry.make(),) if self.names else ())
+        return tuple(dict.fromkeys(told(each, self.nbytes) for each in found))
+
+    def _race(
+        self, topology: Topology, collective: Collective, seed: int, climbs: list[_Climb]
+    ) -> Schedule:
+        race = _Race(self, topology, collective, seed)
+        race.finish(climbs)
+        return race.certified()
+
+
+def with_chunks_chosen(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective, nbytes: float, seed: int
+) -> Schedule:
+    """The synthesizer's fastest schedule over the chunk counts that the registry states for it.
+
+    Args:
+        collective: its ``chunks_per_shard`` counts for nothing.
+        nbytes: bytes of a rank's buffer to be fast for.
+
+    Raises:
+        CollectiveError, TopologyError: the synthesizer is not defined for the problem.
+    """
+    one = dataclasses.replace(collective, chunks_per_shard=1)
+    series = chunk_counts(synthesizer, topology, one)
+    if series != ((1,),) and any(len(group) > 1 for group in collective.groups):
+        race = _Race(Portfolio(nbytes), topology, one, seed)
+        race.finish([_Climb(synthesizer, counts) for counts in series], whatever_it_takes=True)
+        if race.schedule is not None:
+            return race.schedule
+    return synthesizer.synthesize(topology, one, seed)
+
+
+class _Race:
+    """The candidates tried so far on one problem, and the fastest schedule among them."""
+
+    def __init__(
+        self,
+        portfolio: Portfolio,
+        topology: Topology,
+        collective: Collective,
+        seed: int,
+    ) -> None:
+        self.portfolio, self.topology = portfolio, topology
+        self.collective, self.seed = collective, seed
+        self.nbytes = as_fraction(portfolio.nbytes)
+        self.bound = _least_seconds(topology, collective, self.nbytes)
+        self.time: Fraction | None = None
+        self.schedule: Schedule | None = None
+        self.chosen: Synthesizer | None = None
+        self.table: list[dict[str, object]] = []
+        pairs = sum(len(group) ** 2 for group in collective.groups)
+        most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
+        self.work = most if portfolio.work is None else portfolio.work
+
+    @property
+    def seconds(self) -> float:
+        """The least time so far."""
+        return float("inf") if self.time is None else float(self.time)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a bound is met within the tolerance."""
+        return self.seconds <= self.bound * (1 + max(self.portfolio.tolerance, 1e-9))
+
+    def finish(self, climbs: list[_Climb], whatever_it_takes: bool = False) -> None:
+        """Try the fewest chunks of every candidate, then more of those that may still win.
+
+        Args:
+            whatever_it_takes: whether the fewest chunks are tried even where that is much work.
+        """
+        for climb in climbs:
+            if not self.is_over:
+                self.run(climb, whatever_it_takes)
+        tolerance = self.portfolio.tolerance
+        while not self.is_over:
+            climbs = [climb for climb in climbs if not climb.is_done(tolerance)]
+            best = min(climbs, key=lambda climb: climb.prospect, default=None)
+            if best is None or best.prospect >= self.seconds * (1 - tolerance):
+                break
+            self.run(best)
+
+    def run(self, climb: _Climb, whatever_it_takes: bool = False) -> None:
+        """Synthesize and time the next chunk count of a climb, unless it takes too much work."""
+        synthesizer, count = climb.synthesizer, climb.left[0]
+        collective = dataclasses.replace(self.collective, chunks_per_shard=count)
+        row: dict[str, object] = {"candidate": repr(synthesizer), "chunks": count}
+        self.table.append(row)
+        seconds = None
+        work = entry_of(synthesizer).work(synthesizer, self.topology, collective)
+        if not whatever_it_takes and work > self.work:
+            row["refused"] = f"takes the work of {work:.0f} sends, auto allows {self.work}"
+            climb.left = []
+        else:
+            try:
+                schedule = synthesizer.synthesize(self.topology, collective, self.seed)
+            except JaxcollError as error:
+                row["refused"] = str(error)
+            else:
+                taken = simulate(schedule, self.nbytes, self.portfolio.model).exact_time
+                row["time"] = seconds = float(taken)
+                if self.time is None or taken < self.time:
+                    self.time, self.schedule, self.chosen = taken, schedule, synthesizer
+        climb.record(count, seconds)
+        if self.portfolio.progress is not None:
+            label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} a shard"
+            self.portfolio.progress(len(self.table), label, seconds)
+
+    def certified(self) -> Schedule:
+        """The fastest schedule, with a certificate.
+
+        Raises:
+            CollectiveError: there is none.
+        """
+        if self.schedule is None or self.chosen is None:
+            reasons = "; ".join(f"{row['candidate']}: {row['refused']}" for row in self.table)
+            raise CollectiveError(f"no candidate is defined for {self.collective}: {reasons}")
+        certificate = {
+            "chosen": repr(self.chosen),
+            "synthesizer": self.chosen.name,
+            "model": self.portfolio.model,
+            "nbytes": self.portfolio.nbytes,
+            "time": self.seconds,
+            "bound": self.bound,
+            "table": tuple(self.table),
+        }
+        said = self.schedule.provenance.certificate
+        return self.schedule.with_provenance(
+            Provenance(certificate={**certificate, "schedule": said} if said else certificate)
+        )
+
+
+def _least_seconds(topology: Topology, collective: Collective, nbytes: Fraction) -> float:
+    """What no schedule can beat, by the cut bound too where that is cheap to find."""
+    least = bound(topology, collective, nbytes).time
+    if topology.num_ranks * topology.num_links > _CUTS_WITHIN:
+        return least
+    try:
+        return max(least, cut_bound(topology, collective, nbytes).time)
+    except JaxcollError:  # groups, or a kind or network that cuts say nothing about
+        return least
+
+
+def taken_by_auto(schedule: Schedule) -> str:
+    """The synthesizer whose schedule auto took; empty if auto did not make it."""
+    return str(schedule.provenance.certificate.get("synthesizer", ""))

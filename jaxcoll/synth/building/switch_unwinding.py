@@ -1,0 +1,266 @@
+"""Unwinding: switches replaced by links between the ranks that hang on them (TACOS, Sec. IV-G).
+
+A switch with ports 0..P-1 is unwound with a degree d by joining what hangs on port p to what hangs
+on ports p+1, ..., p+d (mod P). A port leads to a rank, or to a switch nearer to ranks; then the
+ranks on two ports are joined in order, the first with the first. Each link that results stands for
+a path through the switches, whose links it shares with others: all get max-min fair shares of the
+bandwidth, which on a single switch are 1/d of it, as in the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.links import canonical_order, exact_column, float_column
+from jaxcoll.numerics.rational import as_fraction
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology
+
+_Path = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Unwound:
+    """A network without its switches.
+
+    Attributes:
+        topology: the links between ranks.
+        edges: edge i of the real network is what link i of ``topology`` stands for.
+    """
+
+    topology: Topology
+    edges: Edges
+
+    def carry(self, found: Schedule, topology: Topology) -> Schedule:
+        """A schedule of the unwound network, on the real one.
+
+        Sends of a step that shared nothing now share the links of a switch. From every rank, those
+        to the next rank stand first, then those to the one after it, and so on round, so that at
+        no time many ranks send to one.
+        """
+        n = topology.num_ranks
+        turn = (self.edges.dst - self.edges.src) % n
+        order = np.lexsort((found.edge, turn[found.edge], found.step))
+        return Schedule(
+            topology,
+            found.collective,
+            self.edges,
+            found.step_ptr,
+            found.edge[order],
+            found.chunk[order],
+            found.reduce[order],
+        )
+
+
+def degrees(topology: Topology) -> tuple[int, ...]:
+    """Degrees worth trying: all up to 8, beyond that powers of two, and the largest there is."""
+    most = max((len(ports) for ports in _ports(topology).values()), default=2) - 1
+    most = max(most, 1)
+    few = {*range(1, min(most, 8) + 1), most}
+    return tuple(sorted(few | {2**i for i in range(3, most.bit_length())}))
+
+
+def unwind(topology: Topology, degree: int) -> Unwound:
+    """The network with every switch unwound; a switch with fewer ports is unwound with all.
+
+    Where that leaves ranks apart that switches join in some other way, every group of joined
+    switches is taken as one switch whose ports are the ranks.
+    """
+    wires = _Wires(topology)
+    paths = _through_ports(topology, wires, degree)
+    if not _connects(topology, paths):
+        paths = _through_all(topology, wires, degree)
+    if not _connects(topology, paths):
+        paths = _through_all(topology, wires, topology.num_ranks)
+    return _build(topology, paths)
+
+
+# ---------------------------------------------------------------------- which links to take
+
+
+class _Wires:
+    """The links between vertices, of which parallel ones are taken in turn."""
+
+    def __init__(self, topology: Topology):
+        self.topology = topology
+        self.between: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for link, ends in enumerate(zip(topology.src.tolist(), topology.dst.tolist(), strict=True)):
+            self.between[ends].append(link)
+        self.out: dict[int, list[int]] = defaultdict(list)
+        for u, v in self.between:
+            self.out[u].append(v)
+        self.load = [Fraction(0)] * topology.num_links
+
+    def along(self, vertices: list[int]) -> _Path:
+        """Links from vertex to vertex, those that carry least for their bandwidth so far."""
+        taken = []
+        for ends in itertools.pairwise(vertices):
+            links = self.between[ends]
+            link = links[0]
+            if len(links) > 1:
+                link = min(links, key=lambda i: self.load[i])
+                self.load[link] += 1 / self.topology.exact_bandwidth[link]
+            taken.append(link)
+        return tuple(taken)
+
+
+def _levels(topology: Topology) -> np.ndarray:
+    """Links from each vertex to the nearest rank, either way; 0 for ranks."""
+    level = np.where(np.arange(topology.num_vertices) < topology.num_ranks, 0, -1)
+    while True:
+        ends = np.concatenate([topology.src, topology.dst])
+        others = np.concatenate([topology.dst, topology.src])
+        reached = others[(level[ends] == level.max()) & (level[others] < 0)]
+        if not len(reached):
+            return level
+        level[reached] = level.max() + 1
+
+
+def _ports(topology: Topology) -> dict[int, list[list[int]]]:
+    """For every switch with two ports or more, the ranks that hang on each; from ranks upwards."""
+    level = _levels(topology)
+    below: dict[int, set[int]] = defaultdict(set)
+    for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
+        for switch, other in ((u, v), (v, u)):
+            if level[other] == level[switch] - 1:
+                below[switch].add(other)
+    ranks = {rank: [rank] for rank in range(topology.num_ranks)}
+    found = {}
+    for switch in sorted(below, key=lambda s: (level[s], s)):
+        ports = sorted(ranks[child] for child in below[switch])
+        ranks[switch] = sorted({rank for port in ports for rank in port})
+        if len(ports) > 1:
+            found[switch] = ports
+    return found
+
+
+def _through_ports(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, None]:
+    level = _levels(topology)
+    paths: dict[_Path, None] = {}
+    back = defaultdict(list)
+    for u, v in wires.between:
+        back[v].append(u)
+    for switch, ports in _ports(topology).items():
+        up = _descend(switch, level, back)
+        down = _descend(switch, level, wires.out)
+        for turn in range(1, min(degree, len(ports) - 1) + 1):
+            for p, senders in enumerate(ports):
+                receivers = ports[(p + turn) % len(ports)]
+                for i, u in enumerate(senders):
+                    v = receivers[i % len(receivers)]
+                    if u != v and u in up and v in down:
+                        paths[wires.along(up[u][::-1] + down[v][1:])] = None
+    return paths
+
+
+def _descend(top: int, level: np.ndarray, near: dict[int, list[int]]) -> dict[int, list[int]]:
+    """The vertices from ``top`` to every rank below it, through ever lower switches."""
+    way, layer = {top: [top]}, [top]
+    while layer:
+        following = []
+        for u in layer:
+            for v in near[u]:
+                if v not in way and level[v] == level[u] - 1:
+                    way[v] = [*way[u], v]
+                    following.append(v)
+        layer = following
+    return {v: path for v, path in way.items() if level[v] == 0}
+
+
+def _through_all(topology: Topology, wires: _Wires, degree: int) -> dict[_Path, None]:
+    """Every rank joined to the next ``degree`` ranks that it reaches through switches only."""
+    n = topology.num_ranks
+    paths: dict[_Path, None] = {}
+    for u in range(n):
+        way, layer = {u: [u]}, [u]
+        while layer:
+            following = []
+            for w in layer:
+                for v in wires.out[w]:
+                    if v not in way and (v >= n or w >= n):
+                        way[v] = [*way[w], v]
+                        if v >= n:
+                            following.append(v)
+            layer = following
+        nearest = sorted((v for v in way if v < n and v != u), key=lambda v: (v - u) % n)
+        for v in nearest[:degree]:
+            paths[wires.along(way[v])] = None
+    return paths
+
+
+# ---------------------------------------------------------------------- the network that results
+
+
+def _connects(topology: Topology, paths: dict[_Path, None]) -> bool:
+    """Whether paths through switches and links between ranks join all ranks."""
+    n = topology.num_ranks
+    direct = np.maximum(topology.src, topology.dst) < n
+    src = [*topology.src[direct], *(topology.src[path[0]] for path in paths)]
+    dst = [*topology.dst[direct], *(topology.dst[path[-1]] for path in paths)]
+    graph = sp.csr_matrix((np.ones(len(src), np.int8), (src, dst)), shape=(n, n))
+    parts, _ = sp.csgraph.connected_components(graph, directed=True, connection="strong")
+    return parts == 1
+
+
+def _build(topology: Topology, paths: dict[_Path, None]) -> Unwound:
+    n = topology.num_ranks
+    direct = np.flatnonzero(np.maximum(topology.src, topology.dst) < n)
+    through = list(paths)
+    every = [(int(link),) for link in direct] + through
+    share = [topology.exact_bandwidth[link] for link in direct]
+    share += _fair_shares(topology, through)
+    src = np.asarray([topology.src[path[0]] for path in every], np.int32)
+    dst = np.asarray([topology.dst[path[-1]] for path in every], np.int32)
+    latency = _latencies(topology, every)
+    alpha, bandwidth = float_column(latency, "alpha"), float_column(share, "bandwidth")
+    order = canonical_order(src, dst, alpha, bandwidth, exact_column(share, "bandwidth"))
+    return Unwound(
+        Topology(n, src, dst, alpha, share, name=f"{topology.name} unwound"),  # type: ignore[arg-type]
+        Edges(
+            src[order],
+            dst[order],
+            np.cumsum([0, *(len(every[i]) for i in order)]),
+            np.asarray([link for i in order for link in every[i]], np.int32),
+        ),
+    )
+
+
+def _latencies(topology: Topology, paths: list[_Path]) -> list[float]:
+    """Latency of every path: the exact sum, rounded once for all with the same links' latencies."""
+    alphas = [tuple(topology.alpha[list(path)].tolist()) for path in paths]
+    total = {each: float(sum(map(as_fraction, each), Fraction(0))) for each in set(alphas)}
+    return [total[each] for each in alphas]
+
+
+def _fair_shares(topology: Topology, paths: list[_Path]) -> list[Fraction]:
+    """Max-min fair bandwidth of every path, in bytes per second.
+
+    All rise together; when a link is full, the paths across it stay as they are.
+    """
+    users: dict[int, set[int]] = defaultdict(set)
+    for p, path in enumerate(paths):
+        for link in path:
+            users[link].add(p)
+    left = {link: topology.exact_bandwidth[link] for link in users}
+    share = [Fraction(0)] * len(paths)
+    while users:
+        least = min(left[link] / len(rising) for link, rising in users.items())
+        full = [link for link, rising in users.items() if left[link] == least * len(rising)]
+        done = {p for link in full for p in users[link]}
+        for p in done:
+            share[p] = least
+        for link in {link for p in done for link in paths[p]}:
+            rising = users[link] - done
+            left[link] -= least * (len(users[link]) - len(rising))
+            if rising:
+                users[link] = rising
+            else:
+                del users[link]
+    return share

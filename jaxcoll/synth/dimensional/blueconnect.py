@@ -1,0 +1,68 @@
+"""BlueConnect: one dimension after another, chunks in a pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.dimensions import line_patterns
+from jaxcoll.synth.building.grids import box_of, checked_shape, group_dimensions
+from jaxcoll.synth.building.patterns import steps
+from jaxcoll.synth.building.routed import on_ranks, schedule_of
+from jaxcoll.synth.building.sends import Sends, gather_along
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class BlueConnect(Synthesizer):
+    """Reduce-scatter along every dimension from the innermost out, and all-gather back.
+
+    Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: decomposing all-reduce for deep learning
+    on heterogeneous network hierarchy" (2019). All chunks take the dimensions in the same order and
+    follow one another: while one is in the second dimension, the next is in the first. Along a
+    dimension ranks use its basic algorithm (``jaxcoll.synth.building.dimensions.line_patterns``).
+
+    The network must be a box: a mesh or torus, or a product of rings, switches and fully connected
+    networks; or it is taken for one. Groups must be boxes in it.
+
+    Attributes:
+        shape: the sides of a box of consecutive ranks, outermost first, to be laid over the
+            network; None for the network's own.
+
+    Raises:
+        CollectiveError: a shape that is none.
+    """
+
+    shape: tuple[int, ...] | None = None
+
+    name: ClassVar[str] = "blueconnect"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            TopologyError: the network is no box.
+            CollectiveError: groups that are no boxes in it.
+        """
+        box = box_of(topology, self.name, self.shape)
+        dims = group_dimensions(box, collective, self.name)
+        patterns = line_patterns(topology, box, dims)
+        slot = max(steps(pattern) for pattern in patterns.values())
+        phases = []
+        for chunk in range(collective.chunks_per_shard):
+            for phase, dim in enumerate(dims):
+                start = (chunk + phase) * slot
+                index = np.asarray([chunk])
+                phases.append(
+                    gather_along(box.grid, dims[:phase], dim, patterns[dim], index, start)
+                )
+        return schedule_of(topology, collective, on_ranks(Sends.joined(phases), box.ranks))

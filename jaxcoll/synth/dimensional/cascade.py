@@ -1,0 +1,179 @@
+"""Cascade: chunks go from dimension to dimension one by one, each as it arrives."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
+from jaxcoll.paths import shortest_routes
+from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.dimensions import line_patterns, line_seconds
+from jaxcoll.synth.building.grids import Box, box_of, checked_shape, group_dimensions
+from jaxcoll.synth.building.list_scheduling import as_they_arrive
+from jaxcoll.synth.building.patterns import Pattern, steps
+from jaxcoll.synth.building.routed import first_chunk, on_ranks
+from jaxcoll.synth.building.sends import Sends, gather_along
+from jaxcoll.topology import Topology
+
+_MOST_PERMUTED = 5  # dimensions whose orders are all looked at
+
+
+@dataclasses.dataclass(frozen=True)
+class Cascade(Synthesizer):
+    """All-gather dimension by dimension without phases: a chunk moves on as soon as it arrives.
+
+    Like Themis, every chunk of a shard takes the dimensions in an order of its own, chosen greedily
+    so that the dimension with the most to do has the least; unlike it, nothing is sent in blocks:
+    a rank passes every chunk on by itself, whatever else of its phase is still to come. Each link
+    takes first what has longest to go, in a run with latencies for a given size.
+
+    In an all_reduce the chunks of a shard are gathered in the order in which their sums become
+    complete, so the second half starts while the first still runs, and little data takes hardly
+    longer than its latency and the traffic on the slowest dimension together.
+
+    A message is one chunk: where alpha occupies a link (link model "tacos") that is slow for little
+    data. Networks and groups must be boxes, as for ``BlueConnect``. Along a dimension ranks use its
+    basic algorithm (``building.dimensions.line_patterns``); lines that do not close are not closed.
+
+    Attributes:
+        nbytes: bytes of a rank's buffer to be quick for; 64 MiB when omitted.
+        shape: see ``BlueConnect``.
+
+    Raises:
+        CollectiveError: a field out of range, a shape that is none.
+    """
+
+    nbytes: float = 2**26
+    shape: tuple[int, ...] | None = None
+
+    name: ClassVar[str] = "cascade"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "all_reduce"})
+
+    def __post_init__(self) -> None:
+        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        object.__setattr__(self, "shape", checked_shape(self.shape))
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            TopologyError: the network is no box.
+            CollectiveError: groups that are no boxes in it.
+        """
+        gather = self._gather(topology, collective.with_kind("all_gather"))
+        if collective.kind == "all_gather":
+            return gather
+        back = topology.transpose()
+        scatter = gather if topology == back else self._gather(back, gather.collective)
+        return concatenate(_last_chunk_first(scatter).reverse(), gather)
+
+    def _gather(self, topology: Topology, collective: Collective) -> Schedule:
+        box = box_of(topology, self.name, self.shape)
+        dims = group_dimensions(box, collective, self.name)
+        patterns = line_patterns(topology, box, dims, close=False)
+        seconds = {d: line_seconds(topology, box, d, patterns[d]) for d in dims}
+        side = {d: box.grid.shape[d] for d in dims}
+        orders = least_load_orders(side, seconds, collective.chunks_per_shard)
+        sends = on_ranks(Sends.joined(list(_phases(box, orders, patterns))), box.ranks)
+        chunk = first_chunk(collective)[sends.owner] + sends.index
+        return _over_shortest_routes(
+            topology, collective, sends.src, sends.dst, chunk, as_fraction(self.nbytes)
+        )
+
+
+def least_load_orders(
+    side: Mapping[int, int], seconds: Mapping[int, Fraction], chunks: int
+) -> list[tuple[int, ...]]:
+    """For each chunk the order in which it gathers along the dimensions.
+
+    One chunk after another takes the order with which the busiest dimension has the least to do so
+    far, and all together have; then the one that comes first, outer dimensions before inner ones.
+
+    Args:
+        side: ranks along every dimension, outermost first.
+        seconds: what a dimension takes for blocks of a byte.
+        chunks: how many.
+    """
+    load = dict.fromkeys(side, Fraction(0))
+    choice = _orders(tuple(side))
+    orders = []
+    for _ in range(chunks):
+        loads = [_loaded(load, order, side, seconds) for order in choice]
+        much = [(max(each.values()), sum(each.values())) for each in loads]
+        least = much.index(min(much))
+        load = loads[least]
+        orders.append(choice[least])
+    return orders
+
+
+def _orders(dims: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All orders of dimensions; of many dimensions only those that start somewhere and go round."""
+    if len(dims) <= _MOST_PERMUTED:
+        return list(itertools.permutations(dims))
+    return [way[i:] + way[:i] for way in (dims, dims[::-1]) for i in range(len(dims))]
+
+
+def _loaded(
+    load: Mapping[int, Fraction],
+    order: tuple[int, ...],
+    side: Mapping[int, int],
+    seconds: Mapping[int, Fraction],
+) -> dict[int, Fraction]:
+    """What dimensions have to do with one chunk more: its blocks grow by the sides behind it."""
+    after, block = dict(load), 1
+    for d in order:
+        after[d] += block * seconds[d]
+        block *= side[d]
+    return after
+
+
+def _phases(
+    box: Box, orders: list[tuple[int, ...]], patterns: Mapping[int, Pattern]
+) -> Iterator[Sends]:
+    """Sends between places, every send after that which brings what it carries on."""
+    for chunk, order in enumerate(orders):
+        start = 0
+        for phase, dim in enumerate(order):
+            index = np.asarray([chunk])
+            yield gather_along(box.grid, order[:phase], dim, patterns[dim], index, start)
+            start += steps(patterns[dim])
+
+
+def _over_shortest_routes(
+    topology: Topology,
+    collective: Collective,
+    src: np.ndarray,
+    dst: np.ndarray,
+    chunk: np.ndarray,
+    nbytes: Fraction,
+) -> Schedule:
+    """The all_gather in which every send starts as early as links serve it, longest way first.
+
+    Args:
+        src, dst, chunk: sends between ranks, each after that which brings what it carries on.
+        nbytes: bytes of a rank's buffer.
+    """
+    n = topology.num_ranks
+    pair, edge = np.unique(src * n + dst, return_inverse=True)
+    edges = shortest_routes(topology, pair // n, pair % n)
+    brought = np.full((n, collective.num_chunks), -1, np.int64)
+    brought[dst, chunk] = np.arange(len(chunk))
+    before = brought[src, chunk]
+    return as_they_arrive(topology, collective, edges, edge, chunk, before, nbytes)
+
+
+def _last_chunk_first(schedule: Schedule) -> Schedule:
+    """The schedule with the chunks of every shard counted backwards."""
+    chunks = schedule.collective.chunks_per_shard
+    within = schedule.chunk % chunks
+    return dataclasses.replace(schedule, chunk=schedule.chunk + chunks - 1 - 2 * within)

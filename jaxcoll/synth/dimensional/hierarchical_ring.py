@@ -1,0 +1,69 @@
+"""Hierarchical ring: rings of blocks of ranks, and rings across them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.grids import box_of
+from jaxcoll.synth.building.patterns import circle
+from jaxcoll.synth.building.routed import gathered
+from jaxcoll.synth.building.sends import Sends, gather_in_order
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class HierarchicalRing(Synthesizer):
+    """Reduce-scatter in blocks of consecutive ranks, all-reduce across blocks, all-gather in them.
+
+    Ranks at equal places of all blocks form a ring, and so do the ranks of a block; each ring moves
+    both ways (Jia et al., "Highly scalable deep learning training system with mixed-precision",
+    2018, Sec. 4.2). Blind to the topology: neighbours on a ring are routed over shortest paths.
+
+    Attributes:
+        inner: ranks of a block, which divides the ranks of every group; None for the innermost
+            dimension of the network, which then must be a box.
+
+    Raises:
+        CollectiveError: ``inner`` is less than 1.
+    """
+
+    inner: int | None = None
+
+    name: ClassVar[str] = "hierarchical_ring"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "inner", or_none=True)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            CollectiveError: blocks do not divide a group.
+            TopologyError: ``inner`` is None and the network is no box.
+        """
+        inner = self.inner
+        if inner is None:
+            inner = [s for s in box_of(topology, self.name).grid.shape if s > 1][-1]
+        index = np.arange(collective.chunks_per_shard)
+
+        def in_blocks(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            if len(group) % inner:
+                raise CollectiveError(
+                    f"{self.name} cuts groups into blocks of {inner} ranks, which does not divide "
+                    f"{len(group)}; give another inner="
+                )
+            shape = (len(group) // inner, inner)
+            rings = {d: circle(side, both_ways=True) for d, side in enumerate(shape)}
+            return group, gather_in_order(Grid(shape, (True, True)), (0, 1), rings, index)
+
+        return gathered(topology, collective, in_blocks)

@@ -1,0 +1,110 @@
+"""As many trees as the chunks of a collective can be shared out to."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from fractions import Fraction
+
+from jaxcoll.bounds.throughput import Optimum, fixed_k, optimum
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics.rational import Number
+from jaxcoll.synth.forestcoll.stages import forest
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+
+# Trees a rank that are tried where the chunks a shard do not fit the optimum's (Sec. 4.5.5).
+_SCAN = 16
+
+
+def fitting_forest(
+    topology: Topology,
+    weights: Sequence[Number] | None,
+    chunks: int,
+    *,
+    k: int | None = None,
+    guess: bool = True,
+    quick: bool = False,
+) -> TreeFlow:
+    """The forest of k trees a rank, or of the fastest number of them, that divides the chunks.
+
+    The optimum's own number where it divides them, otherwise the fastest of up to 16 (Sec. 4.5.5).
+    The certificate says how it was found, how fast it is and how fast any could be.
+
+    Args:
+        weights, guess, quick: see ``forest``.
+        chunks: chunks a shard of weight 1.
+
+    Raises:
+        CollectiveError: k does not divide the chunks.
+        TopologyError: see ``forest``.
+    """
+    shares = None if weights is None else tuple(weights)
+    best = _optimum(topology, shares)
+    trees = _trees(topology, shares, chunks, k, best)
+    flow = _forest(topology, shares, trees, guess, quick)
+    certificate = {
+        "seconds a byte of shard": str(flow.inverse),
+        "optimum": str(best.inverse),
+        "cut": str(best),
+        "k": flow.k,
+        "height": flow.height,
+        "mean height": flow.mean_height,
+        **flow.certificate,
+    }
+    return dataclasses.replace(flow, certificate=certificate)
+
+
+def numbers_of_trees(topology: Topology) -> tuple[int, ...]:
+    """Trees a rank of an all_gather: the fastest number of up to 16, then the optimum's own."""
+    best = _optimum(topology, None)
+    if best.k <= _SCAN:
+        return (best.k,)
+    speed = {d: _fixed_k(topology, d, None) for d in range(1, _SCAN + 1)}
+    return min(speed, key=lambda d: (speed[d], d)), best.k
+
+
+# The same network is asked for again with every number of chunks.
+
+
+@functools.lru_cache(maxsize=16)
+def _optimum(topology: Topology, weights: tuple[Number, ...] | None) -> Optimum:
+    return optimum(topology, weights)
+
+
+@functools.lru_cache(maxsize=128)
+def _fixed_k(topology: Topology, k: int, weights: tuple[Number, ...] | None) -> Fraction:
+    return fixed_k(topology, k, weights, best=_optimum(topology, weights)).inverse
+
+
+@functools.lru_cache(maxsize=4)
+def _forest(
+    topology: Topology,
+    weights: tuple[Number, ...] | None,
+    k: int | None,
+    guess: bool,
+    quick: bool,
+) -> TreeFlow:
+    return forest(topology, weights, k=k, guess=guess, quick=quick)
+
+
+def _trees(
+    topology: Topology,
+    weights: tuple[Number, ...] | None,
+    chunks: int,
+    k: int | None,
+    best: Optimum,
+) -> int | None:
+    """Trees a rank that the chunks can be shared out to; None for the optimum's own."""
+    if k is not None:
+        if chunks % k:
+            raise CollectiveError(
+                f"k={k} trees a rank need a multiple of {k} chunks a shard, got {chunks}"
+            )
+        return k
+    if chunks % best.k == 0:
+        return None
+    divisors = [d for d in range(1, _SCAN + 1) if chunks % d == 0]
+    speed = {d: _fixed_k(topology, d, weights) for d in divisors}
+    return min(speed, key=lambda d: (speed[d], d))

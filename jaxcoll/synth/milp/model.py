@@ -1,0 +1,259 @@
+"""Integer programs whose columns are sends: which chunk starts over which edge when."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import highspy
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks, highs
+from jaxcoll.paths import Edges
+from jaxcoll.topology import Topology
+
+MOST_RANKS = 9  # of networks that are searched unless more are asked for
+MOST_CELLS = 2**26  # (chunk, connection, tick) that are looked at for sends worth choosing from
+_MOST_ENTRIES = 2**23  # of a program
+
+_SOLVED = highspy.HighsModelStatus.kOptimal
+_IMPOSSIBLE = highspy.HighsModelStatus.kInfeasible
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moves:
+    """Sends that a schedule may choose from; sorted by chunk, edge and start.
+
+    Attributes:
+        chunk: int64 of shape (moves,), as all others.
+        edge: which connection it crosses.
+        start: when it leaves, in ticks.
+        arrive: when its chunk is there.
+    """
+
+    chunk: np.ndarray
+    edge: np.ndarray
+    start: np.ndarray
+    arrive: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.chunk)
+
+    def chosen(self, which: np.ndarray) -> Moves:
+        """Some of the moves."""
+        return Moves(self.chunk[which], self.edge[which], self.start[which], self.arrive[which])
+
+
+def distances(edges: Edges, takes: np.ndarray, num_ranks: int) -> np.ndarray:
+    """Least ticks from rank to rank over edges, float64 of shape (ranks, ranks).
+
+    Args:
+        takes: ticks from a send's start to its arrival, by edge; at least 1.
+    """
+    least = np.full((num_ranks, num_ranks), np.inf)
+    np.minimum.at(least, (edges.src, edges.dst), takes)
+    return sp.csgraph.shortest_path(np.where(np.isinf(least), 0, least))
+
+
+def first_arrivals(collective: Collective, apart: np.ndarray) -> np.ndarray:
+    """Ticks before which no chunk can be at a rank, float64 of shape (chunks, ranks)."""
+    holds = collective.precondition()
+    return np.where(holds[:, :, None], apart[:, None, :], np.inf).min(axis=0)
+
+
+def useful_moves(
+    collective: Collective, edges: Edges, takes: np.ndarray, horizon: int, apart: np.ndarray
+) -> Moves:
+    """Sends that a chunk can be there for, and still do some rank good by the horizon.
+
+    Args:
+        apart: from ``distances``.
+
+    Raises:
+        TopologyError: more sends to look at than ``MOST_CELLS``.
+    """
+    cells = collective.num_chunks * len(edges) * horizon
+    if cells > MOST_CELLS:
+        raise TopologyError(
+            f"an exact search is for tiny problems: {collective.num_chunks} chunks over "
+            f"{len(edges)} connections in {horizon} ticks or steps are {cells} sends to look at, "
+            f"more than {MOST_CELLS}; take fewer chunks, or links whose speeds differ less"
+        )
+    holds, wants = collective.precondition(), collective.postcondition()
+    from_holder = first_arrivals(collective, apart)
+    to_wanter = np.where(wants[:, :, None], apart.T[:, None, :], np.inf).min(axis=0)
+    starts = np.arange(horizon)
+    in_time = from_holder[:, edges.src][:, :, None] <= starts
+    of_use = (takes + to_wanter[:, edges.dst])[:, :, None] + starts <= horizon
+    new = ~holds.T[:, edges.dst][:, :, None]
+    chunk, edge, start = np.nonzero(in_time & of_use & new)
+    return Moves(chunk, edge, start, start + takes[edge])
+
+
+class Program:
+    """Rows over columns of integers, the first of which choose moves (0 or 1)."""
+
+    def __init__(self, columns: int):
+        self.columns = columns
+        self._ptr, self._column, self._value = [0], [], []
+        self._low, self._high = [], []
+
+    def row(
+        self, columns: Iterable[int], values: Iterable[int], low: float = -np.inf, high: float = 0
+    ) -> None:
+        """low <= sum of values x columns <= high."""
+        self._column += columns
+        self._value += values
+        self._ptr.append(len(self._column))
+        self._low.append(low)
+        self._high.append(high)
+
+    def minimize(
+        self, cost: np.ndarray, low: np.ndarray, high: np.ndarray, seconds: float
+    ) -> Answer:
+        """The integers within low..high that cost least, or as far as the time goes.
+
+        One thread and a fixed seed: unless time runs out, equal programs have equal answers.
+        """
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = self.columns, len(self._low)
+        model.col_cost_, model.col_lower_, model.col_upper_ = cost, low, high
+        model.row_lower_, model.row_upper_ = np.asarray(self._low), np.asarray(self._high)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.asarray(self._ptr)
+        model.a_matrix_.index_ = np.asarray(self._column, np.int32)
+        model.a_matrix_.value_ = np.asarray(self._value, float)
+        model.integrality_ = [highspy.HighsVarType.kInteger] * self.columns
+        options = {
+            "threads": 1,
+            "random_seed": 0,
+            "time_limit": max(seconds, 0.0),
+            "mip_rel_gap": 0.0,
+            "mip_abs_gap": 0.99,  # costs are whole
+        }
+        solver = highs.solver_for(model, options)
+        highs.run(solver)
+        status, info = solver.getModelStatus(), solver.getInfo()
+        if status == _IMPOSSIBLE:
+            return Answer(None, np.inf)
+        bound = float(np.ceil(info.mip_dual_bound - 1e-6))
+        if status != _SOLVED and info.primal_solution_status != 2:
+            return Answer(None, bound)
+        found = np.rint(solver.getSolution().col_value).astype(np.int64)
+        return Answer(found, float(cost @ found) if status == _SOLVED else bound)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answer:
+    """What a solver says.
+
+    Attributes:
+        found: the columns, int64; None for none.
+        bound: what no answer costs less than, infinity where there is none.
+    """
+
+    found: np.ndarray | None
+    bound: float
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether there is proved to be no answer."""
+        return self.found is None and self.bound == np.inf
+
+
+def add_causes(program: Program, moves: Moves, collective: Collective, edges: Edges) -> None:
+    """Every rank gets a chunk once at most, or once if it wants it, and sends none before.
+
+    Cumulative over time, which is tighter: of what crossed an edge by t, it arrived by t.
+    """
+    holds, wants = collective.precondition(), collective.postcondition()
+    into: dict[tuple[int, int], list[int]] = {}
+    over: dict[tuple[int, int], list[int]] = {}
+    for m, (c, e) in enumerate(zip(moves.chunk.tolist(), moves.edge.tolist(), strict=True)):
+        into.setdefault((c, int(edges.dst[e])), []).append(m)
+        over.setdefault((c, e), []).append(m)
+    for v, c in zip(*np.nonzero(wants & ~holds), strict=True):
+        into.setdefault((int(c), int(v)), [])
+    for (c, v), columns in into.items():
+        program.row(columns, [1] * len(columns), int(wants[v, c]), 1)
+    check_entries(
+        sum(
+            len(columns) * (len(columns) + len(into.get((c, int(edges.src[e])), ()))) // 2
+            for (c, e), columns in over.items()
+            if not holds[edges.src[e], c]
+        )
+    )
+    for (c, e), columns in over.items():
+        u = int(edges.src[e])
+        if holds[u, c]:
+            continue
+        before = into.get((c, u), [])
+        for i, m in enumerate(columns):
+            there = [b for b in before if moves.arrive[b] <= moves.start[m]]
+            sent = columns[: i + 1]
+            program.row([*sent, *there], [1] * len(sent) + [-1] * len(there))
+
+
+def check_entries(count: int) -> None:
+    """Refuse a program before it is written down.
+
+    Raises:
+        TopologyError: about more than ``_MOST_ENTRIES`` numbers other than 0 in its rows.
+    """
+    if count > _MOST_ENTRIES:
+        raise TopologyError(
+            f"an exact search is for tiny problems: this one has about {count} entries, more than "
+            f"{_MOST_ENTRIES}; take fewer chunks, or links whose speeds differ less"
+        )
+
+
+def chosen_moves(moves: Moves, answer: Answer, collective: Collective, edges: Edges) -> Moves:
+    """What the answer chooses, without what does no rank any good.
+
+    That is to bring a chunk to a rank that neither wants it nor sends it on to ranks that do.
+    """
+    if answer.found is None:
+        raise ValueError("there is no answer to take moves from")
+    found = moves.chosen(answer.found[: len(moves)] > 0)
+    keep = np.zeros(len(found), bool)
+    needed = [set(np.flatnonzero(column).tolist()) for column in collective.postcondition().T]
+    for m in np.argsort(-found.arrive, kind="stable").tolist():
+        chunk, edge = int(found.chunk[m]), int(found.edge[m])
+        if int(edges.dst[edge]) in needed[chunk]:
+            keep[m] = True
+            needed[chunk].add(int(edges.src[edge]))
+    return found.chosen(keep)
+
+
+def check_tiny(topology: Topology, collective: Collective, most: int, who: str) -> None:
+    """Refuses what is not tiny, before anything is built.
+
+    Raises:
+        TopologyError: more ranks than ``most``.
+        CollectiveError: more chunks than tables of them by rank and rank may have.
+    """
+    if topology.num_ranks**2 * collective.num_chunks > MOST_CELLS:
+        raise CollectiveError(
+            f"{who} is for few chunks: {collective} has {collective.num_chunks} on "
+            f"{topology.num_ranks} ranks; take fewer chunks a shard"
+        )
+    if topology.num_ranks > most:
+        raise TopologyError(
+            f"{who} is for tiny networks, of up to {most} ranks unless most_ranks= is given; "
+            f"got {topology}"
+        )
+
+
+def time_limit(seconds) -> float:
+    """A time limit in seconds, which may be infinite.
+
+    Raises:
+        CollectiveError: not a number above 0.
+    """
+    if isinstance(seconds, float) and seconds == math.inf:
+        return seconds
+    return float(checks.positive(seconds, "seconds", CollectiveError))

@@ -1,0 +1,257 @@
+"""The quickest schedule on a time-expanded network, by a mixed-integer program."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import time
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import KINDS, REDUCING, Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, common_denominator
+from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.forestcoll.stages import edges_of
+from jaxcoll.synth.milp.model import (
+    MOST_RANKS,
+    Answer,
+    Moves,
+    Program,
+    add_causes,
+    check_entries,
+    check_tiny,
+    chosen_moves,
+    distances,
+    first_arrivals,
+    time_limit,
+    useful_moves,
+)
+from jaxcoll.topology import Topology
+
+_MOST_MOVES = 30_000
+_MOST_TICKS = 2**31  # of one link; sums of them must stay exact
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMilp(Synthesizer):
+    """Chunks over a network of copies of the ranks, one for each tick of time; tiny networks only.
+
+    After TACCL (Shah et al., NSDI 2023) and TE-CCL (Liu et al., SIGCOMM 2024), without their
+    sketches: which chunk starts over which connection in which tick is an integer program, whose
+    horizon grows from a bound, tick by tick, until HiGHS finds a schedule. Between ranks that only
+    switches join, connections are shortest paths, without multicast or waiting inside.
+
+    Ticks divide the time of a chunk and the latency of every link where the horizon then has
+    ``ticks`` at most. Then, on a network without switches, nothing is lost by waiting for the next
+    tick, and what the certificate calls ``time`` is the least there is in the "astra" link model,
+    for these chunks (``exact``), if every smaller horizon was proved too small (``gap`` is 0).
+    Otherwise ticks are those of a chunk on the quickest link, and durations are rounded.
+
+    Attributes:
+        nbytes: bytes of a rank's buffer to be quick for; None for so many that latency is nothing.
+        ticks: see above; at least 1.
+        seconds: time limit of the search. A horizon that takes half of what is left is given up,
+            and the next is a quarter longer.
+        most_ranks: larger networks are refused.
+
+    Raises:
+        CollectiveError: a field that is no number of such things.
+    """
+
+    nbytes: Number | None = None
+    ticks: int = 64
+    seconds: float = 60.0
+    most_ranks: int = MOST_RANKS
+
+    name: ClassVar[str] = "step_milp"
+    kinds: ClassVar[frozenset[str]] = frozenset(KINDS) - REDUCING
+
+    def __post_init__(self) -> None:
+        nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
+        checks.put(self, nbytes=nbytes)
+        checks.integer_fields(self, CollectiveError, "ticks", "most_ranks")
+        checks.put(self, seconds=time_limit(self.seconds))
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            TopologyError: too many ranks or sends to choose from, speeds too far apart, or no
+                schedule was found in time.
+        """
+        check_tiny(topology, collective, self.most_ranks, self.name)
+        edges = _connections(topology)
+        ends = time.perf_counter() + self.seconds
+        clock = clock_of(topology, collective, edges, self.nbytes, self.ticks)
+        horizon = proved = clock.least
+        while True:
+            moves = useful_moves(collective, edges, clock.takes, horizon, clock.apart)
+            if len(moves) > _MOST_MOVES:
+                raise TopologyError(
+                    f"step_milp is for tiny networks: {collective} on {topology} has {len(moves)} "
+                    f"sends to choose from in {horizon} ticks, more than {_MOST_MOVES}"
+                )
+            answer = _search(moves, collective, edges, clock, ends)
+            if answer.found is not None:
+                break
+            if ends - time.perf_counter() <= self.seconds / 64:
+                raise TopologyError(
+                    f"step_milp found no schedule for {collective} on {topology} in "
+                    f"{self.seconds} s"
+                )
+            if answer.is_impossible:
+                proved = horizon = max(proved, horizon) + 1
+            else:
+                horizon += max(1, horizon // 4)
+        chosen = chosen_moves(moves, answer, collective, edges)
+        certificate = {
+            "ticks": horizon,
+            "least ticks": proved,
+            "gap": (horizon - proved) / horizon,
+            "exact": clock.is_exact,
+            "time": float(horizon * clock.tick),
+        }
+        return Schedule.from_sends(
+            topology,
+            collective,
+            chosen.start,
+            chosen.edge,
+            chosen.chunk,
+            edges=edges,
+            provenance=Provenance(certificate=certificate),
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Clock:
+    """Durations in whole ticks.
+
+    Attributes:
+        tick: seconds; of a byte of the buffer, if latency counts for nothing.
+        is_exact: whether durations are multiples of it, and no chunk waits inside the network.
+        busy: ticks that a chunk occupies each link, int64 of shape (links,).
+        delay: ticks from then to its arrival, likewise.
+        takes: ticks over each connection, int64.
+        apart: least ticks from rank to rank.
+        least: horizon that no schedule can beat.
+    """
+
+    tick: Fraction
+    is_exact: bool
+    busy: np.ndarray
+    delay: np.ndarray
+    takes: np.ndarray
+    apart: np.ndarray
+    least: int
+
+
+def clock_of(
+    topology: Topology, collective: Collective, edges: Edges, nbytes: Number | None, most: int
+) -> Clock:
+    """The coarsest ticks that divide all durations, or, with more than ``most``, coarser ones."""
+    sizes = set(collective.chunk_bytes(1 if nbytes is None else nbytes))
+    busy = [max(sizes) / b for b in topology.exact_bandwidth]
+    delay = [Fraction(0) if nbytes is None else a for a in topology.exact_alpha]
+    scale = common_denominator([*busy, *delay])
+    finest = Fraction(math.gcd(*(int(d * scale) for d in [*busy, *delay])), scale)
+    exact = topology.is_direct and len(sizes) == 1
+    if max(busy) + max(delay) <= most * finest:
+        clock = _clock(topology, collective, edges, busy, delay, finest, exact)
+        if clock.least <= most:
+            return clock
+    return _clock(topology, collective, edges, busy, delay, min(busy), False)
+
+
+def _clock(
+    topology: Topology,
+    collective: Collective,
+    edges: Edges,
+    busy: list[Fraction],
+    delay: list[Fraction],
+    tick: Fraction,
+    exact: bool,
+) -> Clock:
+    ticks = [max(1, round(b / tick)) for b in busy], [round(a / tick) for a in delay]
+    if max(map(max, ticks)) > _MOST_TICKS:
+        raise TopologyError(
+            f"step_milp counts time in ticks of {float(tick):g} s, of which the slowest link takes "
+            f"{max(map(max, ticks))}, more than {_MOST_TICKS}; the speeds of {topology} are too "
+            f"far apart"
+        )
+    occupied, late = (np.asarray(column, np.int64) for column in ticks)
+    takes = np.add.reduceat((occupied + late)[edges.path_link], edges.path_ptr[:-1])
+    apart = distances(edges, takes, topology.num_ranks)
+    holds, wants = collective.precondition(), collective.postcondition()
+    far = int(first_arrivals(collective, apart)[wants.T].max())
+    received = (wants & ~holds).sum(axis=1)
+    sent = (holds & (wants.sum(axis=0) > (wants & holds).sum(axis=0))).sum(axis=1)
+
+    def suffices(horizon: int) -> bool:
+        carried = np.maximum(horizon - late, 0) // occupied
+        into = np.bincount(topology.dst, carried, topology.num_vertices)[: len(received)]
+        out = np.bincount(topology.src, carried, topology.num_vertices)[: len(sent)]
+        return bool((into >= received).all() and (out >= sent).all())
+
+    ample = far + collective.num_chunks * int(occupied.max()) + int(late.max())
+    least = bisect.bisect_left(range(ample), True, lo=far, key=suffices)
+    return Clock(tick, exact, occupied, late, takes, apart, least)
+
+
+def _connections(topology: Topology) -> Edges:
+    """Links between ranks, and a shortest path for each pair of ranks that only switches join."""
+    if topology.is_direct:
+        return Edges.from_links(topology)
+    n = topology.num_ranks
+    src, dst = np.nonzero(~np.eye(n, dtype=bool))
+    routes = shortest_routes(topology, src, dst)
+    through = [
+        routes.path(e) for e in range(len(routes)) if _only_switches(topology, routes.path(e))
+    ]
+    links = np.flatnonzero(np.maximum(topology.src, topology.dst) < n).tolist()
+    return edges_of(topology, [*((link,) for link in links), *through])
+
+
+def _only_switches(topology: Topology, path: tuple[int, ...]) -> bool:
+    between = topology.dst[list(path[:-1])]
+    return len(between) > 0 and bool((between >= topology.num_ranks).all())
+
+
+def _search(
+    moves: Moves, collective: Collective, edges: Edges, clock: Clock, ends: float
+) -> Answer:
+    """Any schedule of these moves in which a link carries one chunk at a time.
+
+    Args:
+        ends: when all time is up; half of what is left is taken.
+    """
+    program = Program(len(moves))
+    check_entries(
+        int(np.add.reduceat(clock.busy[edges.path_link], edges.path_ptr[:-1])[moves.edge].sum())
+    )
+    add_causes(program, moves, collective, edges)
+    serving: dict[tuple[int, int], list[int]] = {}
+    ahead = _ticks_ahead(edges, clock)
+    for m, (e, start) in enumerate(zip(moves.edge.tolist(), moves.start.tolist(), strict=True)):
+        for h in range(edges.path_ptr[e], edges.path_ptr[e + 1]):
+            link, begin = int(edges.path_link[h]), start + int(ahead[h])
+            for tick in range(begin, begin + int(clock.busy[link])):
+                serving.setdefault((link, tick), []).append(m)
+    for columns in serving.values():
+        if len(columns) > 1:
+            program.row(columns, [1] * len(columns), high=1)
+    none, all_ = np.zeros(len(moves)), np.ones(len(moves))
+    return program.minimize(none, none, all_, (ends - time.perf_counter()) / 2)
+
+
+def _ticks_ahead(edges: Edges, clock: Clock) -> np.ndarray:
+    """Ticks from the start of a send to its start on each link of its path, int64."""
+    takes = (clock.busy + clock.delay)[edges.path_link]
+    before = np.cumsum(takes) - takes
+    return before - np.repeat(before[edges.path_ptr[:-1]], edges.hops)

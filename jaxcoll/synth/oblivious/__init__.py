@@ -1,0 +1,4 @@
+"""Topology-oblivious algorithms: patterns over rank numbers, carried over shortest routes.
+
+``ring``, ``direct``, ``rhd`` (recursive halving-doubling), ``bruck``, ``swing``, ``hdrm``.
+"""

@@ -1,0 +1,54 @@
+"""Bruck's all-gather."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building import patterns
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.routed import gathered
+from jaxcoll.synth.building.sends import Sends, gather_in_order
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Bruck(Synthesizer):
+    """All-gather in ceil(log2 n) steps for any number of ranks.
+
+    In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
+    Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
+    systems", 1997). Blind to the topology: pairs are routed over shortest paths.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    pieces: int = 1
+
+    name: ClassVar[str] = "bruck"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "pieces")
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing."""
+        index = np.arange(collective.chunks_per_shard)
+
+        def shifted(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            pattern = patterns.bruck(len(group))
+            return group, gather_in_order(Grid((len(group),), (False,)), (0,), {0: pattern}, index)
+
+        return gathered(topology, collective, shifted, self.pieces)

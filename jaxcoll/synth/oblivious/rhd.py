@@ -1,0 +1,78 @@
+"""Recursive halving-doubling."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.patterns import doubling, is_power_of_two
+from jaxcoll.synth.building.routed import gathered
+from jaxcoll.synth.building.sends import Sends, gather_in_order
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Rhd(Synthesizer):
+    """All-gather by recursive doubling; reduce-scatter, run backwards, by recursive halving.
+
+    In each of log2(n) steps all ranks exchange all they have in pairs, at distances 1, 2, 4, ...
+    (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+    2005, Sec. 3). Blind to the topology: pairs are routed over shortest paths. Groups must have
+    2**k ranks; of a group, ranks pair by their places.
+
+    Attributes:
+        far_first: whether the all-gather starts with the farthest partner, so that the largest
+            messages go to the nearest (Rabenseifner's order of reduce-scatter).
+        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    far_first: bool = False
+    pieces: int = 1
+
+    name: ClassVar[str] = "rhd"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        checks.flag_fields(self, CollectiveError, "far_first")
+        checks.integer_fields(self, CollectiveError, "pieces")
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            CollectiveError: a group's size is no power of two.
+        """
+        check_powers_of_two(collective, self.name)
+        index = np.arange(collective.chunks_per_shard)
+
+        def pairwise(group: np.ndarray) -> tuple[np.ndarray, Sends]:
+            pattern = doubling(len(group), far_first=self.far_first)
+            return group, gather_in_order(Grid((len(group),), (False,)), (0,), {0: pattern}, index)
+
+        return gathered(topology, collective, pairwise, self.pieces)
+
+
+def check_powers_of_two(collective: Collective, who: str) -> None:
+    """Refuse groups whose size is no power of two.
+
+    Raises:
+        CollectiveError: naming the size.
+    """
+    for group in collective.groups:
+        if not is_power_of_two(len(group)):
+            raise CollectiveError(
+                f"{who} halves and doubles: it needs a power of two ranks in every group, got "
+                f"{len(group)}; bruck, ring and direct take any number"
+            )

@@ -1,0 +1,100 @@
+"""Swing: halving-doubling that keeps close to home on tori."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.grid import Grid
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.patterns import exchanges, is_power_of_two
+from jaxcoll.synth.building.routed import check_everyone, schedule_of
+from jaxcoll.synth.building.sends import Sends, gather_in_order
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Swing(Synthesizer):
+    """Exchanges with partners that swing from one side to the other, ever farther.
+
+    De Sensi, Bonato, Saam and Hoefler, "Swing: short-cutting rings for higher bandwidth allreduce"
+    (NSDI 2024), the bandwidth-optimal variant. In step s of a reduce-scatter rank r of a ring
+    exchanges with r + rho(s) if r is even and r - rho(s) if odd, rho(s) = (1 - (-2)**(s+1)) / 3:
+    the distances 1, 1, 3, 5, 11, ... are shorter than halving-doubling's. On a torus steps take
+    turns with the dimensions (Sec. 4.1), and shards are cut into 2 parts a dimension, one starting
+    with each dimension and one mirrored, so that all links are busy (Sec. 4.2). The all-gather is
+    the reduce-scatter backwards. Pairs are routed over shortest paths.
+
+    Defined on tori whose sides are powers of two, for all ranks at once.
+
+    Attributes:
+        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+            one another where a message crosses several links (``Sends.in_pieces``).
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    pieces: int = 1
+
+    name: ClassVar[str] = "swing"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "pieces")
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            TopologyError: the network is no torus, or a side of it no power of two.
+            CollectiveError: the groups are not all ranks in order.
+        """
+        grid = _torus(topology)
+        check_everyone(collective, self.name)
+        dims = [d for d, side in enumerate(grid.shape) if side > 1]
+        ways = [(first, sign) for sign in (1, -1) for first in range(len(dims))]
+        everyone = Grid((grid.size,), (False,))
+        parts = []
+        for part, (first, sign) in enumerate(ways[: collective.chunks_per_shard]):
+            partners = _partners(grid, dims[first:] + dims[:first], sign)
+            index = np.arange(part, collective.chunks_per_shard, len(ways))
+            parts.append(gather_in_order(everyone, (0,), {0: exchanges(partners[::-1])}, index))
+        sends = Sends.joined(parts).in_pieces(collective.chunks_per_shard, self.pieces)
+        return schedule_of(topology, collective, sends)
+
+
+def _torus(topology: Topology) -> Grid:
+    grid = topology.grid
+    if grid is None or not all(w or s <= 2 for w, s in zip(grid.wrap, grid.shape, strict=True)):
+        raise TopologyError(f"swing needs a torus; {topology} has no grid, or one with a border")
+    for side in grid.shape:
+        if not is_power_of_two(side):
+            raise TopologyError(
+                f"swing needs a torus whose sides are powers of two, {topology} has a side of "
+                f"{side}; bucket takes any"
+            )
+    return grid
+
+
+def _partners(grid: Grid, dims: list[int], sign: int) -> list[np.ndarray]:
+    """The partner of every rank in each step of a reduce-scatter, dimensions taking turns."""
+    coordinates = grid.coordinates()
+    bits = {d: grid.shape[d].bit_length() - 1 for d in dims}
+    partners = []
+    for s in range(max(bits.values())):
+        rho = (1 - (-2) ** (s + 1)) // 3
+        for d in dims:
+            if s >= bits[d]:
+                continue
+            here = coordinates[:, d]
+            moved = coordinates.copy()
+            moved[:, d] = (here + sign * np.where(here % 2 == 0, rho, -rho)) % grid.shape[d]
+            partners.append(np.ravel_multi_index(tuple(moved.T), grid.shape))
+    return partners

@@ -1,0 +1,95 @@
+"""Minimum congestion: data for single ranks over paths that share the load among the links."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import as_fraction
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.list_scheduling import as_they_arrive, link_ticks
+from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.routing import min_congestion_kernel as kernel
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class MinCongestion(Synthesizer):
+    """Every chunk takes the path of least latency and congestion; links serve the farthest first.
+
+    Minimum-congestion routing by prices (Raghavan and Thompson, "Randomized rounding", 1987, state
+    the problem; Basu et al., "Efficient all-to-all collective communication schedules for
+    direct-connect topologies", HPDC 2024, route all_to_all that way): chunk after chunk, rank after
+    rank, takes the cheapest path. A link costs alpha + bytes / bandwidth, and the seconds for which
+    the chunks routed so far occupy it, so small data take the paths of least latency and large data
+    spread. Every further pass routes each chunk anew given all others.
+
+    A message is a chunk. It leaves a rank as soon as it has arrived and the link is free, and where
+    several wait, the one with the longest way to go leaves first. The chunks of a shard may take
+    different paths, so more chunks share the load more evenly and wait less to be stored and
+    forwarded.
+
+    Attributes:
+        nbytes: bytes of a rank's buffer to route for; 64 MiB when omitted.
+        passes: how many times every chunk is routed.
+
+    Raises:
+        CollectiveError: a field out of range.
+    """
+
+    nbytes: float = 2**26
+    passes: int = 2
+
+    name: ClassVar[str] = "min_congestion"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all", "gather", "scatter"})
+
+    def __post_init__(self) -> None:
+        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.integer_fields(self, CollectiveError, "passes")
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing."""
+        order, source, target, batch_ptr = _batches(collective)
+        nbytes = as_fraction(self.nbytes)
+        hops = 4 * len(order) * topology.num_vertices
+        busy, delay = link_ticks(topology, collective, nbytes, hops)
+        ptr, link = topology.out_links
+        src, dst = topology.src.astype(np.int64), topology.dst.astype(np.int64)
+        into = kernel.route(
+            ptr, link, src, dst, busy, delay, source, target, batch_ptr, self.passes
+        )  # fmt: skip
+        path_ptr, path, place, before = kernel.sends_along(
+            into, src, topology.num_ranks, source, target, batch_ptr
+        )
+        if topology.is_direct:
+            edges, edge = Edges.from_links(topology), path
+        else:
+            edges, edge = distinct_edges(topology, path_ptr, path)
+        return as_they_arrive(topology, collective, edges, edge, order[place], before, nbytes)
+
+
+def _batches(collective: Collective) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Chunks that must move, those of one piece of one rank's data together.
+
+    Returns:
+        order: the chunks, int64.
+        source: where each batch starts.
+        target: where each chunk of ``order`` ends.
+        batch_ptr: chunks of batch b are ``order[batch_ptr[b]:batch_ptr[b + 1]]``.
+    """
+    ends = collective.owner.astype(np.int64), collective.target.astype(np.int64)
+    src, dst = ends[::-1] if collective.kind == "scatter" else ends
+    chunk = np.flatnonzero(src != dst)
+    piece = chunk % collective.chunks_per_shard
+    ahead = (dst[chunk] - src[chunk]) % collective.num_ranks  # no rank is sent to by all at once
+    order = chunk[np.lexsort((ahead, src[chunk], piece))]
+    key = order % collective.chunks_per_shard * collective.num_ranks + src[order]
+    first = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
+    return order, src[order[first]], dst[order], np.append(first, len(order))

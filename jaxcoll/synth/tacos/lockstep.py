@@ -1,0 +1,243 @@
+"""The matching of TACOS, compiled: Algorithms 1 and 2 of the paper on bitsets.
+
+Of all the chunks a link could carry, those of one block of slots (see ``tacos_tables``) are looked
+at together, and in one step all links start at the same block, so that the step works on a few
+columns of the bitsets that stay in cache. ``Holdings.offer`` remembers which blocks are worth
+looking at, which keeps a search that finds nothing from reading every block.
+
+Time is O(sends) in practice, memory a bit a (rank, chunk) where every rank wants every chunk.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
+from jaxcoll.synth.tacos.rules import keep_highest
+from jaxcoll.synth.tacos.state import WORD, Holdings, next_block, place
+
+# Words in a block. Two cache lines a rank: with one, more links find nothing in the first block
+# they look at, with four, each look takes longer.
+WORDS = 16
+BLOCK = WORD * WORDS
+
+_ZERO = np.uint64(0)
+
+
+# ---------------------------------------------------------------------- Algorithm 2
+
+
+@nb.njit(cache=True, nogil=True)
+def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edge, chunk):
+    """Expands the network in time, step by step, until every postcondition holds (Algorithm 2).
+
+    It ends, for every step carries something: along a shortest path to a rank that still lacks a
+    chunk it wants, some rank is the last to have the chunk, and its link to the next can carry it.
+
+    Args:
+        wanted: sends without which the postcondition does not hold.
+        planes: bits of the largest number of ranks that one rank has links to, for the rule
+            downstream-need; None, for which Numba compiles a kernel of its own, for the rule
+            random.
+        random: a generator's state for each rank, and a last one for the steps, uint64 above 0.
+        limit: give up when this many steps are not enough.
+        chunk_of_slot: chunk of each slot.
+        edge, chunk: receive the link and the chunk of each send, with room for every one.
+
+    Returns:
+        (step_ptr, done): as in ``Schedule``, and whether the limit was enough.
+    """
+    links, blocks = len(net.src), now.have.shape[0]
+    ranks = np.arange(now.have.shape[1])
+    carried = np.empty(links, np.int32)
+    step_ptr = np.zeros(min(limit, 1024) + 1, np.int64)
+    step = sends = 0
+    while wanted > 0 and step < limit:
+        start = next_start(random, blocks)
+        match(net, now, planes, random, start, ranks, carried)
+        wanted -= deliver(net, now, carried, ranks)
+        for link in range(links):
+            if carried[link] >= 0:
+                edge[sends], chunk[sends] = link, chunk_of_slot[carried[link]]
+                sends += 1
+        step += 1
+        if step == len(step_ptr):
+            longer = np.zeros(2 * step, np.int64)
+            longer[:step] = step_ptr
+            step_ptr = longer
+        step_ptr[step] = sends
+    return step_ptr[: step + 1], wanted == 0
+
+
+@nb.njit(cache=True, nogil=True)
+def next_start(random, blocks):
+    """The block at which all links start in the next step; drawn from the last state."""
+    random[-1] = next_random(random[-1])
+    return random_below(random[-1], blocks)
+
+
+# ---------------------------------------------------------------------- Algorithm 1
+
+
+@nb.njit(cache=True, nogil=True)
+def match(net, now: Holdings, planes, random, start, ranks, carried):
+    """Chooses what every link into some ranks carries in one step (Algorithm 1).
+
+    Ranks match their incoming links in random order, and each takes a chunk that its source has,
+    the rank lacks and none of the links before it brings. Where the paper draws among all such
+    chunks, this draws among those of the first block, from ``start`` on, that has any; the rule
+    downstream-need among those of them that most ranks next to the rank lack.
+
+    Ranks only look at what was held before the step and have generators of their own, so the
+    result does not depend on how the ranks are divided among calls.
+
+    Args:
+        start: the block at which all links start.
+        ranks: the ranks, int64.
+        carried: receives the slot that each link carries, or -1; int32 of shape (links,).
+    """
+    # Fields of a tuple that are read in a loop would be counted as references in every turn.
+    have, lack, relay, left, offer = now.have, now.lack, now.relay, now.left, now.offer
+    src, in_ptr, in_link, near_ptr, near = net.src, net.in_ptr, net.in_link, net.near_ptr, net.near
+    blocks = have.shape[0]
+    degree = 0
+    for v in ranks:
+        degree = max(degree, in_ptr[v + 1] - in_ptr[v])
+    order = np.empty(degree, np.int32)
+    # For the rank in hand and each block that it has come to: what it can take, and how many ranks
+    # next to it lack that, as binary numbers written down the planes.
+    seen_by = np.full(blocks, -1, np.int32)
+    free = np.empty((blocks, WORDS), np.uint64)
+    if planes is None:
+        need = np.empty((0, 0, WORDS), np.uint64)
+    else:
+        need = np.empty((blocks, planes, WORDS), np.uint64)
+    scratch = np.empty(WORDS, np.uint64)
+    for v in ranks:
+        first, degree = in_ptr[v], in_ptr[v + 1] - in_ptr[v]
+        if left[v] == 0:
+            for i in range(first, first + degree):
+                carried[in_link[i]] = -1
+            continue
+        x = random[v]
+        for i in range(degree):
+            x = next_random(x)
+            j = random_below(x, i + 1)
+            order[i] = order[j]
+            order[j] = in_link[first + i]
+        for i in range(degree):
+            link = order[i]
+            u = src[link]
+            slot = nb.int64(-1)
+            block = next_block(offer, link, start, start, blocks)
+            while block >= 0:
+                if seen_by[block] != v:
+                    seen_by[block] = v
+                    _look_at(have, lack, v, block, free)
+                    if planes is not None:
+                        _count_need(have, lack, near_ptr, near, v, block, need, planes, scratch)
+                    if len(relay):
+                        _keep_useful(lack, relay, near_ptr, near, v, block, free)
+                found = _ZERO
+                for q in range(WORDS):
+                    scratch[q] = have[block, u, q] & free[block, q]
+                    found |= scratch[q]
+                if found != _ZERO:
+                    if planes is not None:
+                        keep_highest(scratch, need, block, planes)
+                    x = next_random(x)
+                    slot = draw_bit(scratch, WORDS, x)
+                    free[block, slot >> 6] &= ~bit_of(slot)
+                    slot += block * BLOCK
+                    break
+                # Nothing more until the source receives something in this block.
+                offer[link, block >> 6] &= ~bit_of(block)
+                block = next_block(offer, link, block + 1, start, blocks)
+            carried[link] = slot
+        random[v] = x
+
+
+@nb.njit(inline="always")
+def _look_at(have, lack, v, block, free):
+    """What rank v may take of a block."""
+    if len(lack):
+        for q in range(WORDS):
+            free[block, q] = lack[block, v, q]
+    else:
+        for q in range(WORDS):
+            free[block, q] = ~have[block, v, q]
+
+
+@nb.njit(cache=True, nogil=True)
+def _count_need(have, lack, near_ptr, near, v, block, need, planes, carry):
+    """How many ranks next to rank v lack each chunk of a block."""
+    for p in range(planes):
+        for q in range(WORDS):
+            need[block, p, q] = _ZERO
+    for i in range(near_ptr[v], near_ptr[v + 1]):
+        w = near[i]
+        if len(lack):
+            for q in range(WORDS):
+                carry[q] = lack[block, w, q]
+        else:
+            for q in range(WORDS):
+                carry[q] = ~have[block, w, q]
+        for p in range(planes):
+            for q in range(WORDS):
+                digit = need[block, p, q]
+                need[block, p, q] = digit ^ carry[q]
+                carry[q] &= digit
+
+
+@nb.njit(inline="always")
+def _keep_useful(lack, relay, near_ptr, near, v, block, free):
+    """Of chunks that rank v would relay, only those that somebody next to it lacks."""
+    for q in range(WORDS):
+        lacked = _ZERO
+        for i in range(near_ptr[v], near_ptr[v + 1]):
+            lacked |= lack[block, near[i], q]
+        free[block, q] &= lacked | ~relay[block, v, q]
+
+
+@nb.njit(cache=True, nogil=True)
+def deliver(net, now: Holdings, carried, ranks):
+    """Hands what links carry to some ranks; the number of chunks they wanted."""
+    have, lack, relay, left, offer = now.have, now.lack, now.relay, now.left, now.offer
+    in_ptr, in_link, out_ptr = net.in_ptr, net.in_link, net.out_ptr
+    wanted = 0
+    for v in ranks:
+        for i in range(in_ptr[v], in_ptr[v + 1]):
+            slot = carried[in_link[i]]
+            if slot < 0:
+                continue
+            block, word, bit = place(slot, WORDS)
+            have[block, v, word] |= bit
+            if len(lack):
+                lack[block, v, word] &= ~bit
+            left[v] -= 1
+            if len(relay) == 0 or relay[block, v, word] & bit == _ZERO:
+                wanted += 1
+            for link in range(out_ptr[v], out_ptr[v + 1]):
+                offer[link, block >> 6] |= bit_of(block)
+    return wanted
+
+
+@nb.njit(cache=True, nogil=True)
+def pack(carried, chunk_of_slot, active, chunk):
+    """Writes what links carry in a step as a row of a compact schedule (see ``CompactSchedule``).
+
+    Args:
+        active: zeros, uint8; receives the bitmap.
+        chunk: receives the chunks, with room for one a link.
+
+    Returns:
+        How many links carry something.
+    """
+    sends = 0
+    for link in range(len(carried)):
+        if carried[link] >= 0:
+            active[link >> 3] |= np.uint8(1 << (link & 7))
+            chunk[sends] = chunk_of_slot[carried[link]]
+            sends += 1
+    return sends

@@ -1,0 +1,193 @@
+"""Rules of TACOS: which of the chunks that a link could carry it takes.
+
+A rule is a number for compiled kernels, and narrows a set of candidates, the bits of one block, to
+those it likes best; a random one of them is taken.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
+from jaxcoll.synth.tacos.bitset import bit_of, lowest_bit
+
+_ZERO = np.uint64(0)
+_ONE = np.uint64(1)
+_FAR = np.iinfo(np.int64).max
+
+
+class Rule(enum.IntEnum):
+    """What a link takes, of chunks that many ranks want; and of chunks that one rank wants.
+
+    Attributes:
+        RANDOM: any, as in the paper (Sec. IV-D).
+        DOWNSTREAM_NEED: one that most of the ranks next to the receiver still lack, and of those
+            (not in lockstep) one that the fewest ranks hold; one that has the longest way to go.
+        RAREST_FIRST: one that the fewest ranks hold, and of those one that most ranks next to the
+            receiver lack; any.
+        SCARCE_LINK: one that the other links into the receiver could bring least quickly, and of
+            those as for DOWNSTREAM_NEED; one with the fewest links to leave by.
+        PATIENT: as DOWNSTREAM_NEED, but over a slow link nothing that a rank has or is about to
+            get from which it comes sooner over quick links, see ``tacos_patience``. Where not
+            every rank wants everything, the quick way may be closed, and it is DOWNSTREAM_NEED;
+            any.
+    """
+
+    RANDOM = 0
+    DOWNSTREAM_NEED = 1
+    RAREST_FIRST = 2
+    SCARCE_LINK = 3
+    PATIENT = 4
+
+
+RULES = tuple(rule.name.lower().replace("_", "-") for rule in Rule)
+
+
+def rule_named(name: str) -> Rule:
+    """The rule of a name in ``RULES``.
+
+    Raises:
+        CollectiveError: no rule has the name.
+    """
+    return Rule(RULES.index(checks.choice(name, RULES, "rule", CollectiveError)))
+
+
+@nb.njit(inline="always")
+def keep_highest(candidates, planes, block, count):
+    """Keeps the candidates whose binary number, written down a block's planes, is largest."""
+    words = len(candidates)
+    for p in range(count - 1, -1, -1):
+        found = _ZERO
+        for q in range(words):
+            found |= candidates[q] & planes[block, p, q]
+        if found != _ZERO:
+            for q in range(words):
+                candidates[q] &= planes[block, p, q]
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_most_needed(candidates, net, lack, v, block, planes, carry):
+    """Keeps the candidates that most ranks next to rank v lack.
+
+    Args:
+        planes, carry: scratch, of shape (1, planes, words) and (words,).
+    """
+    words, count = len(candidates), planes.shape[1]
+    near_ptr, near = net.near_ptr, net.near
+    for p in range(count):
+        for q in range(words):
+            planes[0, p, q] = _ZERO
+    for i in range(near_ptr[v], near_ptr[v + 1]):
+        w = near[i]
+        for q in range(words):
+            carry[q] = lack[block, w, q]
+        for p in range(count):
+            for q in range(words):
+                digit = planes[0, p, q]
+                planes[0, p, q] = digit ^ carry[q]
+                carry[q] &= digit
+    keep_highest(candidates, planes, 0, count)
+
+
+@nb.njit(inline="always")
+def _clear(candidates, count):
+    """Drops the candidates in the first words."""
+    for q in range(count):
+        candidates[q] = _ZERO
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_rarest(candidates, block, copies):
+    """Keeps the candidates of which there are the fewest copies."""
+    best = _FAR
+    for q in range(len(candidates)):
+        word, kept = candidates[q], _ZERO
+        while word != _ZERO:
+            slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
+            if copies[slot] < best:
+                best, kept = nb.int64(copies[slot]), _ZERO
+                _clear(candidates, q)
+            if copies[slot] == best:
+                kept |= bit_of(slot)
+            word &= word - _ONE
+        candidates[q] = kept
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_scarcest(candidates, net, have, link, v, block, rate):
+    """Keeps the candidates that the other links into rank v could bring least quickly.
+
+    Args:
+        rate: chunks a link carries in some time, int64 of shape (links,).
+    """
+    in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
+    best = _FAR
+    for q in range(len(candidates)):
+        word, kept = candidates[q], _ZERO
+        while word != _ZERO:
+            bit = word & (~word + _ONE)
+            others = nb.int64(0)
+            for i in range(in_ptr[v], in_ptr[v + 1]):
+                other = in_link[i]
+                if other != link and have[block, src[other], q] & bit != _ZERO:
+                    others += rate[other]
+            if others < best:
+                best, kept = others, _ZERO
+                _clear(candidates, q)
+            if others == best:
+                kept |= bit
+            word &= word - _ONE
+        candidates[q] = kept
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_farthest(candidates, block, distance, target):
+    """Keeps the candidates that have the longest way to go.
+
+    Args:
+        distance: from the receiver to every rank, of shape (ranks,).
+        target: the rank that wants the chunk of each slot.
+    """
+    best = nb.int64(-1)
+    for q in range(len(candidates)):
+        word, kept = candidates[q], _ZERO
+        while word != _ZERO:
+            slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
+            far = distance[target[slot]]
+            if far > best:
+                best, kept = far, _ZERO
+                _clear(candidates, q)
+            if far == best:
+                kept |= bit_of(slot)
+            word &= word - _ONE
+        candidates[q] = kept
+
+
+@nb.njit(cache=True, nogil=True)
+def keep_fewest_ways(candidates, net, onward, link, block):
+    """Keeps the candidates that can leave the link's source by the fewest links.
+
+    Args:
+        onward: what each link brings nearer to where it is wanted, bits of shape
+            (blocks, links, words).
+    """
+    out_ptr, u = net.out_ptr, net.src[link]
+    best = _FAR
+    for q in range(len(candidates)):
+        word, kept = candidates[q], _ZERO
+        while word != _ZERO:
+            bit = word & (~word + _ONE)
+            ways = nb.int64(0)
+            for other in range(out_ptr[u], out_ptr[u + 1]):
+                ways += onward[block, other, q] & bit != _ZERO
+            if ways < best:
+                best, kept = ways, _ZERO
+                _clear(candidates, q)
+            if ways == best:
+                kept |= bit
+            word &= word - _ONE
+        candidates[q] = kept

@@ -1,0 +1,349 @@
+"""One search of TACOS: from a network of ranks and a collective to the columns of a schedule."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxcoll.collective import Collective, common_parts
+from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.simulation.clock import Clock
+from jaxcoll.synth.tacos import events
+from jaxcoll.synth.tacos import lockstep as kernel
+from jaxcoll.synth.tacos import state as tables
+from jaxcoll.synth.tacos.rules import Rule
+from jaxcoll.synth.tacos.slow_links import quicker_ranks
+from jaxcoll.topology import Topology
+
+NO_LIMIT = int(np.iinfo(np.int64).max)
+_COPIED = ("all_gather", "broadcast")
+
+
+class Found(NamedTuple):
+    """Columns of a schedule (see ``Schedule``), what they cost, and whether they are all of it.
+
+    ``cost`` is what the search makes small: steps, or ticks.
+    """
+
+    step_ptr: np.ndarray
+    edge: np.ndarray
+    chunk: np.ndarray
+    cost: int
+    done: bool
+
+
+def read_network(topology: Topology) -> tables.Network:
+    """A direct network as the kernels read it."""
+    in_ptr, in_link = topology.in_links
+    ranks = np.arange(topology.num_ranks + 1)
+    joined = np.ones(topology.num_links, bool)
+    joined[1:] = (np.diff(topology.src) != 0) | (np.diff(topology.dst) != 0)
+    return tables.Network(
+        src=topology.src,
+        dst=topology.dst,
+        in_ptr=in_ptr,
+        in_link=in_link,
+        out_ptr=np.searchsorted(topology.src, ranks),
+        near_ptr=np.searchsorted(topology.src[joined], ranks),
+        near=topology.dst[joined],
+    )
+
+
+def _slots(collective: Collective, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The chunk of each slot, and the slot of each chunk.
+
+    Random slots spread the chunks of every region of the network over all blocks. Those of a group
+    stay together, so that a rank has few blocks to look at.
+    """
+    chunk_of_slot = np.concatenate(
+        [
+            random.permutation(np.arange(first, last, dtype=np.int32))
+            for first, last in itertools.pairwise(collective.chunk_ptr)
+        ]
+    )
+    slot = np.empty(collective.num_chunks, np.int32)
+    slot[chunk_of_slot] = np.arange(collective.num_chunks)
+    return chunk_of_slot, slot
+
+
+def _everyone(collective: Collective) -> bool:
+    """Whether every rank wants every chunk, so that none is merely passed on."""
+    return all(len(group) == collective.num_ranks for group in collective.groups)
+
+
+def _holdings(
+    links: int, collective: Collective, words: int, lists: bool, relay: bool
+) -> tables.Holdings:
+    """Nobody holds, wants or relays anything.
+
+    Args:
+        words: words in a block.
+        lists: whether to keep a table of what ranks lack.
+        relay: whether ranks relay what they do not want.
+    """
+    blocks = -(-collective.num_chunks // (tables.WORD * words))
+
+    def table(wanted: bool) -> np.ndarray:
+        return np.zeros((blocks if wanted else 0, collective.num_ranks, words), np.uint64)
+
+    return tables.Holdings(
+        have=table(True),
+        lack=table(lists),
+        relay=table(relay),
+        left=np.zeros(collective.num_ranks, np.int64),
+        offer=np.zeros((links, -(-blocks // tables.WORD)), np.uint64),
+    )
+
+
+def _prepare(
+    network: tables.Network,
+    cost: np.ndarray,
+    slot: np.ndarray,
+    collective: Collective,
+    now: tables.Holdings,
+) -> tuple[int, int]:
+    shard = slice(None, None, collective.chunks_per_shard)
+    return tables.prepare(
+        network,
+        cost,
+        slot,
+        collective.owner[shard],
+        collective.group_of_chunk[shard],
+        collective.chunk_ptr,
+        collective.group_of_rank,
+        now,
+    )
+
+
+# ---------------------------------------------------------------------- in lockstep
+
+
+class Lockstep(NamedTuple):
+    """A search in lockstep that has not begun: the arguments of ``tacos_kernel.expand``.
+
+    ``most`` is the most sends there can be, ``slot`` the slot of each chunk.
+    """
+
+    now: tables.Holdings
+    wanted: int
+    most: int
+    planes: int | None
+    states: np.ndarray
+    chunk_of_slot: np.ndarray
+    slot: np.ndarray
+
+
+def prepare_lockstep(
+    network: tables.Network, collective: Collective, rule: Rule, random: np.random.Generator
+) -> Lockstep:
+    """A search in lockstep, by the rule random or downstream-need."""
+    ranks, links = collective.num_ranks, len(network.src)
+    planes = None if rule == Rule.RANDOM else int(np.diff(network.near_ptr).max()).bit_length()
+    chunk_of_slot, slot = _slots(collective, random)
+    some = not _everyone(collective)
+    now = _holdings(links, collective, kernel.WORDS, some, some)
+    wanted, most = _prepare(network, np.ones(links, np.int64), slot, collective, now)
+    states = random.integers(1, 2**64, size=ranks + 1, dtype=np.uint64)
+    return Lockstep(now, wanted, most, planes, states, chunk_of_slot, slot)
+
+
+def search_in_lockstep(
+    network: tables.Network,
+    collective: Collective,
+    rule: Rule,
+    random: np.random.Generator,
+    limit: int,
+) -> Found:
+    """Steps in which every link carries one chunk at most; given up after ``limit`` steps."""
+    now, wanted, most, planes, states, chunk_of_slot, slot = prepare_lockstep(
+        network, collective, rule, random
+    )
+    edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
+    step_ptr, done = kernel.expand(
+        network, now, wanted, planes, states, min(limit, most), chunk_of_slot, edge, chunk
+    )
+    if done and len(now.relay):
+        step_ptr = tables.prune(network, now.relay, slot, step_ptr, edge, chunk)
+    sends = step_ptr[-1]
+    return Found(step_ptr, edge[:sends], chunk[:sends], len(step_ptr) - 1, done)
+
+
+# ---------------------------------------------------------------------- by events
+
+
+class Prices(NamedTuple):
+    """What chunks of a collective cost on the links of a network, in ticks of a clock.
+
+    Attributes:
+        clock: the unit of time.
+        alpha: latency of each link, int64 of shape (links,).
+        serial: what a chunk of each size adds, int64 of shape (links, sizes).
+        size: which size each chunk has, int32 of shape (chunks,).
+    """
+
+    clock: Clock
+    alpha: np.ndarray
+    serial: np.ndarray
+    size: np.ndarray
+
+    @property
+    def chunk(self) -> np.ndarray:
+        """What one chunk of the largest size costs on each link, int64 of shape (links,)."""
+        return self.alpha + self.serial[:, -1]
+
+
+def prices(topology: Topology, collective: Collective, nbytes: Number) -> Prices:
+    """What chunks cost when the buffer of a rank has ``nbytes``."""
+    weight, total = common_parts(collective)
+    sizes, size = np.unique(weight, return_inverse=True)
+    whole = as_fraction(nbytes)
+    distinct, which = topology.speeds
+    alphas = [alpha for alpha, _ in distinct]
+    serials = [whole * int(w) / total / bandwidth for _, bandwidth in distinct for w in sizes]
+    # No run is longer than every rank receiving every chunk, one after another.
+    most = collective.num_ranks * collective.num_chunks * (max(alphas) + max(serials))
+    clock = Clock.for_durations([*alphas, *serials], most)
+    # Where rounding up leaves nothing, a tick is the least that a chunk can take.
+    ticks = np.maximum(clock.ticks(serials).reshape(len(distinct), len(sizes)), 1)
+    return Prices(clock, clock.ticks(alphas)[which], ticks[which], size.astype(np.int32))
+
+
+def search_by_events(
+    network: tables.Network,
+    collective: Collective,
+    price: Prices,
+    path_cost: np.ndarray,
+    rule: Rule,
+    most: int,
+    random: np.random.Generator,
+    limit: int,
+) -> Found:
+    """Sends that leave as links become idle; given up when none is quicker than ``limit`` ticks.
+
+    Args:
+        path_cost: what makes a path short that passes ranks, int64 of shape (links,).
+        most: chunks a message may carry.
+    """
+    links = len(network.src)
+    chunk_of_slot, slot = _slots(collective, random)
+    copied = collective.kind in _COPIED
+    relay = copied and not _everyone(collective)
+    now = _holdings(links, collective, events.WORDS, True, relay)
+    cost = price.alpha + price.serial[:, 0]
+    patience = (np.zeros(links, np.int64),) * 2 + (np.zeros(0, np.int64),)
+    if copied and not relay and rule == Rule.PATIENT:
+        patience = quicker_ranks(network, price.chunk)
+    costs = events.Costs(
+        price.alpha,
+        price.serial,
+        price.size[chunk_of_slot],
+        cost.max() // np.maximum(cost // 64, 1),
+        *patience,
+    )
+    if copied:
+        tokens = events.Tokens(
+            np.zeros((0, 0, events.WORDS), np.uint64),
+            np.zeros(0, np.int32),
+            np.zeros((0, 0), np.int64),
+        )
+        wanted, _ = _prepare(network, path_cost, slot, collective, now)
+    else:
+        holder, target = collective.owner, collective.target
+        if collective.kind == "scatter":
+            holder, target = target, holder
+        tokens = events.Tokens(
+            np.zeros((len(now.have), links, events.WORDS), np.uint64),
+            target[chunk_of_slot],
+            np.empty((collective.num_ranks,) * 2, np.int64),
+        )
+        wanted = events.place_tokens(network, path_cost, holder, slot, tokens, now)
+    state = random.integers(1, 2**64, dtype=np.uint64)
+    most = min(most, collective.num_chunks)
+    desk = _desk(network, collective.num_ranks, collective.num_chunks, most)
+    start, edge, slots, finish, done = events.expand(
+        network, now, tokens, costs, desk, wanted, rule, most, state, limit
+    )
+    step_ptr = _step_ptr(start)
+    chunk = np.take(chunk_of_slot, slots)
+    if done and relay:
+        step_ptr = tables.prune(network, now.relay, slot, step_ptr, edge, chunk)
+        edge, chunk = edge[: step_ptr[-1]], chunk[: step_ptr[-1]]
+        available = np.zeros((collective.num_ranks, collective.num_chunks), np.int64)
+        start = np.empty(len(edge), np.int64)
+        finish = events.retime(network, costs, step_ptr, edge, slot[chunk], available, start)
+        order = np.argsort(start, kind="stable")
+        edge, chunk, step_ptr = edge[order], chunk[order], _step_ptr(start[order])
+    return Found(step_ptr, edge, chunk, int(finish), done)
+
+
+def _desk(network: tables.Network, ranks: int, slots: int, most: int) -> events.Desk:
+    """A desk for a search that has not begun."""
+    links = len(network.src)
+    ports = int(np.diff(network.in_ptr).max())
+    planes = int(np.diff(network.near_ptr).max()).bit_length()
+    chunks = min(most * ports, slots)
+    return events.Desk(
+        link=np.empty(ports, np.int64),
+        load=np.empty(ports, np.int64),
+        number=np.empty(ports, np.int64),
+        head=np.empty(ports, np.int64),
+        slot=np.empty(chunks, np.int32),
+        next=np.empty(chunks, np.int64),
+        candidates=np.empty(events.WORDS, np.uint64),
+        planes=np.empty((1, planes, events.WORDS), np.uint64),
+        carry=np.empty(events.WORDS, np.uint64),
+        copies=np.ones(slots, np.int32),
+        first=np.zeros(links, np.int64),
+        last=np.zeros(links, np.int64),
+        times=np.empty(links, np.int64),
+        events=np.empty(links, np.int64),
+        waiting=np.empty(ranks, np.int64),
+        waits=np.empty(ranks, np.bool_),
+    )
+
+
+def _step_ptr(start: np.ndarray) -> np.ndarray:
+    """Sends that start together are a step; ``start`` rises."""
+    first = np.ones(len(start), bool)
+    first[1:] = np.diff(start) > 0
+    return np.append(np.flatnonzero(first), len(start))
+
+
+def ingress_ticks(
+    topology: Topology, collective: Collective, price: Prices, aggregated: bool
+) -> int:
+    """Ticks the links into some rank need for the chunks it wants; no search can beat it."""
+    n = collective.num_ranks
+    wanted = np.zeros(n, np.int64)
+    for g, group in enumerate(collective.groups):
+        members = np.asarray(group)
+        chunks = int(np.diff(collective.chunk_ptr)[g])
+        if collective.kind == "all_gather":
+            wanted[members] = chunks - collective.chunks_per_shard
+        elif collective.kind == "broadcast":
+            wanted[np.delete(members, collective.root or 0)] = chunks
+        elif collective.kind == "all_to_all":
+            wanted[members] = chunks // len(group) - collective.chunks_per_shard
+        elif collective.kind == "gather":
+            wanted[members[collective.root or 0]] = chunks - collective.chunks_per_shard
+        else:
+            wanted[np.delete(members, collective.root or 0)] = collective.chunks_per_shard
+    least = price.serial[:, 0]
+    once, each = (price.alpha, least) if aggregated else (np.zeros_like(least), price.alpha + least)
+    low, high = np.zeros(n, np.int64), wanted * int((once + each).max())
+    while (low < high).any():
+        middle = (low + high) // 2
+        carried = np.maximum(middle[topology.dst] - once, 0) // each
+        arrived = np.zeros(n, np.int64)
+        np.add.at(arrived, topology.dst, carried)
+        enough = arrived >= wanted
+        low, high = np.where(enough, low, middle + 1), np.where(enough, middle, high)
+    return int(low.max(initial=0))
+
+
+def seconds(price: Prices, ticks: int) -> Fraction:
+    """Ticks as seconds."""
+    return ticks * price.clock.tick

@@ -1,0 +1,96 @@
+"""The patience of slow links: which ranks leave a link nothing to bring.
+
+A chunk that some rank near a link's end has, or is about to get, comes from there sooner than over
+a link much slower than those between the two. A slow link that leaves it alone is free for what
+only slow links bring. The chunk does come: of the ranks that lack it, the one nearest to a rank
+that has it is one quick link away, and no other rank keeps that link from it.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.synth.tacos.state import Network
+
+# A link is patient if it takes more than this many times as long as the quickest into its end:
+# the quick links must also have room for what the slow ones leave to them.
+_SLOWER = 2
+# Ranks that a link minds at most, the nearest: each is another row of bits to read.
+_MOST = 64
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@nb.njit(cache=True, nogil=True)
+def quicker_ranks(net: Network, cost):
+    """The ranks from which a chunk reaches the end of a slow link sooner than over it.
+
+    Args:
+        cost: of carrying a chunk over each link, int64 above 0 of shape (links,).
+
+    Returns:
+        (first, last, rank): those of link i are ``rank[first[i]:last[i]]``, int64.
+    """
+    in_ptr, in_link = net.in_ptr, net.in_link
+    ranks, links = len(in_ptr) - 1, len(net.src)
+    first, last = np.zeros(links, np.int64), np.zeros(links, np.int64)
+    found, count = np.empty(1024, np.int64), nb.int64(0)
+    distance, near = np.full(ranks, _NEVER), np.empty(ranks, np.int64)
+    for v in range(ranks):
+        quickest, slowest = _NEVER, nb.int64(0)
+        for i in range(in_ptr[v], in_ptr[v + 1]):
+            quickest = min(quickest, cost[in_link[i]])
+            slowest = max(slowest, cost[in_link[i]])
+        if slowest <= _SLOWER * quickest:
+            continue
+        known, done = _measure_back(net, cost, v, slowest, distance, near)
+        for i in range(in_ptr[v], in_ptr[v + 1]):
+            link = in_link[i]
+            if cost[link] <= _SLOWER * quickest:
+                continue
+            if count + done > len(found):
+                found = np.concatenate((found, np.empty(len(found) + done, np.int64)))
+            first[link] = count
+            for j in range(1, done):
+                if distance[near[j]] < cost[link]:
+                    found[count] = near[j]
+                    count += 1
+            last[link] = count
+        for j in range(known):
+            distance[near[j]] = _NEVER
+    return first, last, found[:count]
+
+
+@nb.njit(cache=True, nogil=True)
+def _measure_back(net, cost, target, limit, distance, near):
+    """Least cost to a rank from the ranks nearest to it, below a limit.
+
+    Args:
+        distance: of every rank, all without end; receives the least costs.
+        near: receives the ranks that have one.
+
+    Returns:
+        (known, done): how many ranks are in ``near``, and for how many the cost is the least,
+        which come first: the rank itself and up to ``_MOST`` others.
+    """
+    in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
+    distance[target], near[0] = 0, target
+    known, done = nb.int64(1), nb.int64(0)
+    while done < known and done <= _MOST:
+        nearest = done
+        for j in range(done + 1, known):
+            if distance[near[j]] < distance[near[nearest]]:
+                nearest = j
+        near[done], near[nearest] = near[nearest], near[done]
+        w = near[done]
+        done += 1
+        for i in range(in_ptr[w], in_ptr[w + 1]):
+            u = src[in_link[i]]
+            through = distance[w] + cost[in_link[i]]
+            if through < limit and through < distance[u]:
+                if distance[u] == _NEVER:
+                    near[known] = u
+                    known += 1
+                distance[u] = through
+    return known, done

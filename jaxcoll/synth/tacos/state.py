@@ -1,0 +1,222 @@
+"""What the kernels of TACOS read and change: the network, and who holds and lacks which chunks.
+
+Every chunk has a *slot*, a bit position, in random order: 64 slots are a word and some words a
+block. All ranks' bits of a block lie together, so that work on one block stays in cache. How many
+words a block has is the kernels' choice; here it is read off the tables.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.synth.tacos.bitset import bit_of, lowest_bit
+
+WORD = 64  # slots in a word
+
+_ZERO = np.uint64(0)
+
+
+class Network(NamedTuple):
+    """A direct network as the kernel reads it; links are sorted by source.
+
+    ``src`` and ``dst`` of each link; incoming links of rank v are
+    ``in_link[in_ptr[v]:in_ptr[v + 1]]``, its outgoing ones ``out_ptr[v]..out_ptr[v + 1] - 1``, and
+    the ranks these lead to, each once, ``near[near_ptr[v]:near_ptr[v + 1]]``.
+    """
+
+    src: np.ndarray
+    dst: np.ndarray
+    in_ptr: np.ndarray
+    in_link: np.ndarray
+    out_ptr: np.ndarray
+    near_ptr: np.ndarray
+    near: np.ndarray
+
+
+class Holdings(NamedTuple):
+    """Who holds and who lacks what; one search's own copy, changed as it goes.
+
+    Attributes:
+        have: chunks each rank holds, uint64 of shape (blocks, ranks, words).
+        lack: chunks each rank may still take: those it wants, and those it may relay; alike, or
+            without blocks where that is all that it does not hold.
+        relay: of what a rank lacked at first, the chunks it does not want; alike, or without
+            blocks where every rank wants all it may take.
+        left: how many chunks each rank may still take, int64 of shape (ranks,).
+        offer: bitmap of the blocks in which a link's source may have something for its
+            destination, uint64 of shape (links, words).
+    """
+
+    have: np.ndarray
+    lack: np.ndarray
+    relay: np.ndarray
+    left: np.ndarray
+    offer: np.ndarray
+
+
+@nb.njit(inline="always")
+def place(slot, words):
+    """Block, word in the block, and bit of a slot, in blocks of ``words`` words, a power of two."""
+    # Without a sign, a division is a shift: Numba's // minds negative numbers, and it shows.
+    word = np.uint64(slot) >> np.uint64(6)
+    block = nb.int64(word // np.uint64(words))
+    return block, nb.int64(word) & (words - 1), bit_of(slot)
+
+
+# ---------------------------------------------------------------------- before the first step
+
+
+@nb.njit(cache=True, nogil=True)
+def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: Holdings):
+    """Fills empty ``Holdings`` with the conditions of an all_gather or broadcast.
+
+    Where ``now.relay`` has blocks, ranks also lack the chunks that they do not want but that pass
+    them on a shortest path from the chunk's owner to a rank of its group.
+
+    Args:
+        cost: what makes a path short, int64 above 0 of shape (links,).
+        slot: slot of each chunk; the chunks of a group have the slots of a group, in any order.
+        shard_owner, shard_group: of each shard, in order of its chunks.
+        chunk_ptr: chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``.
+        group_of_rank: group of each rank, -1 for none.
+
+    Returns:
+        (wanted, most): sends without which the postcondition does not hold, and the most there
+        can be.
+    """
+    ranks, words, lists = len(group_of_rank), now.have.shape[2], len(now.lack) > 0
+    for v in range(ranks):
+        g = group_of_rank[v]
+        if g >= 0:
+            c = chunk_ptr[g]
+            while lists and c < chunk_ptr[g + 1]:
+                block, word, bit = place(c, words)
+                if c & 63 == 0 and c + WORD <= chunk_ptr[g + 1]:
+                    now.lack[block, v, word] = ~_ZERO
+                    c += WORD
+                else:
+                    now.lack[block, v, word] |= bit
+                    c += 1
+            now.left[v] = chunk_ptr[g + 1] - chunk_ptr[g]
+    shards = len(shard_owner)
+    k = len(slot) // shards
+    for c in range(len(slot)):
+        v = shard_owner[c // k]
+        block, word, bit = place(slot[c], words)
+        now.have[block, v, word] |= bit
+        if lists:
+            now.lack[block, v, word] &= ~bit
+        now.left[v] -= 1
+        for link in range(net.out_ptr[v], net.out_ptr[v + 1]):
+            now.offer[link, block >> 6] |= bit_of(block)
+    wanted = now.left.sum()
+    if len(now.relay):
+        on_way = np.empty(ranks, np.bool_)
+        for shard in range(shards):
+            _mark_shortest_paths(
+                net, cost, shard_owner[shard], shard_group[shard], group_of_rank, on_way
+            )
+            for v in range(ranks):
+                if not on_way[v] or group_of_rank[v] == shard_group[shard]:
+                    continue
+                for c in range(shard * k, (shard + 1) * k):
+                    block, word, bit = place(slot[c], words)
+                    now.lack[block, v, word] |= bit
+                    now.relay[block, v, word] |= bit
+                now.left[v] += k
+    return wanted, now.left.sum()
+
+
+@nb.njit(cache=True, nogil=True)
+def measure(net: Network, cost, source, distance):
+    """Least total cost of links from a rank to every rank, into ``distance``, int64."""
+    ranks = len(distance)
+    queue = np.empty(ranks + 1, np.int64)
+    waits = np.zeros(ranks, np.bool_)
+    distance[:] = np.iinfo(np.int64).max
+    distance[source] = 0
+    queue[0] = source
+    head, tail = 0, 1
+    while head != tail:
+        u = queue[head]
+        head = (head + 1) % (ranks + 1)
+        waits[u] = False
+        for link in range(net.out_ptr[u], net.out_ptr[u + 1]):
+            v = net.dst[link]
+            if distance[u] + cost[link] < distance[v]:
+                distance[v] = distance[u] + cost[link]
+                if not waits[v]:
+                    waits[v] = True
+                    queue[tail] = v
+                    tail = (tail + 1) % (ranks + 1)
+
+
+@nb.njit(cache=True, nogil=True)
+def _mark_shortest_paths(net, cost, owner, group, group_of_rank, on_way):
+    """Marks the ranks on some shortest path from ``owner`` to a rank of ``group``."""
+    distance = np.empty(len(on_way), np.int64)
+    measure(net, cost, owner, distance)
+    for v in np.argsort(-distance):
+        on_way[v] = group_of_rank[v] == group
+        for link in range(net.out_ptr[v], net.out_ptr[v + 1]):
+            w = net.dst[link]
+            on_way[v] |= distance[w] == distance[v] + cost[link] and on_way[w]
+
+
+# ---------------------------------------------------------------------- which blocks to look at
+
+
+@nb.njit(inline="always")
+def next_block(offer, link, block, start, blocks):
+    """The first block on offer from ``block`` on, going round to ``start``; -1 for none."""
+    if block >= start:
+        while block < blocks:
+            word = offer[link, block >> 6] >> np.uint64(block & 63)
+            if word != _ZERO:
+                return block + lowest_bit(word)
+            block = ((block >> 6) + 1) << 6
+        block = nb.int64(0)
+    while block < start:
+        word = offer[link, block >> 6] >> np.uint64(block & 63)
+        if word != _ZERO:
+            block += lowest_bit(word)
+            return block if block < start else nb.int64(-1)
+        block = ((block >> 6) + 1) << 6
+    return nb.int64(-1)
+
+
+# ---------------------------------------------------------------------- after the last step
+
+
+@nb.njit(cache=True, nogil=True)
+def prune(net, relay, slot, step_ptr, edge, chunk):
+    """Drops the sends to ranks that neither want the chunk nor pass it on, and steps left empty.
+
+    Args:
+        relay: as in ``Holdings``; on return, what was relayed in vain.
+        slot: slot of each chunk.
+        step_ptr, edge, chunk: the schedule; edge and chunk are rewritten in place.
+
+    Returns:
+        step_ptr of the new schedule, whose sends are the first ones of the columns.
+    """
+    keep = np.zeros(step_ptr[-1], np.bool_)
+    for i in range(step_ptr[-1] - 1, -1, -1):
+        block, word, bit = place(slot[chunk[i]], relay.shape[2])
+        keep[i] = relay[block, net.dst[edge[i]], word] & bit == _ZERO
+        if keep[i]:
+            relay[block, net.src[edge[i]], word] &= ~bit
+    kept_ptr = np.zeros(len(step_ptr), np.int64)
+    sends = steps = 0
+    for t in range(len(step_ptr) - 1):
+        for i in range(step_ptr[t], step_ptr[t + 1]):
+            if keep[i]:
+                edge[sends], chunk[sends] = edge[i], chunk[i]
+                sends += 1
+        if sends > kept_ptr[steps]:
+            steps += 1
+            kept_ptr[steps] = sends
+    return kept_ptr[: steps + 1]

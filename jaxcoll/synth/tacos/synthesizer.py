@@ -1,0 +1,203 @@
+"""TACOS: schedules by matching links with chunks (Won et al., MICRO 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.bounds import step_bound
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulation import simulate
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.switch_unwinding import degrees, unwind
+from jaxcoll.synth.tacos.rules import Rule, rule_named
+from jaxcoll.synth.tacos.search import (
+    NO_LIMIT,
+    Found,
+    ingress_ticks,
+    prices,
+    read_network,
+    search_by_events,
+    search_in_lockstep,
+    seconds,
+)
+from jaxcoll.topology import Topology
+
+# Attempts, and sends matched in all of them, when neither is asked for.
+_ATTEMPTS, _SENDS = 16, 50_000
+
+_Attempt = Callable[[int, int], Found]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tacos(Synthesizer):
+    """TACOS (Sec. IV, Algorithms 1 and 2): idle links take chunks that their destinations want.
+
+    Where all links are equally quick, an all_gather or broadcast runs in lockstep: in every step a
+    link carries at most one chunk, which can travel on in the next, and steps are made few. In
+    every other case the network is expanded from one arrival to the next (Sec. IV-F): a chunk
+    costs alpha + bytes / bandwidth on a link, idle links are matched the quickest first, and the
+    time by the link model "tacos" is made short; sends that start together are a step.
+
+    Chunks may also pass ranks that do not want them, on shortest paths to ranks that do: paths of
+    least cost, in every other attempt of fewest links. Parallel links count as several.
+
+    Attributes:
+        rule: which of the chunks a link could carry it takes, a name in ``rules.RULES``; see
+            ``rules.Rule``. "random" is the paper's.
+        attempts: how many times to try, each with its own random numbers. The best schedule is
+            kept; one that meets the bound ends the search. When omitted 16, and on small networks,
+            where luck counts and tries cost little, more: until 50,000 sends have been matched.
+        nbytes: bytes of a rank's buffer that unequal links are priced for; 64 MiB when omitted,
+            a large gradient bucket. In lockstep it changes nothing.
+        degree: how switches are unwound (Sec. IV-G), 1 to the number of their ports less one; or
+            "best", the one of ``unwind.degrees`` whose schedule takes the least time for
+            ``nbytes``, simulated on the real network by the link model "tacos".
+        aggregate: the most chunks a message may carry, which pays alpha once; None for any number.
+            Above 1, for small data, there is no lockstep.
+
+    Raises:
+        CollectiveError: an unknown rule, fewer than one attempt, another number out of range.
+    """
+
+    rule: str = "downstream-need"
+    attempts: int | None = None
+    nbytes: float = 2**26
+    degree: int | str = "best"
+    aggregate: int | None = 1
+    name: ClassVar[str] = "tacos"
+    kinds: ClassVar[frozenset[str]] = frozenset(
+        {"all_gather", "broadcast", "gather", "scatter", "all_to_all"}
+    )
+
+    def __post_init__(self) -> None:
+        rule_named(self.rule)
+        checks.integer_fields(self, CollectiveError, "attempts", "aggregate", or_none=True)
+        if not (isinstance(self.degree, str) and self.degree == "best"):
+            what = "degree, if not 'best',"
+            checks.put(self, degree=checks.integer(self.degree, what, CollectiveError, least=1))
+        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule of a collective that does not sum; see ``Synthesizer``."""
+        if topology.is_direct:
+            return self._match(topology, collective, seed)
+        if self.degree != "best":
+            schedule = self._unwind(topology, collective, seed, int(self.degree))
+            return schedule.with_provenance(Provenance(certificate={"degree": self.degree}))
+
+        def timed(degree: int) -> tuple[Fraction, int, Schedule]:
+            schedule = self._unwind(topology, collective, seed, degree)
+            return simulate(schedule, self.nbytes, "tacos").exact_time, degree, schedule
+
+        time, degree, schedule = min(map(timed, degrees(topology)), key=lambda found: found[0])
+        said = {"degree": degree, "model": "tacos", "nbytes": self.nbytes, "time": float(time)}
+        return schedule.with_provenance(Provenance(certificate=said))
+
+    def _unwind(
+        self, topology: Topology, collective: Collective, seed: int, degree: int
+    ) -> Schedule:
+        """The schedule found on the network without switches, sent through them."""
+        straight = unwind(topology, degree)
+        return straight.carry(self._match(straight.topology, collective, seed), topology)
+
+    def _match(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        in_lockstep = (
+            topology.is_homogeneous
+            and self.aggregate == 1
+            and collective.kind in ("all_gather", "broadcast")
+            and rule_named(self.rule) in (Rule.RANDOM, Rule.DOWNSTREAM_NEED)
+        )
+        solve = self._in_lockstep if in_lockstep else self._by_events
+        found, certificate = solve(topology, collective, seed)
+        schedule = Schedule(
+            topology,
+            collective,
+            Edges.from_links(topology),
+            found.step_ptr,
+            found.edge,
+            found.chunk,
+            np.zeros(len(found.edge), bool),
+        )
+        if not in_lockstep and "time" not in certificate:
+            certificate["time"] = simulate(schedule, self.nbytes, "tacos").time
+        return schedule.with_provenance(Provenance(certificate=certificate))
+
+    def _in_lockstep(
+        self, topology: Topology, collective: Collective, seed: int
+    ) -> tuple[Found, dict[str, object]]:
+        network, rule = read_network(topology), rule_named(self.rule)
+
+        def attempt(number: int, limit: int) -> Found:
+            random = np.random.default_rng([seed, number])
+            return search_in_lockstep(network, collective, rule, random, limit)
+
+        def exact_bound() -> int:
+            return step_bound(topology, collective)
+
+        quick = _ingress_steps(topology, collective) if collective.kind == "all_gather" else 0
+        best, bound = self._best(attempt, quick, exact_bound)
+        return best, {"step_bound": bound} if best.cost <= bound else {}
+
+    def _by_events(
+        self, topology: Topology, collective: Collective, seed: int
+    ) -> tuple[Found, dict[str, object]]:
+        network, rule = read_network(topology), rule_named(self.rule)
+        price = prices(topology, collective, self.nbytes)
+        by_hops = np.ones(topology.num_links, np.int64)
+        most = collective.num_chunks if self.aggregate is None else self.aggregate
+
+        def attempt(number: int, limit: int) -> Found:
+            random = np.random.default_rng([seed, number])
+            path_cost = by_hops if number % 2 else price.chunk
+            return search_by_events(
+                network, collective, price, path_cost, rule, most, random, limit
+            )
+
+        bound = ingress_ticks(topology, collective, price, most > 1)
+        best, _ = self._best(attempt, bound, lambda: bound)
+        certificate: dict[str, object] = {"model": "tacos", "nbytes": self.nbytes}
+        # Rounded ticks allow for runs over the slowest link. The simulator's are finer, for it
+        # counts only the links that are used: it says the time then.
+        if price.clock.is_exact:
+            certificate["time"] = float(seconds(price, best.cost))
+            if best.cost <= bound:
+                certificate["ingress_bound"] = certificate["time"]
+        return best, certificate
+
+    def _best(self, attempt: _Attempt, quick: int, exact: Callable[[], int]) -> tuple[Found, int]:
+        """The best of all attempts, until one meets the bound; and the bound.
+
+        Args:
+            attempt: searches, given its number and the cost it must stay below.
+            quick: a bound.
+            exact: a larger one that takes longer to find.
+        """
+        best, bound = attempt(0, NO_LIMIT), quick
+        number, sends = 1, len(best.edge)
+        if best.cost > bound and self.attempts != 1:
+            bound = exact()
+        least, enough = (self.attempts, 0) if self.attempts else (_ATTEMPTS, _SENDS)
+        while best.cost > bound and (number < least or sends < enough):
+            found = attempt(number, best.cost)
+            number, sends = number + 1, sends + max(1, len(found.edge))
+            if found.done and found.cost < best.cost:
+                best = found
+        return best, bound
+
+
+def _ingress_steps(topology: Topology, collective: Collective) -> int:
+    """Steps the links into each rank need for what it wants: below ``step_bound``, but quick."""
+    members = np.flatnonzero(collective.group_of_rank >= 0)
+    chunks = np.diff(collective.chunk_ptr) - collective.chunks_per_shard
+    wanted = chunks[collective.group_of_rank[members]]
+    ports = np.diff(topology.in_links[0])[members]
+    return int((-(-wanted // ports)).max())

@@ -1,0 +1,6 @@
+"""Algorithms that send along trees.
+
+``pipeline`` (all_reduce up and down a few trees) carries ``double_binary_tree``,
+``hierarchical_tree``, ``c_cube`` and ``tto``; ``blink`` packs trees from one root; ``multitree``
+and its kernel grow one tree per rank.
+"""

@@ -1,0 +1,196 @@
+"""Blink: as many trees from one root as the network holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.bounds.throughput import bottleneck, check_balanced, optimum
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.simulation import steady_seconds
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.routed import distinct_edges
+from jaxcoll.synth.building.switch_unwinding import Unwound, unwind
+from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+
+
+@dataclasses.dataclass(frozen=True)
+class Blink(Synthesizer):
+    """Broadcast, reduce and all_reduce over an optimal packing of spanning trees from one root.
+
+    Wang, Venkataraman, Phanishayee, Devanur, Thelin and Stoica, "Blink: Fast and generic
+    collectives for distributed ML" (MLSys 2020), as ForestColl's authors rebuilt it (dissertation,
+    Sec. 4.6.2). The root can broadcast at the rate of the least of its maximum flows to the other
+    ranks (Edmonds, 1973), and trees that do are packed exactly, where Blink approximates.
+    All_reduce is a reduce to the root and a broadcast from it. The certificate says how long a byte
+    takes on the link with most of both; pieces that follow closely take no longer, unless traffic
+    up, which waits for nothing, crowds traffic down out of the switches that they share.
+
+    Blink itself knows no switches. They are removed as ForestColl does, losing nothing
+    ("Blink+Switch" in Fig. 4.10), or replaced by preset connections, as TACCL and TACOS do.
+
+    Attributes:
+        root: of an all_reduce; the rank that is quickest when None.
+        degree: how switches are replaced: None to remove them exactly, otherwise every port is
+            joined to the next ``degree`` ports (see ``jaxcoll.synth.building.switch_unwinding``).
+        k: trees from the root; None for as many as the optimum needs, or, where those do not divide
+            the chunks, the fastest of up to 16 that do.
+        pieces: messages each tree edge's load is cut into at most; None for one chunk each.
+
+    Raises:
+        CollectiveError: a field that is no number of such things.
+    """
+
+    root: int | None = None
+    degree: int | None = None
+    k: int | None = None
+    pieces: int | None = None
+
+    name: ClassVar[str] = "blink"
+    kinds: ClassVar[frozenset[str]] = frozenset({"broadcast", "all_reduce"})
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "root", least=0, or_none=True)
+        checks.integer_fields(self, CollectiveError, "degree", "k", "pieces", or_none=True)
+
+    def granularity(self, topology: Topology) -> int:
+        """Chunks a shard of an all_reduce are best a multiple of this: all its trees fit then."""
+        network, _ = self._without_switches(topology)
+        root = self._root_on(network)
+        alone = [int(rank == root) for rank in range(network.num_ranks)]
+        trees = (optimum(way, alone).k for way in (network, network.transpose()))
+        needed = math.lcm(*trees) if self.k is None else self.k
+        return needed // math.gcd(needed, network.num_ranks)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            CollectiveError: other than one group of all ranks, or a root that is no rank.
+            TopologyError: switches, to be removed exactly, with more bandwidth in than out.
+        """
+        n = topology.num_ranks
+        (group, *others) = collective.groups
+        if others or len(group) < n:
+            raise CollectiveError(
+                f"blink is defined for one group of all {n} ranks, not for {collective}"
+            )
+        network, unwound = self._without_switches(topology)
+        if unwound is None:
+            return self._on(network, collective, 1)
+        found = self._on(network, collective, int(unwound.edges.hops.max()))
+        link = found.edges.first_link[found.edge]
+        on_links = dataclasses.replace(found, edges=Edges.from_links(network), edge=link)
+        return unwound.carry(on_links, topology).with_provenance(found.provenance)
+
+    def _without_switches(self, topology: Topology) -> tuple[Topology, Unwound | None]:
+        """The network on which trees are packed, and what its links stand for if preset."""
+        if self.degree is None or topology.is_direct:
+            return topology, None
+        unwound = unwind(topology, self.degree)
+        return unwound.topology, unwound
+
+    def _on(self, topology: Topology, collective: Collective, hops: int) -> Schedule:
+        """A schedule where every link stands for up to so many of the real network."""
+        if collective.kind == "broadcast":
+            root = collective.groups[0][collective.root or 0]
+            return self._broadcast(topology, root, collective, hops)
+        root = self._root_on(topology)
+        simple = Collective(
+            "broadcast", topology.num_ranks, collective.num_chunks, collective.groups,
+            collective.groups[0].index(root),
+        )  # fmt: skip
+        down = self._broadcast(topology, root, simple, hops)
+        back = topology.transpose()
+        up = (down if back == topology else self._broadcast(back, root, simple, hops)).reverse()
+        return _one_after_another(up, down, collective)
+
+    def _broadcast(
+        self, topology: Topology, root: int, collective: Collective, hops: int
+    ) -> Schedule:
+        """The pieces of all trees one after another, each a run of consecutive chunks."""
+        weights = [int(rank == root) for rank in range(topology.num_ranks)]
+        flow = fitting_forest(topology, weights, collective.num_chunks, k=self.k)
+        pieces = collective.num_chunks if self.pieces is None else self.pieces
+        found = flow.to_schedule(pieces, order="steps", collective=collective)
+        # Through switches, what arrives last in one step would keep the next one waiting.
+        entered = np.zeros(collective.num_chunks, np.int64)
+        entered[found.chunk[::-1]] = found.step[::-1]
+        sent = entered[found.chunk]
+        return Schedule.from_sends(
+            topology,
+            collective,
+            sent + hops * int(found.edges.hops.max()) * (found.step - sent),
+            found.edge,
+            _dealt(flow, collective.num_chunks)[found.chunk],
+            edges=found.edges,
+            provenance=Provenance(certificate={"root": root, **found.provenance.certificate}),
+        )
+
+    def _root_on(self, topology: Topology) -> int:
+        """The root that is given, or the quickest."""
+        if self.root is not None:
+            if self.root < topology.num_ranks:
+                return self.root
+            raise CollectiveError(
+                f"root {self.root} is no rank; ranks are 0..{topology.num_ranks - 1}"
+            )
+        check_balanced(topology)
+        back = topology.transpose()
+
+        def seconds(root: int) -> Fraction:
+            alone = [int(rank == root) for rank in range(topology.num_ranks)]
+            to = bottleneck(topology, alone).inverse
+            return to + (to if back == topology else bottleneck(back, alone).inverse)
+
+        return min(range(topology.num_ranks), key=lambda root: (seconds(root), root))
+
+
+def _dealt(flow: TreeFlow, chunks: int) -> np.ndarray:
+    """From chunks tree by tree to chunks piece by piece, dealt to the trees in turn."""
+    share = flow.weight // (flow.k // flow.granularity)
+    first = np.cumsum(share) - share
+    tree = np.repeat(np.arange(len(share)), share * (chunks // flow.granularity))
+    place = np.arange(chunks) - first[tree] * (chunks // flow.granularity)
+    return place // share[tree] * flow.granularity + first[tree] + place % share[tree]
+
+
+def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> Schedule:
+    """Sums up the trees and results down; every chunk comes down once all of it has come up.
+
+    Run backwards the last chunks come first: they change names with the first.
+    """
+    topology = up.topology
+    rising = collective.num_chunks - 1 - up.chunk
+    risen, first = np.zeros((2, collective.num_chunks), np.int64)
+    np.maximum.at(risen, rising, up.step)
+    first[down.chunk[::-1]] = down.step[::-1]
+    wait = int((risen - first).max()) + 1
+    ends = np.concatenate([up.edges.path_ptr, up.edges.path_ptr[-1] + down.edges.path_ptr[1:]])
+    paths = np.concatenate([up.edges.path_link, down.edges.path_link])
+    edges, image = distinct_edges(topology, ends, paths)
+    both = Schedule.from_sends(
+        topology,
+        collective,
+        np.concatenate([up.step, down.step + wait]),
+        image[np.concatenate([up.edge, down.edge + len(up.edges)])],
+        np.concatenate([rising, down.chunk]),
+        np.concatenate([up.reduce, down.reduce]),
+        edges=edges,
+    )
+    certificate = {
+        "seconds a byte": str(steady_seconds(both)),
+        "reduce": up.provenance.certificate,
+        "broadcast": down.provenance.certificate,
+    }
+    return both.with_provenance(Provenance(certificate=certificate))

@@ -1,0 +1,72 @@
+"""C-Cube: two trees laid out on a DGX-1."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.routed import check_everyone
+from jaxcoll.synth.trees.pipeline import Tree, all_reduce
+from jaxcoll.topologies import dgx1
+from jaxcoll.topology import Topology
+
+# The second tree is the first under this symmetry of the network.
+_SYMMETRY = np.asarray((6, 7, 4, 5, 2, 3, 0, 1))
+_FIRST = np.asarray((-1, 0, 1, 0, 5, 1, 2, 5))
+
+
+@dataclasses.dataclass(frozen=True)
+class CCube(Synthesizer):
+    """All-reduce over two binary trees that share no link of a DGX-1.
+
+    Cho, Son and Kim, "Logical/physical topology-aware collective communication in deep learning
+    training" (HPCA 2023). Their figure is not at hand; these trees have what the TACOS paper says
+    of it (Sec. VI-B.5): they use one NVLink to each of a rank's four neighbours, so 2 of its 6 lie
+    idle, and no link twice. Every rank is a leaf of one and inside the other, both are 3 high, and
+    a symmetry of the network turns one into the other. Results go down while sums come up.
+
+    Attributes:
+        pieces: see ``pipelined_trees.all_reduce``.
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    pieces: int | None = None
+
+    name: ClassVar[str] = "c_cube"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            TopologyError: the network is no DGX-1.
+            CollectiveError: the groups are not all ranks in order.
+        """
+        wires = dgx1(merged=True)
+        joined = set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+        wanted = set(zip(wires.src.tolist(), wires.dst.tolist(), strict=True))
+        if topology.num_vertices != 8 or joined != wanted:
+            raise TopologyError(
+                f"c_cube is defined on a DGX-1 only (topologies.dgx1), {topology} is none"
+            )
+        check_everyone(collective, self.name)
+        return all_reduce(topology, collective, lambda _: two_trees(), self.pieces)
+
+
+def two_trees() -> tuple[Tree, Tree]:
+    """The two trees over the ranks of a DGX-1."""
+    second = np.empty(8, np.int64)
+    second[_SYMMETRY] = np.where(_FIRST >= 0, _SYMMETRY[_FIRST], -1)
+    return Tree.from_parents(_FIRST), Tree.from_parents(second)

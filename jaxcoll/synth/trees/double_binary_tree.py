@@ -1,0 +1,67 @@
+"""Double binary tree: two trees, the leaves of one being inner ranks of the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.trees.pipeline import Tree, all_reduce
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class DoubleBinaryTree(Synthesizer):
+    """All-reduce over two binary trees with half the data each.
+
+    Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
+    (2009), with the trees of NCCL: in the first, ranks with more trailing zero bits are higher up;
+    the second is the first mirrored (even n) or shifted by one (odd n). Any number of ranks will
+    do, though the TACOS paper takes it for powers of two only. Blind to the topology: parents and
+    children are routed over shortest paths.
+
+    Attributes:
+        pieces: see ``pipelined_trees.all_reduce``: 1 for the lowest latency.
+
+    Raises:
+        CollectiveError: ``pieces`` is less than 1.
+    """
+
+    pieces: int | None = None
+
+    name: ClassVar[str] = "double_binary_tree"
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_reduce"})
+
+    def __post_init__(self) -> None:
+        checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing."""
+        return all_reduce(topology, collective, double_binary_trees, self.pieces)
+
+
+def double_binary_trees(n: int) -> Sequence[Tree]:
+    """The two trees over n places."""
+    first = _parents(n)
+    place = np.arange(n)
+    moved = n - 1 - place if n % 2 == 0 else (place + 1) % n
+    second = np.empty(n, np.int64)
+    second[moved] = np.where(first >= 0, moved[first], -1)
+    return Tree.from_parents(first), Tree.from_parents(second)
+
+
+def _parents(n: int) -> np.ndarray:
+    """Parents in the tree of NCCL: place 0 is the root, odd places are leaves."""
+    parents = [-1]
+    for place in range(1, n):
+        low = place & -place
+        above = (place ^ low) | (low << 1)
+        parents.append(above if above < n else place ^ low)
+    return np.asarray(parents, np.int64)

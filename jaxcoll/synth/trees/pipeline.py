@@ -1,0 +1,109 @@
+"""All-reduce up and down a few trees that span all ranks, chunks following one another."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.arrivals import by_arrival
+from jaxcoll.synth.building.routed import routed
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tree:
+    """A rooted tree over places 0..n-1.
+
+    Attributes:
+        parent: the place above each, -1 for the root; int64 of shape (places,).
+        depth: links to the root, likewise.
+        height: links to the farthest place below, likewise.
+    """
+
+    parent: np.ndarray
+    depth: np.ndarray
+    height: np.ndarray
+
+    @classmethod
+    def from_parents(cls, parent: Sequence[int] | np.ndarray) -> Tree:
+        """The tree in which ``parent[v]`` is above v; it must be one."""
+        above = np.asarray(parent, np.int64)
+        depth, at = np.zeros(len(above), np.int64), above.copy()
+        while (at >= 0).any():
+            depth += at >= 0
+            at = np.where(at >= 0, above[at], -1)
+        height = np.zeros(len(above), np.int64)
+        for v in np.argsort(-depth, kind="stable"):
+            if above[v] >= 0:
+                height[above[v]] = max(height[above[v]], height[v] + 1)
+        return cls(above, depth, height)
+
+
+def all_reduce(
+    topology: Topology,
+    collective: Collective,
+    trees: Callable[[int], Sequence[Tree]],
+    pieces: int | None,
+    nbytes: float | None = None,
+) -> Schedule:
+    """Sums flow up every tree and results down, piece by piece; routed over shortest paths.
+
+    The chunks of a group are dealt to the trees in turn, and those of a tree cut into pieces. A
+    piece goes up the tree, each rank adding what all its children sent, and back down from the
+    root, while the next follows. What a rank sends in one step to one rank is one message.
+
+    Args:
+        trees: from the size of a group to its trees; a tree listed twice gets two shares.
+        pieces: pieces of the data of a group, at most; None for one chunk a tree and piece.
+        nbytes: of a rank's buffer, for which links serve trees in the order of arrival
+            (``arrivals``); None for the order of steps, in which all trees move in lockstep.
+    """
+    columns, count_of_messages = [], 0
+    for g, group in enumerate(collective.groups):
+        if len(group) == 1:
+            continue
+        ranks = np.asarray(group)
+        chunks = np.arange(collective.chunk_ptr[g], collective.chunk_ptr[g + 1])
+        share = trees(len(group))
+        count = -(-len(chunks) // len(share))
+        count = count if pieces is None else min(pieces, count)
+        piece_of = np.arange(len(chunks)) * count // len(chunks)
+        for turn, tree in enumerate(share):
+            mine = slice(turn, None, len(share))
+            for sends in _up_and_down(tree, ranks, chunks[mine], piece_of[mine]):
+                columns.append((*sends[:-1], sends[-1] + count_of_messages))
+                count_of_messages += len(ranks) * count
+    *sends, message = (np.concatenate(c) for c in zip(*columns, strict=True))
+    if nbytes is not None:
+        return by_arrival(topology, collective, (*sends, message), nbytes)
+    return routed(topology, collective, *sends)
+
+
+def _up_and_down(
+    tree: Tree, ranks: np.ndarray, chunk: np.ndarray, piece: np.ndarray
+) -> list[tuple[np.ndarray, ...]]:
+    """Columns (step, src, dst, chunk, reduce, message) of both directions.
+
+    Messages of each direction are numbered from 0: the pieces of one tree edge after another.
+    """
+    below = np.flatnonzero(tree.parent >= 0)
+    below = below[np.argsort(tree.depth[below], kind="stable")]
+    above = tree.parent[below]
+    shape = (len(below), len(chunk))
+
+    def spread(column: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(column[:, None], shape).ravel()
+
+    chunks = np.tile(chunk, len(below))
+    message = (np.arange(len(below))[:, None] * (piece.max(initial=0) + 1) + piece).ravel()
+    up = (tree.height[below][:, None] + piece).ravel()
+    down = (tree.height.max() + tree.depth[above][:, None] + piece).ravel()
+    child, parent = spread(ranks[below]), spread(ranks[above])
+    return [
+        (up, child, parent, chunks, np.ones(len(chunks), bool), message),
+        (down, parent, child, chunks, np.zeros(len(chunks), bool), message),
+    ]

@@ -1,0 +1,223 @@
+"""Overlap: sums of gradients that advance a step with every layer of the backward pass.
+
+A sum over ranks takes several steps, and XLA decides when each of them runs. It starts the first
+when a gradient is there, and leaves the others to the end, where no matrix product hides them. Here
+the order is written into the program: when the backward pass of a layer is done, what is in flight
+is received and its next step is sent, and the backward pass of the layer before begins only then.
+So each step of every sum under way has one layer's products to hide behind::
+
+    layer 3:  products                                    send gradient 3, step 0
+    layer 2:  products    receive 3.0, send 3.1           send gradient 2, step 0
+    layer 1:  products    receive 3.1, 2.0, send 3.2, 2.1 send gradient 1, step 0
+
+What is left after the first layer runs at the end. Whether this gains depends on the machine: it
+orders communication that would otherwise be free to run, and a step that takes longer than a layer
+holds the next layer up.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute import calls, jax_internals
+from jaxcoll.execute.buckets import BUCKET_BYTES, is_void, plan_buckets
+from jaxcoll.execute.calls import AxisName
+from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
+from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.ordering import same, typed_like
+from jaxcoll.execute.primitives import vary
+from jaxcoll.execute.selection import Choice
+
+
+def overlap(
+    layers: Sequence[Callable],
+    loss: Callable,
+    axis_name: AxisName,
+    *,
+    schedule: Choice = None,
+    mean: bool = True,
+    bucket_bytes: int = BUCKET_BYTES,
+    accum_dtype=None,
+) -> Callable:
+    """``jax.value_and_grad`` of a stack of layers, with gradients summed under the backward pass.
+
+    Called inside ``jax.shard_map``; in place of ``value_and_grad`` and the reduction after it::
+
+        value_and_grad = jc.optax.overlap([embed, *blocks, head], loss, "data", schedule=schedule)
+        value, gradients = value_and_grad([embed_params, *block_params, head_params], x, labels)
+
+    Layers are differentiated one by one, with what ``jax.vjp`` saves for each; wrap a layer in
+    ``jax.checkpoint`` to recompute instead. The gradients are those that ``all_reduce_gradients``
+    gives, but for the order of addition.
+
+    Args:
+        layers: functions of (params, x) that return the next x, first to last; x may be a pytree.
+        loss: a function of (last x, *arguments) that returns a scalar, this rank's.
+        axis_name: an axis of the mesh, or several.
+        schedule, mean, bucket_bytes, accum_dtype: as for ``all_reduce_gradients``, of each layer.
+
+    Returns:
+        A function of (params, x, *arguments), ``params`` having one pytree a layer, which returns
+        this rank's loss and the gradients: a list of pytrees that are the same on all ranks.
+        Parameters may be the same on all ranks, which is no different here with ``check_vma``.
+
+    Raises:
+        CollectiveError: no layers; from the function returned: another number of params than
+            layers, or what ``jc.psum`` refuses.
+    """
+    layers = tuple(layers)
+    if not layers:
+        raise CollectiveError("overlap needs one or more layers, got none")
+
+    def reduce(leaves: list[jax.Array]) -> _Sum:
+        return _Sum(leaves, axis_name, schedule, mean, accum_dtype)
+
+    def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
+        if len(params) != len(layers):
+            raise CollectiveError(
+                f"overlap needs params for each of {len(layers)} layers, got {len(params)}"
+            )
+        value, pulls = _forward(layers, loss, _own(params, axis_name), x, arguments)
+        line = _Line()
+        (cotangent,) = pulls.pop()(jnp.ones_like(value))
+        gradients: list[Any] = [None] * len(layers)
+        for i in reversed(range(len(layers))):
+            gradients[i], *before = pulls[i](cotangent)
+            gradients[i], before = line.advance((gradients[i], before))
+            cotangent = before[0] if before else None
+            leaves, structure = jax.tree.flatten_with_path(gradients[i])
+            gradients[i] = structure, [leaf for _, leaf in leaves]
+            for members in plan_buckets(leaves, bucket_bytes):
+                line.add(gradients[i][1], members, reduce)
+        while line.under_way:
+            line.advance(())
+        return value, [jax.tree.unflatten(structure, leaves) for structure, leaves in gradients]
+
+    return value_and_grad
+
+
+def _own(params, axis_name: AxisName):
+    """Copies of parameters that may differ from rank to rank, so that gradients are a rank's."""
+    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    names = tuple(name for name in names if name in jax_internals.mesh_axes())
+    return jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), names), params)
+
+
+def _forward(layers, loss, params, x, arguments) -> tuple[jax.Array, list[Callable]]:
+    """The loss, and for each layer and the loss what maps its cotangent to those before it."""
+    pulls = []
+    for i, (layer, own) in enumerate(zip(layers, params, strict=True)):
+        if i == 0:
+            x, pull = jax.vjp(lambda p, layer=layer, x=x: layer(p, x), own)
+        else:
+            x, pull = jax.vjp(layer, own, x)
+        pulls.append(pull)
+    value, pull = jax.vjp(lambda last: loss(last, *arguments), x)
+    if jnp.shape(value) != ():
+        raise CollectiveError(f"the loss must be a scalar, got shape {jnp.shape(value)}")
+    return value, [*pulls, pull]
+
+
+# ---------------------------------------------------------------------- sums under way
+
+
+class _Sum:
+    """A sum over ranks of some leaves of one dtype, run a step at a time."""
+
+    def __init__(self, leaves: list[jax.Array], axis_name, schedule: Choice, mean, accum_dtype):
+        self.like, self.is_cast = leaves, accum_dtype is not None
+        x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
+        x = calls.widened(x, accum_dtype)
+        self.axes, chosen = calls.resolve("all_reduce", x, axis_name, schedule)
+        self.size, self.divisor = x.size, None
+        if mean:
+            self.divisor = self.axes.num_ranks // len(chosen.collective.groups)
+        # Groups that share a schedule share permutes, not results.
+        self.same = set(self.axes.over) | (set(self.axes.names) - jax_internals.varying(x))
+        self.program = program_of(chosen)
+        self.rank = self.axes.rank()
+        self.width = -(-x.size // self.program.block_rows)
+        x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
+        self.buffer = fill(self.program, x, self.rank, self.width)
+        # There is nothing to send of an empty vector, or to a single rank.
+        self.left = list(self.program.steps) if x.size else []
+        self.in_flight: list[jax.Array] = []
+        self._send()
+
+    def _send(self) -> None:
+        rounds = self.left[0] if self.left else ()
+        self.in_flight = [
+            self.axes.permute(source(self.buffer, r, self.rank, self.width), r.pairs)
+            for r in rounds
+        ]
+
+    def advance(self, arrived: list[jax.Array]) -> None:
+        """Receive a step and send the next one."""
+        rounds = self.left.pop(0)
+        self.buffer = receive(self.buffer, arrived, rounds, self.rank, self.width)
+        self._send()
+
+    def result(self) -> list[jax.Array]:
+        """The leaves, reduced."""
+        total = empty(self.program, self.buffer, self.rank, self.width)[: self.size]
+        total = total if self.divisor is None else total / self.divisor
+        if jax_internals.checks_vma():
+            total = same(total, self.same)
+        reduced, start = [], 0
+        for leaf in self.like:
+            part = total[start : start + leaf.size].reshape(leaf.shape)
+            reduced.append(part.astype(leaf.dtype) if self.is_cast else part)
+            start += leaf.size
+        return reduced
+
+
+@dataclasses.dataclass
+class _Line:
+    """The sums under way, oldest first.
+
+    Attributes:
+        under_way: each with the list and the places in it where its leaves go.
+    """
+
+    under_way: list[tuple[_Sum, list, list[int]]] = dataclasses.field(default_factory=list)
+
+    def add(self, leaves: list, members: list[int], start: Callable[[list], _Sum]) -> None:
+        """Start a sum of some of a layer's leaves, which take their places when it is done."""
+        kept = [i for i in members if not is_void(leaves[i])]
+        if kept:
+            self.under_way.append((start([leaves[i] for i in kept]), leaves, kept))
+            self._retire()
+
+    def advance(self, computed: Any) -> Any:
+        """One step of every sum, after what was computed meanwhile and before what comes next.
+
+        Returns:
+            ``computed``, which is there only once the steps in flight have arrived.
+        """
+        flat, structure = jax.tree.flatten(computed)
+        real = [i for i, leaf in enumerate(flat) if not is_void(leaf)]
+        flights = [summing.in_flight for summing, _, _ in self.under_way]
+        if not flights:
+            return computed
+        before = [flat[i] for i in real]
+        held, flights = lax.optimization_barrier((before, flights))
+        for i, leaf in zip(real, typed_like(held, before), strict=True):
+            flat[i] = leaf
+        for (summing, _, _), arrived in zip(self.under_way, flights, strict=True):
+            summing.advance(arrived)
+        self._retire()
+        return jax.tree.unflatten(structure, flat)
+
+    def _retire(self) -> None:
+        for summing, leaves, members in self.under_way:
+            if not summing.left:
+                for i, leaf in zip(members, summing.result(), strict=True):
+                    leaves[i] = leaf
+        self.under_way = [entry for entry in self.under_way if entry[0].left]

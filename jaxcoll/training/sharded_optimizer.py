@@ -1,0 +1,175 @@
+"""An optimizer whose state is sharded over the ranks that average gradients (ZeRO)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import optax
+from jax import lax
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute import functions, jax_internals
+from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
+from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
+from jaxcoll.execute.selection import Choice
+from jaxcoll.training.own_gradients import check_own, names_of, tracked
+from jaxcoll.training.sharded_state import ZeroState, as_row, joined_shards, of_row, shards_of
+
+
+def zero(
+    axis_name: AxisName,
+    inner: optax.GradientTransformation,
+    *,
+    schedule: Choice = None,
+    mean: bool = True,
+    bucket_bytes: int = BUCKET_BYTES,
+    accum_dtype=None,
+    order: Order = "reverse",
+    lowering: str = "auto",
+    window: int = WINDOW,
+    mesh: Mesh | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer whose state is sharded over an axis (ZeRO, stages 1 and 2).
+
+    Gradients are averaged by a reduce_scatter, which leaves each rank its shard of every leaf; the
+    inner optimizer updates that shard alone; an all_gather brings the updates to all ranks. The
+    bytes on the wire are those of an all_reduce, the state takes a rank's share of the memory
+    (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC
+    2020, Sec. 5).
+
+    The inner optimizer sees the tree of the parameters, each leaf as the vector of its shard, the
+    last one padded with zeros. So it must be elementwise: the update of an element may depend on
+    the leaf (its name, a mask, a label) but not on other elements. Adam, AdamW, SGD, Lion and
+    RMSprop are; clipping by global norm, LAMB, Adafactor and noise are not.
+
+    Parameters are the same on all ranks, and so are the updates, in type as well. The state differs
+    from rank to rank; its spec is ``P(axis_name)``, whatever is in it::
+
+        optimizer = jc.optax.zero("data", optax.adam(1e-3), mesh=mesh)
+        state = optimizer.init(params)  # sharded over "data"
+
+    ``update`` is called inside ``jax.shard_map``; ``init`` there, or anywhere with a mesh, as Flax
+    does in ``TrainState.create`` and ``nnx.Optimizer``. ``state_specs`` gives the specs of a
+    training state, ``reshard_zero`` brings one to another number of ranks.
+
+    Args:
+        inner: the optimizer.
+        schedule: of reduce_scatter or all_gather, the other being the same one backwards; or what
+            else ``jc.psum_scatter`` takes.
+        axis_name, mean, bucket_bytes, accum_dtype, order, lowering, window: as for
+            ``all_reduce_gradients``; updates are sent in their own dtype.
+        mesh: for an ``init`` outside of ``jax.shard_map``; by default that of ``jax.set_mesh``.
+
+    Raises:
+        CollectiveError: a mesh without the axis; from ``init`` or ``update``: the axis is not
+            bound and there is no mesh, a state for another number of ranks, or as for
+            ``all_reduce_gradients``.
+    """
+    full = optax.with_extra_args_support(inner)
+    if mesh is not None:
+        _check_mesh(mesh, axis_name)
+
+    def init(params) -> ZeroState:
+        if _is_bound(axis_name):
+            return as_row(full.init(own_shards(params)), tracked(axis_name))
+        return _on_mesh(init, _mesh_for(axis_name, mesh), axis_name, params)
+
+    def update(updates, state, params=None, **extra):
+        if not _is_bound(axis_name):
+            raise _unbound(axis_name)
+        check_own(updates, axis_name)
+        n = _ranks(axis_name)
+        kept = of_row(state, axis_name, n)
+        shards = in_buckets(
+            scatter, updates, bucket_bytes, order, lambda x: shards_of(x, n), window
+        )
+        own = None if params is None else own_shards(params)
+        steps, kept = full.update(shards, kept, own, **extra)
+        rows = in_buckets(gather, steps, bucket_bytes, order, lambda x: x, window)
+        return jax.tree.map(joined_shards, rows, updates), as_row(kept, tracked(axis_name))
+
+    def own_shards(tree):
+        n, rank = _ranks(axis_name), lax.axis_index(axis_name)
+        return jax.tree.map(
+            lambda x: lax.dynamic_index_in_dim(shards_of(x, n), rank, 0, False), tree
+        )
+
+    def scatter(rows: jax.Array) -> jax.Array:
+        wide = widened(rows, accum_dtype)
+        total = functions.psum_scatter(wide, axis_name, schedule=schedule, lowering=lowering)
+        total = total / _ranks(axis_name) if mean else total
+        return total if accum_dtype is None else total.astype(rows.dtype)
+
+    def gather(row: jax.Array) -> jax.Array:
+        # Ranks of vmap need no type that says that they are the same.
+        to = "invarying" if tracked(axis_name) else "varying"
+        return functions.all_gather(row, axis_name, to=to, schedule=schedule, lowering=lowering)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+# ---------------------------------------------------------------------- outside of shard_map
+
+
+def _on_mesh(init, mesh, axis_name: AxisName, params) -> Any:
+    """``init`` run on a mesh, each rank making its row."""
+    names = names_of(axis_name)
+    spec = PartitionSpec(names[0] if len(names) == 1 else names)
+    if isinstance(mesh, Mesh):
+        whole = NamedSharding(mesh, PartitionSpec())
+        params = jax.tree.map(lambda x: jax.device_put(x, whole) if _is_off(x, mesh) else x, params)
+    mapped = jax.shard_map(
+        init, mesh=mesh, in_specs=PartitionSpec(), out_specs=spec, axis_names=set(names)
+    )
+    return jax.jit(mapped)(params)
+
+
+def _is_off(x, mesh: Mesh) -> bool:
+    """Whether an array is bound to devices other than those of a mesh."""
+    if not isinstance(x, jax.Array) or isinstance(x, Tracer):
+        return False
+    return x.committed and x.sharding.device_set != set(mesh.devices.flat)
+
+
+def _mesh_for(axis_name: AxisName, mesh: Mesh | None):
+    """The mesh to run ``init`` on: the one given, or that of ``jax.set_mesh``."""
+    if mesh is not None:
+        return mesh
+    context = jax.sharding.get_abstract_mesh()
+    if set(names_of(axis_name)) <= set(context.axis_names):
+        return None  # shard_map takes it by itself
+    raise _unbound(axis_name)
+
+
+def _check_mesh(mesh, axis_name: AxisName) -> None:
+    if not isinstance(mesh, Mesh):
+        raise CollectiveError(f"mesh= of zero takes a jax.sharding.Mesh, got {mesh!r}")
+    for name in names_of(axis_name):
+        if name not in mesh.axis_names:
+            raise CollectiveError(
+                f"zero is sharded over axis {name!r}, and its mesh has the axes {mesh.axis_names}"
+            )
+
+
+# ---------------------------------------------------------------------- axes
+
+
+def _is_bound(axis_name: AxisName) -> bool:
+    return set(names_of(axis_name)) <= set(jax_internals.axis_sizes())
+
+
+def _unbound(axis_name: AxisName) -> UnboundAxisError:
+    return UnboundAxisError(
+        f"axis {axis_name!r} is not bound here; call init and update of zero inside jax.shard_map "
+        "over a mesh that has it as a manual axis. For init alone it is enough to give zero the "
+        f"mesh: jc.optax.zero({axis_name!r}, inner, mesh=mesh)"
+    )
+
+
+def _ranks(axis_name: AxisName) -> int:
+    sizes = jax_internals.axis_sizes()
+    return math.prod(sizes[name] for name in names_of(axis_name))

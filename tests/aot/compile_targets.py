@@ -1,0 +1,161 @@
+"""Compiles collectives for one target and prints what the compiler made of each, as JSON.
+
+Arguments: the target's name, "wrap" or "rule" (how a slice closes), and which cases: "few", "rest",
+"pallas" or "options". Runs in a process of its own, which has the compilers on its path; see
+``test_targets``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll import aot, topologies
+from jaxcoll import execute as jc
+from jaxcoll.collective import KINDS, ROOTED, Collective
+from jaxcoll.execute.defaults import default_schedule
+from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.scan import stages
+from jaxcoll.execute.lowerings.step_splitting import in_pieces
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth import Bucket, synthesize
+
+# Elements of a shard: a multiple of the chunks of every schedule, and so many that buffers do not
+# fit into the fast memory of a TPU, where they would not count as temporary.
+SHARD = 6 * 2**19
+LOWERINGS = ("ssa", "scan")
+# Trailing dimensions of what is sent, where it is not flat.
+TRAILING = {"v5p": (1024,), "v5e": (8, 128)}
+GATHERS = ("all_gather", "reduce_scatter", "all_reduce")
+
+
+def main(name: str, wrap: str, which: str) -> None:
+    """Compile, and print one line of JSON for each case."""
+    target = aot.target(name, wrap=True if wrap == "wrap" else None)
+    if which == "options":
+        with_and_without_options(target)
+        return
+    topology = target.topology
+    n = topology.num_ranks
+    if target.platform == "gpu":
+        # What NCCL makes of the wires is its own; permutes of a torus are what is looked at here.
+        topology = topologies.torus(4, 4, n // 16) if n > 16 else topologies.torus(2, 2, n // 4)
+    synthesizer = "bucket" if which == "rest" else "tacos"
+    for kind in GATHERS:
+        chunks = 1
+        if synthesizer == "bucket" and target.platform == "tpu":
+            chunks = Bucket.granularity(topology)
+        schedule = synthesize(topology, Collective(kind, n, chunks), synthesizer)
+        lowerings = ("pallas",) if which == "pallas" else LOWERINGS
+        if chunks * n > 128:
+            lowerings = ("scan",)  # straight-line code would take minutes to compile
+        for lowering in lowerings:
+            row(target, schedule, synthesizer, lowering)
+    if which == "rest":
+        for kind in sorted(set(KINDS) - set(GATHERS)):
+            schedule = default_schedule(Collective(kind, n, root=1 if kind in ROOTED else None))
+            for lowering in LOWERINGS:
+                row(target, schedule, "default", lowering)
+
+
+def with_and_without_options(target: aot.Target) -> None:
+    """Permutes that are written down independent of each other."""
+    n = len(target.devices)
+
+    def different(x):
+        pairs = [[(r, r ^ (1 << bit)) for r in range(n)] for bit in range((n - 1).bit_length())]
+        return sum(lax.ppermute(x + i, "i", p) for i, p in enumerate(pairs))
+
+    def alike(x):
+        once = [(r, (r + 1) % n) for r in range(n)]
+        return lax.ppermute(x, "i", once) + lax.ppermute(x + 1, "i", once)
+
+    mesh = target.mesh()
+    for name, function in (("different", different), ("alike", alike)):
+        for options in ({}, jc.compiler_options(mesh)):
+            x = [jax.ShapeDtypeStruct((n * SHARD // 1024,), jnp.float32)]
+            compiled = aot.compile_for(mesh, function, x, [P("i")], P("i"), options=options)
+            summary = aot.summarize(compiled)
+            found = {"in_flight": summary.in_flight, "launches": summary.launches}
+            print(json.dumps({"function": name, "options": options, **found}), flush=True)
+
+
+def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str) -> None:
+    """Compile one collective and print what came of it."""
+    kind, n = schedule.collective.kind, len(target.devices)
+    mesh = target.mesh()
+    trailing = TRAILING.get(target.name.partition(":")[0], ())
+    lines = SHARD // math.prod(trailing)
+    count = n * lines if kind in ("all_gather", "gather") else n * n * lines
+    start = time.perf_counter()
+    compiled = aot.compile_for(
+        mesh,
+        call(kind, schedule, lowering),
+        [jax.ShapeDtypeStruct((count, *trailing), jnp.float32)],
+        [P("i")],
+        P() if kind == "all_reduce" else P("i"),
+        options=jc.compiler_options(mesh, schedule),
+    )
+    seconds = time.perf_counter() - start
+    summary = aot.summarize(compiled)
+    program = program_of(schedule)
+    if target.platform == "tpu":
+        program = in_pieces(program)
+    print(
+        json.dumps(
+            {
+                "kind": kind,
+                "synthesizer": synthesizer,
+                "lowering": lowering,
+                "seconds": round(seconds, 2),
+                "rounds": [len(rounds) for rounds in program.steps],
+                "slots": [len(s) for s in stages(program) for _ in range(len(s[0].send))],
+                "buffer_bytes": n * SHARD * 4,
+                "sizes": summary.sizes,
+                "permutes": summary.permutes,
+                "launches": summary.launches,
+                "together": summary.together,
+                "temp_ratio": summary.temp_ratio,
+                "copies": summary.copies_of(n * SHARD * 4),
+                **{
+                    field.name: getattr(summary, field.name)
+                    for field in dataclasses.fields(summary)
+                    if field.name not in ("bursts", "copies")
+                },
+            }
+        ),
+        flush=True,
+    )
+
+
+def call(kind: str, schedule: Schedule, lowering: str):
+    """The function of one rank's array that runs a collective on something computed before."""
+    options = {"schedule": schedule, "lowering": lowering}
+    n = schedule.collective.num_ranks
+    name = {"all_reduce": "psum", "reduce_scatter": "psum_scatter"}.get(kind, kind)
+    function = getattr(jc, name)
+
+    def run(x):
+        # A parameter could not be written to: the compiler would have to copy it first.
+        x = x * 2
+        if kind in ROOTED:
+            x = x.reshape(n, -1, *x.shape[1:]) if kind == "scatter" else x
+            out = function(x, "i", 1, **options)
+            return out.reshape(-1, *out.shape[2:]) if kind == "gather" else out
+        if kind == "all_to_all":
+            return function(x, "i", 0, 0, tiled=True, **options)
+        return function(x, "i", **({} if kind == "all_reduce" else {"tiled": True}), **options)
+
+    return run
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

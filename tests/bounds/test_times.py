@@ -1,0 +1,324 @@
+"""Bounds: closed forms on small networks, and never above what a sound schedule takes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxcoll import topologies
+from jaxcoll.bounds import bound, cut_bound, ideal, lower_bounds, step_bound
+from jaxcoll.bounds.times import distance_bound
+from jaxcoll.collective import REDUCING, Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.simulation import MODELS, simulate
+from jaxcoll.synth import BlueConnect, Bruck, Bucket, Cascade, Direct, ForestColl, Tacos
+from jaxcoll.topology import Topology
+from jaxcoll.verifier import verify
+from tests.strategies import schedules
+from tests.strategies import topologies as networks
+
+
+@settings(max_examples=200)
+@given(schedules(), st.sampled_from([1, 10**3, 10**6, 10**9]), st.sampled_from(MODELS))
+def test_no_sound_schedule_beats_a_bound(schedule, nbytes, model):
+    time = simulate(schedule, nbytes, model).time
+    for b in lower_bounds(schedule.topology, schedule.collective, nbytes):
+        assert time >= b.time * (1 - 1e-12), b
+
+
+@given(
+    schedules(
+        ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"),
+        networks(max_ranks=8, switches=True),
+        grouped=False,
+    ),
+    st.sampled_from(MODELS),
+)
+def test_no_sound_schedule_beats_a_cut(schedule, model):
+    time = simulate(schedule, 10**9, model).time
+    worst = cut_bound(schedule.topology, schedule.collective, 10**9)
+    assert time >= worst.time * (1 - 1e-12), worst
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds"),
+    [
+        ("all_gather", 4 / 5),
+        ("reduce_scatter", 4 / 5),
+        ("broadcast", 1.0),
+        ("reduce", 1.0),
+        ("all_reduce", 1.0),
+    ],
+)
+def test_cuts_of_a_star(kind, seconds):
+    found = cut_bound(topologies.star(5, bandwidth=1e9), kind, 1e9)
+    assert (found.time, found.name) == (pytest.approx(seconds, rel=1e-15), "cut")
+
+
+def test_cuts_are_named_and_one_way_links_told_apart():
+    # Ranks 0..2 in a circle; one slow link out of rank 0.
+    topology = Topology(3, [0, 1, 2], [1, 2, 0], [0] * 3, [1e9, 5e9, 5e9])  # type: ignore[arg-type]
+    found = cut_bound(topology, "all_gather", 3e9)
+    assert found.time == 2.0
+    assert "leave a cut around ranks 0, 2, over all links out of it" in found.reason
+    found = cut_bound(topology, "reduce_scatter", 3e9)
+    assert "enter a cut around ranks 1, 2, over all links into it" in found.reason
+    assert cut_bound(topologies.ring(1), "all_gather", 1).time == 0.0
+
+
+@pytest.mark.parametrize(
+    "collective",
+    ["all_to_all", "gather", Collective("all_gather", 4, 1, ((0, 1), (2, 3)))],
+    ids=str,
+)
+def test_cuts_are_refused_for_other_collectives(collective):
+    with pytest.raises(CollectiveError, match="cuts"):
+        cut_bound(topologies.ring(4), collective, 1)
+
+
+@given(schedules(networks=networks(max_ranks=8, homogeneous=True), max_chunks=3))
+def test_no_schedule_has_fewer_steps_than_the_step_bound(schedule):
+    """Cut into single-chunk steps a link: at least as many as the bound says."""
+    if schedule.collective.kind in REDUCING:
+        schedule = schedule.reverse()
+    if schedule.collective.kind in REDUCING:  # all_reduce is its own dual
+        return
+    _, loads = np.unique(
+        schedule.step.astype(np.int64) * max(len(schedule.edges), 1) + schedule.edge,
+        return_counts=True,
+    )
+    key = np.unique(schedule.step.astype(np.int64) * max(len(schedule.edges), 1) + schedule.edge)
+    lockstep = np.zeros(schedule.num_steps, np.int64)
+    np.maximum.at(lockstep, key // max(len(schedule.edges), 1), loads)
+    assert step_bound(schedule.topology, schedule.collective) <= lockstep.sum()
+
+
+def test_all_gather_on_a_torus():
+    """15/16 MB over four links of 50 GB/s, the first of it 0.5 us away."""
+    found = bound(topologies.torus(4, 4), "all_gather", 1e6)
+    assert found.name in ("ingress", "egress")
+    assert found.time == pytest.approx(15 / 16 * 1e6 / 200e9 + 0.5e-6)
+
+
+def test_far_data_counts_from_when_it_can_arrive():
+    """Ranks 0 and 1 are near; what rank 2 needs of them comes over 9 us of latency and one link."""
+    topology = Topology(3, [0, 1, 2, 1], [1, 0, 1, 2], [0.0, 0.0, 9e-6, 9e-6], [50e9] * 4)  # type: ignore[arg-type]
+    found = bound(topology, "all_gather", 1e6)
+    assert found.time == pytest.approx(9e-6 + 2e6 / 3 / 50e9)
+    assert "rank 2" in found.reason
+
+
+def test_small_messages_are_bound_by_distance():
+    topology = topologies.mesh(4, 5)
+    found = distance_bound(topology, "all_gather")
+    assert found.time == pytest.approx(7 * 0.5e-6)
+    assert found.reason == "from rank 0 to rank 19"
+    assert bound(topology, "all_gather", 1).time == pytest.approx(found.time, rel=1e-3)
+
+
+def test_all_reduce_sends_every_byte_2n_minus_2_times():
+    found = bound(topologies.hypercube(4), "all_reduce", 1e9)
+    assert found.name == "traffic"
+    assert found.time == pytest.approx(30 * 1e9 / (64 * 50e9) + 0.5e-6)
+
+
+def test_all_reduce_crosses_slow_links_between_boxes():
+    """3D-RFS: 16 boxes of 8 ranks, each with 8 links of 50 GB/s to switches, twice 0.5 us.
+
+    From a rank to one of its box it is 0 us once, 0.5 four times and 1 three times. What leaves a
+    box is as much behind on average, and what enters it, after 1 us, has as far to go.
+    """
+    inside = (4 * 0.5e-6 + 3 * 1e-6) / 8
+    for nbytes in (10**6, 10**9):
+        found = bound(topologies.ring_fc_switch(2, 4, 16), "all_reduce", nbytes)
+        assert found.name == "traffic"
+        sending = 30 * nbytes / (16 * 8 * 50e9)
+        assert found.time == pytest.approx(inside + sending + 1e-6 + inside, rel=1e-12)
+        assert "out of 16 parts" in found.reason
+
+
+def test_little_is_lost_where_a_run_may_be_short():
+    """A slow link between two pairs: at least 2 us to meet and spread, and none of it twice."""
+    pairs = topologies.mesh(2, 2, alpha=(1e-6, 1e-6), bandwidth=(1e9, 100e9))
+    found = {b.name: b.time for b in lower_bounds(pairs, "all_reduce", 8)}
+    assert found["distance"] == pytest.approx(4e-6)
+    # Half a microsecond inside a pair on average before, and 1 us and as much after.
+    assert found["traffic"] == pytest.approx(2 * 8 / 4e9 + 0.5e-6 + 1.5e-6)
+    groups = Collective("all_reduce", 4, 1, ((0, 2), (1, 3)))
+    found = {b.name: b.time for b in lower_bounds(pairs, groups, 8)}
+    assert found["traffic"] == pytest.approx(4 * 8 / 4e9 + 1e-6)  # of several groups less is known
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_no_schedule_on_boxes_beats_a_bound(data):
+    """Little data, quick boxes and slow links between them: where latencies inside boxes count."""
+    draw = data.draw
+    alpha, bandwidth = st.sampled_from([0.0, 1e-7, 1e-6]), st.sampled_from([1e9, 2e9, 50e9])
+    families = (topologies.ring, topologies.fully_connected, topologies.switch, topologies.mesh)
+    factors = [
+        draw(st.sampled_from(families))(
+            draw(st.integers(1, 4)), alpha=draw(alpha), bandwidth=draw(bandwidth)
+        )
+        for _ in range(draw(st.integers(2, 3)))
+    ]
+    topology = topologies.product(*factors)
+    synthesizers = (Cascade(1e3), BlueConnect(), Direct(), Bruck(), Tacos(nbytes=1e3), ForestColl())
+    synthesizer = draw(st.sampled_from(synthesizers))
+    collective = Collective("all_reduce", topology.num_ranks, draw(st.integers(1, 3)))
+    try:
+        schedule = synthesizer.synthesize(topology, collective)
+    except TopologyError:  # no box for those who need one
+        schedule = Direct().synthesize(topology, collective)
+    for nbytes in (10, 10**3, 10**5):
+        for model in MODELS:
+            time = simulate(schedule, nbytes, model).time
+            for b in lower_bounds(topology, collective, nbytes):
+                assert time >= b.time * (1 - 1e-12), b
+
+
+def test_a_run_on_boxes_that_meets_the_bound(monkeypatch):
+    """Half of all bytes cross before their pair has summed them, while the other half is summed.
+
+    The like in the end: links between the two pairs never rest. Those chunks cross twice as often.
+    """
+    topology = topologies.product(
+        topologies.ring(2, alpha=0.0, bandwidth=1e9), topologies.ring(2, alpha=1e-5, bandwidth=1e15)
+    )
+    orders = [(1, 0)] * 8 + [(0, 1)] * 8
+    monkeypatch.setattr("jaxcoll.synth.dimensional.cascade.least_load_orders", lambda *_: orders)
+    schedule = Cascade(4e4).synthesize(topology, Collective("all_reduce", 4, 16))
+    verify(schedule)
+    found = bound(topology, "all_reduce", 4e4)
+    assert found.name == "traffic"
+    assert 1 - 1e-12 <= simulate(schedule, 4e4).time / found.time <= 1 + 1e-6
+
+
+def test_links_that_are_far_from_everyone_cost_nothing():
+    """Two parts, joined over switches a second away, too; 0 and 2 have a link of their own."""
+    ends = [(0, 1, 100, 0.0), (0, 3, 100, 1.0), (3, 4, 1, 0.0), (4, 2, 100, 1.0), (0, 2, 1, 0.0)]
+    src, dst, bandwidth, alpha = zip(*ends, *((v, u, b, a) for u, v, b, a in ends), strict=True)
+    topology = Topology(3, src, dst, alpha, bandwidth, num_vertices=5)  # type: ignore[arg-type]
+    collective = Collective("all_reduce", 3)
+    time = simulate(Direct().synthesize(topology, collective), Fraction(1, 100)).time
+    assert time < 0.1
+    for b in lower_bounds(topology, collective, Fraction(1, 100)):
+        assert b.time <= time, b
+
+
+def test_sums_meet_in_a_rank_before_they_spread():
+    """On a line of 5 all meet in the middle; a circle has none, and a group may meet outside."""
+    line = topologies.mesh(5, alpha=1e-6)
+    found = distance_bound(line, "all_reduce")
+    assert found.time == pytest.approx(4e-6)
+    assert found.reason == "from rank 0 to rank 2, where sums may meet, and on to rank 0"
+    assert distance_bound(topologies.ring(6, alpha=1e-6), "all_reduce").time == pytest.approx(6e-6)
+    ends = Collective("all_reduce", 5, 1, ((0, 4), (1,), (2,), (3,)))
+    assert distance_bound(line, ends).time == pytest.approx(4e-6)
+
+
+def test_parts_of_a_network_that_a_group_stays_inside_cost_it_nothing():
+    """Pairs of quick links, joined by slow ones: a group of one pair never leaves it."""
+    topology = topologies.mesh(2, 2, bandwidth=(1e9, 100e9))
+    pairs = Collective("all_reduce", 4, 1, ((0, 1), (2, 3)))
+    assert bound(topology, pairs, 1e6).time < 1e6 / 50e9 + 1e-6
+    # Two parts of two links each: 2 MB over 4 GB/s.
+    assert bound(topology, "all_reduce", 1e6).time >= 2e6 / 4e9
+
+
+def test_groups_bound_their_own_traffic():
+    topology = topologies.ring(4)
+    whole = bound(topology, "all_gather", 1e6).time
+    pairs = Collective("all_gather", 4, groups=((0, 1), (2, 3)))
+    assert bound(topology, pairs, 1e6).time < whole
+    alone = Collective("all_gather", 4, groups=((0,), (1,), (2,), (3,)))
+    assert bound(topology, alone, 1e6).time == 0
+
+
+@pytest.mark.parametrize(
+    ("topology", "k", "steps"),
+    [
+        (topologies.mesh(4, 4), 1, 8),
+        (topologies.torus(4, 4), 1, 4),
+        (topologies.torus(16, 16), 1, 64),
+        (topologies.mesh(32, 32), 1, 512),
+        (topologies.hypercube(5), 1, 7),
+        (topologies.ring(9), 1, 4),
+        (topologies.ring(9, bidirectional=False), 2, 16),
+        (topologies.star(5), 1, 4),
+        (topologies.fully_connected(7), 3, 3),
+        (topologies.ring(1), 4, 0),
+    ],
+    ids=repr,
+)
+def test_step_bound(topology, k, steps):
+    assert step_bound(topology, Collective("all_gather", topology.num_ranks, k)) == steps
+
+
+def test_step_bound_of_rooted_collectives():
+    mesh = topologies.mesh(3, 3)
+    assert step_bound(mesh, Collective("broadcast", 9, 1, root=0)) == 4
+    assert step_bound(mesh, Collective("broadcast", 9, 10, root=4)) == 6
+    assert step_bound(mesh, Collective("gather", 9, 1, root=0)) == 4
+
+
+def test_step_bound_is_refused_with_switches_and_for_sums():
+    with pytest.raises(TopologyError, match="switch"):
+        step_bound(topologies.switch(4), "all_gather")
+    with pytest.raises(CollectiveError, match="all_gather"):
+        step_bound(topologies.ring(4), "reduce_scatter")
+
+
+# ---------------------------------------------------------------------- Ideal
+
+EQUAL_SIDED = [
+    topologies.torus(4, 4),
+    topologies.torus(5, 5),
+    topologies.torus(3, 3, 3),
+    topologies.torus(4, 4, 4),
+    topologies.mesh(4, 4),
+    topologies.mesh(7, 7),
+    topologies.mesh(3, 3, 3),
+    topologies.hypercube(3),
+    topologies.hypercube(6),
+    topologies.ring(8),
+    topologies.ring(7),
+    topologies.mesh(6),
+]
+
+
+def test_ideal_is_the_papers_formula():
+    topology = topologies.mesh(4, 5)
+    bytes_out = Fraction(10**9 * 19, 20) / (100 * 10**9)
+    assert ideal(topology, "all_gather", 10**9) == bytes_out + 7 * Fraction(1, 2 * 10**6)
+    assert ideal(topology, "all_reduce", 10**9) == 2 * bytes_out + 7 * Fraction(1, 2 * 10**6)
+    with pytest.raises(CollectiveError, match="broadcast"):
+        ideal(topology, "broadcast", 1)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("nbytes", [10**3, 10**6, 10**9])
+@pytest.mark.parametrize("topology", EQUAL_SIDED, ids=repr)
+def test_bucket_is_ideal_exactly(topology, nbytes, model):
+    k = Bucket.granularity(topology)
+    for kind in ("all_gather", "reduce_scatter"):
+        schedule = Bucket().synthesize(topology, Collective(kind, topology.num_ranks, k))
+        timeline = simulate(schedule, nbytes, model)
+        assert timeline.clock.is_exact
+        assert timeline.exact_time == ideal(topology, kind, nbytes)
+
+
+@pytest.mark.parametrize("nbytes", [0, -5, float("nan"), "x"])
+def test_bytes_are_refused(nbytes):
+    for function in (bound, ideal):
+        with pytest.raises(CollectiveError, match="nbytes"):
+            function(topologies.ring(3), "all_gather", nbytes)
+
+
+def test_other_numbers_of_ranks_are_refused():
+    with pytest.raises(CollectiveError, match="4 ranks"):
+        bound(topologies.ring(3), Collective("all_gather", 4), 1)

@@ -1,0 +1,207 @@
+"""One list of cases for all lowerings: every collective, on schedules of every shape."""
+
+from __future__ import annotations
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec as P
+
+from jaxcoll.collective import KINDS
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.lowerings import pallas, scan
+from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.primitives import LOWERINGS, bind
+from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
+
+GROUPS = ((0, 4, 1), (5, 3, 2), (7, 6, 8))
+
+# (network, synthesizer, chunks, ranks, groups)
+GATHERS = [
+    ("ring", "ring", 1, 8, None),
+    ("one-way", "tacos", 2, 8, None),
+    ("torus", "bucket", 4, 8, None),
+    ("torus", "bucket", 1, 8, None),
+    ("mesh", "tacos", 2, 8, None),
+    ("complete", "direct", 1, 8, None),
+    ("ring", "ring", 1, 9, GROUPS),
+]
+ROOTED = [
+    ("complete", "direct", 2, 8, None),
+    ("mesh", "hops", 1, 8, None),
+    ("ring", "hops", 2, 8, None),
+    ("ring", "hops", 1, 9, GROUPS),
+]
+GATHERED = ("all_gather", "reduce_scatter", "all_reduce")
+CASES = [(kind, *case) for kind in KINDS for case in (GATHERS if kind in GATHERED else ROOTED)]
+
+
+def run(kind, schedule, n, *lowerings, dtype=jnp.float32):
+    """An input a rank, and the jitted function of it by each of some lowerings."""
+    program = program_of(schedule)
+    lead = 3 if program.blocks[0] == 1 else 3 * program.group_size
+    x = integers((n, lead, 5), dtype, seed=1)
+    axes = Axes(("x",), (n,), ("x",))
+
+    def body(v):
+        return [bind(v[0], axes, schedule, lowering=lowering)[None] for lowering in lowerings]
+
+    return x, sharded(body, mesh_of(n), P("x"), P("x"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:5])))
+def test_against_numpy(case):
+    kind, network, synthesizer, chunks, n, groups = case
+    root = 1 if kind in ("broadcast", "reduce", "gather", "scatter") else None
+    schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
+    x, function = run(kind, schedule, n, *LOWERINGS)
+    want = expected(schedule.collective, x)
+    for lowering, got in zip(LOWERINGS, function(x), strict=True):  # "pallas" is "auto" here
+        np.testing.assert_array_equal(got, want, err_msg=lowering)
+
+
+def permutes(function, x) -> int:
+    """Permutes in the lowered program; loop bodies count once."""
+    return function.lower(x).as_text().count("collective_permute")
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_ssa_has_a_permute_a_round(kind):
+    schedule = schedule_of("mesh", 8, kind, "tacos", 2)
+    x, function = run(kind, schedule, 8, "ssa")
+    assert permutes(function, x) == program_of(schedule).num_permutes
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_scan_is_as_long_for_any_number_of_steps(kind):
+    sizes = []
+    for chunks in (3, 15):
+        schedule = schedule_of("ring", 8, kind, "tacos", chunks)
+        x, function = run(kind, schedule, 8, "scan")
+        assert permutes(function, x) == sum(map(len, scan.stages(program_of(schedule)))) == 2
+        # Tables grow, code does not.
+        sizes.append(len(function.lower(x).as_text().splitlines()))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("case", "chosen"),
+    [
+        (("torus", 8, "all_gather", "bucket", 2), "ssa"),
+        (("mesh", 8, "all_gather", "tacos", 2), "scan"),  # ranks do unlike things
+        (("ring", 8, "all_gather", "tacos", 32), "scan"),  # more than 128 rounds
+    ],
+)
+def test_the_lowering_that_is_chosen(case, chosen):
+    schedule = schedule_of(*case)
+    x, function = run("all_gather", schedule, 8, "auto")
+    assert ("stablehlo.while" in function.lower(x).as_text()) == (chosen == "scan")
+
+
+@pytest.mark.parametrize(
+    ("case", "lowering"), [(("torus", "bucket", 2), "ssa"), (("mesh", "tacos", 4), "auto")]
+)
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
+def test_no_copies_of_the_whole_buffer(case, lowering, kind):
+    network, synthesizer, chunks = case
+    schedule = schedule_of(network, 8, kind, synthesizer, chunks)
+    size = 8 * 1024
+    axes = Axes(("x",), (8,), ("x",))
+    f = sharded(lambda v: bind(v, axes, schedule, lowering=lowering), mesh_of(8), P("x"), P("x"))
+    shape = (size if kind == "all_gather" else 8 * size,)
+    compiled = f.lower(jax.ShapeDtypeStruct(shape, jnp.float32)).compile()
+    copies = str(compiled.as_text()).count(f"f32[{size}]{{0}} copy(")
+    # A loop that adds to an input copies it once, so as not to write to it.
+    assert copies <= (kind == "reduce_scatter" and lowering == "auto")
+    memory = compiled.memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes <= 4 * size * 1.25
+
+
+@pytest.mark.parametrize("lowering", ["ssa", "scan"])
+def test_no_collective_but_permutes(lowering):
+    schedule = schedule_of("torus", 8, "all_reduce", "bucket", 2)
+    x, function = run("all_reduce", schedule, 8, lowering)
+    text = str(function.lower(x).compile().as_text())
+    assert " collective-permute(" in text
+    assert not any(f" {op}(" in text for op in ("all-reduce", "all-gather", "reduce-scatter"))
+
+
+# ---------------------------------------------------------------------- the kernel
+
+KERNELS = [
+    ("all_gather", "torus", "bucket", 1, 8, None),
+    ("reduce_scatter", "mesh", "bucket", 1, 8, None),
+    *(
+        pytest.param((kind, *case), marks=pytest.mark.slow)
+        for kind in KINDS
+        for case in [GATHERS[3] if kind in GATHERED else ROOTED[1]]
+    ),
+    pytest.param(("all_reduce", *GATHERS[6]), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("case", KERNELS, ids=lambda case: "-".join(map(str, case[:5])))
+def test_pallas_in_the_interpreter_without_races(case):
+    kind, network, synthesizer, chunks, n, groups = case
+    root = 1 if kind in ("broadcast", "reduce", "gather", "scatter") else None
+    schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
+    program, axes, width = program_of(schedule), Axes(("x",), (n,), ("x",)), 150
+    x = integers((n, program.input_rows().shape[1] * width), jnp.float32)
+    interpreter = pltpu.InterpretParams(detect_races=True)
+
+    def body(v):
+        return pallas.run(program, v[0], axes, width, "cpu", interpreter=interpreter)[None]
+
+    got = sharded(body, mesh_of(n), P("x"), P("x"), check_vma=False)(x)
+    np.testing.assert_array_equal(got, expected(schedule.collective, x))
+    races = interpret_pallas_call.races
+    assert races is not None
+    assert not races.races_found
+
+
+@pytest.mark.parametrize("names", [("x",), ("y", "x")])
+def test_pallas_on_axes_of_a_mesh(names):
+    mesh = mesh_of(2, 2)
+    n = 2 * len(names)
+    schedule = schedule_of("complete", n, "all_gather", "direct")
+    axes = Axes(names, (2,) * len(names), tuple(sorted(names)))
+    x = integers((2, 2, 1024), jnp.int32)
+
+    def both(v):
+        v = v.reshape(-1)
+        ours = pallas.run(program_of(schedule), v, axes, v.size, "cpu")
+        return ours[None, None], lax.all_gather(v, names, tiled=True)[None, None]
+
+    got, want = sharded(both, mesh, P("x", "y"), P("x", "y"), check_vma=False)(x)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_what_pallas_refuses():
+    program = program_of(schedule_of("ring", 2, "all_gather", "ring"))
+    axes = Axes(("x",), (2,), ("x",))
+    with pytest.raises(CollectiveError, match="1 to 4 bytes, got complex64"):
+        pallas.run(program, jnp.zeros(8, jnp.complex64), axes, 8, "tpu")
+
+
+def test_without_its_waits_the_kernel_fails(monkeypatch):
+    # A rank then sends on rows before they have arrived.
+    message = pallas._Place._message
+
+    def impatient(*arguments):
+        copy = message(*arguments)
+        return types.SimpleNamespace(
+            start=copy.start, wait_send=copy.wait_send, wait_recv=lambda: None
+        )
+
+    monkeypatch.setattr(pallas._Place, "_message", impatient)
+    with pytest.raises(AssertionError):
+        test_pallas_in_the_interpreter_without_races(("all_gather", "ring", "ring", 1, 4, None))
+    pltpu.reset_tpu_interpret_mode_state()

@@ -1,0 +1,362 @@
+"""Auto: never slower than its parts, near the best there is, and the same for the same seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxcoll as jc
+from jaxcoll.bounds import ideal
+from jaxcoll.collective import KINDS, Collective
+from jaxcoll.errors import CollectiveError, JaxcollError, TopologyError
+from jaxcoll.simulation import MODELS, simulate
+from jaxcoll.synth import (
+    BUCKET_BYTES,
+    REGISTRY,
+    SYNTHESIZERS,
+    Bucket,
+    Direct,
+    ForestColl,
+    Portfolio,
+    Ring,
+    Swing,
+    Tacos,
+    synthesize,
+)
+from jaxcoll.synth.auto import taken_by_auto
+from jaxcoll.synth.registry import chunk_counts, told
+from jaxcoll.topologies import (
+    dgx_a100,
+    fully_connected,
+    hypercube,
+    mesh,
+    ring,
+    switch,
+    switch_2d,
+    torus,
+)
+from jaxcoll.verifier import verify
+from tests import strategies
+
+MIB = 2**20
+FEW = Portfolio(nbytes=MIB, names=("ring", "direct", "bucket", "tacos"))
+SIZES = st.sampled_from([1, 1e3, 1e5, 1e6, 1e8])
+EVERYWHERE = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+
+def seconds(schedule, nbytes, model="astra"):
+    return simulate(schedule, nbytes, model).exact_time
+
+
+# ---------------------------------------------------------------------- never worse than its parts
+
+
+PARTS = tuple(name for name, entry in REGISTRY.items() if entry.variants and name != "tacos")
+
+
+@settings(max_examples=25)
+@given(strategies.topologies(max_ranks=8, switches=True), st.data(), SIZES)
+def test_auto_is_no_slower_than_any_of_its_parts(topology, data, nbytes):
+    """Each part with the chunks chosen for the size, as ``synthesize`` chooses them by its name."""
+    kind = data.draw(st.sampled_from(KINDS))
+    auto = synthesize(topology, kind, Portfolio(nbytes, names=PARTS))
+    for variant in REGISTRY[data.draw(st.sampled_from(PARTS))].variants:
+        try:
+            other = synthesize(topology, kind, told(variant, nbytes), nbytes=nbytes)
+        except JaxcollError:
+            continue
+        assert seconds(auto, nbytes) <= seconds(other, nbytes) * (1 + Portfolio.tolerance)
+
+
+@settings(max_examples=20)
+@given(strategies.topologies(max_ranks=8, switches=True), st.data(), strategies.SEEDS)
+def test_with_fixed_chunks_no_candidate_is_faster(topology, data, seed):
+    collective = data.draw(strategies.collectives(topology.num_ranks, max_chunks=2))
+    model = data.draw(st.sampled_from(MODELS))
+    portfolio = Portfolio(1e6, model, names=("direct", "ring", "multitree"), tolerance=0)
+    schedule = portfolio.synthesize(topology, collective, seed)
+    verify(schedule)
+    assert schedule.collective == collective
+    for candidate in (Direct(), Ring()):
+        try:
+            other = candidate.synthesize(topology, collective, seed)
+        except CollectiveError:
+            continue
+        assert seconds(schedule, 1e6, model) <= seconds(other, 1e6, model)
+
+
+@pytest.mark.parametrize("side", [4, 12])
+def test_auto_is_no_slower_than_tacos_on_unequal_links(side):
+    """Issue: auto tried TACOS fewer times than ``tacos`` itself did."""
+    topology = mesh(side, side, bandwidth=(80 * 2**30, 35 * 2**30))
+    auto = synthesize(topology, "all_gather", nbytes=2**30)
+    tacos = synthesize(topology, "all_gather", "tacos", nbytes=2**30)
+    assert seconds(auto, 2**30) <= seconds(tacos, 2**30) * (1 + Portfolio.tolerance)
+
+
+# ---------------------------------------------------------------------- near the best there is
+
+
+def exhaustive(topology, kind, nbytes, chunks):
+    """The least time of every variant and every synthesizer with default fields."""
+    least = float("inf")
+    for name, entry in REGISTRY.items():
+        if name in ("sccl", "step_milp"):
+            continue
+        variants = list(dict.fromkeys((*entry.variants, entry.make())))
+        for variant, k in ((variant, k) for variant in variants for k in chunks):
+            if name == "tacos" and (k > 2 or not topology.is_direct):
+                continue  # seconds each
+            collective = Collective(kind, topology.num_ranks, k)
+            try:
+                schedule = told(variant, nbytes).synthesize(topology, collective)
+            except JaxcollError:
+                continue
+            least = min(least, simulate(schedule, nbytes).time)
+    return least
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "all_to_all"])
+@pytest.mark.parametrize(
+    "topology",
+    [torus(2, 4), dgx_a100(1), switch_2d(2, 3), mesh(2, 3, bandwidth=(1e9, 3e9))],
+    ids=lambda topology: topology.name,
+)
+def test_the_default_is_near_the_best_of_all(topology, kind):
+    for nbytes in (1e6, 1e9):
+        ours = simulate(synthesize(topology, kind, nbytes=nbytes), nbytes).time
+        best = exhaustive(topology, kind, nbytes, (1, 2, 3, 4, 8, 16))
+        assert ours <= 1.03 * best
+
+
+def test_the_default_is_right_on_the_commonest_machine():
+    """Issue: the default all_reduce of 4 DGX A100 took 7.5 times the bound."""
+    topology = dgx_a100(4)
+    schedule = jc.synthesize(topology, "all_reduce")
+    assert schedule.provenance.certificate["nbytes"] == BUCKET_BYTES
+    least = jc.bound(topology, "all_reduce", 64e6).time
+    large = jc.synthesize(topology, "all_reduce", nbytes=64e6)
+    assert simulate(large, 64e6).time <= 1.03 * least
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        mesh(4, 4),
+        torus(4, 4),
+        torus(8, 8),
+        mesh(4, 4, 4),
+        hypercube(4),
+        pytest.param(mesh(8, 8), marks=pytest.mark.slow),
+        pytest.param(torus(4, 4, 4), marks=pytest.mark.slow),
+        pytest.param(hypercube(6), marks=pytest.mark.slow),
+        pytest.param(mesh(16, 16), marks=pytest.mark.slow),
+        pytest.param(torus(16, 16), marks=pytest.mark.slow),
+        pytest.param(hypercube(8), marks=pytest.mark.slow),
+        pytest.param(mesh(8, 8, 8), marks=pytest.mark.slow),
+        pytest.param(torus(8, 8, 8), marks=pytest.mark.slow),
+    ],
+    ids=lambda topology: topology.name,
+)
+def test_small_data_comes_close_to_ideal(topology):
+    """At 1 MiB, where TACOS v1.3.0 reaches .18 to .64 of the paper's Ideal."""
+    schedule = synthesize(topology, "all_gather", nbytes=MIB)
+    assert float(ideal(topology, "all_gather", MIB)) >= 0.95 * float(seconds(schedule, MIB))
+
+
+@pytest.mark.parametrize(
+    ("topology", "nbytes", "chunks", "other"),
+    [
+        (torus(4, 4, 4), 1e9, 12, Swing(pieces=12)),
+        (ring(16), 1e3, 4, ForestColl(nbytes=1e3)),
+        (mesh(8, 8), 1e3, 12, Tacos(attempts=2, nbytes=1e3, aggregate=None)),
+    ],
+    ids=repr,
+)
+def test_pieces_sizes_and_second_attempts_count(topology, nbytes, chunks, other):
+    """Each is faster than what the others of its kind reach by themselves."""
+    auto, rival = (
+        seconds(synthesize(topology, "all_reduce", each, chunks=chunks), nbytes)
+        for each in (Portfolio(nbytes), other)
+    )
+    assert auto <= rival * (1 + Portfolio.tolerance)
+
+
+def test_groups_are_chosen_for_too():
+    """Rows of a torus at once: the fastest found uses what all of them share."""
+    rows = tuple(tuple(range(4 * i, 4 * i + 4)) for i in range(4))
+    auto = synthesize(torus(4, 4), "all_reduce", groups=rows, nbytes=1e8)
+    assert auto.collective.groups == rows
+    one = synthesize(torus(4, 4), "all_reduce", "ring", groups=rows, nbytes=1e8)
+    assert seconds(auto, 1e8) <= seconds(one, 1e8)
+
+
+# ---------------------------------------------------------------------- one mechanism
+
+
+@pytest.mark.parametrize("kind", EVERYWHERE)
+def test_the_same_arguments_give_the_same_schedule(kind):
+    for nbytes in (1e3, 1e7):
+        one, again = (synthesize(mesh(2, 3), kind, nbytes=nbytes, seed=7) for _ in range(2))
+        assert one == again
+        assert one.provenance.certificate == again.provenance.certificate
+        assert one.provenance.parameters == again.provenance.parameters
+
+
+def test_what_is_fixed_stays_fixed():
+    topology = torus(2, 4)
+    assert synthesize(topology, "all_reduce", chunks=5).collective.chunks_per_shard == 5
+    assert synthesize(topology, Collective("all_gather", 8, 3)).collective.chunks_per_shard == 3
+    named = synthesize(topology, "all_reduce", "tacos", chunks=3)
+    assert named.provenance.synthesizer == "tacos"
+    assert named.collective.chunks_per_shard == 3
+    own = synthesize(topology, "all_gather", Tacos(nbytes=5.0))
+    assert own.provenance.parameters["nbytes"] == 5.0
+
+
+def test_a_named_synthesizer_gets_chunks_for_the_size():
+    """Bucket on a torus fills all links with four parts a shard; little data needs no parts."""
+    topology = torus(4, 4)
+    large = synthesize(topology, "all_gather", "bucket", nbytes=1e9)
+    assert large.collective.chunks_per_shard == Bucket.granularity(topology) == 4
+    assert large.provenance.synthesizer == "bucket"
+    assert synthesize(topology, "all_gather", "direct").collective.chunks_per_shard == 1
+    one = synthesize(topology, "all_gather", "bucket", chunks=1)
+    assert seconds(large, 1e9) < seconds(one, 1e9)
+
+
+def test_a_synthesizer_that_is_told_the_size_is_told_this_one():
+    for name in ("tacos", "cascade", "min_congestion"):
+        kind = "all_to_all" if name == "min_congestion" else "all_gather"
+        schedule = synthesize(torus(2, 2), kind, name, nbytes=12345)
+        assert schedule.provenance.parameters["nbytes"] == 12345
+
+
+def test_every_synthesizer_states_its_chunk_counts():
+    topology = dgx_a100(1)
+    for name, entry in REGISTRY.items():
+        collective = Collective("all_gather", 8)
+        for synthesizer in (entry.make(), *entry.variants):
+            assert synthesizer.name == name
+            for counts in chunk_counts(synthesizer, topology, collective):
+                assert counts
+                assert list(counts) == sorted(set(counts))
+                assert counts[0] >= 1
+    assert set(SYNTHESIZERS) == {*REGISTRY, "auto"}
+
+
+def test_chunk_counts_end_before_a_shard_has_too_many():
+    """Odd bandwidths make the optimum's number of trees too large for any collective."""
+    ends = np.array([0, 0, 1, 1])
+    wild = jc.Topology(2, ends, 1 - ends, np.zeros(4), np.array([12.0050022, 50.0, 1e9 / 7, 3.1]))
+    schedule = synthesize(wild, "all_gather", nbytes=1e6)
+    assert schedule.collective.chunks_per_shard <= 4096
+
+
+# ---------------------------------------------------------------------- the certificate
+
+
+def test_the_certificate_says_what_won_and_what_each_took():
+    schedule = synthesize(mesh(3, 4), "all_gather", FEW, seed=5)
+    said: dict = dict(schedule.provenance.certificate)
+    taken = [row["time"] for row in said["table"] if "time" in row]
+    assert said["time"] == min(taken) == simulate(schedule, MIB).time
+    assert said["bound"] <= said["time"]
+    assert schedule.provenance.synthesizer == "auto"
+    assert taken_by_auto(schedule) == said["synthesizer"]
+    assert said["chosen"].startswith(type(REGISTRY[said["synthesizer"]].make()).__name__)
+    assert taken_by_auto(synthesize(mesh(2, 2), "all_gather", Ring())) == ""
+    assert "progress" not in schedule.provenance.parameters
+
+
+def test_what_is_not_defined_is_passed_over_and_says_why():
+    schedule = FEW.synthesize(fully_connected(4), Collective("broadcast", 4))
+    said: dict = dict(schedule.provenance.certificate)
+    refused = {row["candidate"]: row["refused"] for row in said["table"] if "refused" in row}
+    assert {repr(Bucket()), repr(Ring())} <= set(refused)
+    assert "not defined for broadcast" in refused[repr(Ring())]
+
+
+def test_what_takes_too_much_work_is_passed_over_and_says_so():
+    portfolio = Portfolio(MIB, names=("direct", "tacos"), work=1000)
+    said: dict = dict(synthesize(mesh(2, 3), "all_gather", portfolio).provenance.certificate)
+    passed = [row["refused"] for row in said["table"] if "refused" in row]
+    assert passed
+    assert all("auto allows 1000" in reason for reason in passed)
+
+
+def test_nothing_defined_is_refused():
+    with pytest.raises(CollectiveError, match=r"no candidate is defined.*Bucket\(\): .*no grid"):
+        synthesize(fully_connected(4), "all_gather", Portfolio(names=("bucket",)))
+
+
+def test_a_bound_that_is_met_ends_the_search():
+    schedule = synthesize(ring(2), "broadcast", Portfolio(1e9))
+    said: dict = dict(schedule.provenance.certificate)
+    assert said["time"] <= said["bound"] * 1.01
+    assert len([row for row in said["table"] if "time" in row]) == 1
+
+
+def test_progress_is_reported():
+    seen = []
+    portfolio = Portfolio(MIB, names=("bucket", "direct"), progress=lambda *row: seen.append(row))
+    synthesize(mesh(2, 3), "all_gather", portfolio)
+    assert [done for done, *_ in seen] == list(range(1, len(seen) + 1))
+    assert all(taken is None or taken > 0 for *_, taken in seen)
+    assert seen[0][1] == "Bucket(), 1 chunk a shard"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_by_default(kind):
+    for topology in (switch(5), ring(3), ring(1)):
+        schedule = synthesize(topology, kind, Portfolio(work=20_000))
+        assert schedule.collective.kind == kind
+        assert bool(schedule.num_sends) == (topology.num_ranks > 1)
+
+
+# ---------------------------------------------------------------------- misuse
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"names": ("nearest",)},
+        {"names": "tacos"},
+        {"model": "fast"},
+        {"nbytes": 0},
+        {"nbytes": "1 MB"},
+        {"tolerance": -0.1},
+        {"tolerance": True},
+        {"work": 0},
+    ],
+    ids=repr,
+)
+def test_bad_fields_are_refused(fields):
+    with pytest.raises(CollectiveError):
+        Portfolio(**fields)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"nbytes": 0},
+        {"nbytes": float("nan")},
+        {"chunks": 0},
+        {"chunks": True},
+        {"synthesizer": ["ring"]},
+        {"synthesizer": "rong"},
+        {"seed": -1},
+        {"root": 1},
+        {"groups": [[0, 0]]},
+    ],
+    ids=repr,
+)
+def test_bad_arguments_are_refused_before_any_work(arguments):
+    with pytest.raises(CollectiveError):
+        synthesize(torus(2, 2), "all_gather", **arguments)
+    with pytest.raises(CollectiveError, match="its own chunks"):
+        synthesize(torus(2, 2), Collective("all_gather", 4), chunks=1)
+    with pytest.raises(TopologyError):
+        synthesize(torus(2, 2), Collective("all_gather", 5))
