@@ -37,6 +37,7 @@ from jaxcoll.synth import (
     Synthesizer,
     Tacos,
     Themis,
+    TimeStepped,
     Tto,
 )
 from jaxcoll.synth.tacos.rules import RULES
@@ -166,6 +167,11 @@ CASES = [
         for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))
     ),
     Case(MinCongestion(), "one or two ranks", SMALL, ("all_to_all", "gather", "scatter")),
+    *(
+        Case(each, *family, ("all_to_all",), grouped=False)
+        for each in (TimeStepped(), TimeStepped(width=1, tolerance=0.05))
+        for family in (("random", RANDOM), ("mixed links", MIXED), ("one or two ranks", SMALL))
+    ),
     *(
         Case(MultiTree(), *family, TREES)
         for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from fractions import Fraction
 
-import highspy
 import numpy as np
 import scipy.sparse as sp
 
@@ -25,11 +24,13 @@ from jaxcoll.synth.routing.soft_distances import climb
 from jaxcoll.topology import Topology, connected
 
 # Flow classes up to which the program is solved exactly.
-_MOST_CLASSES = 20_000
+MOST_CLASSES = 20_000
 # Whole units of a flow of 1, and of the longest link.
 _UNIT, _LONGEST = 2**30, 2**24
 # Denominators tried for an exact solution.
 _DENOMINATORS = (1, 16, 64, 1024)
+# Sources times arcs: the flows are columns of as many numbers.
+_MOST_FLOWS = 2**27
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,7 +122,7 @@ def digraph_flow(
     tolerance = float(checks.positive(tolerance, "tolerance", TopologyError))
     graph = _Graph.of(size, tails, heads, capacity)
     classes = flow_classes(size, graph.tails, graph.heads, graph.whole_capacity)
-    if len(classes.key) <= _MOST_CLASSES:
+    if len(classes.key) <= MOST_CLASSES:
         return _exact(graph, classes)
     flow, lengths = climb(classes, graph.tails, graph.heads, graph.capacity, tolerance)
     whole = np.maximum(np.rint(lengths / lengths.max() * _LONGEST).astype(np.int64), 1)
@@ -141,15 +142,34 @@ class _Graph:
 
     @classmethod
     def of(cls, size, tails, heads, capacity) -> _Graph:
-        tails, heads = np.asarray(tails, np.int64), np.asarray(heads, np.int64)
-        kept = np.flatnonzero(tails != heads)
+        """The digraph, checked."""
+        tails, heads = np.asarray(tails), np.asarray(heads)
+        if tails.shape != heads.shape or tails.ndim != 1:
+            raise TopologyError(
+                f"tails and heads need one value per arc, got shapes {tails.shape}, {heads.shape}"
+            )
+        ends = np.concatenate([tails, heads])
+        if ends.dtype.kind not in "iu" or (len(ends) and not 0 <= ends.min() <= ends.max() < size):
+            raise TopologyError(f"tails and heads must hold vertices 0..{size - 1}")
         exact = [Fraction(1)] * len(tails) if capacity is None else list(capacity)
+        if len(exact) != len(tails) or not all(c > 0 for c in exact):
+            raise TopologyError(f"capacity needs a number above 0 for each of {len(tails)} arcs")
+        if size * len(tails) > _MOST_FLOWS:
+            raise TopologyError(
+                f"the flows of {size} sources over {len(tails)} arcs are more than {_MOST_FLOWS}; "
+                f"take a smaller network"
+            )
         adjacency = sp.csr_matrix((np.ones(len(tails)), (tails, heads)), (size, size))
         parts, label = sp.csgraph.connected_components(adjacency, connection="strong")
         if parts > 1:
-            u, v = 0, int(np.flatnonzero(label != label[0])[0])
-            raise TopologyError(f"no flow joins all pairs: vertices {u} and {v} have no cycle")
-        return cls(size, tails[kept], heads[kept], kept, len(tails), [exact[e] for e in kept])
+            other = int(np.flatnonzero(label != label[0])[0])
+            raise TopologyError(
+                f"every vertex must reach every other: vertices 0 and {other} do not both reach "
+                f"each other"
+            )
+        kept = np.flatnonzero(tails != heads)
+        ends = tails[kept].astype(np.int64), heads[kept].astype(np.int64)
+        return cls(size, *ends, kept, len(tails), [Fraction(exact[e]) for e in kept])
 
     @property
     def capacity(self) -> np.ndarray:
@@ -191,9 +211,7 @@ def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
 
     def bound(lengths: np.ndarray) -> float:
         each = lengths[classes.arc_class]
-        total = kernel.total_distance(
-            ptr, arc, graph.heads, each, classes.sources, classes.weight
-        )
+        total = kernel.total_distance(ptr, arc, graph.heads, each, classes.sources, classes.weight)
         return float(room @ lengths) / total
 
     lengths = min(_whole(price / price.max()), key=bound)
@@ -243,29 +261,13 @@ def _solve(classes: FlowClasses, capacity: np.ndarray) -> tuple[np.ndarray, np.n
             -classes.flow_size / classes.pair_size[classes.leaves],
         ]
     )
+    rows = np.concatenate([rows, np.arange(arcs)])
+    columns = np.concatenate([column, column, column, np.full(arcs, flows)])
     matrix = sp.coo_matrix(
-        (
-            np.concatenate([values, -np.ones(arcs)]),
-            (
-                np.concatenate([rows, np.arange(arcs)]),
-                np.concatenate([column, column, column, np.full(arcs, flows)]),
-            ),
-        ),
-        shape=(arcs + pairs, flows + 1),
-    ).tocsc()
-    model = highspy.HighsLp()
-    model.num_col_, model.num_row_ = flows + 1, arcs + pairs
-    model.col_cost_ = np.append(np.zeros(flows), 1.0)
-    model.col_lower_, model.col_upper_ = np.zeros(flows + 1), np.full(flows + 1, np.inf)
+        (np.concatenate([values, -np.ones(arcs)]), (rows, columns)), (arcs + pairs, flows + 1)
+    )
     served = np.where(classes.at_source, -np.inf, 1.0)
-    model.row_lower_ = np.concatenate([np.full(arcs, -np.inf), served])
-    model.row_upper_ = np.concatenate([np.zeros(arcs), np.full(pairs, np.inf)])
-    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    model.a_matrix_.start_ = matrix.indptr
-    model.a_matrix_.index_ = matrix.indices
-    model.a_matrix_.value_ = matrix.data
-    solver = highs.solver_for(model, {"threads": 1, "random_seed": 0})
-    highs.run(solver)
-    solution = solver.getSolution()
-    price = -np.asarray(solution.row_dual)[:arcs]
-    return np.asarray(solution.col_value)[:flows], price / capacity / classes.arc_size
+    low = np.concatenate([np.full(arcs, -np.inf), served])
+    high = np.concatenate([np.zeros(arcs), np.full(pairs, np.inf)])
+    found, price = highs.linear_program(np.append(np.zeros(flows), 1.0), matrix, low, high)
+    return found[:flows], -price[:arcs] / capacity / classes.arc_size

@@ -81,7 +81,7 @@ def total_distance(ptr, arc, heads, length, sources, weight):
 
 
 @nb.njit(cache=True, nogil=True)
-def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, share, wanted):
+def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, share, flows):
     """Flows of one unit from each source to every vertex, split by soft distances.
 
     A vertex draws from every arc into it whose tail is nearer the source, in proportion to
@@ -93,11 +93,12 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, share, w
         length: of each arc, above 0.
         order: vertices of each source from near to far as of the last call, int of shape
             (sources, vertices), the source first; sorted anew in place.
-        share: how many vertices each source stands for.
-        wanted: float64 of shape (sources, arcs) that receives the flows, or of shape (0, 0).
+        weight: how many vertices each source stands for.
+        flows: float64 of shape (sources, arcs), to which ``share`` of the flows is added; or of
+            shape (0, 0).
 
     Returns:
-        The load of each arc, weighted by ``share``; the sum of soft and that of exact distances,
+        The load of each arc, weighted by ``weight``; the sum of soft and that of exact distances,
         likewise.
     """
     size, arcs = len(in_ptr) - 1, len(tails)
@@ -111,18 +112,18 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, share, w
         for j in range(1, size):
             u = order[i, j]
             soft[u] = _split(in_ptr, in_arc, tails, length, softness, u, distance, soft, part)
-            total += share[i] * soft[u]
-            exact += share[i] * distance[u]
+            total += weight[i] * soft[u]
+            exact += weight[i] * distance[u]
         flow[:] = 1.0
         for j in range(size - 1, 0, -1):
             u = order[i, j]
             for k in range(in_ptr[u], in_ptr[u + 1]):
                 e = in_arc[k]
                 drawn = flow[u] * part[e]
-                load[e] += share[i] * drawn
+                load[e] += weight[i] * drawn
                 flow[tails[e]] += drawn
-                if len(wanted):
-                    wanted[i, e] = drawn
+                if len(flows):
+                    flows[i, e] += share * drawn
     return load, total, exact
 
 
