@@ -9,6 +9,7 @@ both bounds are computed on the whole graph, in integers, and hold whatever the 
 from __future__ import annotations
 
 import dataclasses
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -212,7 +213,7 @@ def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
     def bound(lengths: np.ndarray) -> float:
         each = lengths[classes.arc_class]
         total = kernel.total_distance(ptr, arc, graph.heads, each, classes.sources, classes.weight)
-        return float(room @ lengths) / total
+        return float(room @ lengths) / total if total else math.inf
 
     lengths = min(_whole(price / price.max()), key=bound)
     lifted = kernel.lifted(
@@ -242,7 +243,8 @@ def _proved(flow: np.ndarray, classes: FlowClasses, capacity: list[Fraction]) ->
     np.add.at(load, classes.over, flow * classes.flow_size)
     least = (net // classes.pair_size)[~classes.at_source].min()
     loads = (load // classes.arc_size).tolist()
-    return int(least) / max(Fraction(x) / c for x, c in zip(loads, capacity, strict=True))
+    worst = max(Fraction(x) / c for x, c in zip(loads, capacity, strict=True))
+    return int(least) / worst if worst else Fraction(0)
 
 
 def _solve(classes: FlowClasses, capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -88,7 +88,7 @@ def _named_classes(pair, arc, sources, tails, heads) -> FlowClasses:
     vertex = np.unique(pair.diagonal(), return_inverse=True)[1]
     weight = np.bincount(vertex)
     pair_of, pair_id, pair_count = _counted(pair[sources], weight)
-    arc_of, arc_class, arc_size = _counted(arc[None], np.ones(1, np.int64))
+    _, arc_class, arc_size = _counted(arc[None], np.ones(1, np.int64))
     colour = _flow_colours(pair, arc, tails, heads, sources)
     key, flow_class, flow_size = _counted(colour, weight)
     first = np.unique(flow_class.ravel(), return_index=True)[1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
