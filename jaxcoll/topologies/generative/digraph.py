@@ -36,12 +36,13 @@ class Digraph:
         generators: known automorphisms as vertex permutations (``generators[g][v]`` is v's image).
         reversal: a known isomorphism f to the transpose: for every arc (u, v) there is an arc
             (f(v), f(u)) (Definition 6). The identity is found where the digraph is undirected;
-            None where an isomorphism is not known, which is no proof that none exists.
+            None where an isomorphism is not known; one may exist.
 
     Raises:
         TopologyError: columns of unequal length, a vertex out of range, a vertex of another
-            degree, vertices that cannot reach each other, a generator that is no automorphism, a
-            reversal that is no isomorphism to the transpose, or a digraph that is too large.
+            degree, vertices that cannot reach each other, a generator that does not map the arcs
+            onto themselves, a reversal that does not map them onto their reverses, or a digraph
+            that is too large.
 
     Source: Section 3.3.1 and Appendix A.2 of "Accelerating Collective Communication for Distributed
     Machine Learning" (dissertation), as are all theorems, definitions and tables named here.
