@@ -192,10 +192,10 @@ class Digraph:
             generators=self.generators,
         )
 
-    @property
-    def transpose_order(self) -> np.ndarray:
-        """The arc of this digraph that each arc of ``transpose()`` is, int64 of shape (arcs,)."""
-        return np.lexsort((self.tails, self.heads))
+    @functools.cached_property
+    def in_arcs(self) -> np.ndarray:
+        """The arcs into each vertex, int64 of shape (size, degree)."""
+        return np.argsort(self.heads, kind="stable").reshape(self.size, self.degree)
 
     def transpose(self) -> Digraph:
         """The digraph with every arc reversed, G^T."""
@@ -215,6 +215,13 @@ class Digraph:
         graph.add_nodes_from(range(self.size))
         graph.add_edges_from(zip(self.tails.tolist(), self.heads.tolist(), strict=True))
         return graph
+
+
+def arc_numbers(tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """The place of each arc among all in canonical order; parallel arcs keep theirs."""
+    number = np.empty(len(tails), np.int64)
+    number[np.lexsort((heads, tails))] = np.arange(len(tails))
+    return number
 
 
 def _vertices(values, what: str, size: int) -> np.ndarray:

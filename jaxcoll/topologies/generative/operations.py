@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import check_size, count
-from jaxcoll.topologies.generative.digraph import Digraph
+from jaxcoll.topologies.generative.digraph import Digraph, arc_numbers
 
 
 def line_graph(digraph: Digraph, times: int = 1) -> Digraph:
@@ -59,10 +60,7 @@ def _line_graph(digraph: Digraph) -> Digraph:
 
 
 def _arc_image(tails: np.ndarray, heads: np.ndarray) -> tuple[int, ...]:
-    """The place of each arc among all in canonical order; parallel arcs stay in theirs."""
-    image = np.empty(len(tails), np.int64)
-    image[np.lexsort((heads, tails))] = np.arange(len(tails))
-    return tuple(image.tolist())
+    return tuple(arc_numbers(tails, heads).tolist())
 
 
 def degree_expansion(digraph: Digraph, copies: int) -> Digraph:
@@ -81,9 +79,7 @@ def degree_expansion(digraph: Digraph, copies: int) -> Digraph:
         )
     size, copy = digraph.size * copies, np.arange(copies)
     check_size(f"{digraph.name} * {copies}", size, size * digraph.degree * copies)
-    tails = digraph.tails[:, None, None] * copies + copy[:, None]
-    heads = digraph.heads[:, None, None] * copies + copy
-    shape = (digraph.num_arcs, copies, copies)
+    tails, heads = degree_expansion_arcs(digraph, copies)
 
     def lifted(image) -> tuple[int, ...]:
         return tuple((np.asarray(image)[:, None] * copies + copy).ravel().tolist())
@@ -93,12 +89,21 @@ def degree_expansion(digraph: Digraph, copies: int) -> Digraph:
     return Digraph(
         size,
         digraph.degree * copies,
-        np.broadcast_to(tails, shape).ravel(),
-        np.broadcast_to(heads, shape).ravel(),
+        tails,
+        heads,
         name=f"{_operand(digraph)}*{copies}",
         generators=(*map(lifted, digraph.generators), *([next_copy] if copies > 1 else [])),
         reversal=None if digraph.reversal is None else lifted(digraph.reversal),
     )
+
+
+def degree_expansion_arcs(digraph: Digraph, copies: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tails and heads of G * n: arc a of G from copy i to copy j is ``(a * n + i) * n + j``."""
+    copy = np.arange(copies)
+    shape = (digraph.num_arcs, copies, copies)
+    tails = digraph.tails[:, None, None] * copies + copy[:, None]
+    heads = digraph.heads[:, None, None] * copies + copy
+    return np.broadcast_to(tails, shape).ravel(), np.broadcast_to(heads, shape).ravel()
 
 
 def cartesian_product(*factors: Digraph) -> Digraph:
@@ -115,11 +120,9 @@ def cartesian_product(*factors: Digraph) -> Digraph:
     size, degree = math.prod(sides), sum(factor.degree for factor in factors)
     check_size("a Cartesian product", size, size * degree)
     vertices = np.arange(size).reshape(sides)
-    tails, heads, generators = [], [], []
+    tails, heads = product_arcs(factors)
+    generators = []
     for dimension, factor in enumerate(factors):
-        lines = np.moveaxis(vertices, dimension, -1).reshape(-1, factor.size)
-        tails.append(lines[:, factor.tails].ravel())
-        heads.append(lines[:, factor.heads].ravel())
         for image in factor.generators:
             moved = np.take(vertices, np.asarray(image), axis=dimension)
             generators.append(tuple(moved.ravel().tolist()))
@@ -133,12 +136,28 @@ def cartesian_product(*factors: Digraph) -> Digraph:
     return Digraph(
         size,
         degree,
-        np.concatenate(tails),
-        np.concatenate(heads),
+        tails,
+        heads,
         name=_product_name(factors),
         generators=tuple(generators),
         reversal=reversal,
     )
+
+
+def product_arcs(factors: Sequence[Digraph]) -> tuple[np.ndarray, np.ndarray]:
+    """Tails and heads of a product: dimension by dimension, line by line, arc of the factor by arc.
+
+    A line is the vertices that differ in one coordinate only; the lines of a dimension are in
+    order of the other coordinates.
+    """
+    sides = tuple(factor.size for factor in factors)
+    vertices = np.arange(math.prod(sides)).reshape(sides)
+    tails, heads = [], []
+    for dimension, factor in enumerate(factors):
+        lines = np.moveaxis(vertices, dimension, -1).reshape(-1, factor.size)
+        tails.append(lines[:, factor.tails].ravel())
+        heads.append(lines[:, factor.heads].ravel())
+    return np.concatenate(tails), np.concatenate(heads)
 
 
 def cartesian_power(digraph: Digraph, exponent: int) -> Digraph:
@@ -163,15 +182,21 @@ def _product_name(factors: tuple[Digraph, ...]) -> str:
 
 def bidirectional(digraph: Digraph) -> Digraph:
     """G and its transpose on the same vertices: degree 2d, undirected (Appendix A.1.6)."""
-    ends = (checked(digraph).tails, digraph.heads)
+    tails, heads = both_ways_arcs(checked(digraph))
     return Digraph(
         digraph.size,
         2 * digraph.degree,
-        np.concatenate(ends),
-        np.concatenate(ends[::-1]),
+        tails,
+        heads,
         name=f"bidirectional {_operand(digraph)}",
         generators=digraph.generators,
     )
+
+
+def both_ways_arcs(digraph: Digraph) -> tuple[np.ndarray, np.ndarray]:
+    """Tails and heads of G and its transpose: the arcs of G, then the same arcs reversed."""
+    ends = digraph.tails, digraph.heads
+    return np.concatenate(ends), np.concatenate(ends[::-1])
 
 
 def multiply_arcs(digraph: Digraph, times: int) -> Digraph:
