@@ -12,7 +12,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
-from jaxcoll.topologies.generative.double_binary_tree import tree_parents
+from jaxcoll.topologies.generative.binary_trees import tree_parents
 from jaxcoll.topology import Topology
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative.digraph import Digraph
-from jaxcoll.topologies.generative.kautz import de_bruijn
+from jaxcoll.topologies.generative.kautz_graphs import de_bruijn
 
 _DIAMOND = ((1, 2), (2, 3), (4, 5), (0, 6), (0, 6), (3, 7), (5, 7), (1, 4))
 
@@ -22,6 +22,11 @@ _CYCLES = {
     (3, 2): (0, 3, 1, 2, 4, 6, 5, 7, 8),
     (4, 2): (0, 4, 1, 2, 5, 9, 6, 7, 10, 14, 11, 8, 15, 3, 12, 13),
 }
+
+
+def is_known(degree: int, n: int) -> bool:
+    """Whether DBJMod(degree, n) is built."""
+    return (degree, n) in _CYCLES
 
 
 def diamond() -> Digraph:
