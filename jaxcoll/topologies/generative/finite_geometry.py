@@ -20,6 +20,20 @@ from jaxcoll.topologies.generative.digraph import Digraph
 
 _LARGEST_FIELD = 64
 
+# Prime powers, and the prime and exponent of each.
+_FIELD_ORDERS = {
+    prime**exponent: (prime, exponent)
+    for prime in range(2, _LARGEST_FIELD + 1)
+    if all(prime % i for i in range(2, prime))
+    for exponent in range(1, 7)
+    if prime**exponent <= _LARGEST_FIELD
+}
+
+
+def is_field_order(q: int) -> bool:
+    """Whether a field of this many elements is built: a prime power of at most 64."""
+    return q in _FIELD_ORDERS
+
 
 def projective_plane(q: int) -> Digraph:
     """Incidence graph of PG(2, q): 2 (q^2 + q + 1) vertices of degree q + 1, diameter 3.
@@ -174,20 +188,13 @@ class Field:
             TopologyError: no such field; the message names the nearest orders.
         """
         q = count(q, "q", least=2)
-        orders = {
-            prime**exponent: (prime, exponent)
-            for prime in range(2, _LARGEST_FIELD + 1)
-            if all(prime % i for i in range(2, prime))
-            for exponent in range(1, 7)
-            if prime**exponent <= _LARGEST_FIELD
-        }
-        if q not in orders:
-            near = sorted(orders, key=lambda order: (abs(order - q), order))[:2]
+        if not is_field_order(q):
+            near = sorted(_FIELD_ORDERS, key=lambda order: (abs(order - q), order))[:2]
             raise TopologyError(
                 f"no field has {q} elements, or it is larger than {_LARGEST_FIELD}; the nearest "
                 f"orders are {' and '.join(map(str, sorted(near)))}"
             )
-        return Field(*orders[q])
+        return Field(*_FIELD_ORDERS[q])
 
     def projective_points(self, dimension: int) -> np.ndarray:
         """The points of PG(dimension - 1, q): vectors whose first nonzero coordinate is 1."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,8 +36,21 @@ def line_graph(digraph: Digraph, times: int = 1) -> Digraph:
     check_size(f"L^{times}({given.name})", largest, largest * given.degree)
     for _ in range(times):
         digraph = _line_graph(digraph)
-    power = f"^{times}" if times > 1 else ""
-    return dataclasses.replace(digraph, name=f"L{power}({given.name})")
+    return dataclasses.replace(digraph, name=_line_graph_name(given.name or "G", times))
+
+
+def _line_graph_name(name: str, times: int) -> str:
+    """L^k(name), or L^(j+k)(inner) for the name L^j(inner)."""
+    taken = re.fullmatch(r"L(?:\^(\d+))?\((.*)\)", name)
+    if taken and _is_balanced(taken[2]):
+        name, times = taken[2], times + int(taken[1] or 1)
+    return f"L{f'^{times}' if times > 1 else ''}({name})"
+
+
+def _is_balanced(text: str) -> bool:
+    """Whether every parenthesis that closes has been opened within the text."""
+    depth = itertools.accumulate((char == "(") - (char == ")") for char in text)
+    return min(depth, default=0) >= 0
 
 
 def _line_graph(digraph: Digraph) -> Digraph:

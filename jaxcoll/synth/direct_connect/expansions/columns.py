@@ -10,7 +10,6 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.rational import Number
 from jaxcoll.provenance import Provenance
 from jaxcoll.schedule import Schedule
 from jaxcoll.topologies.generative.digraph import Digraph
@@ -112,7 +111,7 @@ class Gather:
         sends = Sends.of(schedule.step, arc, owner, index)
         return cls(digraph, collective.chunks_per_shard, schedule.num_steps, sends)
 
-    def write(self, alpha: Number, link_bandwidth: Number, name: str) -> Schedule:
+    def write(self, alpha, link_bandwidth, name: str) -> Schedule:
         """The schedule of the columns.
 
         Args:

@@ -24,8 +24,8 @@ class LineGraph(Expansion):
 
     T_L grows by 1, if d > 1; T_B by at most 1/N (Theorem 7), and by exactly that where A is an
     optimal BFB schedule and every vertex has more than one out-neighbour: then the result is the
-    optimal BFB schedule of L(G) (Theorem 10). Otherwise L(G) may have a better schedule: the BFB
-    schedule of L(UniRing(2,4)) has T_B 7/8, this one 1. Moore optimality is kept (Theorem 8).
+    optimal BFB schedule of L(G) (Theorem 10). Otherwise T_B may grow by less, since no rank is
+    sent its own shard: that of L(UniRing(2,4)) is 7/8, not 1. Moore optimality is kept (Theorem 8).
     """
 
     name: ClassVar[str] = "line_graph"

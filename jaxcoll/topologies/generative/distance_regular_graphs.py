@@ -13,7 +13,7 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import check_size, count
-from jaxcoll.topologies.generative.complete import hamming, hypercube
+from jaxcoll.topologies.generative.complete_graphs import hamming, hypercube
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.finite_geometry import (
     affine_plane_minus_class,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.topologies.arguments import check_size, count
-from jaxcoll.topologies.generative.complete import complete
+from jaxcoll.topologies.generative.complete_graphs import complete
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.operations import line_graph
 
@@ -76,4 +76,5 @@ def de_bruijn(degree: int, n: int) -> Digraph:
 def _next_letters(degree: int, n: int) -> tuple[int, ...]:
     """Every letter of a word replaced by the next, cyclically."""
     letters = np.stack(np.unravel_index(np.arange(degree**n), (degree,) * n))
-    return tuple(np.ravel_multi_index(tuple((letters + 1) % degree), (degree,) * n).tolist())
+    weights = degree ** np.arange(n)[::-1]
+    return tuple((weights @ ((letters + 1) % degree)).tolist())

@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.topologies.arguments import check_size, network_sides
-from jaxcoll.topologies.generative.circulant import bidirectional_ring
-from jaxcoll.topologies.generative.complete import complete
+from jaxcoll.topologies.generative.circulants import bidirectional_ring
+from jaxcoll.topologies.generative.complete_graphs import complete
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.operations import cartesian_product
 
