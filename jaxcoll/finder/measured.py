@@ -17,8 +17,7 @@ import numpy as np
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.errors import FormatError
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
-from jaxcoll.topologies.generative.circulant import circulant
-from jaxcoll.topologies.generative.kautz import generalized_kautz
+from jaxcoll.topologies.generative import circulant, generalized_kautz
 
 VERSION = 1
 _FILE = "measured.json"
