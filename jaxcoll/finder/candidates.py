@@ -87,7 +87,9 @@ def bases(size: int, degree: int, *, measure: bool = False) -> Iterator[Candidat
     yield from _optimal_undirected(size, degree)
     yield from _searched(size, degree)
     if degree > 1 and size == degree:
-        yield _made("de_bruijn", (degree, 1), 1, Has.NO_PARALLEL | Has.REVERSAL | Has.BFB, Fraction(1))
+        yield _made(
+            "de_bruijn", (degree, 1), 1, Has.NO_PARALLEL | Has.REVERSAL | Has.BFB, Fraction(1)
+        )
     if degree > 1 and size > degree:
         yield from _generalized_kautz(size, degree, measure)
 

@@ -15,6 +15,7 @@ from jaxcoll.finder.found import Found, FoundTopology
 from jaxcoll.finder.search import Progress, frontier, search
 from jaxcoll.io.files import read_text, write_text
 from jaxcoll.numerics import checks
+from jaxcoll.paths import fewest_hops
 
 FORMAT, VERSION = "jaxcoll frontiers", 1
 LINKS = ("one_way", "both_ways")
@@ -39,8 +40,9 @@ def find(
         degree: links out of each rank, d, self-loops included.
         links: ``one_way`` for any digraph; ``both_ways`` where every link needs one back.
         parallel: whether several links may join two ranks.
-        rates: whether the printed table has diameters and all-to-all rates, which take seconds at
-            1024 ranks.
+        rates: whether the printed table has diameters and all-to-all rates, which take up to a
+            minute at 1024 ranks; and whether, of topologies of equal cost, the one of least mean
+            distance is taken.
         progress: called with (sizes done, sizes) during the search.
 
     Raises:
@@ -51,7 +53,9 @@ def find(
     degree = checks.integer(degree, "degree", TopologyError, least=1)
     sizes = [m for m in range(2, n + 1) if n % m == 0]
     cells = search(sizes, degree, measure=True, progress=progress)
-    points = _points(n, degree, cells.get((n, degree), ()), links, parallel)
+    tied = _points(n, degree, cells.get((n, degree), ()), links, parallel)
+    checks.flag(rates, "rates", TopologyError)
+    points = tuple(min(point, key=_distances) if rates else point[0] for point in tied)
     if not points:
         near = _nearest_degree(n, degree, cells, links, parallel)
         advice = f"the nearest degree is {near}" if near else "allow parallel or one-way links"
@@ -59,14 +63,22 @@ def find(
             f"no construction has {n} ranks of degree {degree} with links={links!r}, "
             f"parallel={parallel}; {advice}"
         )
-    return Found(n, degree, points, checks.flag(rates, "rates", TopologyError))
+    return Found(n, degree, points, rates)
 
 
-def _points(n, degree, candidates, links, parallel) -> tuple[FoundTopology, ...]:
+def _distances(point: FoundTopology) -> int:
+    """The sum of distances: the all-to-all rate of n d links is at most n d over it."""
+    digraph = point.digraph
+    return int(fewest_hops(digraph.size, digraph.tails, digraph.heads).sum())
+
+
+def _points(n, degree, candidates, links, parallel) -> list[list[FoundTopology]]:
+    """Topologies of equal cost for each point of the frontier."""
     checks.choice(links, LINKS, "links", TopologyError)
     wanted = 0 if checks.flag(parallel, "parallel", TopologyError) else Has.NO_PARALLEL
     wanted |= Has.BOTH_WAYS if links == "both_ways" else 0
-    return tuple(FoundTopology(n, degree, c) for c in frontier(candidates, int(wanted)))
+    found = frontier(candidates, int(wanted))
+    return [[FoundTopology(n, degree, c) for c in equal] for equal in found]
 
 
 def _nearest_degree(n, degree, cells, links, parallel) -> int | None:
@@ -109,7 +121,7 @@ class Frontiers(Mapping):
             KeyError: a size of which nothing is kept.
         """
         points = _points(size, self.degree, self.cells[size], links, parallel)
-        return Found(size, self.degree, points, with_rates=False)
+        return Found(size, self.degree, tuple(equal[0] for equal in points), with_rates=False)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write JSON, all or nothing.

@@ -20,6 +20,10 @@ Cell = tuple[int, int]
 Cells = Mapping[Cell, Sequence[Candidate]]
 Progress = Callable[[int, int], None]
 
+# Candidates of equal cost that a cell keeps though another has all their properties: their
+# all-to-all rates differ.
+_MOST_EQUAL = 4
+
 
 def search(
     sizes: Iterable[int], degree: int, *, measure: bool = False, progress: Progress | None = None
@@ -50,15 +54,19 @@ def search(
     return table.cells
 
 
-def frontier(candidates: Iterable[Candidate], has: int = 0) -> list[Candidate]:
-    """Those with some properties that no other beats in T_L and T_B, by rising T_L."""
-    found: list[Candidate] = []
-    for candidate in sorted(
-        (c for c in candidates if c.has & has == has),
-        key=lambda c: (c.steps, c.bandwidth, str(c.construction)),
-    ):
-        if not found or candidate.bandwidth < found[-1].bandwidth:
-            found.append(candidate)
+def frontier(candidates: Iterable[Candidate], has: int = 0) -> list[list[Candidate]]:
+    """Those with some properties that no other beats in T_L and T_B, by rising T_L.
+
+    Returns:
+        The candidates of each point of the frontier, of equal cost, in the order found.
+    """
+    found: list[list[Candidate]] = []
+    proper = [c for c in candidates if c.has & has == has]
+    for candidate in sorted(proper, key=lambda c: (c.steps, c.bandwidth)):
+        if not found or candidate.bandwidth < found[-1][0].bandwidth:
+            found.append([candidate])
+        elif candidate.cost == found[-1][0].cost:
+            found[-1].append(candidate)
     return found
 
 
@@ -75,13 +83,21 @@ class _Table:
                     self.smaller[n].append(m)
 
     def add(self, cell: Cell, candidate: Candidate) -> None:
-        """Keep a candidate unless it is beaten, and drop those that it beats."""
+        """Keep a candidate unless it is beaten, and drop those that it beats; some of equal cost."""
         kept = self.cells.setdefault(cell, [])
-        if any(candidate.is_beaten_by(other) for other in kept):
+        equal = [other for other in kept if other.cost == candidate.cost]
+        beaten = any(candidate.is_beaten_by(other) for other in equal)
+        if beaten and len(equal) >= _MOST_EQUAL:
             return
-        kept[:] = [other for other in kept if not other.is_beaten_by(candidate)]
+        if any(other.construction == candidate.construction for other in equal):
+            return
+        if any(candidate.is_beaten_by(other) for other in kept if other not in equal):
+            return
+        kept[:] = [c for c in kept if c in equal or not c.is_beaten_by(candidate)]
         kept.append(candidate)
-        self.factors[cell] = [c for c in kept if c.fits_products(cell[0])]
+        if not beaten and candidate.fits_products(cell[0]):
+            factors = [c for c in self.factors.get(cell, ()) if not c.is_beaten_by(candidate)]
+            self.factors[cell] = [*factors, candidate]
 
     def expanded(self, n: int, d: int) -> Iterator[Candidate]:
         """The expansions that lead to a size and degree."""
@@ -120,9 +136,7 @@ class _Table:
                             yield Candidate(steps, optimum, has, made)
 
     def _has_factor(self, n: int, d: int, steps: int, has: int) -> bool:
-        return any(
-            c.steps <= steps and has & ~c.has == 0 for c in self.factors.get((n, d), ())
-        )
+        return any(c.steps <= steps and has & ~c.has == 0 for c in self.factors.get((n, d), ()))
 
     def _degree_expansions(self, n: int, d: int, k: int) -> Iterator[Candidate]:
         """T_L + 1, T_B + (k - 1)/(kN) (Theorem 11)."""
