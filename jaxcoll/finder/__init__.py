@@ -1,6 +1,6 @@
 """The topology finder: direct-connect topologies with the best schedules for a size and degree.
 
-- ``construction``: what a topology is made of, built on demand;
+- ``construction``: bases and expansions that make a topology, built on demand;
 - ``candidates``: predicted costs and properties, and the bases; ``measured``: costs no formula has;
 - ``search``: bottom-up over sizes and degrees;
 - ``found``: a frontier, printed beside the paper's, and the choice for a workload;

@@ -96,7 +96,7 @@ class Frontiers(Mapping):
     Attributes:
         largest: the largest size.
         degree: the degree.
-        cells: per size, what ``search`` keeps of that degree: the frontiers for every choice of
+        cells: per size, the candidates of that degree that ``search`` keeps: the frontiers for every choice of
             ``links`` and ``parallel`` are among them.
     """
 
@@ -130,8 +130,7 @@ class Frontiers(Mapping):
             OSError: the file cannot be written.
         """
         rows = [
-            [size, c.steps, c.bandwidth.numerator, c.bandwidth.denominator, c.has]
-            + [c.construction.said()]
+            [size, c.steps, *c.bandwidth.as_integer_ratio(), c.has, c.construction.said()]
             for size, candidates in self.cells.items()
             for c in candidates
         ]

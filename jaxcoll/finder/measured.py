@@ -96,7 +96,7 @@ def _small_diameters(size: int, count: int) -> list[tuple[int, ...]]:
         sets.add(tuple(sorted(power)))
     for _ in range(_DRAWN):
         sets.add(tuple(sorted(int(x) + 1 for x in random.choice(most, count, replace=False))))
-    proper = [s for s in sets if len(s) == count and 0 < s[0] and 2 * s[-1] < size]
+    proper = [s for s in sets if len(s) == count and s[0] > 0 and 2 * s[-1] < size]
     ranked = sorted((_diameter(size, chosen), chosen) for chosen in proper)
     return [chosen for diameter, chosen in ranked if diameter > 0]
 
@@ -105,11 +105,13 @@ def _diameter(size: int, offsets: tuple[int, ...]) -> int:
     """Steps after which every number modulo ``size`` is a sum of offsets, -1 if never."""
     reached = np.zeros(size, bool)
     reached[0] = True
-    frontier, steps = np.zeros(1, np.int64), 0
+    frontier: np.ndarray = np.zeros(1, np.int64)
+    steps = 0
     moves = np.asarray([*offsets, *(-x for x in offsets)])
     while len(frontier):
-        ahead = np.unique((frontier[:, None] + moves) % size)
-        frontier = ahead[~reached[ahead]]
+        ahead = np.zeros(size, bool)
+        ahead[((frontier[:, None] + moves) % size).ravel()] = True
+        frontier = np.flatnonzero(ahead & ~reached)
         reached[frontier] = True
         steps += len(frontier) > 0
     return steps if reached.all() else -1

@@ -83,7 +83,7 @@ class _Table:
                     self.smaller[n].append(m)
 
     def add(self, cell: Cell, candidate: Candidate) -> None:
-        """Keep a candidate unless it is beaten, and drop those that it beats; some of equal cost."""
+        """Keep a candidate, or not if it is beaten, and drop those that it beats."""
         kept = self.cells.setdefault(cell, [])
         equal = [other for other in kept if other.cost == candidate.cost]
         beaten = any(candidate.is_beaten_by(other) for other in equal)

@@ -1,4 +1,4 @@
-"""The finder: the paper's frontiers or better, built at the predicted cost, saved and chosen from."""
+"""The finder: the paper's frontiers or better, built at the predicted cost, saved, chosen from."""
 
 from __future__ import annotations
 
