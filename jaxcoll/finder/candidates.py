@@ -43,7 +43,7 @@ MOST_MEASURED = 4096
 
 
 class Candidate(NamedTuple):
-    """A construction and what its all_gather is predicted to cost.
+    """A construction and the predicted cost of its all_gather.
 
     Attributes:
         steps: T_L in alpha.
@@ -104,13 +104,13 @@ def _complete_ones(n: int, d: int) -> Iterator[Candidate]:
         yield _made("complete", (n,), 1, _UNDIRECTED, optimum)
     if n == 2 * d and d > 1:
         yield _made("complete_bipartite", (d,), 2, _UNDIRECTED, optimum)
-    if n == d + 2:
+    if n == d + 2 and d > 1:
         yield _made("dense_circulant", (d,), 2, _DIRECTED, optimum)
 
 
 def _rings(n: int, d: int) -> Iterator[Candidate]:
     optimum = bandwidth_optimum(n)
-    if d == 1 and n > 2:
+    if d == 1 and n > 2:  # of two vertices it is K2
         yield _made("unidirectional_ring", (1, n), n - 1, _DIRECTED, optimum)
     if d == 2 and n > 3:
         yield _made("bidirectional_ring", (2, n), n // 2, _UNDIRECTED, optimum)
