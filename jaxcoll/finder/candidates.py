@@ -24,7 +24,7 @@ class Has(enum.IntFlag):
     NO_PARALLEL = enum.auto()
     BOTH_WAYS = enum.auto()  # every arc has one that goes back
     REVERSAL = enum.auto()  # isomorphic to its transpose
-    BFB = enum.auto()  # the schedule is the digraph's best BFB all_gather
+    BFB = enum.auto()  # the digraph's best BFB all_gather costs that, or less for line graphs
 
 
 _SIMPLE = Has.NO_LOOPS | Has.NO_PARALLEL
@@ -38,7 +38,7 @@ _TABLE_A2 = {
 }  # fmt: skip
 # T_L of the searched all_gathers of modified de Bruijn digraphs, all bandwidth-optimal.
 _REWIRED = {(2, 3): 4, (2, 4): 5, (3, 2): 3, (4, 2): 3}
-# Up to which size a base without a packaged cost is measured while searching.
+# Size up to which costs that are not packaged are measured by BFB while searching.
 MOST_MEASURED = 4096
 
 
@@ -92,6 +92,20 @@ def bases(size: int, degree: int, *, measure: bool = False) -> Iterator[Candidat
         )
     if degree > 1 and size > degree:
         yield from _generalized_kautz(size, degree, measure)
+
+
+def with_bfb_cost(candidate: Candidate) -> Candidate:
+    """A line graph at the cost of its best BFB all_gather, if that is known to be no more.
+
+    Theorem 10 says that BFB on L(G) costs T_B + 1/N, but it may cost less: for
+    L(UniRing(1,4) x UniRing(1,4)), 31/32 and not 1, because no rank needs its own shard and the
+    links into a rank share the gain.
+    """
+    is_line_graph = candidate.construction.operation == "line_graph"
+    if not (is_line_graph and candidate.has & Has.BFB):
+        return candidate
+    cost = bfb_cost(candidate.construction.digraph())
+    return candidate._replace(steps=cost.steps, bandwidth=cost.inverse_bandwidth)
 
 
 def _made(name: str, arguments: tuple, steps: int, has: int, bandwidth: Fraction) -> Candidate:
