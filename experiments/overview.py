@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments import pages, records
 from experiments.__main__ import main as run_experiment
-from experiments.configure import CONFIGS, EXPERIMENTS, configure
+from experiments.configure import CONFIGS, EXPERIMENTS, configure, presets
 from experiments.errors import ConfigError
 from experiments.notes import filled
 from experiments.records import PAPER, SMALL, Run, Study
@@ -72,7 +72,7 @@ code are.
 
 def studies() -> list[str]:
     """The experiments that have sizes, in order."""
-    return [name for name in EXPERIMENTS if "\nsize:" in _settings(name)]
+    return [name for name in EXPERIMENTS if presets(name)]
 
 
 def shows(name: str) -> str:
