@@ -78,7 +78,7 @@ class Config:
     size: str
     setting: Setting
     overlap: Overlap
-    claims: tuple[shared.Claim, ...]
+    claims: tuple[shared.PrintedPick, ...]
     notes: tuple[str, ...]
     results: Path
 
