@@ -1,4 +1,4 @@
-"""Runs an experiment: ``python -m experiments experiment=NAME [key=value ...]``."""
+"""Runs an experiment: ``python -m experiments experiment=NAME [key=value ...]``; ``-m`` sweeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from experiments.configure import EXPERIMENTS, configure
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from experiments.configure import CONFIGS, EXPERIMENTS, ROOT, checked, configure
 from experiments.errors import CheckError, ConfigError
 
 
@@ -23,21 +27,50 @@ def prepare_devices(platform: str, count: int) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the experiment named; returns 2 for a bad configuration, 1 for a failed check."""
+    """Runs the experiment named; returns 2 for a bad configuration, 1 for a failed check.
+
+    Hydra reads the arguments: ``-m`` sweeps, ``--help`` and ``--cfg job`` work as its users know
+    them, and the configuration is recorded in ``.hydra`` beside the results.
+    """
     try:
-        name, config = configure(arguments)
+        if all("=" in argument for argument in arguments):
+            configure(arguments)  # one line instead of Hydra's, if anything is wrong
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _failed(error, 2)
+    command = [sys.argv[0], *arguments]
+    previous, sys.argv = sys.argv, command
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=ROOT)(_job)()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    finally:
+        sys.argv = previous
+    return 0
+
+
+def _job(composed: DictConfig) -> None:
+    """One run: the only one, or one of a sweep."""
+    context = HydraConfig.get()
+    name = context.runtime.choices["experiment"]
+    try:
+        if name not in EXPERIMENTS:
+            raise ConfigError(f"there is no experiment {name!r}; known: {', '.join(EXPERIMENTS)}")
+        composed.results = context.runtime.output_dir
+        config = checked(name, composed)
+    except ConfigError as error:
+        sys.exit(_failed(error, 2))
     devices = getattr(config, "devices", None)
     if devices is not None:
         prepare_devices(*devices)
     try:
         EXPERIMENTS[name].load().run(config)
     except CheckError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(_failed(error, 1))
+
+
+def _failed(error: Exception, code: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """Which experiments there are, and their configurations, put together by Hydra from ``configs/``.
 
-The result is a frozen dataclass; nothing behind this file knows Hydra, and Hydra's own output
-folders are not made.
+The result is a frozen dataclass; behind this file and ``__main__`` nothing knows Hydra.
 """
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments import forestcoll, multitree, tacos, tensorstate
@@ -21,6 +21,7 @@ from experiments.errors import ConfigError
 from experiments.experiment import Experiment
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+ROOT = "config"  # the file there that lists the groups
 
 # What a study can be run as: in seconds, to be tested; or as large as in the paper.
 SIZES = ("ci", "paper")
@@ -37,37 +38,49 @@ EXPERIMENTS = {
 def configure(arguments: Sequence[str]) -> tuple[str, Any]:
     """The experiment's name and configuration from ``experiment=NAME key=value ...``.
 
-    A configuration with a ``size`` has a part for each size there is, such as ``ci`` and ``paper``;
-    the entries of the one chosen stand beside the others, and the other parts are left out.
+    The entries of ``configs/experiment/NAME.yaml`` come first, then those of the size in
+    ``configs/preset/NAME/SIZE.yaml``, then the arguments.
 
     Raises:
         ConfigError: no such experiment, key, size or value.
     """
-    name = ""
+    name, size = "", SIZES[0]
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if not equals:
             raise ConfigError(f"arguments are key=value, got {argument!r}")
         name = value if key == "experiment" else name
+        size = value if key == "size" else size
     if name not in EXPERIMENTS:
         given = f"there is no experiment {name!r}" if name else "which experiment? experiment=NAME"
         raise ConfigError(f"{given}; known: {', '.join(EXPERIMENTS)}")
+    sizes = presets(name)
+    if size not in (sizes or SIZES[:1]):
+        known = f"known: {', '.join(sizes)}" if sizes else f"{name} has one size only"
+        raise ConfigError(f"unknown size {size!r}; {known}")
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            composed = compose("config", overrides=list(arguments))
-        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+            composed = compose(ROOT, overrides=list(arguments))
+        return name, checked(name, composed)
     except (HydraException, OmegaConfBaseException) as error:
         text, _, _ = str(error).partition("Config search path")
         raise ConfigError(" ".join(text.split())) from error
-    return name, build(EXPERIMENTS[name].load_config(), _sized(values))
 
 
-def _sized(values: Any) -> dict[str, Any]:
-    """The values with the part of the chosen size unfolded."""
-    if "size" not in values:
-        return values
-    sizes = [key for key in values if key in SIZES]
-    if values["size"] not in sizes:
-        raise ConfigError(f"unknown size {values['size']!r}; known: {', '.join(sizes)}")
-    common = {key: value for key, value in values.items() if key not in SIZES}
-    return {**common, **values[values["size"]]}
+def presets(name: str) -> list[str]:
+    """The sizes that an experiment has a preset for; none if it has a single size."""
+    return sorted(path.stem for path in (CONFIGS / "preset" / name).glob("*.yaml"))
+
+
+def checked(name: str, composed: DictConfig) -> Any:
+    """The configuration of an experiment as its frozen dataclass.
+
+    Raises:
+        ConfigError: an entry is missing, unknown or of another type.
+    """
+    values = typing.cast(
+        dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    )
+    if not presets(name):
+        del values["size"]
+    return build(EXPERIMENTS[name].load_config(), values)

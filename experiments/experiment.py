@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from experiments.benchmarks.report import describe_machine
 from experiments.files import write_figure, write_json
+from experiments.machine import describe_machine
 from experiments.notes import filled
 from jaxcoll.io.files import write_bytes
 

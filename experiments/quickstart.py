@@ -15,12 +15,12 @@ from rich.progress import Progress, track
 import jaxcoll as jc
 from experiments import tables
 from experiments.agreement import AXIS, Agreement, compare_with_psum, rank_mesh
-from experiments.benchmarks.report import describe_machine
 from experiments.candidates import Candidate, best_at, best_for, build_topology, candidates
 from experiments.config import QuickstartConfig, TrainConfig
 from experiments.digits import Curves, Digits, gradient_buckets, train
 from experiments.errors import CheckError
 from experiments.files import write_figure, write_json
+from experiments.machine import describe_machine
 from experiments.pictures import pictures
 from jaxcoll.bounds import Bound
 from jaxcoll.draw import format_bytes

@@ -26,8 +26,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.report import describe_machine
 from experiments.configure import EXPERIMENTS, SIZES, configure
+from experiments.machine import describe_machine
 from jaxcoll.io.files import write_text
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.agreement import Agreement
-from experiments.benchmarks.report import format_seconds
 from experiments.candidates import Candidate, best_at
+from experiments.timing import format_seconds
 from jaxcoll.bounds import Bound
 from jaxcoll.draw import format_bytes
 

@@ -25,7 +25,8 @@ from time import process_time
 from typing import Any
 
 from experiments.benchmarks.baselines import NETWORKS as TABLE_IV
-from experiments.benchmarks.report import describe_machine, report
+from experiments.benchmarks.report import report
+from experiments.machine import describe_machine
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective

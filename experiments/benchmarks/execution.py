@@ -15,7 +15,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from experiments.benchmarks.report import compare, report
+from experiments.benchmarks.report import report
+from experiments.timing import compare
 from jaxcoll import execute, topologies
 from jaxcoll.execute.lowerings.rounds import program_of
 from jaxcoll.execute.selection import derived

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.report import Timing, report, time_it
+from experiments.benchmarks.report import report
+from experiments.timing import Timing, time_it
 from jaxcoll import topologies
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule

@@ -10,7 +10,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from experiments.benchmarks.report import report, time_it
+from experiments.benchmarks.report import report
+from experiments.timing import time_it
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.synth.tacos.synthesizer import Tacos

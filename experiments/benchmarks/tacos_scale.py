@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.report import report, time_it
+from experiments.benchmarks.report import report
 from experiments.tacos.scale import growth, measure_mesh
+from experiments.timing import time_it
 from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate

@@ -51,7 +51,7 @@ class Case:
     kind: str
     pieces: Sequence[int]
     nbytes: int
-    seed: int
+    seed: int = 0
 
     def made(self, synthesizer: Synthesizer, chunks: int) -> Schedule:
         """A verified schedule."""

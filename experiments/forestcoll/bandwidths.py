@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.config import above, at_least, one_of
+from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.algorithms import KINDS, NAMES, Case, Refused, quickest
 from experiments.forestcoll.networks import ClusterConfig
+from experiments.paper import PaperValue
 from experiments.workloads.pictures import panels
 from jaxcoll.bounds import cut_bound
 from jaxcoll.draw import format_bytes
@@ -22,29 +23,27 @@ OURS = "ForestColl"
 Curves = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrintedGain(PaperValue):
     """By how many percent the paper measured ForestColl to be faster.
 
     Attributes:
         cluster, kind: of the panel.
         over: algorithms; the fastest of them at each size counts.
         nbytes: at this size; the mean over all where 0.
-        printed: percent.
     """
 
     cluster: str
     kind: str
     over: tuple[str, ...]
     nbytes: int
-    printed: float
 
     def __post_init__(self) -> None:
         one_of("claims.kind", self.kind, KINDS)
         for name in self.over:
             one_of("claims.over", name, NAMES)
         at_least("claims.nbytes", self.nbytes, 0)
-        above("claims.printed", self.printed, 0)
+        super().__post_init__()
 
     def row(self, curves: Curves) -> dict[str, Any]:
         """Ours beside it; empty where no such thing was run."""
@@ -62,8 +61,7 @@ class Claim:
             "cluster": self.cluster,
             "collective": self.kind,
             "algorithm": f"{OURS} over {', '.join(self.over)}, {size}",
-            "% faster": ours,
-            "paper % faster": self.printed,
+            **self.beside(ours, "% faster"),
         }
 
 
@@ -92,7 +90,7 @@ class Config:
     algorithms: tuple[str, ...]
     pieces: tuple[int, ...]
     nbytes: tuple[int, ...]
-    claims: tuple[Claim, ...]
+    claims: tuple[PrintedGain, ...]
     notes: tuple[str, ...]
     seed: int
     results: Path

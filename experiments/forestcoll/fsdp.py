@@ -63,7 +63,6 @@ class Config:
         value_bytes: bytes of a weight or gradient.
         pieces: that are tried, smallest first.
         notes: what differs from the paper.
-        seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """
 
@@ -74,14 +73,12 @@ class Config:
     value_bytes: int
     pieces: tuple[int, ...]
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
         if not self.models or not self.pieces:
             raise ConfigError("needs models and pieces")
         at_least("value_bytes", self.value_bytes, 1)
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -142,7 +139,7 @@ def _times(config: Config, algorithm: str, sizes: list[int]) -> Times:
     one_of("algorithm", algorithm, tuple(ALGORITHMS))
     topology, found = config.cluster.build(), {}
     for kind in KINDS:
-        case = Case(config.cluster, topology, kind, config.pieces, sizes[-1], config.seed)
+        case = Case(config.cluster, topology, kind, config.pieces, sizes[-1])
         seconds = quickest(algorithm, case, sizes)
         found[kind] = {n: as_fraction(s) for n, s in seconds.items()}.__getitem__
     return found

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.networks import ClusterConfig
@@ -28,7 +27,6 @@ class Config:
         pieces: into which every tree is cut, rising.
         nbytes: sizes of a rank's buffer, rising.
         notes: what differs from the paper.
-        seed: of nothing; there are no random choices.
         results: folder to write to.
     """
 
@@ -37,7 +35,6 @@ class Config:
     pieces: tuple[int, ...]
     nbytes: tuple[int, ...]
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
@@ -46,7 +43,6 @@ class Config:
                 raise ConfigError(f"{name} must rise from 1 or more, got {values}")
         if not self.clusters:
             raise ConfigError("needs clusters")
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:

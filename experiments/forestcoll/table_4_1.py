@@ -28,7 +28,6 @@ class Config:
         trees: trees a rank, rising; the optimum's own number is added.
         packed: most trees a rank for which trees are packed and counted, too.
         notes: what differs from the paper.
-        seed: of nothing; there are no random choices.
         results: folder to write to.
     """
 
@@ -36,14 +35,12 @@ class Config:
     trees: tuple[int, ...]
     packed: int
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
         if not self.trees or sorted(set(self.trees)) != list(self.trees) or self.trees[0] < 1:
             raise ConfigError(f"trees must rise from 1 or more, got {self.trees}")
         at_least("packed", self.packed, 0)
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from matplotlib.figure import Figure
 
 from experiments.benchmarks.forestcoll import PAPER_STAGES
-from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.networks import ClusterConfig
@@ -45,20 +44,17 @@ class Config:
         size: what it is run as.
         clusters: by name; boxes on rails, as the paper's are.
         notes: what differs from the paper.
-        seed: of nothing; there are no random choices.
         results: folder to write to.
     """
 
     size: str
     clusters: Mapping[str, ClusterConfig]
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
         if not self.clusters:
             raise ConfigError("needs clusters")
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:

@@ -24,7 +24,6 @@ class Config:
         networks: names in ``NETWORKS``.
         sizes: bytes of a rank's buffer, rising.
         notes: what differs from the paper.
-        seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """
 
@@ -32,7 +31,6 @@ class Config:
     networks: tuple[str, ...]
     sizes: tuple[int, ...]
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
@@ -41,7 +39,6 @@ class Config:
         if not self.networks or not self.sizes or sorted(set(self.sizes)) != list(self.sizes):
             raise ConfigError(f"needs networks, and sizes that rise, got {self.sizes}")
         at_least("sizes", self.sizes[0], 1)
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:

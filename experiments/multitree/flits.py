@@ -143,7 +143,6 @@ class Config:
         sides: of square tori whose head flits are laid out, rising.
         printed_bits: bits of the fields on the smallest, as printed.
         notes: what differs from the paper.
-        seed: of nothing; there are no random choices.
         results: folder to write to.
     """
 
@@ -154,7 +153,6 @@ class Config:
     sides: tuple[int, ...]
     printed_bits: Mapping[str, int]
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
@@ -167,7 +165,6 @@ class Config:
         if self.sides[0] < 3:
             raise ConfigError(f"a router's neighbours differ from sides of 3 on, got {self.sides}")
         at_least("nbytes", self.nbytes, 1)
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.config import at_least, one_of
+from experiments.config import one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.multitree.networks import LABELS, algorithms, torus
@@ -26,7 +26,6 @@ class Config:
         algorithm: of the all-reduces, one of those in Fig. 11.
         overlaps: ways to overlap, by name.
         notes: what differs from the paper.
-        seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """
 
@@ -35,14 +34,12 @@ class Config:
     algorithm: str
     overlaps: Mapping[str, Overlap]
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
         one_of("algorithm", self.algorithm, SHOWN)
         if not self.overlaps:
             raise ConfigError("overlaps must name at least one")
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:

@@ -31,7 +31,6 @@ class Config:
         rows, columns: sides of each torus, smallest first; rows even.
         kib_per_rank: KiB of the buffer for every rank of the torus.
         notes: what differs from the paper.
-        seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """
 
@@ -40,7 +39,6 @@ class Config:
     columns: tuple[int, ...]
     kib_per_rank: int
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
@@ -51,7 +49,6 @@ class Config:
                 f"sides are at least 2 and rows even, got {self.rows}, {self.columns}"
             )
         at_least("kib_per_rank", self.kib_per_rank, 1)
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:

@@ -6,15 +6,13 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from experiments.config import above
 from experiments.experiment import Row
+from experiments.paper import IDEAL, PaperValue
 from experiments.tacos.measure import Run, format_size
 
-IDEAL = "ideal"
 
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrintedMean(PaperValue):
     """A mean that the paper prints.
 
     Attributes:
@@ -23,17 +21,12 @@ class Claim:
             paper's Ideal in percent of the time.
         networks: that the mean is over; all where empty.
         sizes: bytes, likewise.
-        printed: the paper's number.
     """
 
     of: str
     over: str
     networks: tuple[str, ...]
     sizes: tuple[int, ...]
-    printed: float
-
-    def __post_init__(self) -> None:
-        above("printed", self.printed, 0)
 
     def row(self, runs: Sequence[Run]) -> Row:
         """Our mean beside the paper's; nothing beside it where we ran no such thing."""
@@ -44,8 +37,7 @@ class Claim:
             "network": ", ".join(self.networks) or "mean",
             "size": ", ".join(map(format_size, sizes)) if self.sizes else "all",
             "algorithm": self.of if self.over == IDEAL else f"{self.of} over {self.over}",
-            column: statistics.fmean(ours.values()) if ours else None,
-            f"paper {column}": self.printed,
+            **self.beside(statistics.fmean(ours.values()) if ours else None, column),
         }
 
     def _ours(self, runs: Sequence[Run]) -> dict[tuple[str, int], float]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.tacos.claims import IDEAL, Claim
+from experiments.paper import IDEAL
+from experiments.tacos.claims import PrintedMean
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
 from jaxcoll.simulation import MODELS
@@ -40,7 +41,7 @@ class Comparison:
     algorithms: Mapping[str, AlgorithmConfig]
     nbytes: tuple[int, ...]
     link_model: str
-    claims: tuple[Claim, ...]
+    claims: tuple[PrintedMean, ...]
     notes: tuple[str, ...]
     seed: int
     results: Path

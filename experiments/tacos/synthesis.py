@@ -10,11 +10,11 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.benchmarks.report import time_it
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
 from experiments.experiment import Row, publish
 from experiments.tacos.scale import growth, measure_mesh
+from experiments.timing import time_it
 from jaxcoll.bounds import step_bound
 from jaxcoll.collective import Collective
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.benchmarks.report import time_it
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import Row, publish
-from experiments.tacos.claims import IDEAL, out_of_reach, overtaken
+from experiments.paper import IDEAL
+from experiments.tacos.claims import out_of_reach, overtaken
 from experiments.tacos.comparison import said_of
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
+from experiments.timing import time_it
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
 from jaxcoll.simulation import MODELS
 from jaxcoll.synth import StepMilp

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
+from experiments.paper import IDEAL
 from experiments.tacos.measure import AlgorithmConfig
 from experiments.tacos.networks import NetworkConfig
 from experiments.workloads import (
@@ -83,7 +84,7 @@ class Config:
     value_bytes: int
     overlap: Overlap
     link_model: str
-    claims: tuple[shared.Claim, ...]
+    claims: tuple[shared.PrintedPick, ...]
     notes: tuple[str, ...]
     seed: int
     results: Path
@@ -96,7 +97,7 @@ class Config:
             one_of("algorithm of families", name, tuple(self.algorithms))
         one_of("link_model", self.link_model, ("astra", "tacos"))
         at_least("seed", self.seed, 0)
-        known = (*self.algorithms, BEST, shared.IDEAL)
+        known = (*self.algorithms, BEST, IDEAL)
         for claim in self.claims:
             one_of("claims.of", claim.of, known)
             one_of("claims.over", claim.over, ("", *known))
@@ -105,7 +106,7 @@ class Config:
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for each case and algorithm, and one for each number that the paper prints."""
     runs = {name: _run_case(config, case) for name, case in config.cases.items()}
-    labels = {name: name for name in (*config.algorithms, BEST, shared.IDEAL)}
+    labels = {name: name for name in (*config.algorithms, BEST, IDEAL)}
     rows = shared.rows(runs, labels, config.base)
     rows += [claim.row(runs, labels) for claim in config.claims]
     figure = shared.draw(runs, labels, config.base)
@@ -132,7 +133,7 @@ def _run_case(config: Config, case: Case) -> dict[str, shared.Iteration]:
     }
     same = [name for name in config.algorithms if name not in config.families]
     times[BEST] = {kind: fastest([times[name][kind] for name in same]) for kind in used}
-    times[shared.IDEAL] = {kind: ideal_of_groups(topology, groups[kind]) for kind in used}
+    times[IDEAL] = {kind: ideal_of_groups(topology, groups[kind]) for kind in used}
     return {name: iteration(work, exchange, config.overlap) for name, exchange in times.items()}
 
 

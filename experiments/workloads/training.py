@@ -10,12 +10,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import above, one_of
+from experiments.config import one_of
+from experiments.paper import IDEAL, PaperValue
 from experiments.workloads.iteration import Iteration, Overlap, Times, iteration
 from experiments.workloads.pictures import stacked_bars
 from experiments.workloads.workload import Workload
 
-IDEAL = "ideal"
 WHAT = {
     "communication": lambda run: run.communication,
     "training": lambda run: run.total,
@@ -27,8 +27,8 @@ PICKS = {"mean": statistics.fmean, "most": max, "least": min}
 Runs = Mapping[str, Mapping[str, Iteration]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrintedPick(PaperValue):
     """A number that a paper prints of several models.
 
     Attributes:
@@ -38,7 +38,6 @@ class Claim:
         over: the other one; "ideal" for percent of the ideal's speed. Empty for shares.
         models: over which; all where empty.
         pick: "mean", "most" or "least" of the models.
-        printed: the paper's number.
     """
 
     what: str
@@ -46,12 +45,11 @@ class Claim:
     over: str
     models: tuple[str, ...]
     pick: str
-    printed: float
 
     def __post_init__(self) -> None:
         one_of("claims.what", self.what, tuple(WHAT))
         one_of("claims.pick", self.pick, tuple(PICKS))
-        above("claims.printed", self.printed, 0)
+        super().__post_init__()
 
     def ours(self, runs: Runs) -> float | None:
         """Our number; None where no such model was run."""
@@ -79,8 +77,7 @@ class Claim:
             "model": f"{self.pick} of {', '.join(self.models) or 'all'}",
             "algorithm": f"{labels[self.of]}{over}",
             "quantity": quantity,
-            "ours": self.ours(runs),
-            "paper": self.printed,
+            **self.beside(self.ours(runs)),
         }
 
 

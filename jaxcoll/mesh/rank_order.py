@@ -227,7 +227,9 @@ def _distances(topology: Topology) -> np.ndarray:
 def _exchanged(wanted: np.ndarray, actual: np.ndarray) -> np.ndarray:
     """An order that no exchange of two ranks improves.
 
-    What is minimized is the sum over pairs of ranks of the actual distance over the wanted one.
+    The sum over pairs of ranks of the actual distance over the wanted one is minimized: a quadratic
+    assignment. ``scipy.optimize.quadratic_assignment`` offers exchanges too ("2opt"), but evaluates
+    the whole sum for each of them, ranks^4 operations per sweep instead of the ranks^3 here.
     """
     n = len(wanted)
     weight = np.zeros((n, n))

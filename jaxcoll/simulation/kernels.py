@@ -1,4 +1,4 @@
-"""Numba kernels of the simulator: a binary heap of arrivals, and links that serve in order.
+"""Numba kernels of the simulator: arrivals in order of time, and links that serve in order.
 
 A hop's arrival at the queue of its link is an event (time, message). Events are taken in order of
 time and, at the same time, of message number, so a link serves first come, first served and the
@@ -10,47 +10,9 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from jaxcoll.numerics import heap
+
 _NONE = -1
-
-
-@nb.njit(cache=True, nogil=True, inline="always")
-def _before(time_a, message_a, time_b, message_b):
-    return time_a < time_b or (time_a == time_b and message_a < message_b)
-
-
-@nb.njit(cache=True, nogil=True)
-def _push(times, messages, size, time, message):
-    i = size
-    while i > 0:
-        parent = (i - 1) >> 1
-        if not _before(time, message, times[parent], messages[parent]):
-            break
-        times[i], messages[i] = times[parent], messages[parent]
-        i = parent
-    times[i], messages[i] = time, message
-    return size + 1
-
-
-@nb.njit(cache=True, nogil=True)
-def _pop(times, messages, size):
-    """Remove the first event; the caller has read it from index 0."""
-    size -= 1
-    time, message = times[size], messages[size]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and _before(
-            times[child + 1], messages[child + 1], times[child], messages[child]
-        ):
-            child += 1
-        if not _before(times[child], messages[child], time, message):
-            break
-        times[i], messages[i] = times[child], messages[child]
-        i = child
-    times[i], messages[i] = time, message
-    return size
 
 
 @nb.njit(cache=True, nogil=True)
@@ -129,7 +91,7 @@ def run_routed(
         )  # fmt: skip
     while size:
         now, m = times[0], events[0]
-        size = _pop(times, events, size)
+        size = heap.pop(times, events, 0, size)
         h = hop[m]
         if h == hop_ptr[m + 1]:  # at its destination: its chunks are there now
             for i in range(message_ptr[m], message_ptr[m + 1]):
@@ -148,7 +110,7 @@ def run_routed(
         start[h] = begin
         free[link[h]] = begin + busy[h]
         hop[m] = h + 1
-        size = _push(times, events, size, begin + delay[h], m)
+        size = heap.push(times, events, 0, size, begin + delay[h], m)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -165,7 +127,7 @@ def _join(
                 waiting[src[m], chunk[i]] = m
                 return size
         head[q] += 1
-        size = _push(times, events, size, now, m)
+        size = heap.push(times, events, 0, size, now, m)
     return size
 
 
@@ -193,17 +155,17 @@ def run_messages(
     size = done = 0
     for m in range(count):
         if pending[m] == 0:
-            size = _push(times, events, size, release[m], m)
+            size = heap.push(times, events, 0, size, release[m], m)
     while size:
         now, m = times[0], events[0]
-        size = _pop(times, events, size)
+        size = heap.pop(times, events, 0, size)
         h = hop[m]
         if h < hop_ptr[m + 1]:
             begin = max(now, free[link[h]])
             start[h] = begin
             free[link[h]] = begin + busy[h]
             hop[m] = h + 1
-            size = _push(times, events, size, begin + delay[h], m)
+            size = heap.push(times, events, 0, size, begin + delay[h], m)
             continue
         end[m] = now
         done += 1
@@ -212,7 +174,7 @@ def run_messages(
             release[waiter] = max(release[waiter], now)
             pending[waiter] -= 1
             if pending[waiter] == 0:
-                size = _push(times, events, size, release[waiter], waiter)
+                size = heap.push(times, events, 0, size, release[waiter], waiter)
     return done
 
 
@@ -239,11 +201,11 @@ def run_events(
     for m in range(count):
         if pending[m] == 0:
             what[number] = m
-            size = _push(times, events, size, release[m], number)
+            size = heap.push(times, events, 0, size, release[m], number)
             number += 1
     while size:
         now, m = times[0], what[events[0]]
-        size = _pop(times, events, size)
+        size = heap.pop(times, events, 0, size)
         if m >= 0 and hop[m] == hop_ptr[m + 1]:
             end[m] = now
             done += 1
@@ -253,7 +215,7 @@ def run_events(
                 pending[waiter] -= 1
                 if pending[waiter] == 0:
                     what[number] = waiter
-                    size = _push(times, events, size, release[waiter], number)
+                    size = heap.push(times, events, 0, size, release[waiter], number)
                     number += 1
             continue
         if m >= 0:
@@ -277,7 +239,7 @@ def run_events(
         is_busy[on] = True
         hop[m] = h + 1
         what[number], what[number + 1] = m, -1 - on
-        size = _push(times, events, size, now + delay[h], number)
-        size = _push(times, events, size, now + busy[h], number + 1)
+        size = heap.push(times, events, 0, size, now + delay[h], number)
+        size = heap.push(times, events, 0, size, now + busy[h], number + 1)
         number += 2
     return done

@@ -10,6 +10,8 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from jaxcoll.numerics import heap
+
 
 @nb.njit(cache=True)
 def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
@@ -51,7 +53,7 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
         )  # fmt: skip
     while pending:
         now, link = times[0], events[0]
-        pending = heap_drop(times, events, 0, pending)
+        pending = heap.pop(times, events, 0, pending)
         message = busy[link]
         busy[link] = -1
         j, p = message // pieces, message % pieces
@@ -137,50 +139,14 @@ def _serve(
         return pending
     first = heap_ptr[link]
     message = item[first]
-    size[link] = heap_drop(key, item, first, size[link])
+    size[link] = heap.pop(key, item, first, size[link])
     busy[link] = message
     j = message // pieces
     if hop[message] == 0:
         begin[message] = now
-    return heap_add(times, events, 0, pending, now + pace[link] * weight[j // per_tree], link)
+    return heap.push(times, events, 0, pending, now + pace[link] * weight[j // per_tree], link)
 
 
 @nb.njit(cache=True)
 def _push(key, item, first, size, link, value, message):
-    size[link] = heap_add(key, item, first, size[link], value, message)
-
-
-@nb.njit(cache=True)
-def heap_add(key, item, first, size, value, number):
-    """Add to the heap that starts at ``first``, ordered by (key, item); its new size."""
-    i = size
-    while i > 0:
-        parent = (i - 1) >> 1
-        k = key[first + parent]
-        if k < value or (k == value and item[first + parent] < number):
-            break
-        key[first + i], item[first + i] = k, item[first + parent]
-        i = parent
-    key[first + i], item[first + i] = value, number
-    return size + 1
-
-
-@nb.njit(cache=True)
-def heap_drop(key, item, first, size):
-    """Take the least from the heap that starts at ``first``; its new size."""
-    size -= 1
-    value, number = key[first + size], item[first + size]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        a, b = first + child, first + child + 1
-        if child + 1 < size and (key[b] < key[a] or (key[b] == key[a] and item[b] < item[a])):
-            child, a = child + 1, b
-        if value < key[a] or (value == key[a] and number < item[a]):
-            break
-        key[first + i], item[first + i] = key[a], item[a]
-        i = child
-    key[first + i], item[first + i] = value, number
-    return size
+    size[link] = heap.push(key, item, first, size[link], value, message)

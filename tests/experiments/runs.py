@@ -45,5 +45,7 @@ def small_run(name: str) -> SmallRun:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             assert command.main([f"experiment={name}", "size=ci", f"results={folder}"]) == 0
-        files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        files = {
+            path.name: path.read_bytes() for path in Path(folder).glob("*.*") if path.is_file()
+        }
     return SmallRun(printed.getvalue(), files)

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import __main__ as command
 from experiments.config import QuickstartConfig, TopologyConfig, build
-from experiments.configure import CONFIGS, EXPERIMENTS, configure
+from experiments.configure import CONFIGS, EXPERIMENTS, SIZES, configure, presets
 from experiments.errors import ConfigError
 
 QUICKSTART = "experiment=quickstart"
@@ -98,6 +98,54 @@ def test_the_command_says_what_is_wrong_in_one_line(capsys):
     assert captured.out == ""
     known = ", ".join(EXPERIMENTS)
     assert captured.err == f"error: there is no experiment 'quick'; known: {known}\n"
+
+
+def test_the_command_line_comes_after_the_size():
+    _, small = configure(["experiment=tensorstate-quickstart"])
+    _, changed = configure(["experiment=tensorstate-quickstart", "layers=3"])
+    assert small.layers != 3
+    assert changed == dataclasses.replace(small, layers=3)
+    _, large = configure(["layers=3", "size=paper", "experiment=tensorstate-quickstart"])
+    assert large.layers == 3
+    assert large.size == "paper"
+
+
+def test_unknown_entries_are_refused_even_where_hydra_would_add_them():
+    with pytest.raises(ConfigError, match="unknown lairs; known: "):
+        configure(["experiment=tensorstate-quickstart", "+lairs=3"])
+
+
+def test_an_experiment_of_one_size_has_no_other():
+    with pytest.raises(ConfigError, match="unknown size 'paper'; quickstart has one size only"):
+        configure([QUICKSTART, "size=paper"])
+
+
+def test_every_study_has_its_presets():
+    studies = {name for name in EXPERIMENTS if name != "quickstart"}
+    assert {path.name for path in (CONFIGS / "preset").iterdir()} == studies
+    assert all(presets(name) == sorted(SIZES) for name in studies)
+
+
+def test_sweeps_write_a_folder_per_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["-m", "experiment=tacos-fig-10", "seed=0,1"]) == 0
+    assert capsys.readouterr().out
+    rows = sorted(path.relative_to(tmp_path) for path in tmp_path.glob("multirun/*/*/*/rows.json"))
+    assert [path.parent.name for path in rows] == ["0", "1"]
+    recorded = [(tmp_path / path.parent / ".hydra/overrides.yaml").read_text() for path in rows]
+    assert ["seed=0" in recorded[0], "seed=1" in recorded[1]] == [True, True]
+
+
+def test_a_sweep_names_what_it_cannot_run(capsys):
+    assert command.main(["-m", "experiment=tacos-fig-10", "seed=-1,-2"]) == 2
+    assert "seed must be at least 0, got -1" in capsys.readouterr().err
+
+
+def test_help_lists_the_groups(capsys):
+    assert command.main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert "experiment: forestcoll-fig-4-10" in printed
+    assert "size: ci, paper" in printed
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from experiments import timing
 from experiments.benchmarks import report
-from experiments.benchmarks.report import Timing, compare, format_seconds, time_it
+from experiments.timing import Timing, compare, format_seconds, time_it
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still until a timed call moves it: ``clock[0] += seconds``."""
     now = [0.0]
-    monkeypatch.setattr(report, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing, "perf_counter", lambda: now[0])
     return now
 
 
@@ -117,7 +118,7 @@ def test_a_failed_write_leaves_the_report_before(tmp_path, console, monkeypatch)
     def fail(*_):
         raise OSError("disk is full")
 
-    monkeypatch.setattr(report.os, "replace", fail)
+    monkeypatch.setattr("os.replace", fail)
     with pytest.raises(OSError, match="disk is full"):
         report.report("kept", [{"value": 2}], results=tmp_path, console=console)
     assert json.loads(path.read_text())["rows"] == [{"value": 1}]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from jaxcoll.trees.stream import heap_add, heap_drop
+from jaxcoll.numerics import heap
 
 
 @nb.njit(cache=True, nogil=True)
@@ -51,18 +51,18 @@ def served(before, edge, path_ptr, path_link, busy, delay):
             )  # fmt: skip
     while pending:
         now, event = times[0], events[0]
-        pending = heap_drop(times, events, 0, pending)
+        pending = heap.pop(times, events, 0, pending)
         if event >= sends:
             link = event - sends
             awake[link] = size[link] > 0
             if awake[link]:
                 i = item[heap_ptr[link]]
-                size[link] = heap_drop(key, item, heap_ptr[link], size[link])
+                size[link] = heap.pop(key, item, heap_ptr[link], size[link])
                 if hop[i] == path_ptr[edge[i]]:
                     begin[i] = now
                 hop[i] += 1
-                pending = heap_add(times, events, 0, pending, now + delay[link], i)
-                pending = heap_add(times, events, 0, pending, now + busy[link], event)
+                pending = heap.push(times, events, 0, pending, now + delay[link], i)
+                pending = heap.push(times, events, 0, pending, now + busy[link], event)
         elif hop[event] < path_ptr[edge[event] + 1]:
             pending = _wait(
                 event, now, now, path_link[hop[event]], sends, heap_ptr, key, item, size, awake,
@@ -83,11 +83,11 @@ def _wait(
     i, now, rank, link, sends, heap_ptr, key, item, size, awake, times, events, pending
 ):  # fmt: skip
     """Put a send in the queue of a link by its rank, and wake the link if it has nothing to do."""
-    size[link] = heap_add(key, item, heap_ptr[link], size[link], rank, i)
+    size[link] = heap.push(key, item, heap_ptr[link], size[link], rank, i)
     if awake[link]:
         return pending
     awake[link] = True
-    return heap_add(times, events, 0, pending, now, sends + link)
+    return heap.push(times, events, 0, pending, now, sends + link)
 
 
 @nb.njit(cache=True, nogil=True)

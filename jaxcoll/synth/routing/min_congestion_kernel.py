@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from jaxcoll.trees.stream import heap_add, heap_drop
+from jaxcoll.numerics import heap
 
 _FAR = np.int64(2**62)
 
@@ -52,10 +52,10 @@ def _cheapest(ptr, link, link_dst, delay, load, source, into, cost, key, item):
     cost[:] = _FAR
     into[:] = -1
     cost[source] = 0
-    size = heap_add(key, item, 0, 0, 0, source)
+    size = heap.push(key, item, 0, 0, 0, source)
     while size:
         reached, v = key[0], item[0]
-        size = heap_drop(key, item, 0, size)
+        size = heap.pop(key, item, 0, size)
         if reached > cost[v]:
             continue
         for i in range(ptr[v], ptr[v + 1]):
@@ -64,7 +64,7 @@ def _cheapest(ptr, link, link_dst, delay, load, source, into, cost, key, item):
             if through < cost[link_dst[e]]:
                 cost[link_dst[e]] = through
                 into[link_dst[e]] = e
-                size = heap_add(key, item, 0, size, through, link_dst[e])
+                size = heap.push(key, item, 0, size, through, link_dst[e])
 
 
 @nb.njit(cache=True, nogil=True)

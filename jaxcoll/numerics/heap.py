@@ -1,0 +1,44 @@
+"""Binary heaps of (key, item) in parts of two columns, for compiled kernels: one per link, or one.
+
+The least pair stands first: ``key[first], item[first]`` is read, then taken by ``pop``.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+
+
+@nb.njit(cache=True, nogil=True)
+def push(key, item, first, size, value, number):
+    """Add to the heap that starts at ``first``, ordered by (key, item); its new size."""
+    i = size
+    while i > 0:
+        parent = (i - 1) >> 1
+        k = key[first + parent]
+        if k < value or (k == value and item[first + parent] < number):
+            break
+        key[first + i], item[first + i] = k, item[first + parent]
+        i = parent
+    key[first + i], item[first + i] = value, number
+    return size + 1
+
+
+@nb.njit(cache=True, nogil=True)
+def pop(key, item, first, size):
+    """Take the least from the heap that starts at ``first``; its new size."""
+    size -= 1
+    value, number = key[first + size], item[first + size]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        a, b = first + child, first + child + 1
+        if child + 1 < size and (key[b] < key[a] or (key[b] == key[a] and item[b] < item[a])):
+            child, a = child + 1, b
+        if value < key[a] or (value == key[a] and number < item[a]):
+            break
+        key[first + i], item[first + i] = key[a], item[a]
+        i = child
+    key[first + i], item[first + i] = value, number
+    return size
