@@ -11,7 +11,8 @@ from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
-from jaxcoll.synth.forestcoll.edge_splitting import Logical, Piece, remove_switches
+from jaxcoll.synth.forestcoll.capacities import Piece
+from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
 from jaxcoll.synth.forestcoll.height_reduction import Trees
 from jaxcoll.synth.forestcoll.rail_trees import find_boxes, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.translated_trees import moved_trees
