@@ -14,7 +14,6 @@ from jaxcoll.topologies import (
     dgx_h100,
     dragonfly,
     fat_tree,
-    flattened_butterfly,
     hypercube,
     leaf_spine,
     mesh,
@@ -68,13 +67,15 @@ def wired(ranks: int, wires: Mapping[Pair, int], vertices: int | None = None) ->
     ends = np.asarray(list(wires)).T
     src, dst = np.concatenate([ends, ends[::-1]], axis=1)
     speeds = [speed * GB for speed in wires.values()] * 2
-    return Topology(ranks, src, dst, np.full(len(src), 1e-6), speeds, num_vertices=vertices or ranks)  # type: ignore[arg-type]
+    return Topology(
+        ranks, src, dst, np.full(len(src), 1e-6), speeds, num_vertices=vertices or ranks
+    )  # type: ignore[arg-type]
 
 
 def random_regular(degree: int, ranks: int, seed: int) -> Topology:
     """Random wires, as many at every rank."""
     graph = nx.random_regular_graph(degree, ranks, seed=seed)
-    return wired(ranks, {(u, v): 1 for u, v in sorted(graph.edges)})
+    return wired(ranks, dict.fromkeys(sorted(graph.edges), 1))
 
 
 def random_eulerian(ranks: int, cycles: int, seed: int) -> Topology:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import scipy.sparse as sp
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.numerics.max_flow import FlowNetwork, Shortfall
@@ -59,12 +60,23 @@ class Capacities:
     def ports(self, switches: Iterable[int]) -> dict[int, tuple[dict[int, int], dict[int, int]]]:
         """Per switch the capacity from each vertex into it, and from it to each."""
         found: dict[int, tuple[dict[int, int], dict[int, int]]] = {w: ({}, {}) for w in switches}
-        for (u, v), amount in sorted(self.capacity.items()):
+        touching = [pair for pair in self.capacity if pair[0] in found or pair[1] in found]
+        for u, v in sorted(touching):
             if v in found:
-                found[v][0][u] = amount
+                found[v][0][u] = self.capacity[u, v]
             if u in found:
-                found[u][1][v] = amount
+                found[u][1][v] = self.capacity[u, v]
         return found
+
+    def groups(self) -> dict[int, int]:
+        """For each rank the least rank of its component among the ranks; a switch is its own."""
+        n, vertices = self.topology.num_ranks, range(self.topology.num_vertices)
+        ends = np.asarray([pair for pair in self.capacity if max(pair) < n]).reshape(-1, 2)
+        shape = len(vertices), len(vertices)
+        direct = sp.coo_matrix((np.ones(len(ends), np.int8), tuple(ends.T)), shape)
+        part = sp.csgraph.connected_components(direct, directed=False)[1]
+        least: dict[int, int] = {}
+        return {v: least.setdefault(int(part[v]), v) for v in vertices}
 
     # ------------------------------------------------------------------ flows
 

@@ -59,6 +59,8 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
     """
     check_balanced(topology)
     network = Capacities(topology, scaling)
+    if topology.is_direct:
+        return Logical(topology.num_ranks, network.pieces, ())
     if network.first_short(range(topology.num_ranks)) is not None:
         raise TopologyError(f"{topology} cannot carry {scaling.k} trees per rank at this scale")
     level, tiers = _levels(topology)
@@ -128,8 +130,7 @@ def _guessed(
     network: Capacities, switches: Iterable[int], name: str, level: dict[int, int]
 ) -> list[Split]:
     """One pairing of all capacity of some switches."""
-    ports = network.ports(switches)
-    group = _groups(network, {v for sides in ports.values() for side in sides for v in side})
+    ports, group = network.ports(switches), network.groups()
     return [
         (u, w, t, amount)
         for place, (w, (into, out)) in enumerate(ports.items())
@@ -137,14 +138,6 @@ def _guessed(
             name, into, out, {v: group[v] for v in {*into, *out}}, level, level[w], place
         )
     ]
-
-
-def _groups(network: Capacities, ports: set[int]) -> dict[int, int]:
-    """For each port the least rank of its component among the ranks; a switch is its own."""
-    n = network.topology.num_ranks
-    direct = nx.Graph(pair for pair in network.capacity if max(pair) < n)
-    direct.add_nodes_from(ports)
-    return {v: min(part) for part in nx.connected_components(direct) for v in part if v in ports}
 
 
 # ---------------------------------------------------------------------- exact splitting

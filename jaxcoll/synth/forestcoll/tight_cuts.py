@@ -24,9 +24,12 @@ Pack = Callable[[int, Capacity, tuple[int, ...]], Trees]
 
 
 def tight_cut(num_ranks: int, capacity: Capacity, trees: Sequence[int]) -> np.ndarray | None:
-    """Ranks outside a tight cut (T above), two or more: bool of shape (ranks,); None if there is none.
+    """Ranks outside a tight cut (T above), two or more; None if there is no such cut.
 
-    A cut with a single rank inside, which shrinks the network by just that rank, is the last choice.
+    A cut with a single rank inside shrinks the network by just that rank, and is the last choice.
+
+    Returns:
+        bool of shape (ranks,).
     """
     n = num_ranks
     src = np.asarray([u for u, _ in capacity] + [n] * n)
@@ -111,7 +114,9 @@ def _joined(
     """
     within, across = parents(first), parents(second)
     waiting: dict[int, list[list[int]]] = {}  # batches of T by root: [batch, trees left]
-    for i, (root, weight) in enumerate(zip(first.root.tolist(), first.weight.tolist(), strict=True)):
+    for i, (root, weight) in enumerate(
+        zip(first.root.tolist(), first.weight.tolist(), strict=True)
+    ):
         waiting.setdefault(root, []).append([i, weight])
     hub = len(ranks[1])
     names = np.append(ranks[1], -1)
