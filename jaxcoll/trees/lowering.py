@@ -38,7 +38,7 @@ def lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> Sc
         step = piece + flow.depth[row] - 1
         sequence = np.arange(len(row))
     else:
-        before = _edge_before(flow)
+        before = edge_before(flow)
         begin = stream_order(*_network(flow), before, flow.weight, pieces)
         sequence = np.argsort(begin, kind="stable")
         first_link = flow.edges.first_link
@@ -85,7 +85,7 @@ def _first_chunks(flow: TreeFlow, collective: Collective, parts: np.ndarray) -> 
     return start
 
 
-def _edge_before(flow: TreeFlow) -> np.ndarray:
+def edge_before(flow: TreeFlow) -> np.ndarray:
     """The tree edge into the source of each tree edge, -1 at the root; int64."""
     n = flow.topology.num_ranks
     src = flow.edges.src[flow.edge].reshape(-1, n - 1)

@@ -87,17 +87,22 @@ class Synthesizer(abc.ABC):
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {f.name: _said(getattr(self, f.name)) for f in fields if f.compare}
 
+    @final
+    def two_phases(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """The all_reduce of the algorithm's reduce_scatter and its all_gather."""
+        gather = self._derive(topology, collective.with_kind("all_gather"), seed)
+        if topology == topology.transpose():
+            return _of_phase(concatenate(gather.reverse(), gather), gather)
+        scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed)
+        return _of_phase(concatenate(scatter, gather), gather)
+
     def _derive(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         if all(len(group) == 1 for group in collective.groups):
             return empty_schedule(topology, collective)
         if collective.kind in self.kinds:
             return self.solve(topology, collective, seed)
         if collective.kind == "all_reduce":
-            gather = self._derive(topology, collective.with_kind("all_gather"), seed)
-            if topology == topology.transpose():
-                return _of_phase(concatenate(gather.reverse(), gather), gather)
-            scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed)
-            return _of_phase(concatenate(scatter, gather), gather)
+            return self.two_phases(topology, collective, seed)
         if collective.dual().kind in self.kinds:
             dual = self.solve(topology.transpose(), collective.dual(), seed)
             return _of_phase(dual.reverse(), dual)

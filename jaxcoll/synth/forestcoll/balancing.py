@@ -175,7 +175,8 @@ def _settle_all(arcs, batches, lists, load, scratch, height):
         if _excess(arcs, load, v) > most * (arcs.ptr[v + 1] - arcs.ptr[v]):
             continue
         for rise in rises:
-            _shift(arcs, batches, lists, load, scratch, v, False, rise, height)
+            if most > 1:
+                _shift(arcs, batches, lists, load, scratch, v, False, rise, height)
             _alternate(arcs, batches, lists, load, scratch, v, rise, height)
 
 
@@ -291,11 +292,15 @@ def _search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
         b = only if forced else lists.first[a]
         while b >= 0 and left:
             i = left if b == only and not forced else 0
+            limit = rise if forced or only < 0 else len(arcs.ptr)
+            now, tails = batches.depth[b, v], batches.depth[b]
+            most = max(now, min(now + limit, height)) - 1
+            scratch.tally[LEFT] -= left - i
             while i < left:
                 w = rest[i]
-                limit = rise if forced or only < 0 else len(arcs.ptr)
                 if (
                     w == a
+                    or tails[arcs.tail[w]] > most  # ``may_take`` would say so, more slowly
                     or not may_take(arcs, batches, lists, scratch, b, v, w, limit, height)
                     or (forced and ban >= 0 and is_below(arcs, batches, b, ban, arcs.tail[w]))
                 ):

@@ -10,7 +10,7 @@ from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.forestcoll import ForestColl
+from jaxcoll.synth.forestcoll import ForestColl, fixed_chunks, stages
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,
@@ -158,3 +158,20 @@ def test_bad_fields_are_refused():
     lopsided = Topology(2, [0, 2, 1, 2], [2, 1, 2, 0], [0] * 4, [1, 2, 3, 4], 3)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="B/s more"):
         ForestColl().synthesize(lopsided, Collective("all_gather", 2))
+
+
+def test_the_bottleneck_is_found_once(monkeypatch):
+    """One search per synthesis, handed down to every stage."""
+    searched = []
+
+    def counted(topology, weights=None):
+        searched.append(topology)
+        return optimum(topology, weights)
+
+    for module in (fixed_chunks, stages):
+        monkeypatch.setattr(module, "optimum", counted)
+    topology = dgx_a100(2, network=24.5e9)
+    chunks = ForestColl().granularity(topology)
+    ForestColl().synthesize(topology, Collective("all_gather", 16, chunks))
+    ForestColl().synthesize(topology, Collective("all_gather", 16, 2))
+    assert searched == [topology]
