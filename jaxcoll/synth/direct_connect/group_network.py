@@ -113,7 +113,7 @@ class GroupNetwork:
         if divisor > 1:
             raise TopologyError(
                 f"C({n}, {steps}) is in {divisor} parts, as {divisor} divides n and all offsets"
-                f"{_nearest_offset(n, steps, steps[-1])}"
+                f"{_nearest_offset(n, steps, max(steps, default=0))}"
             )
         if n in {2 * step for step in steps}:
             raise TopologyError(

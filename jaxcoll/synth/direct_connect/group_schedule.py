@@ -56,6 +56,8 @@ class GroupSchedule:
         step, via = np.asarray(self.step), np.asarray(self.via)
         if step.shape != (n,) or step.dtype.kind != "i":
             raise ScheduleError(f"step must be one column of {n} integers, got shape {step.shape}")
+        if step.min() < -1 or step.max() > n:
+            raise ScheduleError(f"steps are -1..{n}, got {step.min()}..{step.max()}")
         if via.ndim != 2 or len(via) != n or not via.shape[1] or via.dtype != np.uint8:
             raise ScheduleError(f"via must be uint8 of shape ({n}, chunks), got {via.shape}")
         if (via[1:] >= self.network.degree).any():
