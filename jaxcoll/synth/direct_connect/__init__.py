@@ -1,0 +1,28 @@
+"""Schedules for direct-connect networks, whose ranks have a few links each and no switches.
+
+- ``bfb``: Breadth-First Broadcast on any digraph, and what it costs;
+- ``bfb_links``, ``bfb_balance``: its loops over vertices, and the flow of one vertex and step;
+- ``bfb_heterogeneous``: the least time of its steps where links differ;
+- ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose;
+- ``group_network``, ``group_schedule``: networks of an abelian group, and schedules kept as one
+  rank's tree, for up to millions of ranks.
+"""
+
+from jaxcoll.synth.direct_connect.bfb import Bfb, bfb_bottlenecks, bfb_cost
+from jaxcoll.synth.direct_connect.bfb_heterogeneous import bfb_times
+from jaxcoll.synth.direct_connect.bfb_links import Bottleneck
+from jaxcoll.synth.direct_connect.bfb_reversal import reversed_on
+from jaxcoll.synth.direct_connect.group_network import GroupNetwork
+from jaxcoll.synth.direct_connect.group_schedule import GroupSchedule, group_bfb
+
+__all__ = [
+    "Bfb",
+    "Bottleneck",
+    "GroupNetwork",
+    "GroupSchedule",
+    "bfb_bottlenecks",
+    "bfb_cost",
+    "bfb_times",
+    "group_bfb",
+    "reversed_on",
+]

@@ -1,0 +1,285 @@
+"""Breadth-First Broadcast: shards reach the ranks at distance t in step t, by balanced links."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+from typing import ClassVar, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.bounds.moore import Cost, ports_of
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, common_denominator
+from jaxcoll.paths import Edges
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.direct_connect.bfb_links import Bottleneck, InLinks, bottlenecks, gather_columns
+from jaxcoll.topology import Topology
+
+_MOST_SENDS = 2**31 - 1
+_SAFE = 2**60  # ticks of a step; sums over the links of a vertex stay below 2**63
+
+
+class Arcs(Protocol):
+    """A regular digraph as columns of arcs, self-loops included, which count in its degree."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def degree(self) -> int: ...
+    @property
+    def tails(self) -> np.ndarray: ...
+    @property
+    def heads(self) -> np.ndarray: ...
+    @property
+    def generators(self) -> tuple[tuple[int, ...], ...]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Bfb(Synthesizer):
+    """Shards along all shortest paths, as many steps as the network's diameter; direct networks.
+
+    In step t every rank u receives the shards of the ranks at distance t, each from neighbours that
+    received it in step t - 1. How many chunks each link into u takes is an integer program (A.11)
+    of its own, which a maximum flow solves exactly: the busiest link carries ceil(P U) chunks, U
+    being the optimum of the linear program (3.1) and P the chunks per shard. So no breadth-first
+    schedule has a lower T_B (Thm. 16), and with ``Bfb.chunks(topology)`` chunks per shard, or a
+    multiple of them, rounding loses nothing.
+
+    Where links differ, a step is to take the least time (A.12): a link of latency alpha and
+    bandwidth B takes as many chunks as it carries in (time - alpha), so that it is left out if its
+    latency alone is more than the step takes. That depends on the bytes.
+
+    Groups are gathered along the links between their own ranks.
+
+    Dissertation, Secs. 3.6 and A.5.
+
+    Attributes:
+        nbytes: bytes of a rank's buffer, which matter where links differ; None for so many that
+            latency does not count.
+
+    Raises:
+        CollectiveError: nbytes is not above 0.
+    """
+
+    nbytes: Number | None = None
+
+    name: ClassVar[str] = "bfb"
+
+    def __post_init__(self) -> None:
+        nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
+        checks.put(self, nbytes=nbytes)
+
+    @staticmethod
+    def chunks(topology: Topology) -> int:
+        """The fewest chunks per shard with which rounding costs no bandwidth.
+
+        The least common multiple of the denominators of U over the steps, U being the largest
+        optimum of (3.1) in each.
+
+        Raises:
+            TopologyError: switches, or links of different bandwidth.
+        """
+        _direct(topology)
+        if len(set(topology.exact_bandwidth)) > 1:
+            raise TopologyError(f"the links of {topology} differ: no number of chunks is exact")
+        return common_denominator(found.shards for found in bfb_bottlenecks(topology))
+
+    def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """A schedule without random choices; ``seed`` changes nothing.
+
+        Raises:
+            TopologyError: the network has switches.
+            CollectiveError: a group whose ranks cannot reach each other over links among
+                themselves, or more than 2**31 - 1 sends.
+        """
+        _direct(topology)
+        if collective.num_deliveries > _MOST_SENDS:
+            raise CollectiveError(
+                f"{collective} takes {collective.num_deliveries} sends, more than {_MOST_SENDS}; "
+                f"take fewer chunks, or a GroupSchedule, which keeps those of one rank"
+            )
+        parts = [
+            self._gather(topology, collective, g)
+            for g, group in enumerate(collective.groups)
+            if len(group) > 1
+        ]
+        edges = Edges.from_links(topology)
+        provenance = Provenance(certificate=_certificate(parts))
+        if len(parts) == 1:
+            ptr, link, chunk = parts[0].columns
+            copies = np.zeros(len(link), bool)
+            return Schedule(topology, collective, edges, ptr, link, chunk, copies, provenance)
+        step = np.concatenate([np.repeat(np.arange(len(p.steps)), p.sends) for p in parts])
+        _, links, chunks = (
+            np.concatenate(column) for column in zip(*(p.columns for p in parts), strict=True)
+        )
+        return Schedule.from_sends(
+            topology, collective, step, links, chunks, edges=edges, provenance=provenance
+        )
+
+    def _gather(self, topology: Topology, collective: Collective, g: int) -> _Part:
+        """The all_gather of one group over the links among its ranks."""
+        group = np.asarray(collective.groups[g])
+        place = np.full(topology.num_ranks, -1, np.int64)
+        place[group] = np.arange(len(group))
+        inner = np.flatnonzero((place[topology.src] >= 0) & (place[topology.dst] >= 0))
+        tails, heads = place[topology.src[inner]], place[topology.dst[inner]]
+        links = InLinks.of(len(group), tails, heads)
+        links = dataclasses.replace(links, link=inner[links.link])
+        chunks = collective.chunks_per_shard
+        try:
+            ticks = _ticks(topology, links, chunks, self.nbytes)
+            ptr, link, chunk, times = gather_columns(links, chunks, ticks.delay, ticks.pace)
+        except TopologyError:
+            raise CollectiveError(
+                f"bfb gathers a group over links among its own ranks, which do not connect all of "
+                f"group {g}, {checks.shown(collective.groups[g])}"
+            ) from None
+        columns = ptr, link, chunk + np.int32(collective.chunk_ptr[g])
+        return _Part(columns, times.tolist(), ticks)
+
+
+def bfb_bottlenecks(network: Topology | Arcs) -> tuple[Bottleneck, ...]:
+    """U of the linear program (3.1) in each step, the largest over all ranks, with its proof.
+
+    Of ranks that known symmetries (``generators``) take to one another, one is solved.
+
+    Args:
+        network: a network without switches, or a digraph; links count as of one bandwidth.
+
+    Raises:
+        TopologyError: switches, or ranks that cannot reach each other.
+    """
+    if isinstance(network, Topology):
+        size, tails, heads = _direct(network).num_ranks, network.src, network.dst
+    else:
+        size, tails, heads = network.size, network.tails, network.heads
+    links = InLinks.of(size, np.asarray(tails), np.asarray(heads))
+    if size == 1:
+        return ()
+    return bottlenecks(links, _one_per_orbit(size, network.generators))
+
+
+def bfb_cost(network: Topology | Arcs) -> Cost:
+    """T_L and T_B of the best BFB all_gather, without a schedule (3.2).
+
+    Args:
+        network: a network without switches, all of whose ranks have equally many links of one
+            bandwidth; or a digraph, whose self-loops count in its degree.
+
+    Raises:
+        TopologyError: switches, ranks of different degrees, links of different bandwidth, or ranks
+            that cannot reach each other.
+    """
+    is_topology = isinstance(network, Topology)
+    degree = ports_of(network) if is_topology else network.degree
+    size = network.num_ranks if is_topology else network.size
+    found = bfb_bottlenecks(network)
+    shards = sum((step.shards for step in found), Fraction(0))
+    return Cost(len(found), shards * degree / size)
+
+
+def _direct(topology: Topology) -> Topology:
+    checks.instance(topology, Topology, "topology", TopologyError)
+    if not topology.is_direct:
+        raise TopologyError(f"bfb is for networks without switches; {topology} has some")
+    return topology
+
+
+def _one_per_orbit(size: int, generators: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    """The first vertex of every orbit of a group of automorphisms."""
+    if not generators:
+        return np.arange(size)
+    images = np.asarray(generators)[:, :size]
+    ends = np.tile(np.arange(size), len(images)), images.ravel()
+    moves = sp.csr_matrix((np.ones(images.size, np.int8), ends), shape=(size, size))
+    _, orbit = sp.csgraph.connected_components(moves, directed=False)
+    return np.unique(orbit, return_index=True)[1]
+
+
+# ---------------------------------------------------------------------- times of links
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ticks:
+    """Times of links in integers.
+
+    Attributes:
+        delay: latency of each row of ``InLinks``, int64.
+        pace: ticks of a chunk on each, int64.
+        seconds: of a tick, or None where links are equal and a tick is a chunk.
+        is_exact: whether nothing was rounded.
+    """
+
+    delay: np.ndarray
+    pace: np.ndarray
+    seconds: Fraction | None = None
+    is_exact: bool = True
+
+
+def _ticks(topology: Topology, links: InLinks, chunks: int, nbytes: Number | None) -> _Ticks:
+    speeds, which = topology.speeds
+    which = which[links.link]
+    used = np.unique(which)
+    if not len(used):
+        raise TopologyError("every vertex must reach every other")
+    speeds = {int(i): speeds[i] for i in used}
+    if (
+        len(
+            {
+                bandwidth if nbytes is None else (alpha, bandwidth)
+                for alpha, bandwidth in speeds.values()
+            }
+        )
+        == 1
+    ):
+        return _Ticks(np.zeros(len(which), np.int64), np.ones(len(which), np.int64))
+    # Without bytes only ratios of times matter, and the buffer is one byte.
+    size = Fraction(1) if nbytes is None else checks.rational(nbytes, "nbytes", CollectiveError)
+    share = size / (links.size * chunks)
+    delay = {i: Fraction(0) if nbytes is None else alpha for i, (alpha, _) in speeds.items()}
+    pace = {i: share / bandwidth for i, (_, bandwidth) in speeds.items()}
+    unit = Fraction(1, common_denominator([*delay.values(), *pace.values()]))
+    longest = max(delay.values()) + max(pace.values()) * links.size * chunks
+    is_exact = longest / unit < _SAFE
+    unit = unit if is_exact else longest / _SAFE
+    table = np.zeros((2, int(used[-1]) + 1), np.int64)
+    for i in speeds:
+        table[:, i] = math.ceil(delay[i] / unit), max(1, math.ceil(pace[i] / unit))
+    return _Ticks(table[0][which], table[1][which], unit, is_exact)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The sends of one group: step_ptr, link and chunk; the time of each step, in ticks."""
+
+    columns: tuple[np.ndarray, np.ndarray, np.ndarray]
+    steps: list[int]
+    ticks: _Ticks
+
+    @property
+    def sends(self) -> np.ndarray:
+        """Sends of each step."""
+        return np.diff(self.columns[0])
+
+
+def _certificate(parts: list[_Part]) -> dict[str, object]:
+    """Steps, and chunks over the busiest links of all steps or, where links differ, their time.
+
+    The time is in seconds (A.12), per byte of the buffer if the bytes were omitted.
+    """
+    longest = max(parts, key=lambda part: len(part.steps))
+    said: dict[str, object] = {"steps": len(longest.steps)}
+    loads = [sum(part.steps) for part in parts if part.ticks.seconds is None]
+    times = [sum(part.steps) * part.ticks.seconds for part in parts if part.ticks.seconds]
+    if loads:
+        said["busiest"] = max(loads)
+    if times:
+        said |= {"time": float(max(times)), "exact": all(part.ticks.is_exact for part in parts)}
+    return said

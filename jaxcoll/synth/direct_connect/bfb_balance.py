@@ -1,0 +1,297 @@
+"""Which link into a vertex delivers which shards: the linear program (3.1), exactly, compiled.
+
+One problem per vertex u and distance t. Jobs are the shards of the ranks v at distance t from u;
+the links into u are the processors; a link (w, u) may take part in a job if w is one hop closer to
+v. The load of the busiest link is to be least (dissertation, Sec. 3.6.1; as job scheduling, App.
+A.5.1).
+
+Jobs with the same links form a group, so that a flow has few vertices. If links of some capacity
+cannot take all jobs, the flow's cut holds a set J of jobs that have too few links f(J) (Thm. 19);
+the capacity rises to what J needs, until the flow takes all jobs. So it is least, and J proves it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.numerics.max_flow import dinic
+
+WORD = 62  # links per word of a set of links
+
+
+class Jobs(NamedTuple):
+    """The jobs of one vertex and distance, in groups.
+
+    Attributes:
+        source: the jobs' sources, group by group.
+        first: sources of group g are ``source[first[g]:first[g + 1]]``.
+        ptr: links of group g are ``link[ptr[g]:ptr[g + 1]]``.
+        link: places of links among those into the vertex.
+    """
+
+    source: np.ndarray
+    first: np.ndarray
+    ptr: np.ndarray
+    link: np.ndarray
+
+
+@nb.njit(cache=True)
+def usable_links(near, far, own, sets):
+    """Which links into a vertex are the last of a shortest path from each source.
+
+    Args:
+        near: distances from every source to the tail of each link, (links, sources); or, with
+            ``far``, which row of it each link takes.
+        own: distances from every source to the vertex.
+        sets: filled with one bit per link, int64 of shape (words, sources).
+    """
+    sets[:] = 0
+    for j in range(len(far)):
+        word, bit = j // WORD, np.int64(1) << np.int64(j % WORD)
+        row = near[far[j]]
+        for v in range(len(own)):
+            if row[v] + 1 == own[v]:
+                sets[word, v] |= bit
+
+
+@nb.njit(cache=True)
+def by_distance(own, order):
+    """Sources in order of distance; those at distance t are ``order[ptr[t]:ptr[t + 1]]``."""
+    ptr = np.zeros(own.max() + 2, np.int64)
+    for v in range(len(own)):
+        ptr[own[v] + 1] += 1
+    ptr = np.cumsum(ptr)
+    at = ptr.copy()
+    for v in range(len(own)):
+        order[at[own[v]]] = v
+        at[own[v]] += 1
+    return ptr
+
+
+@nb.njit(cache=True)
+def group_jobs(source, sets, links):
+    """Jobs of equal sets of links, together."""
+    words, count = len(sets), len(source)
+    for word in range(words):  # by the last word first: the sort is stable
+        keys = sets[word][source]
+        ordered = True
+        for i in range(1, count):
+            ordered &= keys[i - 1] <= keys[i]
+        if not ordered:
+            source = source[np.argsort(keys, kind="mergesort")]
+    first = np.empty(count + 1, np.int64)
+    groups = entries = 0
+    for i in range(count):
+        fresh = i == 0
+        for word in range(words):
+            fresh |= sets[word, source[i]] != sets[word, source[max(i - 1, 0)]]
+        if fresh:
+            first[groups] = i
+            groups += 1
+            for word in range(words):
+                bits = sets[word, source[i]]
+                while bits:
+                    bits &= bits - 1
+                    entries += 1
+    first[groups] = count
+    ptr, link = np.zeros(groups + 1, np.int64), np.empty(entries, np.int64)
+    entries = 0
+    for g in range(groups):
+        for j in range(links):
+            if sets[j // WORD, source[first[g]]] >> np.int64(j % WORD) & 1:
+                link[entries] = j
+                entries += 1
+        ptr[g + 1] = entries
+    return Jobs(source, first[: groups + 1], ptr, link)
+
+
+@nb.njit(cache=True)
+def fill(jobs, unit, capacity, flow, tight):
+    """Whether links of some capacities can take all jobs, each of ``unit``; an integer flow.
+
+    Args:
+        flow: becomes the amount that every link of every group takes, int64 of shape (entries,).
+        tight: if the answer is no, becomes which groups have too few links, bool of (groups,).
+    """
+    room = capacity.copy()
+    short = _split_evenly(jobs, unit, room, flow)
+    missing = short.sum()
+    return missing == 0 or _augment(jobs, short, room, flow, tight) == missing
+
+
+@nb.njit(cache=True)
+def _split_evenly(jobs, unit, room, flow):
+    """Each group over its links in equal parts, as far as there is room; the rest of each group."""
+    short = np.zeros(len(jobs.ptr) - 1, np.int64)
+    for g in range(len(short)):
+        a, b = jobs.ptr[g], jobs.ptr[g + 1]
+        rest = (jobs.first[g + 1] - jobs.first[g]) * unit
+        share = rest // (b - a)
+        for i in range(a, b):
+            flow[i] = min(share, room[jobs.link[i]])
+            room[jobs.link[i]] -= flow[i]
+            rest -= flow[i]
+        while rest > 0:
+            best = a
+            for i in range(a + 1, b):
+                if room[jobs.link[i]] > room[jobs.link[best]]:
+                    best = i
+            more = min(max(rest // (b - a), 1), room[jobs.link[best]], rest)
+            if more == 0:
+                break
+            flow[best] += more
+            room[jobs.link[best]] -= more
+            rest -= more
+        short[g] = rest
+    return short
+
+
+@nb.njit(cache=True)
+def _augment(jobs, short, room, flow, tight):
+    """A maximum flow from one that is short of some; the amount it adds.
+
+    Vertices are the source 0, the groups, the links and the sink.
+    """
+    groups, links = len(short), len(room)
+    sink, missing = groups + links + 1, short.sum()
+    arcs = np.empty((4, groups + len(flow) + links), np.int64)  # from, to, room there and back
+    entry = np.empty(len(flow), np.int64)
+    at = 0
+    for g in range(groups):
+        arcs[:, at] = 0, 1 + g, short[g], 0
+        at += 1
+        for i in range(jobs.ptr[g], jobs.ptr[g + 1]):
+            arcs[:, at] = 1 + g, 1 + groups + jobs.link[i], missing, flow[i]
+            entry[i] = at
+            at += 1
+    for j in range(links):
+        arcs[:, at] = 1 + groups + j, sink, room[j], 0
+        at += 1
+    ptr = np.zeros(sink + 2, np.int64)
+    for k in range(at):
+        ptr[arcs[0, k] + 1] += 1
+        ptr[arcs[1, k] + 1] += 1
+    ptr = np.cumsum(ptr)
+    free = ptr.copy()
+    head, mate, left = (
+        np.empty(2 * at, np.int64),
+        np.empty(2 * at, np.int64),
+        np.empty(2 * at, np.int64),
+    )
+    back = np.empty(at, np.int64)
+    for k in range(at):
+        there, here = free[arcs[0, k]], free[arcs[1, k]]
+        free[arcs[0, k]] += 1
+        free[arcs[1, k]] += 1
+        head[there], mate[there], left[there] = arcs[1, k], here, arcs[2, k]
+        head[here], mate[here], left[here] = arcs[0, k], there, arcs[3, k]
+        back[k] = here
+    level, current = np.empty(sink + 2, np.int64), np.empty(sink + 2, np.int64)
+    queue, path = np.empty(sink + 2, np.int64), np.empty(sink + 2, np.int64)
+    got = dinic(ptr, head, mate, left, 0, sink, missing, level, current, queue, path)
+    flow[:] = left[back[entry]]
+    tight[:] = level[1 : 1 + groups] < 0
+    return got
+
+
+@nb.njit(cache=True)
+def _tight_links(jobs, tight, links):
+    """f(J): the links of the tight groups, bool; and |J|."""
+    used = np.zeros(links, np.bool_)
+    count = 0
+    for g in range(len(jobs.ptr) - 1):
+        if tight[g]:
+            count += jobs.first[g + 1] - jobs.first[g]
+            for i in range(jobs.ptr[g], jobs.ptr[g + 1]):
+                used[jobs.link[i]] = True
+    return used, count
+
+
+@nb.njit(cache=True)
+def _gcd(a, b):
+    while b:
+        a, b = b, a % b
+    return a
+
+
+@nb.njit(cache=True)
+def least_share(jobs, links, top, bottom, tight, used):
+    """U of (3.1) as (top, bottom) in shards, not below what is given; and |J|, 0 if that is enough.
+
+    Newton's method on the fraction |J| / |f(J)| (Dinkelbach's): every J found needs more than the
+    last. Afterwards ``tight`` and ``used`` are the last J and f(J).
+    """
+    flow = np.empty(len(jobs.link), np.int64)
+    found = np.zeros(len(jobs.ptr) - 1, np.bool_)
+    size = 0
+    while not fill(jobs, bottom, np.full(links, top), flow, found):
+        tight[: len(found)] = found
+        used[:], size = _tight_links(jobs, found, links)
+        width = used.sum()
+        common = _gcd(size, width)
+        top, bottom = size // common, width // common
+    return top, bottom, size
+
+
+@nb.njit(cache=True)
+def _enough(amount, used, delay, pace, above):
+    """The least time after ``above`` in which some links take an amount (A.12 in integers)."""
+    low, high = above, above + 1
+    while True:  # low is too early; high may be
+        total = 0
+        for j in range(len(used)):
+            if used[j] and high > delay[j]:
+                total += min((high - delay[j]) // pace[j], amount)
+        if total >= amount:
+            break
+        low, high = high, high + 2 * (high - above)
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        total = 0
+        for j in range(len(used)):
+            if used[j] and middle > delay[j]:
+                total += min((middle - delay[j]) // pace[j], amount)
+        if total >= amount:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@nb.njit(cache=True)
+def least_time(jobs, unit, delay, pace, flow):
+    """The least integer time in which all jobs of ``unit`` chunks are done; ``flow`` does them.
+
+    A link takes (time - delay) / pace chunks, rounded down; with delay 0 and pace 1 the time is the
+    load of the busiest link: (A.11), which a maximum flow solves in integers.
+    """
+    links = len(delay)
+    capacity = np.empty(links, np.int64)
+    tight = np.zeros(len(jobs.ptr) - 1, np.bool_)
+    amount = len(jobs.source) * unit
+    time = _enough(amount, np.ones(links, np.bool_), delay, pace, 0)
+    while True:
+        for j in range(links):
+            capacity[j] = min(max(time - delay[j], 0) // pace[j], amount)
+        if fill(jobs, unit, capacity, flow, tight):
+            return time
+        used, count = _tight_links(jobs, tight, links)
+        time = _enough(count * unit, used, delay, pace, time)
+
+
+@nb.njit(cache=True)
+def deal(jobs, unit, flow, via):
+    """The link of every chunk: ``via[source * unit + k]`` is its place among the links."""
+    for g in range(len(jobs.ptr) - 1):
+        i = jobs.ptr[g]
+        left = flow[i]
+        for s in range(jobs.first[g], jobs.first[g + 1]):
+            for k in range(unit):
+                while left == 0:
+                    i += 1
+                    left = flow[i]
+                via[jobs.source[s] * unit + k] = jobs.link[i]
+                left -= 1

@@ -1,0 +1,247 @@
+"""Links into every vertex as columns, distances along them, and the loops over all vertices."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.links import group_by
+from jaxcoll.synth.direct_connect.bfb_balance import (
+    WORD,
+    by_distance,
+    deal,
+    group_jobs,
+    least_share,
+    least_time,
+    usable_links,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class InLinks:
+    """A network as the links into each vertex; self-loops are left out.
+
+    Attributes:
+        size: number of vertices.
+        ptr: links into u are rows ``ptr[u]..ptr[u + 1] - 1`` of the other columns, int64.
+        tail: the vertex each comes from, int64 of shape (links,).
+        link: its number in the columns given, int64.
+    """
+
+    size: int
+    ptr: np.ndarray
+    tail: np.ndarray
+    link: np.ndarray
+
+    @classmethod
+    def of(cls, size: int, tails: np.ndarray, heads: np.ndarray) -> InLinks:
+        """From the two ends of each link."""
+        proper = np.flatnonzero(tails != heads)
+        ptr, order = group_by(heads[proper], size)
+        link = proper[order]
+        return cls(size, np.asarray(ptr), tails[link].astype(np.int64), link)
+
+    @property
+    def words(self) -> int:
+        """Words for a set of links into one vertex."""
+        return -(-int(np.diff(self.ptr).max(initial=1)) // WORD)
+
+    def distances_to(self, vertices: np.ndarray) -> np.ndarray:
+        """Hops from every vertex to some, of shape (vertices, size); int16 where that is enough.
+
+        Raises:
+            TopologyError: a vertex that another cannot reach.
+        """
+        dtype = np.int16 if self.size < 2**15 else np.int32
+        hops = np.empty((len(vertices), self.size), dtype)
+        if not _hops_to(self.ptr, self.tail, np.asarray(vertices, np.int64), hops):
+            raise TopologyError("every vertex must reach every other")
+        return hops
+
+
+@nb.njit(cache=True)
+def _hops_to(ptr, tail, vertices, out):
+    """Breadth-first from each vertex against the links; whether all were reached."""
+    size = len(ptr) - 1
+    queue = np.empty(size, np.int32)
+    for row in range(len(vertices)):
+        hops = out[row]
+        hops[:] = -1
+        hops[vertices[row]] = 0
+        queue[0] = vertices[row]
+        first, last = 0, 1
+        while first < last:
+            u = queue[first]
+            first += 1
+            for i in range(ptr[u], ptr[u + 1]):
+                w = tail[i]
+                if hops[w] < 0:
+                    hops[w] = hops[u] + 1
+                    queue[last] = w
+                    last += 1
+        if last < size:
+            return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Bottleneck:
+    """The shards that a step of a BFB all_gather waits for, and why (Thm. 19).
+
+    Attributes:
+        step: the distance t.
+        vertex: u, whose links are busiest.
+        sources: J, ranks at distance t from u.
+        links: f(J), numbers of the links into u by which shards of J can come on shortest paths.
+        shards: U = |J| / |f(J)|: no BFB schedule has a busiest link that carries less in this step.
+    """
+
+    step: int
+    vertex: int
+    sources: tuple[int, ...]
+    links: tuple[int, ...]
+    shards: Fraction
+
+
+def bottlenecks(links: InLinks, vertices: np.ndarray) -> tuple[Bottleneck, ...]:
+    """The largest U of (3.1) in each step over some vertices, with its proof."""
+    needed = np.unique(np.concatenate([vertices, *(_tails(links, u) for u in vertices)]))
+    hops = links.distances_to(needed)
+    row = np.full(links.size, -1)
+    row[needed] = np.arange(len(needed))
+    steps = int(hops[row[vertices]].max())
+    top, bottom = np.zeros(steps + 1, np.int64), np.ones(steps + 1, np.int64)
+    worst = np.full(steps + 1, -1)
+    _largest_shares(links.ptr, links.tail, hops, row, vertices, links.words, top, bottom, worst)
+    found = []
+    for step in range(1, steps + 1):
+        sources, used = _proof(links.ptr, links.tail, hops, row, worst[step], links.words, step)
+        here = links.link[links.ptr[worst[step]] :][: len(used)][used]
+        share = Fraction(int(top[step]), int(bottom[step]))
+        jobs, ways = (tuple(np.sort(column).tolist()) for column in (sources, here))
+        found.append(Bottleneck(step, int(worst[step]), jobs, ways, share))
+    return tuple(found)
+
+
+def _tails(links: InLinks, vertex: int) -> np.ndarray:
+    return links.tail[links.ptr[vertex] : links.ptr[vertex + 1]]
+
+
+@nb.njit(cache=True)
+def _largest_shares(ptr, tail, hops, row, vertices, words, top, bottom, worst):
+    """The largest U of each step; a vertex that does with the largest so far takes one flow."""
+    size = len(row)
+    order = np.empty(size, np.int64)
+    sets = np.empty((words, size), np.int64)
+    for u in vertices:
+        own, links = hops[row[u]], ptr[u + 1] - ptr[u]
+        start = by_distance(own, order)
+        usable_links(hops, row[tail[ptr[u] : ptr[u + 1]]], own, sets)
+        tight, used = np.zeros(size, np.bool_), np.zeros(links, np.bool_)
+        for t in range(1, len(start) - 1):
+            jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
+            most, width = top[t], bottom[t]
+            if most * links < len(jobs.source) * width:  # all jobs over all links
+                most, width = len(jobs.source), links
+            most, width, _ = least_share(jobs, links, most, width, tight, used)
+            if most * bottom[t] > top[t] * width:
+                top[t], bottom[t], worst[t] = most, width, u
+
+
+@nb.njit(cache=True)
+def _proof(ptr, tail, hops, row, u, words, t):
+    """J and f(J) of one vertex and step; all jobs and links if those need the most."""
+    size = len(row)
+    order = np.empty(size, np.int64)
+    sets = np.empty((words, size), np.int64)
+    own, links = hops[row[u]], ptr[u + 1] - ptr[u]
+    start = by_distance(own, order)
+    usable_links(hops, row[tail[ptr[u] : ptr[u + 1]]], own, sets)
+    jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
+    tight, used = np.zeros(size, np.bool_), np.zeros(links, np.bool_)
+    _, _, count = least_share(jobs, links, len(jobs.source), links, tight, used)
+    if count == 0:
+        return jobs.source, np.ones(links, np.bool_)
+    sources = np.empty(count, np.int64)
+    at = 0
+    for g in range(len(jobs.ptr) - 1):
+        if tight[g]:
+            for s in range(jobs.first[g], jobs.first[g + 1]):
+                sources[at] = jobs.source[s]
+                at += 1
+    return sources, used
+
+
+def gather_columns(
+    links: InLinks, chunks: int, delay: np.ndarray, pace: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The sends of a BFB all_gather, each step's busiest link into every vertex least (A.11, A.12).
+
+    Args:
+        chunks: P, chunks per shard; chunk ``v * P + k`` is of vertex v.
+        delay, pace: of each row of ``links``: it takes (time - delay) / pace chunks, rounded down,
+            int64.
+
+    Returns:
+        step_ptr int64, link int32 and chunk int32 of the sends in the order of a ``Schedule``, and
+        the time of each step, int64 of shape (steps,).
+    """
+    hops = links.distances_to(np.arange(links.size))
+    steps = int(hops.max())
+    counts = np.zeros((steps, links.size), np.int64)
+    _count_by_distance(hops, counts)
+    base = np.concatenate([[0], np.cumsum(chunks * counts.ravel())])
+    sends = int(base[-1])
+    link, chunk = np.empty(sends, np.int32), np.empty(sends, np.int32)
+    times = np.zeros(steps, np.int64)
+    _gather(
+        (links.ptr, links.tail, links.link.astype(np.int32)),
+        (hops, links.words, chunks, delay, pace),
+        base[:-1].reshape(counts.shape),
+        link,
+        chunk,
+        times,
+    )
+    return base[:: links.size].copy(), link, chunk, times
+
+
+@nb.njit(cache=True)
+def _count_by_distance(hops, counts):
+    for u in range(len(hops)):
+        for t in hops[u]:
+            if t > 0:
+                counts[t - 1, u] += 1
+
+
+@nb.njit(cache=True)
+def _gather(columns, problem, base, out_link, out_chunk, times):
+    ptr, tail, link = columns
+    hops, words, chunks, delay, pace = problem
+    size = len(hops)
+    order = np.empty(size, np.int64)
+    sets = np.empty((words, size), np.int64)
+    via = np.empty(size * chunks, np.int32)
+    for u in range(size):
+        a, b = ptr[u], ptr[u + 1]
+        start = by_distance(hops[u], order)
+        usable_links(hops, tail[a:b], hops[u], sets)
+        for t in range(1, len(start) - 1):
+            jobs = group_jobs(order[start[t] : start[t + 1]], sets, b - a)
+            flow = np.empty(len(jobs.link), np.int64)
+            time = least_time(jobs, chunks, delay[a:b], pace[a:b], flow)
+            times[t - 1] = max(times[t - 1], time)
+            deal(jobs, chunks, flow, via)
+            at = np.zeros(b - a + 1, np.int64)
+            for i in range(len(flow)):
+                at[jobs.link[i] + 1] += flow[i]
+            at = base[t - 1, u] + np.cumsum(at)
+            for s in jobs.source:
+                for c in range(s * chunks, (s + 1) * chunks):
+                    i = at[via[c]]
+                    at[via[c]] += 1
+                    out_link[i] = link[a + via[c]]
+                    out_chunk[i] = c

@@ -1,0 +1,54 @@
+"""A reduce_scatter from an all_gather of the same network, by an isomorphism to its transpose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+
+
+def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Schedule:
+    """The schedule run backwards, moved back to its own network (Thm. 2).
+
+    Of an all_gather this is a reduce_scatter of equal T_L and T_B, and the other way round. On a
+    network whose links all have one that goes back, the identity will do, and the result is
+    ``schedule.reverse()``.
+
+    Args:
+        schedule: an all_gather or reduce_scatter of all ranks in order.
+        reversal: an isomorphism f from the transposed network to the network: for every link
+            (u, v) there is a link (f(v), f(u)) of the same speed.
+
+    Raises:
+        CollectiveError: another collective, or groups.
+        TopologyError: ``reversal`` is not such an isomorphism.
+
+    Source: dissertation, App. A.2, Defs. 5 to 7.
+    """
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
+    collective = schedule.collective
+    if collective.kind not in ("all_gather", "reduce_scatter") or collective.is_grouped:
+        raise CollectiveError(
+            f"an all_gather or reduce_scatter of all ranks in order is reversed, not {collective}"
+        )
+    count = collective.num_ranks
+    image = checks.rank_permutation(reversal, count, "reversal", TopologyError)
+    moved = schedule.reverse().relabel(image)
+    if moved.topology != schedule.topology:
+        raise TopologyError(
+            f"reversal must take every link (u, v) of {schedule.topology} to a link (f(v), f(u)) "
+            f"of the same speed"
+        )
+    parts = collective.chunks_per_shard
+    chunk = image[moved.chunk // parts] * parts + moved.chunk % parts
+    return dataclasses.replace(
+        moved,
+        collective=Collective(moved.collective.kind, count, parts),
+        chunk=chunk.astype(np.int32),
+    )

@@ -1,0 +1,256 @@
+"""All-gathers on networks of an abelian group, kept as the tree of one rank.
+
+The shard of rank 0 reaches rank r by some links; the shard of rank q reaches q + r by the same
+links moved by q. So a table of ranks x chunks says all, where a schedule would have ranks squared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.bounds.moore import Cost
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import common_denominator
+from jaxcoll.schedule import Provenance, Schedule
+from jaxcoll.synth.direct_connect.bfb_balance import (
+    WORD,
+    by_distance,
+    deal,
+    group_jobs,
+    least_share,
+    least_time,
+    usable_links,
+)
+from jaxcoll.synth.direct_connect.group_network import GroupNetwork
+
+_MOST_SENDS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class GroupSchedule:
+    """An all_gather by translations: how rank 0's chunks reach every rank.
+
+    Attributes:
+        network: the network.
+        step: the step in which each rank receives rank 0's shard, -1 for rank 0 itself, an integer
+            column of shape (ranks,).
+        via: which offset brings it each chunk, uint8 of shape (ranks, chunks); row 0 is unused.
+
+    Raises:
+        ScheduleError: columns of other shapes, or numbers out of range.
+    """
+
+    network: GroupNetwork
+    step: np.ndarray
+    via: np.ndarray
+
+    def __post_init__(self) -> None:
+        checks.instance(self.network, GroupNetwork, "network", ScheduleError)
+        n = self.network.num_ranks
+        step, via = np.asarray(self.step), np.asarray(self.via)
+        if step.shape != (n,) or step.dtype.kind != "i":
+            raise ScheduleError(f"step must be one column of {n} integers, got shape {step.shape}")
+        if step.min() < -1 or step.max() > n:
+            raise ScheduleError(f"steps are -1..{n}, got {step.min()}..{step.max()}")
+        if via.ndim != 2 or len(via) != n or not via.shape[1] or via.dtype != np.uint8:
+            raise ScheduleError(f"via must be uint8 of shape ({n}, chunks), got {via.shape}")
+        if (via[1:] >= self.network.degree).any():
+            raise ScheduleError(f"via must name offsets 0..{self.network.degree - 1}")
+        checks.put(self, step=step, via=via)
+
+    @property
+    def chunks_per_shard(self) -> int:
+        """P, chunks per shard."""
+        return self.via.shape[1]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return int(self.step.max()) + 1
+
+    def verify(self) -> None:
+        """Prove that every rank receives every chunk once, from a rank that has it by then.
+
+        For rank 0's chunks it is checked; by translation it then holds for the chunks of any rank,
+        all of which run at the same time, as links take the chunks of all ranks in one message.
+
+        Raises:
+            ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first thing that is wrong.
+        """
+        if self.step[0] != -1 or (self.step[1:] < 0).any():
+            raise ScheduleError("step must be -1 for rank 0 and at least 0 for all others")
+        bad = _first_early(self.network.behind, self.step, self.via)
+        if bad >= 0:
+            rank, chunk = divmod(bad, self.chunks_per_shard)
+            sender, step = (
+                int(self.network.behind[self.via[rank, chunk], rank]),
+                int(self.step[rank]),
+            )
+            raise ScheduleError(
+                f"step {step}: rank {sender} sends chunk {chunk} of rank 0 to rank {rank}, but has "
+                f"not received it before",
+                rank=sender,
+                chunk=chunk,
+                step=step,
+            )
+
+    def loads(self) -> np.ndarray:
+        """Chunks over each link of an offset in each step, int64 of shape (steps, degree).
+
+        All links of one offset carry equally much.
+        """
+        found = np.zeros((self.num_steps, self.network.degree), np.int64)
+        _count(self.step, self.via, found)
+        return found
+
+    def cost(self) -> Cost:
+        """T_L and T_B (3.2); of the reduce_scatter run backwards, too, and twice for all_reduce."""
+        parts = self.chunks_per_shard * self.network.num_ranks
+        busiest = int(self.loads().max(axis=1).sum())
+        return Cost(self.num_steps, Fraction(busiest * self.network.degree, parts))
+
+    def expand(self) -> Schedule:
+        """The same all_gather with one row per send.
+
+        Raises:
+            CollectiveError: more than 2**31 - 1 sends.
+        """
+        network, chunks = self.network, self.chunks_per_shard
+        n = network.num_ranks
+        if n * (n - 1) * chunks > _MOST_SENDS:
+            raise CollectiveError(
+                f"{n} ranks and {chunks} chunks per shard take {n * (n - 1) * chunks} sends, more "
+                f"than {_MOST_SENDS} that a Schedule can hold"
+            )
+        topology = network.topology()
+        links = _links_of_offsets(network, topology.src, topology.dst)
+        rank, chunk = (column.ravel() for column in np.indices((n - 1, chunks)))
+        step, offset = self.step[1 + rank], self.via[1 + rank, chunk]
+        moved = np.stack([network.shifted(where) for where in np.ndindex(*network.moduli)])
+        sender = network.behind[offset, 1 + rank]
+        return Schedule.from_sends(
+            topology,
+            Collective("all_gather", n, chunks),
+            np.broadcast_to(step, (n, len(step))).ravel(),
+            links[offset, moved[:, sender]].ravel(),
+            (np.arange(n)[:, None] * chunks + chunk).ravel(),
+            provenance=Provenance("bfb"),
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"GroupSchedule(all_gather on {self.network.name or self.network}: {self.num_steps} "
+            f"steps, {self.chunks_per_shard} chunks per shard)"
+        )
+
+
+def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule:
+    """The BFB all_gather on a network of an abelian group: one rank solved for all.
+
+    Args:
+        network: the network.
+        chunks: chunks per shard; the fewest with which rounding loses no bandwidth when omitted.
+
+    Raises:
+        TopologyError: fewer than two ranks, or more than 255 links per rank.
+        CollectiveError: chunks is not at least 1.
+    """
+    checks.instance(network, GroupNetwork, "network", TopologyError)
+    chunks = checks.optional(chunks, checks.integer, "chunks", CollectiveError, least=1)
+    if network.num_ranks < 2 or network.degree > 255:
+        raise TopologyError(f"group_bfb takes 2 ranks or more and 255 links each, not {network}")
+    hops = _hops(network.ahead)
+    sets = np.empty((-(-network.degree // WORD), len(hops)), np.int64)
+    near = hops[network.behind]
+    usable_links(near, np.arange(network.degree), hops, sets)
+    if chunks is None:
+        chunks = common_denominator(_shares(hops, sets, network.degree))
+    via = np.zeros((len(hops), chunks), np.int32)
+    _deliver(hops, sets, network.degree, chunks, via.reshape(-1))
+    return GroupSchedule(network, hops - 1, via.astype(np.uint8))
+
+
+def _shares(hops: np.ndarray, sets: np.ndarray, links: int) -> list[Fraction]:
+    """U of (3.1) for each step."""
+    top, bottom = np.zeros((2, int(hops.max())), np.int64)
+    _solve(hops, sets, links, top, bottom)
+    return [Fraction(int(a), int(b)) for a, b in zip(top, bottom, strict=True)]
+
+
+def _links_of_offsets(network: GroupNetwork, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+    """The link of every offset and rank it leaves, (degree, ranks); parallel ones in order."""
+    n = network.num_ranks
+    key = src.astype(np.int64) * n + dst
+    links = np.empty((network.degree, n), np.int64)
+    for i, offset in enumerate(network.offsets):
+        before = sum(other == offset for other in network.offsets[:i])
+        links[i] = np.searchsorted(key, np.arange(n) * n + network.shifted(offset)) + before
+    return links
+
+
+@nb.njit(cache=True)
+def _hops(ahead):
+    """Hops from rank 0 to every rank, int32 of shape (ranks,)."""
+    degree, n = ahead.shape
+    hops = np.full(n, -1, np.int32)
+    queue = np.empty(n, np.int32)
+    hops[0] = queue[0] = 0
+    first, last = 0, 1
+    while first < last:
+        r = queue[first]
+        first += 1
+        for i in range(degree):
+            w = ahead[i, r]
+            if hops[w] < 0:
+                hops[w] = hops[r] + 1
+                queue[last] = w
+                last += 1
+    return hops
+
+
+@nb.njit(cache=True)
+def _solve(hops, sets, links, top, bottom):
+    order = np.empty(len(hops), np.int64)
+    start = by_distance(hops, order)
+    tight, used = np.zeros(len(hops), np.bool_), np.zeros(links, np.bool_)
+    for t in range(1, len(start) - 1):
+        jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
+        top[t - 1], bottom[t - 1], _ = least_share(
+            jobs, links, len(jobs.source), links, tight, used
+        )
+
+
+@nb.njit(cache=True)
+def _deliver(hops, sets, links, chunks, via):
+    order = np.empty(len(hops), np.int64)
+    start = by_distance(hops, order)
+    delay, pace = np.zeros(links, np.int64), np.ones(links, np.int64)
+    for t in range(1, len(start) - 1):
+        jobs = group_jobs(order[start[t] : start[t + 1]], sets, links)
+        flow = np.empty(len(jobs.link), np.int64)
+        least_time(jobs, chunks, delay, pace, flow)
+        deal(jobs, chunks, flow, via)
+
+
+@nb.njit(cache=True)
+def _first_early(behind, step, via):
+    """The first (rank, chunk), as rank x chunks + chunk, whose sender does not have it; or -1."""
+    chunks = via.shape[1]
+    for r in range(1, len(step)):
+        for k in range(chunks):
+            if step[behind[via[r, k], r]] >= step[r]:
+                return r * chunks + k
+    return -1
+
+
+@nb.njit(cache=True)
+def _count(step, via, found):
+    for r in range(1, len(step)):
+        for k in range(via.shape[1]):
+            found[step[r], via[r, k]] += 1
