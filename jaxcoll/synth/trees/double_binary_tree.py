@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
+from jaxcoll.topologies.generative.binary_trees import tree_parents
 from jaxcoll.topology import Topology
 
 
@@ -49,19 +48,5 @@ class DoubleBinaryTree(Synthesizer):
 
 def double_binary_trees(n: int) -> Sequence[Tree]:
     """The two trees over n places."""
-    first = _parents(n)
-    place = np.arange(n)
-    moved = n - 1 - place if n % 2 == 0 else (place + 1) % n
-    second = np.empty(n, np.int64)
-    second[moved] = np.where(first >= 0, moved[first], -1)
+    first, second = tree_parents(n)
     return Tree.from_parents(first), Tree.from_parents(second)
-
-
-def _parents(n: int) -> np.ndarray:
-    """Parents in the tree of NCCL: place 0 is the root, odd places are leaves."""
-    parents = [-1]
-    for place in range(1, n):
-        low = place & -place
-        above = (place ^ low) | (low << 1)
-        parents.append(above if above < n else place ^ low)
-    return np.asarray(parents, np.int64)

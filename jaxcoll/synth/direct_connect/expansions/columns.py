@@ -1,0 +1,131 @@
+"""An all_gather on a digraph as columns of sends over its arcs: what expansions read and write."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.provenance import Provenance
+from jaxcoll.schedule import Schedule
+from jaxcoll.topologies.generative.digraph import Digraph
+from jaxcoll.verifier import verify
+
+
+@dataclasses.dataclass(frozen=True)
+class Sends:
+    """Columns of equal length, one value per send; int64.
+
+    Attributes:
+        step: step, from 0.
+        arc: arc of the digraph.
+        owner: vertex whose shard the chunk belongs to.
+        index: which chunk of the shard.
+    """
+
+    step: np.ndarray
+    arc: np.ndarray
+    owner: np.ndarray
+    index: np.ndarray
+
+    @classmethod
+    def of(cls, step, arc, owner, index) -> Sends:
+        """The sends of columns of any shapes that broadcast together."""
+        columns = np.broadcast_arrays(step, arc, owner, index)
+        return cls(*(np.ascontiguousarray(column, np.int64).ravel() for column in columns))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sends]) -> Sends:
+        """The sends of all parts, in order."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def where(self, keep: np.ndarray) -> Sends:
+        """The sends at which ``keep`` is true."""
+        return Sends(self.step[keep], self.arc[keep], self.owner[keep], self.index[keep])
+
+    def split(self, pieces: int) -> Sends:
+        """The sends with every chunk split into equal pieces."""
+        piece = np.arange(pieces)
+        column = (slice(None), None)
+        index = self.index[column] * pieces + piece
+        return Sends.of(self.step[column], self.arc[column], self.owner[column], index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather:
+    """An all_gather on a digraph.
+
+    Attributes:
+        digraph: the network, self-loops included.
+        chunks: chunks per shard.
+        steps: number of steps, T_L.
+        sends: its sends.
+    """
+
+    digraph: Digraph
+    chunks: int
+    steps: int
+    sends: Sends
+
+    @classmethod
+    def read(cls, digraph: Digraph, schedule: Schedule) -> Gather:
+        """The columns of a schedule.
+
+        Args:
+            digraph: of which ``schedule`` uses the arcs that are not self-loops.
+            schedule: an all_gather of all ranks in order, on ``digraph.topology(...)``. It is
+                verified.
+
+        Raises:
+            CollectiveError: another collective, or groups.
+            TopologyError: the schedule's network is not the digraph's, or its links differ.
+            ScheduleError: sends over paths of several links, or a schedule that is not sound.
+        """
+        checks.instance(digraph, Digraph, "digraph", TopologyError)
+        checks.instance(schedule, Schedule, "schedule", ScheduleError)
+        collective, topology = schedule.collective, schedule.topology
+        if collective.kind != "all_gather" or collective.is_grouped:
+            raise CollectiveError(
+                f"expansions take an all_gather of all ranks in order, not {collective}; give a "
+                f"reduce_scatter to expand_reduce_scatter"
+            )
+        links = digraph.links
+        if not (
+            topology.num_vertices == digraph.size
+            and np.array_equal(topology.src, digraph.tails[links])
+            and np.array_equal(topology.dst, digraph.heads[links])
+        ):
+            raise TopologyError(f"the schedule is for {topology}, whose links are not {digraph}'s")
+        if not topology.is_homogeneous:
+            raise TopologyError(f"expansions need links of one alpha and bandwidth, not {topology}")
+        if (schedule.edges.hops > 1).any():
+            raise ScheduleError("expansions need sends over one link each; some use a longer path")
+        verify(schedule)
+        arc = links[schedule.edges.first_link[schedule.edge]]
+        owner, index = np.divmod(schedule.chunk.astype(np.int64), collective.chunks_per_shard)
+        sends = Sends.of(schedule.step, arc, owner, index)
+        return cls(digraph, collective.chunks_per_shard, schedule.num_steps, sends)
+
+    def write(self, alpha, link_bandwidth, name: str) -> Schedule:
+        """The schedule of the columns.
+
+        Args:
+            alpha: seconds per link.
+            link_bandwidth: bytes per second per link.
+            name: of the construction, for its provenance.
+        """
+        digraph, sends = self.digraph, self.sends
+        link_of = np.cumsum(digraph.tails != digraph.heads) - 1
+        return Schedule.from_sends(
+            digraph.topology(alpha, link_bandwidth),
+            Collective("all_gather", digraph.size, self.chunks),
+            sends.step,
+            link_of[sends.arc],
+            sends.owner * self.chunks + sends.index,
+            provenance=Provenance(name, {"digraph": digraph.name}),
+        )

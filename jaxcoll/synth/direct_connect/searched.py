@@ -1,0 +1,132 @@
+"""Bandwidth-optimal all_gathers of the digraphs of which BFB does not find one.
+
+They were found by ``balanced_search``, which takes between 20 ms (Diamond) and a minute
+(DBJMod(4,2), with the symmetry of its letters), and are kept as text.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
+from jaxcoll.synth.direct_connect.expansions.product import bfb_all_gather
+from jaxcoll.topologies.generative.digraph import Digraph
+from jaxcoll.topologies.generative.searched import diamond, modified_de_bruijn
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
+
+# One row per vertex, one word per chunk of its shard, one character per vertex u: step * d + i, in
+# base 36, if u receives the chunk over its i-th in-arc in that step; a point at the vertex itself.
+_ROWS = {
+    "Diamond": """
+        .0024244 .0022254
+        4.104425 4.102425
+        34.50052 35.50052
+        025.5303 042.4505
+        1224.413 1445.314
+        25413.40 25415.40
+        435351.1 535331.1
+        5134153. 5134153.
+    """,
+    "DBJMod(2,3)": """
+        .4072275 .0326447
+        7.526744 4.102422
+        23.70275 67.34053
+        374.5520 457.3302
+        2134.666 0224.666
+        56617.53 56657.31
+        657533.7 735311.4
+        3446571. 1226453.
+    """,
+    "DBJMod(2,4)": """
+        .029405566829966 .084706888288897
+        9.00872477994496 8.00256266688749
+        87.8015529926696 95.6017826249875
+        897.890075972452 677.980055772529
+        2695.46600688888 6344.76600888888
+        99999.3377004967 97973.8744009973
+        456689.939530097 789758.883390075
+        3486947.99653300 3468797.88553300
+        01226546.8666689 01426277.8848888
+        781163928.867944 991123296.466697
+        7857179992.77531 8977198862.99731
+        78999811777.5224 56889611997.6272
+        833387461199.688 263346841188.966
+        6879393344119.69 5688769788117.53
+        49556687337311.8 67895899563711.9
+        126872999946771. 126688889799571.
+    """,
+    "DBJMod(3,2)": """
+        .30046638 .03037666 .00843633
+        7.4400348 6.1406883 7.1880438
+        58.747550 77.514305 87.414700
+        032.76883 317.33777 012.63766
+        4867.1084 6481.5077 3451.1464
+        45756.115 58665.111 56668.451
+        124332.47 153375.76 824882.44
+        3652243.5 6452785.2 8785285.2
+        26375782. 45766825. 23835522.
+    """,
+    "DBJMod(4,2)": """
+        .080484abbbb4444 .5400988bb888444 .004444a89888888 .5040599a984a888
+        a.5950509a695a59 9.1a940649a5999a 8.195054aa44999b a.5a94004a555a5a
+        ba.a91556040a5aa 89.9669ba044a9ab 9a.a95995406a96b ba.a91555500a569
+        788.779979b70004 abb.bbab777a440a 788.7799b9bb8070 679.88b8bbbb0640
+        4121.599944a44a8 b561.888b88bb444 0924.599944a88a8 0155.44a89988888
+        45651.19a5958888 49651.6581a99889 89a95.11a55599a9 8ba95.61916a5aa9
+        9696a8.60616abb6 bababb.26a5165aa aabaaa.246165ab5 b696b8.60a5165b7
+        bb7bb9b.5a261615 abbbaaa.b77a5a15 abb7bbb.9a6a7751 9b77b9b.5a261761
+        52528984.8a877b2 56928888.bbbb844 14464888.888bbb6 12474b84.8a877b2
+        856b26239.6abb55 486529678.998899 89ab52a39.6abb55 89a96226a.5599ab
+        89a9666792.26a6b 9aa966a752.7a92a 9abbaaab16.26a67 969baa8b16.7bb26
+        7b887b7a6b9.7173 b77bb9b8288.26b7 5698b8b82bb.7573 6778797a689.21b7
+        24349589a484.68b 6358894488a8.299 2474977a8898.288 63389444a4a4.69b
+        3448373649a99.9a 48a5377a89998.88 7888735585999.99 3448433545899.9a
+        58868a673373bb.6 99aa669773a7a9.b 58868aab363bbb.6 aabbaaab67336a.7
+        a797aaab77773b3. bbb3abbb777b473. 67978bb8bbbb337. 78838b7abbb9437.
+    """,
+}
+
+
+def base_all_gather(digraph: Digraph, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> Schedule:
+    """The best known all_gather of a base: a searched one of Table A.3, else the best BFB one.
+
+    Args:
+        digraph: any; the searched ones are ``diamond()`` and ``modified_de_bruijn(...)``.
+        alpha: seconds per link.
+        link_bandwidth: bytes per second per link.
+    """
+    found = searched_all_gather(digraph)
+    if found is None:
+        return bfb_all_gather(digraph, alpha, link_bandwidth)
+    return found.write(alpha, link_bandwidth, "searched")
+
+
+def searched_all_gather(digraph: Digraph) -> Gather | None:
+    """The searched all_gather of a digraph, if it is one of those kept here."""
+    for name, known in _digraphs().items():
+        if (
+            (known.size, known.degree) == (digraph.size, digraph.degree)
+            and np.array_equal(known.tails, digraph.tails)
+            and np.array_equal(known.heads, digraph.heads)
+        ):
+            return _read(known, _ROWS[name].split())
+    return None
+
+
+@functools.cache
+def _digraphs() -> dict[str, Digraph]:
+    rewired = (modified_de_bruijn(d, n) for d, n in ((2, 3), (2, 4), (3, 2), (4, 2)))
+    return {digraph.name: digraph for digraph in (diamond(), *rewired)}
+
+
+def _read(digraph: Digraph, rows: list[str]) -> Gather:
+    chunks = len(rows) // digraph.size
+    codes = np.asarray([[-1 if char == "." else int(char, 36) for char in row] for row in rows])
+    row, receiver = np.nonzero(codes >= 0)
+    step, place = np.divmod(codes[row, receiver], digraph.degree)
+    owner, index = np.divmod(row, chunks)
+    sends = Sends.of(step, digraph.in_arcs[receiver, place], owner, index)
+    return Gather(digraph, chunks, int(step.max()) + 1, sends)

@@ -1,0 +1,80 @@
+"""Direct-connect families: regular digraphs that exist at many sizes and degrees.
+
+- ``digraph``: the type that all of them return, self-loops and parallel arcs included;
+- ``operations``: digraphs made of digraphs; ``isomorphism``: to the transpose;
+- ``circulants``, ``complete_graphs``, ``kautz_graphs``, ``tori``, ``binary_trees``: by formula;
+- ``finite_geometry``, ``distance_regular_graphs``: the graphs of Table A.2;
+- ``searched``: Diamond and modified de Bruijn digraphs;
+- ``families``: all by name, with the sizes and degrees they exist at.
+"""
+
+from jaxcoll.topologies.generative.binary_trees import double_binary_tree
+from jaxcoll.topologies.generative.circulants import (
+    bidirectional_ring,
+    circulant,
+    dense_circulant,
+    directed_circulant,
+    least_diameter_circulant,
+    shifted_ring,
+    unidirectional_ring,
+)
+from jaxcoll.topologies.generative.complete_graphs import (
+    complete,
+    complete_bipartite,
+    hamming,
+    hypercube,
+    twisted_hypercube,
+)
+from jaxcoll.topologies.generative.digraph import Digraph
+from jaxcoll.topologies.generative.distance_regular_graphs import distance_regular
+from jaxcoll.topologies.generative.families import FAMILIES, Family, Member, family, members
+from jaxcoll.topologies.generative.isomorphism import find_reversal, is_reverse_symmetric
+from jaxcoll.topologies.generative.kautz_graphs import de_bruijn, generalized_kautz, kautz
+from jaxcoll.topologies.generative.operations import (
+    bidirectional,
+    cartesian_power,
+    cartesian_product,
+    degree_expansion,
+    line_graph,
+    multiply_arcs,
+)
+from jaxcoll.topologies.generative.searched import diamond, modified_de_bruijn
+from jaxcoll.topologies.generative.tori import torus, twisted_torus
+
+__all__ = [
+    "FAMILIES",
+    "Digraph",
+    "Family",
+    "Member",
+    "bidirectional",
+    "bidirectional_ring",
+    "cartesian_power",
+    "cartesian_product",
+    "circulant",
+    "complete",
+    "complete_bipartite",
+    "de_bruijn",
+    "degree_expansion",
+    "dense_circulant",
+    "diamond",
+    "directed_circulant",
+    "distance_regular",
+    "double_binary_tree",
+    "family",
+    "find_reversal",
+    "generalized_kautz",
+    "hamming",
+    "hypercube",
+    "is_reverse_symmetric",
+    "kautz",
+    "least_diameter_circulant",
+    "line_graph",
+    "members",
+    "modified_de_bruijn",
+    "multiply_arcs",
+    "shifted_ring",
+    "torus",
+    "twisted_hypercube",
+    "twisted_torus",
+    "unidirectional_ring",
+]

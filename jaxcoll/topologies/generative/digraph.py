@@ -1,0 +1,271 @@
+"""Digraph: a regular directed graph as columns of arcs, self-loops and parallel arcs included."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import networkx as nx
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import check_size, count, latency, speed
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Digraph:
+    """A strongly connected digraph in which every vertex has ``degree`` arcs out and in.
+
+    Every vertex is a rank, every arc a link of bandwidth B/d. A self-loop uses a port at each end
+    and carries nothing: it counts in the degree, and so in the bandwidth B of a rank, and it is a
+    vertex of the line graph. ``Topology`` has no self-loops, hence this type.
+
+    Arcs are kept in canonical order, by tail, then head; parallel arcs keep the order given. The
+    arcs that are not self-loops are, in this order, the links of ``topology()``.
+
+    Attributes:
+        size: number of vertices N, at least 2.
+        degree: arcs out of each vertex, and into it; d, at least 1.
+        tails, heads: the two ends of each arc, int64 of shape (size * degree,).
+        name: a label in the notation of Table A.3.
+        generators: known automorphisms as vertex permutations (``generators[g][v]`` is v's image).
+        reversal: a known isomorphism f to the transpose: for every arc (u, v) there is an arc
+            (f(v), f(u)) (Definition 6). The identity is found where the digraph is undirected;
+            None where an isomorphism is not known; one may exist.
+
+    Raises:
+        TopologyError: columns of unequal length, a vertex out of range, a vertex of another
+            degree, vertices that cannot reach each other, a generator that does not map the arcs
+            onto themselves, a reversal that does not map them onto their reverses, or a digraph
+            that is too large.
+
+    Source: Section 3.3.1 and Appendix A.2 of "Accelerating Collective Communication for Distributed
+    Machine Learning" (dissertation), as are all theorems, definitions and tables named here.
+    """
+
+    size: int
+    degree: int
+    tails: np.ndarray
+    heads: np.ndarray
+    name: str = ""
+    generators: tuple[tuple[int, ...], ...] = ()
+    reversal: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        size, degree = count(self.size, "size", least=2), count(self.degree, "degree")
+        name = checks.text(self.name, "name", TopologyError)
+        check_size(name or "the digraph", size, size * degree)
+        tails, heads = (_vertices(getattr(self, end), end, size) for end in ("tails", "heads"))
+        _check_regular(size, degree, tails, heads)
+        order = np.lexsort((heads, tails))
+        tails, heads = tails[order], heads[order]
+        for column in (tails, heads):
+            column.setflags(write=False)
+        checks.put(self, size=size, degree=degree, tails=tails, heads=heads, name=name)
+        _check_connected(self)
+        given = checks.members(self.generators, "generators", TopologyError)
+        checks.put(self, generators=tuple(self._checked_generator(image) for image in given))
+        checks.put(self, reversal=self._checked_reversal())
+
+    def _checked_generator(self, image) -> tuple[int, ...]:
+        image = checks.rank_permutation(image, self.size, "a generator", TopologyError)
+        if not _same_arcs(self, image[self.tails], image[self.heads]):
+            raise TopologyError(f"a generator must map the arcs of {self} onto themselves")
+        return tuple(image.tolist())
+
+    def _checked_reversal(self) -> tuple[int, ...] | None:
+        if self.reversal is None:
+            return tuple(range(self.size)) if self.is_undirected else None
+        image = checks.rank_permutation(self.reversal, self.size, "reversal", TopologyError)
+        if not _same_arcs(self, image[self.heads], image[self.tails]):
+            raise TopologyError(
+                f"reversal must map every arc (u, v) of {self} to an arc (f(v), f(u))"
+            )
+        return tuple(image.tolist())
+
+    # ------------------------------------------------------------------ facts
+
+    @property
+    def num_arcs(self) -> int:
+        """Number of arcs, self-loops included: size * degree."""
+        return len(self.tails)
+
+    @functools.cached_property
+    def self_loops(self) -> int:
+        """Number of arcs from a vertex to itself."""
+        return int((self.tails == self.heads).sum())
+
+    @functools.cached_property
+    def has_parallel_arcs(self) -> bool:
+        """Whether more than one arc joins some two vertices (or one to itself) in one direction."""
+        pairs = self.tails * self.size + self.heads
+        return bool((pairs[1:] == pairs[:-1]).any())
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether there are neither self-loops nor parallel arcs."""
+        return not self.self_loops and not self.has_parallel_arcs
+
+    @functools.cached_property
+    def is_undirected(self) -> bool:
+        """Whether there are as many arcs from v to u as from u to v, for all u and v."""
+        return _same_arcs(self, self.heads, self.tails)
+
+    @functools.cached_property
+    def vertex_transitive(self) -> bool | None:
+        """True if the generators take vertex 0 to every vertex; None: not known."""
+        if not self.generators:
+            return None
+        images = np.asarray(self.generators)
+        sources = np.tile(np.arange(self.size), len(images))
+        ones = np.ones(images.size, np.int8)
+        shape = (self.size, self.size)
+        moves = sp.csr_matrix((ones, (sources, images.ravel())), shape=shape)
+        orbits = sp.csgraph.connected_components(moves, directed=False, return_labels=False)
+        return True if orbits == 1 else None
+
+    @functools.cached_property
+    def links(self) -> np.ndarray:
+        """The arc that each link of ``topology()`` is, int64 of shape (links,)."""
+        return np.flatnonzero(self.tails != self.heads)
+
+    def distances(self, sources: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+        """Arcs on the shortest path from each source to each vertex.
+
+        Args:
+            sources: vertices; all when omitted.
+
+        Returns:
+            int32 of shape (sources, size).
+        """
+        given = range(self.size) if sources is None else sources
+        chosen = np.asarray(
+            checks.integers(given, "sources", TopologyError, least=0, most=self.size - 1)
+        )
+        ones = np.ones(self.num_arcs, np.int32)
+        arcs = sp.csr_matrix((ones, (self.tails, self.heads)), shape=(self.size, self.size))
+        rows = np.arange(len(chosen))
+        found = np.full((len(chosen), self.size), -1, np.int32)
+        frontier = np.zeros(found.shape, np.int32)
+        frontier[rows, chosen] = 1
+        level = 0
+        while frontier.any():
+            found[frontier > 0] = level
+            frontier = ((frontier @ arcs) > 0) & (found < 0)
+            frontier = frontier.astype(np.int32)
+            level += 1
+        return found
+
+    @functools.cached_property
+    def diameter(self) -> int:
+        """The largest distance between two vertices, D(G)."""
+        sources = (0,) if self.vertex_transitive else None
+        return int(self.distances(sources).max())
+
+    def __repr__(self) -> str:
+        label = f"{self.name}: " if self.name else ""
+        return f"Digraph({label}{self.size} vertices of degree {self.degree})"
+
+    # ------------------------------------------------------------------ others from this one
+
+    def topology(self, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> Topology:
+        """The network whose ranks are the vertices: one link per arc that is not a self-loop.
+
+        Args:
+            alpha: seconds per link.
+            link_bandwidth: bytes per second per link, B/d.
+        """
+        alpha, bandwidth = latency(alpha), speed(link_bandwidth, "link_bandwidth")
+        links = self.links
+        return Topology(
+            self.size,
+            self.tails[links],
+            self.heads[links],
+            np.full(len(links), alpha, float),
+            [bandwidth] * len(links),  # type: ignore[arg-type]
+            name=self.name,
+            generators=self.generators,
+        )
+
+    @functools.cached_property
+    def in_arcs(self) -> np.ndarray:
+        """The arcs into each vertex, int64 of shape (size, degree)."""
+        return np.argsort(self.heads, kind="stable").reshape(self.size, self.degree)
+
+    def transpose(self) -> Digraph:
+        """The digraph with every arc reversed, G^T."""
+        return Digraph(
+            self.size,
+            self.degree,
+            self.heads,
+            self.tails,
+            name=f"{self.name}^T" if self.name else "",
+            generators=self.generators,
+            reversal=self.reversal,
+        )
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """The same digraph as a ``MultiDiGraph``, self-loops and parallel arcs included."""
+        graph = nx.MultiDiGraph(name=self.name)
+        graph.add_nodes_from(range(self.size))
+        graph.add_edges_from(zip(self.tails.tolist(), self.heads.tolist(), strict=True))
+        return graph
+
+
+def arc_numbers(tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """The place of each arc among all in canonical order; parallel arcs keep theirs."""
+    number = np.empty(len(tails), np.int64)
+    number[np.lexsort((heads, tails))] = np.arange(len(tails))
+    return number
+
+
+def _vertices(values, what: str, size: int) -> np.ndarray:
+    given = np.asarray(checks.bounded(values, what, TopologyError))
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise TopologyError(
+            f"{what} must be one column of vertex numbers, got {checks.shown(values)}"
+        )
+    if given.size and (given.min() < 0 or given.max() >= size):
+        raise TopologyError(
+            f"{what} must hold vertices 0..{size - 1}, got {given.min()}..{given.max()}"
+        )
+    return given.astype(np.int64)
+
+
+def _check_regular(size: int, degree: int, tails: np.ndarray, heads: np.ndarray) -> None:
+    if len(tails) != len(heads):
+        raise TopologyError(
+            f"tails and heads need one value per arc, got {len(tails)} and {len(heads)}"
+        )
+    for way, ends in (("out of", tails), ("into", heads)):
+        arcs = np.bincount(ends, minlength=size)
+        if (arcs != degree).any():
+            vertex = int(np.flatnonzero(arcs != degree)[0])
+            raise TopologyError(
+                f"every vertex needs {degree} arcs {way} it, vertex {vertex} has {arcs[vertex]}; "
+                f"add arcs or self-loops, or give the degree that all vertices have"
+            )
+
+
+def _check_connected(digraph: Digraph) -> None:
+    ones = np.ones(digraph.num_arcs, np.int8)
+    shape = (digraph.size, digraph.size)
+    arcs = sp.csr_matrix((ones, (digraph.tails, digraph.heads)), shape=shape)
+    parts, label = sp.csgraph.connected_components(arcs, directed=True, connection="strong")
+    if parts > 1:
+        other = int(np.flatnonzero(label != label[0])[0])
+        raise TopologyError(
+            f"every vertex must reach every other: {digraph} has {parts} strongly connected "
+            f"parts, with vertices 0 and {other} in different ones"
+        )
+
+
+def _same_arcs(digraph: Digraph, tails: np.ndarray, heads: np.ndarray) -> bool:
+    """Whether arcs, in any order, are those of the digraph."""
+    pairs = np.sort(tails * digraph.size + heads)
+    return np.array_equal(pairs, digraph.tails * digraph.size + digraph.heads)

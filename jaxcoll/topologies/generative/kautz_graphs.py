@@ -1,0 +1,80 @@
+"""Kautz graphs, generalized Kautz graphs and de Bruijn graphs: the least diameters at any size.
+
+Source: Table A.3, Appendix A.6.2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.topologies.arguments import check_size, count
+from jaxcoll.topologies.generative.complete_graphs import complete
+from jaxcoll.topologies.generative.digraph import Digraph
+from jaxcoll.topologies.generative.operations import line_graph
+
+
+def kautz(degree: int, n: int) -> Digraph:
+    """K(d, n) = L^n(K_{d+1}): d^n (d + 1) vertices, Moore-optimal.
+
+    Args:
+        degree: d, at least 1.
+        n: line graphs taken; 0 is the complete graph.
+    """
+    degree, n = count(degree, "degree"), count(n, "n", least=0)
+    base = complete(degree + 1)
+    digraph = line_graph(base, n) if n else base
+    return dataclasses.replace(digraph, name=f"K({degree},{n})")
+
+
+def generalized_kautz(degree: int, m: int) -> Digraph:
+    """Pi(d, m): arcs from x to -d x - a (mod m) for a = 1, ..., d (Definition 16).
+
+    Its diameter is at most one above the Moore bound's (Theorem 21). It has self-loops unless
+    d + 1 divides m; Pi(d, d^n (d + 1)) is the Kautz graph K(d, n).
+
+    Raises:
+        TopologyError: m is d or less: two of the arcs of a vertex would be one.
+    """
+    degree, m = count(degree, "degree"), count(m, "m", least=2)
+    name = f"Pi({degree},{m})"
+    if m <= degree:
+        raise TopologyError(
+            f"{name} needs at least {degree + 1} vertices for degree {degree}, got {m}; take "
+            f"m = {degree + 1}, or degree {m - 1}"
+        )
+    check_size(name, m, m * degree)
+    tails = np.arange(m)
+    heads = (-degree * tails[:, None] - np.arange(1, degree + 1)) % m
+    return Digraph(m, degree, np.repeat(tails, degree), heads.ravel(), name=name)
+
+
+def de_bruijn(degree: int, n: int) -> Digraph:
+    """DBJ(d, n): words of n letters out of d; arcs drop the first letter and append any.
+
+    d^n vertices, of which d have a self-loop. Reading words backwards reverses all arcs.
+    """
+    degree, n = count(degree, "degree", least=2), count(n, "n")
+    size = degree ** min(n, 64)
+    name = f"DBJ({degree},{n})"
+    check_size(name, size, size * degree)
+    words = np.arange(size)
+    backwards = words.reshape((degree,) * n).T
+    return Digraph(
+        size,
+        degree,
+        np.repeat(words, degree),
+        ((words[:, None] * degree + np.arange(degree)) % size).ravel(),
+        name=name,
+        generators=(_next_letters(degree, n),),
+        reversal=tuple(backwards.ravel().tolist()),
+    )
+
+
+def _next_letters(degree: int, n: int) -> tuple[int, ...]:
+    """Every letter of a word replaced by the next, cyclically."""
+    letters = np.stack(np.unravel_index(np.arange(degree**n), (degree,) * n))
+    weights = degree ** np.arange(n)[::-1]
+    return tuple((weights @ ((letters + 1) % degree)).tolist())
