@@ -48,6 +48,7 @@ _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
 _MOST_ROOTS = 2**19  # work to find the root of all trees
 _MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
+_MATCHED = 0.6  # of what a plain send costs is what TACOS takes to match one
 _DOUBLINGS = tuple(2**i for i in range(9))
 
 # A synthesizer, a network and a collective of one chunk a shard -> one or more series of chunk
@@ -159,6 +160,8 @@ def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collecti
     """Attempts of TACOS; where there are switches, on every degree of the unwound ones."""
     attempts = synthesizer.attempts  # type: ignore[attr-defined]
     sends = _sends(synthesizer, topology, collective)
+    if collective.kind in ("all_to_all", "gather", "scatter"):
+        sends *= _MATCHED * float(hop_distances(topology).mean())
     matched = max(16 * sends, 50_000) if attempts is None else attempts * sends
     return matched if topology.is_direct else 6 * matched * len(degrees(topology))
 
