@@ -26,7 +26,7 @@ class Candidate:
 
     Attributes:
         synthesizer: its name.
-        chunks: chunks a shard.
+        chunks: chunks per shard.
         schedule: the schedule; None where the synthesizer is not defined for the network.
         reason: why there is none.
         times: seconds at each size.

@@ -43,7 +43,7 @@ def float_column(values, what: str) -> np.ndarray:
         raise TopologyError(f"{what} must be one column of numbers: {error}") from None
     if column.ndim != 1:
         raise TopologyError(f"{what} must be one column of numbers, got shape {column.shape}")
-    return column + 0.0  # turns -0.0 into 0.0: equal values must be equal bytes
+    return column + 0.0  # replaces -0.0 by 0.0: equal values must be equal bytes
 
 
 def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
@@ -72,7 +72,7 @@ def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
     lengths = {len(src), len(dst), len(alpha), len(bandwidth)}
     if len(lengths) != 1:
         raise TopologyError(
-            f"src, dst, alpha and bandwidth need one value a link, got lengths "
+            f"src, dst, alpha and bandwidth need one value per link, got lengths "
             f"{len(src)}, {len(dst)}, {len(alpha)}, {len(bandwidth)}"
         )
 

@@ -41,8 +41,8 @@ class Topology:
     order (by src, dst, alpha, bandwidth), whatever order they are given in. Every rank must reach
     every other.
 
-    Two topologies are equal, and hash alike, when their vertices and links are the same exact
-    numbers; names, grid and generators are descriptions and do not count.
+    Two topologies are equal, and have the same hash, when their vertices and links are the same
+    exact numbers; names, grid and generators are descriptions and do not count.
 
     Attributes:
         num_ranks: number of ranks n, at least 1.
@@ -53,11 +53,11 @@ class Topology:
             May be given as integers or ``Fraction``; ``exact_bandwidth`` keeps what a float cannot.
         num_vertices: ranks and switches together; num_ranks when omitted.
         name: a label for tables.
-        vertex_names: one label a vertex, or empty.
-        grid: the box of coordinates of the ranks, where there is one and ranks are numbered in its
+        vertex_names: one label per vertex, or empty.
+        grid: the grid of coordinates of the ranks, where there is one and ranks are numbered in its
             order.
-        placement: the box and which rank is where; made from ``grid`` when omitted. A placement in
-            order gives the grid, too.
+        placement: the grid and the rank at each position; made from ``grid`` when omitted. A
+            placement in order gives the grid, too.
         generators: automorphisms as vertex permutations (``generators[g][v]`` is v's image);
             together they generate the known symmetry of the network.
         allow_unreachable: whether ranks may be unable to reach each other. Only
@@ -66,7 +66,7 @@ class Topology:
     Raises:
         TopologyError: no ranks, unequal columns, a vertex out of range, a self-loop, alpha < 0,
             bandwidth <= 0, NaN or infinity, ranks that cannot reach each other, a generator that
-            is no automorphism.
+            is not an automorphism.
     """
 
     num_ranks: int
@@ -267,7 +267,7 @@ class Topology:
     # ------------------------------------------------------------------ others from this one
 
     def transpose(self) -> Topology:
-        """The network with every link turned round."""
+        """The network with every link reversed."""
         return self._moved(self.dst, self.src, np.arange(self.num_vertices))
 
     def transpose_links(self) -> np.ndarray:
@@ -439,22 +439,22 @@ class Topology:
         """The network of JAX devices, rank i being ``devices[i]``.
 
         Devices with ``coords`` (TPU) form a mesh or torus of their coordinates; the rank order is
-        the order given, so a permuted list gives the same wires under other rank numbers. A box
-        inside a slice has the links between its members only: a dimension closes into a ring where
-        the box spans the slice. Others hang on one switch a host, and the hosts on one network
-        switch. See ``jaxcoll.devices.describe_devices`` for the speeds that are assumed by device
-        kind.
+        the order given, so a permuted list gives the same wires under other rank numbers. A subgrid
+        of a slice has the links between its members only: a dimension closes into a ring where the
+        subgrid spans the slice. Other devices are linked to one switch per host, and to a network
+        switch if there are several hosts. ``jaxcoll.devices.DEVICE_KINDS`` has the assumed speeds.
 
         Args:
             devices: ``jax.Device`` objects, or anything with ``coords`` / ``process_index``.
-            alpha: seconds a link, instead of the device kind's.
-            bandwidth: bytes per second a link, instead of the device kind's.
+            alpha: seconds per link, instead of the device kind's.
+            bandwidth: bytes per second per link, instead of the device kind's.
             wrap: for TPU slices, which dimensions close into rings, instead of the kind's rule.
             within: for TPUs, all devices of the slice, whose dimensions ``wrap`` then is about;
                 those of the devices' client when omitted, or the devices given where there is none.
 
         Raises:
-            TopologyError: no devices, devices of several kinds, coordinates that do not fill a box.
+            TopologyError: no devices, devices of several kinds, coordinates that do not fill a
+                grid.
         """
         described = describe_devices(
             devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within

@@ -130,7 +130,7 @@ def collectives(
     max_chunks: int = 3,
     grouped: bool | None = None,
 ) -> Collective:
-    """Any collective on a number of ranks: k chunks a shard, random disjoint groups, a root.
+    """Any collective on a number of ranks: k chunks per shard, random disjoint groups, a root.
 
     Args:
         grouped: random groups, or one group of all ranks in order; either when None.

@@ -12,10 +12,10 @@ add three keywords:
 - ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own:
   a floating dtype for floats, one that has all their values for integers and complex numbers.
 
-Constants (Python numbers, NumPy arrays) have a sum without communication and keep their types,
-axes of ``vmap`` share a device, and what has symbolic dimensions cannot be cut inside
-``shard_map``: all three are handed to ``jax.lax``. docs/execution.md has a table of what is
-mirrored, handed on and refused.
+Three kinds of calls are handed to ``jax.lax``: sums of constants (Python numbers, NumPy arrays),
+which need no communication; axes of ``vmap``, whose ranks share a device; and operands with
+symbolic dimensions, which cannot be split inside ``shard_map``. docs/execution.md lists every case
+that is mirrored, handed on or refused.
 
 Sums are taken in the order of the schedule: bitwise the same on all ranks and from run to run, but
 for floats not bitwise those of ``jax.lax``.
@@ -72,7 +72,7 @@ def psum(
 ):
     """The sum over the ranks of an axis, on all of them. See ``jax.lax.psum``.
 
-    Small leaves of one dtype travel together.
+    Small leaves of one dtype are sent together.
 
     Args:
         x: a pytree of arrays of any shape; booleans are summed as int32.

@@ -58,7 +58,7 @@ def run_direct(message_ptr, chunk, src, dst, link, busy, delay, num_links, avail
     """Schedule on a network where every message is one hop.
 
     No message waits behind another's transit, so one pass in schedule order is the whole
-    simulation: a message starts when its link is free and its chunks are there.
+    simulation: a message starts when its link is free and its chunks have arrived.
 
     Args:
         available: when each rank has the latest part of each chunk, ticks, (ranks, chunks),
@@ -85,7 +85,7 @@ def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
 
     Args:
         arrived: zeros, (ranks, chunks), scratch.
-        needed: filled, one a send.
+        needed: filled, one per send.
     """
     for t in range(len(step_ptr) - 1):
         for i in range(step_ptr[t], step_ptr[t + 1]):
@@ -101,8 +101,8 @@ def run_routed(
 ):  # fmt: skip
     """Schedule whose messages cross several links.
 
-    A message joins the queue of its first link when its chunks are there and the message before it
-    in the schedule on that link has joined; further links serve whatever arrives, in order.
+    A message joins the queue of its first link when its chunks have arrived and the message before
+    it in the schedule on that link has joined; further links serve messages in order of arrival.
 
     Args:
         needed: arrivals each send waits for, from ``arrivals_needed``.
@@ -131,7 +131,7 @@ def run_routed(
         now, m = times[0], events[0]
         size = _pop(times, events, size)
         h = hop[m]
-        if h == hop_ptr[m + 1]:  # at its destination: its chunks are there now
+        if h == hop_ptr[m + 1]:  # at its destination: its chunks have arrived
             for i in range(message_ptr[m], message_ptr[m + 1]):
                 arrived[dst[m], chunk[i]] += 1
                 waiter = waiting[dst[m], chunk[i]]

@@ -1,4 +1,4 @@
-"""Timing any traffic: messages with routes, sizes, release times and what they wait for."""
+"""Timing any traffic: messages with routes, sizes, release times and dependencies."""
 
 from __future__ import annotations
 

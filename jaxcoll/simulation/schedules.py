@@ -1,4 +1,4 @@
-"""Timing a schedule."""
+"""Timing a schedule: every message on every link of its path."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def simulate(
     between steps.
 
     Args:
-        schedule: a schedule; what is unsound about it (see ``verify``) is timed as it stands.
+        schedule: a schedule; one that ``verify`` would refuse is timed all the same.
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: "astra" or "tacos".
         framing: heads of packets or messages, which take bandwidth too; none when omitted.

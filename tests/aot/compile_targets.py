@@ -22,9 +22,9 @@ from jaxcoll import aot, topologies
 from jaxcoll import execute as jc
 from jaxcoll.collective import KINDS, ROOTED, Collective
 from jaxcoll.execute.defaults import default_schedule
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.execute.lowerings.step_splitting import in_pieces
+from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Bucket, synthesize
 
@@ -106,9 +106,9 @@ def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str)
     )
     seconds = time.perf_counter() - start
     summary = aot.summarize(compiled)
-    program = program_of(schedule)
+    program = permute_program(schedule)
     if target.platform == "tpu":
-        program = in_pieces(program)
+        program = split_long_steps(program)
     print(
         json.dumps(
             {

@@ -143,7 +143,7 @@ def test_given_as_lists_or_numpy_integers_it_is_the_same():
     other = Collective("gather", *alike)
     assert one == other
     assert hash(one) == hash(other)
-    assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks a shard, root 1)"
+    assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks per shard, root 1)"
 
 
 BAD = [

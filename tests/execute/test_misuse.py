@@ -37,7 +37,7 @@ CASES = {
     ),
     "64 bits": (
         lambda v: jc.psum(v, "x", accum_dtype=np.float64),
-        "needs 64-bit types, which jax.config jax_enable_x64 turns on",
+        "needs 64-bit types: set jax.config jax_enable_x64",
     ),
     "no groups": (lambda v: jc.psum(v, "x", axis_index_groups=[]), f"{GROUPS} name every index"),
     "no groups of constants": (

@@ -49,7 +49,7 @@ def test_tpu_allows_as_many_permutes_as_a_step_has():
     assert jc.compiler_options(tpu, direct) == {IN_FLIGHT: "7"}
     assert jc.compiler_options(tpu, ring) == {IN_FLIGHT: "5"}  # XLA's own, never less
     assert jc.compiler_options(tpu, direct, ring) == {IN_FLIGHT: "9"}
-    assert jc.compiler_options(tpu) == {IN_FLIGHT: "5"}  # three links a device
+    assert jc.compiler_options(tpu) == {IN_FLIGHT: "5"}  # three links per device
 
 
 def test_tpu_counts_the_slots_of_scan():

@@ -1,6 +1,7 @@
 """One of several processes on the loopback: runs every collective, or schedules that differ.
 
-Arguments: port, processes, this process's number, devices a process, "same" or "differ". Prints OK,
+Arguments: port, processes, this process's number, devices per process, "same" or "differ". Prints
+    OK,
 or the error it met.
 """
 

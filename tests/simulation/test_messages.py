@@ -16,7 +16,7 @@ from jaxcoll.simulation import MODELS, Message, simulate, simulate_messages
 from tests.simulation.event_queue import arrivals
 from tests.strategies import grids, schedules
 
-RING = topologies.ring(4)  # 0.5 us and 50 GB/s a link
+RING = topologies.ring(4)  # 0.5 us and 50 GB/s per link
 
 
 def test_messages_share_a_link_first_come_first_served():

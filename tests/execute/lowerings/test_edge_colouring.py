@@ -57,7 +57,7 @@ def test_swapping_is_needed_here():
 
 
 def test_refusals():
-    with pytest.raises(ScheduleError, match="one value a message"):
+    with pytest.raises(ScheduleError, match="one value per message"):
         colour_messages(np.zeros(2), np.zeros(3))
     with pytest.raises(ScheduleError, match="from 0"):
         colour_messages(np.asarray([-1]), np.asarray([0]))

@@ -248,7 +248,7 @@ def test_bad_headers_are_refused(tmp_path, compact, field, value):
 
 
 def test_columns_that_disagree_are_refused(tmp_path, compact):
-    for name, text in (("step_ptr", "rise"), ("order", "no order")):
+    for name, text in (("step_ptr", "rise"), ("order", "not a permutation")):
         path = tmp_path / "s" / name
         kept = path.read_bytes()
         path.write_bytes(bytes([1]) * len(kept))
