@@ -128,3 +128,34 @@ def per_dimension(value: Any, dimensions: int, what: str) -> tuple:
             )
         return tuple(value)
     return (value,) * dimensions
+
+
+def checked_placement(
+    grid: Grid | None, placement: Placement | None, num_ranks: int
+) -> tuple[Grid | None, Placement | None]:
+    """The grid of a network and its placement, from either of them.
+
+    Returns:
+        The placement, and its grid where ranks are numbered in the grid's order; else None.
+
+    Raises:
+        TopologyError: a grid of another number of ranks, or a grid and another grid's placement.
+    """
+    checks.optional(grid, checks.instance, Grid, "grid", TopologyError)
+    checks.optional(placement, checks.instance, Placement, "placement", TopologyError)
+    of = grid if placement is None else placement.grid
+    if of is None:
+        return None, None
+    if of.size != num_ranks:
+        raise TopologyError(
+            f"a grid of shape {of.shape} has {of.size} ranks, the network has {num_ranks}"
+        )
+    if placement is None:
+        placement = _in_order(of)
+    elif grid is not None and placement != _in_order(grid):
+        raise TopologyError("give a grid or a placement, not two different ones")
+    return placement.grid if placement.is_in_order else None, placement
+
+
+def _in_order(grid: Grid) -> Placement:
+    return Placement(grid, tuple(range(grid.size)))

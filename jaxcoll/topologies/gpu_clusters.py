@@ -1,4 +1,4 @@
-"""Clusters of hosts: NVSwitch hosts (DGX A100, DGX H100) and AMD MI250 hosts behind InfiniBand."""
+"""Clusters of GPU hosts: DGX A100 and DGX H100 with NVSwitch, and AMD MI250, behind InfiniBand."""
 
 from __future__ import annotations
 
@@ -35,15 +35,7 @@ def dgx_a100(
     network_alpha: float = ALPHA_NETWORK,
 ) -> Topology:
     """DGX A100 hosts of 8 ranks (dissertation, Sec. 4.6.2); arguments as ``nvswitch_hosts``."""
-    sizes = (8,) * count(hosts, "hosts")
-    return nvswitch_hosts(
-        sizes,
-        inside=inside,
-        network=network,
-        alpha=alpha,
-        network_alpha=network_alpha,
-        name=f"A100 x{hosts}",
-    )
+    return _dgx("A100", hosts, inside, network, (alpha, network_alpha))
 
 
 def dgx_h100(
@@ -55,14 +47,19 @@ def dgx_h100(
     network_alpha: float = ALPHA_NETWORK,
 ) -> Topology:
     """DGX H100 hosts of 8 ranks (dissertation, Sec. 4.6.3); arguments as ``nvswitch_hosts``."""
-    sizes = (8,) * count(hosts, "hosts")
+    return _dgx("H100", hosts, inside, network, (alpha, network_alpha))
+
+
+def _dgx(
+    name: str, hosts: int, inside: Speed, network: Speed, alphas: tuple[float, float]
+) -> Topology:
     return nvswitch_hosts(
-        sizes,
+        (8,) * count(hosts, "hosts"),
         inside=inside,
         network=network,
-        alpha=alpha,
-        network_alpha=network_alpha,
-        name=f"H100 x{hosts}",
+        alpha=alphas[0],
+        network_alpha=alphas[1],
+        name=f"{name} x{hosts}",
     )
 
 
@@ -81,7 +78,7 @@ def nvswitch_hosts(
     network switch.
 
     Args:
-        sizes: ranks in each host, which may differ: a job need not own whole hosts.
+        sizes: ranks in each host, which may differ: a job may use only some GPUs of a host.
         inside: bytes per second between a rank and its host's switch, each way; one for all hosts
             or one for each.
         network: likewise between a rank and the network switch.
@@ -89,7 +86,7 @@ def nvswitch_hosts(
         network_alpha: likewise to the network switch.
 
     Raises:
-        TopologyError: no hosts, a host without ranks, not one speed a host.
+        TopologyError: no hosts, a host without ranks, not one speed per host.
     """
     counts = checks.integers(sizes, "sizes", TopologyError, least=1, most=MAX_VERTICES)
     if not counts:
