@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.errors import ConfigError
-from jaxcoll.synth import SYNTHESIZERS
+from jaxcoll import SYNTHESIZERS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.text import Text
 from experiments.agreement import Agreement
 from experiments.benchmarks.report import format_seconds
 from experiments.candidates import Candidate, best_at
-from jaxcoll.bounds import Bound
+from jaxcoll import Bound
 from jaxcoll.draw import format_bytes
 
 _STYLE: dict[str, Any] = {

@@ -18,7 +18,6 @@ from jaxcoll.bounds import throughput
 from jaxcoll.bounds.times import distance_bound
 from jaxcoll.io import json, multitree
 from jaxcoll.simulation import steady_seconds
-from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.trees import multicast
 
 HOSTILE: tuple[Any, ...] = (
@@ -150,7 +149,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "empty_schedule": (synth.empty_schedule, {"topology": RING, "collective": GATHER}),
     "forest": (synth.forest, {"topology": RING}),
     "synthesize_compact": (
-        synthesize_compact,
+        jc.synthesize_compact,
         {
             "topology": SWITCH, "folder": "never made", "chunks": 1, "rule": "random", "seed": 0,
             "threads": 1,

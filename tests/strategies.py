@@ -12,11 +12,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jaxcoll.collective import KINDS, ROOTED, Collective
-from jaxcoll.schedule import Schedule
+from jaxcoll import Collective, Schedule, Topology
+from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.topologies.grids import grid
-from jaxcoll.topology import Topology
 from tests import reference
 
 ALPHAS = (0.0, 0.5e-6, 1e-6, 0.7e-6, 3e-6)

@@ -13,6 +13,7 @@ Messages are stored and forwarded at every vertex of their path, and every link 
 first served. It knows the core types only, no synthesizer.
 """
 
+from jaxcoll.simulation.clock import Clock
 from jaxcoll.simulation.framing import PACKETS, WHOLE, Framing
 from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulation.multicast import simulate_multicast
@@ -24,6 +25,7 @@ __all__ = [
     "MODELS",
     "PACKETS",
     "WHOLE",
+    "Clock",
     "Framing",
     "Message",
     "MessageTimes",

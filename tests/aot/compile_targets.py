@@ -18,15 +18,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import aot, topologies
-from jaxcoll import execute as jc
-from jaxcoll.collective import KINDS, ROOTED, Collective
+import jaxcoll as jc
+from jaxcoll import Collective, Schedule, aot, synthesize, topologies
+from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.execute.defaults import default_schedule
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.lowerings.step_splitting import split_long_steps
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth import Bucket, synthesize
+from jaxcoll.synth import Bucket
 
 # Elements of a shard: a multiple of the chunks of every schedule, and so many that buffers do not
 # fit into the fast memory of a TPU, where they would not count as temporary.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.collective import DUALS, KINDS, REDUCING, ROOTED, Collective, common_parts
-from jaxcoll.errors import CollectiveError
+from jaxcoll import Collective, CollectiveError
+from jaxcoll.collective import DUALS, KINDS, REDUCING, ROOTED, common_parts
 from tests import oracle, strategies
 
 COLLECTIVES = st.integers(1, 9).flatmap(lambda n: strategies.collectives(n))

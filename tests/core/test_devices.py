@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxcoll import Grid, Topology, TopologyError
 from jaxcoll.devices import DEVICE_KINDS, UNKNOWN_KIND, kind_of
-from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
 from jaxcoll.topologies import torus
 from jaxcoll.topologies.grids import grid
-from jaxcoll.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)

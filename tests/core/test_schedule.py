@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.collective import KINDS, Collective
-from jaxcoll.errors import JaxcollError, ScheduleError, TopologyError
-from jaxcoll.paths import Edges
-from jaxcoll.schedule import Provenance, Schedule, concatenate
+from jaxcoll import (
+    Collective,
+    Edges,
+    JaxcollError,
+    Provenance,
+    Schedule,
+    ScheduleError,
+    Topology,
+    TopologyError,
+    concatenate,
+)
+from jaxcoll.collective import KINDS
 from jaxcoll.topologies import mesh, ring, switch
-from jaxcoll.topology import Topology
 from tests import reference, strategies
 from tests.elsewhere import printed_elsewhere
 from tests.reference import Send, schedule_of, sends_of

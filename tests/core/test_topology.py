@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid, Placement
+from jaxcoll import Grid, Placement, Topology, TopologyError
 from jaxcoll.topologies import ring, switch, torus
-from jaxcoll.topology import Topology
 from tests import strategies
 from tests.elsewhere import printed_elsewhere
 

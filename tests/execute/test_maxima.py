@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas

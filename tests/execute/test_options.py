@@ -11,9 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 import jaxcoll as jc
-from jaxcoll import topologies
-from jaxcoll.collective import Collective
-from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll import Collective, ScheduleError, TopologyError, topologies
 from tests.execute.harness import mesh_of, schedule_of
 
 IN_FLIGHT = "xla_max_concurrent_async_collective_permutes"

@@ -10,9 +10,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
+from jaxcoll import ScheduleError
 from jaxcoll.collective import KINDS, ROOTED
-from jaxcoll.errors import ScheduleError
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import bind

@@ -32,7 +32,7 @@ def run_all(what: str, process: int) -> None:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from jaxcoll import execute as jc
+    import jaxcoll as jc
     from jaxcoll import topologies
     from jaxcoll.synth import synthesize
 

@@ -16,13 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcoll.io.files
-from jaxcoll.collective import Collective
-from jaxcoll.errors import FormatError, JaxcollError, ScheduleError, TopologyError
+from jaxcoll import (
+    Collective,
+    FormatError,
+    JaxcollError,
+    Provenance,
+    Schedule,
+    ScheduleError,
+    Topology,
+    TopologyError,
+)
 from jaxcoll.io import dumps, load, loads, save
 from jaxcoll.io.json import COLLECTIVE, SCHEDULE, TOPOLOGY
-from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topologies import ring, switch, torus
-from jaxcoll.topology import Topology
 from tests import reference, strategies
 from tests.elsewhere import printed_elsewhere
 

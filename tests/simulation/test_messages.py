@@ -9,10 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Topology, bound, optimum, shortest_routes, synthesize, topologies
-from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll import (
+    Message,
+    ScheduleError,
+    Topology,
+    TopologyError,
+    bound,
+    optimum,
+    shortest_routes,
+    simulate,
+    simulate_messages,
+    synthesize,
+    topologies,
+)
 from jaxcoll.io import json
-from jaxcoll.simulation import MODELS, Message, simulate, simulate_messages
+from jaxcoll.simulation import MODELS
 from tests.simulation.event_queue import arrivals
 from tests.strategies import grids, schedules
 

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.bounds import ideal
-from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
+from jaxcoll import Grid, Topology, TopologyError, ideal
 from jaxcoll.paths import hop_distances
 from jaxcoll.topologies import (
     behind_routers,
@@ -35,7 +33,6 @@ from jaxcoll.topologies import (
     switch_2d,
     torus,
 )
-from jaxcoll.topology import Topology
 
 FACTORS = st.sampled_from(
     [

@@ -22,8 +22,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import aot
-from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll import CollectiveError, ScheduleError, aot
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import integers, mesh_of, sharded
 

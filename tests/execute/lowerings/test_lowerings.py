@@ -13,8 +13,8 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
+from jaxcoll import CollectiveError
 from jaxcoll.collective import KINDS
-from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan
 from jaxcoll.execute.lowerings.rounds import permute_program

@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import topologies
-from jaxcoll.collective import Collective
+from jaxcoll import Collective, synthesize, topologies
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import ssa
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.lowerings.step_splitting import split_long_steps
-from jaxcoll.synth import synthesize
 from tests.execute.harness import mesh_of
 
 TORUS = topologies.torus(4, 4, 4)
