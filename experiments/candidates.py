@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import jaxcoll as jc
 from experiments.config import HardwareConfig, SynthConfig, TopologyConfig
-from jaxcoll import topologies
-from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.schedule import Schedule
-from jaxcoll.topology import Topology
+from jaxcoll import CollectiveError, Schedule, Topology, TopologyError, topologies
 
 FAMILIES = {
     "torus": topologies.torus,
@@ -26,7 +23,7 @@ class Candidate:
 
     Attributes:
         synthesizer: its name.
-        chunks: chunks a shard.
+        chunks: chunks per shard.
         schedule: the schedule; None where the synthesizer is not defined for the network.
         reason: why there is none.
         times: seconds at each size.

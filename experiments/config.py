@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.errors import ConfigError
-from jaxcoll.synth import SYNTHESIZERS
+from jaxcoll import SYNTHESIZERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HardwareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SynthConfig:
-    """Which synthesizers are run, and with how many chunks a shard.
+    """Which synthesizers are run, and with how many chunks per shard.
 
     Attributes:
         names: of the synthesizers; all that there are where empty.

@@ -68,7 +68,7 @@ class Digits:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """How a run went, one value a step, float64 of shape (steps,).
+    """How a run went, one value per step, float64 of shape (steps,).
 
     Attributes:
         loss: mean cross entropy of the step's batch, before the update.

@@ -11,9 +11,7 @@ import jaxcoll as jc
 from experiments.candidates import Candidate, best_at, build_topology, candidates
 from experiments.configure import configure
 from experiments.files import write_figure
-from jaxcoll import draw
-from jaxcoll.bounds import Bound
-from jaxcoll.topology import Topology
+from jaxcoll import Bound, Topology, draw
 
 # Drawn beside the winners, however they fare.
 BASELINES = ("ring", "direct", "bucket")

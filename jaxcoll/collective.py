@@ -94,7 +94,7 @@ class Collective:
         if count > np.iinfo(np.int32).max:
             raise CollectiveError(
                 f"{self} has {count} chunks, more than the 2**31 - 1 that can be numbered; "
-                f"take fewer chunks a shard"
+                f"take fewer chunks per shard"
             )
 
     # ------------------------------------------------------------------ facts
@@ -230,7 +230,7 @@ class Collective:
         """Bytes of each chunk when the buffer of a rank has ``nbytes``.
 
         The buffer is the larger of a rank's input and output: the gathered result, the vector to
-        be reduced, the root's data, or what a rank exchanges with all (its own block included).
+        be reduced, the root's data, or the blocks a rank sends to all (its own block included).
         """
         total = checks.rational(nbytes, "nbytes", CollectiveError)
         return tuple(total / int(parts) for parts in self.chunks_per_buffer)
@@ -288,7 +288,7 @@ class Collective:
         if self.is_grouped:
             over += f" in {len(self.groups)} groups of {'/'.join(map(str, sizes))}"
         root = f", root {self.root}" if self.root is not None else ""
-        return f"Collective({self.kind}, {over}, {self.chunks_per_shard} chunks a shard{root})"
+        return f"Collective({self.kind}, {over}, {self.chunks_per_shard} chunks per shard{root})"
 
 
 def _checked_groups(given, num_ranks: int) -> tuple[tuple[int, ...], ...]:

@@ -122,7 +122,7 @@ class Edges:
             raise ScheduleError(f"edge {edge} ({self.src[edge]}->{self.dst[edge]}) {text}")
 
     def reverse(self, link_image: np.ndarray) -> Edges:
-        """Every edge turned round, link i having become ``link_image[i]``."""
+        """Every edge reversed, link i having become ``link_image[i]``."""
         edge_of = np.repeat(np.arange(len(self)), self.hops)
         order = np.lexsort((-np.arange(len(self.path_link)), edge_of))
         return Edges(self.dst, self.src, self.path_ptr, link_image[self.path_link][order])
@@ -142,7 +142,7 @@ class Edges:
 
 @nb.njit(cache=True)
 def _first_broken(src, dst, path_ptr, path_link, link_src, link_dst):
-    """The first edge whose path is not one of links from its source to its destination, or -1."""
+    """The first edge whose links do not lead from its source to its destination, or -1."""
     for e in range(len(src)):
         at = src[e]
         for i in range(path_ptr[e], path_ptr[e + 1]):
@@ -244,7 +244,7 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
         src, dst: ranks, integers of shape (pairs,), src[i] != dst[i].
 
     Raises:
-        ScheduleError: columns of unequal length, a number that is no rank, a pair of equal ranks.
+        ScheduleError: columns of unequal length, a rank out of range, a pair of equal ranks.
         TopologyError: ranks that cannot reach each other.
     """
     connected(topology)

@@ -18,7 +18,6 @@ from jaxcoll.bounds import throughput
 from jaxcoll.bounds.times import distance_bound
 from jaxcoll.io import json, multitree
 from jaxcoll.simulation import steady_seconds
-from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.trees import multicast
 
 HOSTILE: tuple[Any, ...] = (
@@ -124,7 +123,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "bound": (jc.bound, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
-    "lower_bounds": (jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}),
+    "lower_bounds": (
+        jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}
+    ),
     "cut_bound": (jc.cut_bound, {"topology": RING, "collective": GATHER, "nbytes": 1e6}),
     "distance_bound": (distance_bound, {"topology": RING, "collective": GATHER}),
     "ideal": (jc.ideal, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
@@ -148,7 +149,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "empty_schedule": (synth.empty_schedule, {"topology": RING, "collective": GATHER}),
     "forest": (synth.forest, {"topology": RING}),
     "synthesize_compact": (
-        synthesize_compact,
+        jc.synthesize_compact,
         {
             "topology": SWITCH, "folder": "never made", "chunks": 1, "rule": "random", "seed": 0,
             "threads": 1,
@@ -182,18 +183,18 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dgx2": (topologies.dgx2, {"planes": 2, **LINKS}),
     "dgx_a100": (
         topologies.dgx_a100,
-        {"boxes": 2, "inside": 3e11, "network": 25e9, "alpha": 1e-6, "network_alpha": 1e-6},
+        {"hosts": 2, "inside": 3e11, "network": 25e9, "alpha": 1e-6, "network_alpha": 1e-6},
     ),
-    "dgx_h100": (topologies.dgx_h100, {"boxes": 2, "inside": 3e11, "network": 25e9}),
+    "dgx_h100": (topologies.dgx_h100, {"hosts": 2, "inside": 3e11, "network": 25e9}),
     "mi250": (
         topologies.mi250,
         {
-            "boxes": 2, "ranks": 8, "inside": 50e9, "network": 16e9, "alpha": 1e-6,
+            "hosts": 2, "ranks": 8, "inside": 50e9, "network": 16e9, "alpha": 1e-6,
             "network_alpha": 1e-6,
         },
     ),
-    "nvswitch_boxes": (
-        topologies.nvswitch_boxes,
+    "nvswitch_hosts": (
+        topologies.nvswitch_hosts,
         {
             "sizes": (2, 3), "inside": 1e9, "network": 1e9, "alpha": 1e-6, "network_alpha": 1e-6,
             "name": "",
@@ -206,7 +207,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"leaves": 2, "ranks": 2, "spines": 2, "oversubscription": 2, **LINKS},
     ),
     "switch_2d": (topologies.switch_2d, {"inner": 2, "outer": 2, "degree": 1, **LINKS}),
-    "multi_rail": (topologies.multi_rail, {"boxes": 2, "ranks": 2, **LINKS}),
+    "multi_rail": (topologies.multi_rail, {"hosts": 2, "ranks": 2, **LINKS}),
     "ring_fc_switch": (
         topologies.ring_fc_switch,
         {

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxcoll.collective import Collective
-from jaxcoll.schedule import Schedule
+from jaxcoll import Collective, Schedule
 
 STALE = "given away"
 

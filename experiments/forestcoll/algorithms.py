@@ -112,7 +112,7 @@ def _tacos(case: Case) -> Iterator[Schedule]:
 
 
 def _step_milp(case: Case) -> Iterator[Schedule]:
-    """One chunk a rank, and two where they are found in time."""
+    """One chunk per rank, and two where they are found in time."""
     milp = StepMilp(nbytes=case.nbytes, seconds=10.0)
     yield case.made(milp, 1)
     with contextlib.suppress(*Refused):

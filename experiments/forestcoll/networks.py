@@ -70,7 +70,7 @@ def _nvswitch(fabric: str) -> Callable[[int, int], Topology]:
         if ranks == 8:
             return {"a100": topologies.dgx_a100, "h100": topologies.dgx_h100}[fabric](boxes)
         inside, network = NVSWITCH[fabric]
-        return topologies.nvswitch_boxes((ranks,) * boxes, inside=inside, network=network)
+        return topologies.nvswitch_hosts((ranks,) * boxes, inside=inside, network=network)
 
     return build
 

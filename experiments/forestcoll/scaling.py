@@ -96,7 +96,7 @@ def _paper_seconds(name: str, cluster: ClusterConfig, topology: Topology) -> flo
 
 # ---------------------------------------------------------------------- algorithms
 
-# From a cluster and its network to seconds a byte of the gathered result, on the busiest link.
+# From a cluster and its network to seconds per byte of the gathered result, on the busiest link.
 Maker = Callable[[ClusterConfig, Topology, int], Fraction]
 
 

@@ -1,4 +1,4 @@
-"""ForestColl, Table 4.1: bandwidth of a fixed number of trees a rank on two MI250 boxes."""
+"""ForestColl, Table 4.1: bandwidth of a fixed number of trees per rank on two MI250 boxes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Config:
 
     Attributes:
         size: what it is run as.
-        trees: trees a rank, rising; the optimum's own number is added.
-        packed: most trees a rank for which trees are packed and counted, too.
+        trees: trees per rank, rising; the optimum's own number is added.
+        packed: most trees per rank for which trees are packed and counted, too.
         notes: what differs from the paper.
         results: folder to write to.
     """
@@ -63,7 +63,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], best: float) -> Figure:
-    """Bandwidth against trees a rank, with the optimum and the numbers that the paper prints."""
+    """Bandwidth against trees per rank, with the optimum and the numbers that the paper prints."""
     figure = Figure(figsize=(6.0, 3.6), layout="constrained")
     axes = figure.subplots()
     trees = [row["trees a rank"] for row in rows]

@@ -11,7 +11,7 @@ from jaxcoll.simulation import PACKETS, WHOLE, Framing
 from jaxcoll.synth import DoubleBinaryTree, Hdrm, MultiTree, Ring, Ring2D
 from jaxcoll.topology import Topology
 
-ALPHA = 150e-9  # seconds a link (Table III)
+ALPHA = 150e-9  # seconds per link (Table III)
 BANDWIDTH = 16e9  # bytes per second (Table III)
 ALGORITHMS = ("multitree_msg", "multitree", "double_binary_tree", "ring_2d", "ring", "hdrm")
 LEAST = "ring_2d_least"  # not in the paper

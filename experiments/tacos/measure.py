@@ -48,11 +48,11 @@ VARIANTS: Mapping[str, Callable[[tuple[int, ...]], Synthesizer]] = {
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmConfig:
-    """An algorithm, in one or more variants, and the numbers of chunks a shard it is tried with.
+    """An algorithm, in one or more variants, and the numbers of chunks per shard it is tried with.
 
     Attributes:
         by: names in ``SYNTHESIZERS`` or ``VARIANTS``.
-        chunks: chunks a shard. At each size the quickest variant and number count.
+        chunks: chunks per shard. At each size the quickest variant and number count.
     """
 
     by: tuple[str, ...]

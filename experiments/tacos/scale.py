@@ -9,9 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxcoll.synth.tacos.out_of_core import synthesize_compact
+from jaxcoll import synthesize_compact, verify
 from jaxcoll.topologies import mesh
-from jaxcoll.verifier import verify
 
 # Sec. VI-C: an all_reduce on 64 threads. The paper's 3D Hypercube is a 3D mesh.
 PAPER_SECONDS = {"mesh 200x200": 2.52 * 3600, "mesh 35x35x35": 3.29 * 3600}

@@ -25,7 +25,7 @@ _MOST_NUMBERED = 24
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """All-gathers with one chunk a rank.
+    """All-gathers with one chunk per rank.
 
     Attributes:
         title: the figure of the paper.

@@ -32,7 +32,7 @@ class Simulated:
     Attributes:
         topology: the network.
         synthesizer: an algorithm with its hyperparameters, or its name.
-        chunks: chunks a shard; times the pieces.
+        chunks: chunks per shard; times the pieces.
         groups: that run at the same time; all ranks when None.
         model: the link model.
         framing: heads that cost bandwidth.

@@ -1,4 +1,4 @@
-"""Framing: what the bytes of a message cost on a link beyond themselves."""
+"""Framing: the bytes on a link beyond a message's own, the heads of its packets."""
 
 from __future__ import annotations
 

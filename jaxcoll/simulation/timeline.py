@@ -26,7 +26,7 @@ class Timeline:
     one link of its path; hops stand message by message, in the order of the path.
 
     Attributes:
-        schedule: what was run.
+        schedule: the simulated schedule.
         nbytes: bytes of a rank's buffer.
         model: the link model, "astra" or "tacos".
         clock: the unit of time, and whether it is exact.

@@ -1,18 +1,18 @@
 """Overlap: sums of gradients that advance a step with every layer of the backward pass.
 
 A sum over ranks takes several steps, and XLA decides when each of them runs. It starts the first
-when a gradient is there, and leaves the others to the end, where no matrix product hides them. Here
-the order is written into the program: when the backward pass of a layer is done, what is in flight
-is received and its next step is sent, and the backward pass of the layer before begins only then.
-So each step of every sum under way has one layer's products to hide behind::
+when a gradient is available and leaves the others to the end, where no matrix product hides them.
+Here the order is written into the program: after the backward pass of a layer, the messages in
+flight are received and the next step of every sum is sent; only then does the backward pass of the
+previous layer begin. So each step of every active sum overlaps with one layer's products::
 
     layer 3:  products                                    send gradient 3, step 0
     layer 2:  products    receive 3.0, send 3.1           send gradient 2, step 0
     layer 1:  products    receive 3.1, 2.0, send 3.2, 2.1 send gradient 1, step 0
 
-What is left after the first layer runs at the end. Whether this gains depends on the machine: it
-orders communication that would otherwise be free to run, and a step that takes longer than a layer
-holds the next layer up.
+The remaining steps run after the first layer. Whether this gains depends on the machine: it orders
+communication that XLA could otherwise schedule freely, and a step that takes longer than a layer
+delays the next layer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxcoll.execute import calls, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, is_void, plan_buckets
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
 from jaxcoll.execute.selection import Choice
@@ -64,9 +64,9 @@ def overlap(
         schedule, mean, bucket_bytes, accum_dtype: as for ``all_reduce_gradients``, of each layer.
 
     Returns:
-        A function of (params, x, *arguments), ``params`` having one pytree a layer, which returns
+        A function of (params, x, *arguments), ``params`` having one pytree per layer, which returns
         this rank's loss and the gradients: a list of pytrees that are the same on all ranks.
-        Parameters may be the same on all ranks, which is no different here with ``check_vma``.
+        Parameters may be typed as the same on all ranks; ``check_vma`` does not change the result.
 
     Raises:
         CollectiveError: no layers; from the function returned: another number of params than
@@ -141,7 +141,7 @@ class _Sum:
             self.divisor = self.axes.num_ranks // len(chosen.collective.groups)
         # Groups that share a schedule share permutes, not results.
         self.same = set(self.axes.over) | (set(self.axes.names) - jax_internals.varying(x))
-        self.program = program_of(chosen)
+        self.program = permute_program(chosen)
         self.rank = self.axes.rank()
         self.width = -(-x.size // self.program.block_rows)
         x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
@@ -199,7 +199,7 @@ class _Line:
         """One step of every sum, after what was computed meanwhile and before what comes next.
 
         Returns:
-            ``computed``, which is there only once the steps in flight have arrived.
+            ``computed``, available only once the steps in flight have arrived.
         """
         flat, structure = jax.tree.flatten(computed)
         real = [i for i, leaf in enumerate(flat) if not is_void(leaf)]

@@ -18,15 +18,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import aot, topologies
-from jaxcoll import execute as jc
-from jaxcoll.collective import KINDS, ROOTED, Collective
+import jaxcoll as jc
+from jaxcoll import Collective, Schedule, aot, synthesize, topologies
+from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.execute.defaults import default_schedule
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.execute.lowerings.step_splitting import in_pieces
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth import Bucket, synthesize
+from jaxcoll.execute.lowerings.step_splitting import split_long_steps
+from jaxcoll.synth import Bucket
 
 # Elements of a shard: a multiple of the chunks of every schedule, and so many that buffers do not
 # fit into the fast memory of a TPU, where they would not count as temporary.
@@ -106,9 +105,9 @@ def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str)
     )
     seconds = time.perf_counter() - start
     summary = aot.summarize(compiled)
-    program = program_of(schedule)
+    program = permute_program(schedule)
     if target.platform == "tpu":
-        program = in_pieces(program)
+        program = split_long_steps(program)
     print(
         json.dumps(
             {

@@ -12,10 +12,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import aot
-from jaxcoll import execute as jc
+import jaxcoll as jc
+from jaxcoll import CollectiveError, FormatError, TopologyError, aot
 from jaxcoll.aot import targets
-from jaxcoll.errors import CollectiveError, FormatError, TopologyError
 from tests.execute.harness import mesh_of
 
 TPU = """\

@@ -36,7 +36,7 @@ def platform_of(name: str) -> str:
 
 @functools.cache
 def compiled(name: str, wrap: str, which: str) -> list[dict]:
-    """What the worker says, one mapping a case."""
+    """What the worker says, one mapping per case."""
     if not aot.is_available(platform_of(name)):
         pytest.skip(f"the compiler for {name} is not installed; scripts/test --targets does so")
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}

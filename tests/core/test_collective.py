@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.collective import DUALS, KINDS, REDUCING, ROOTED, Collective, common_parts
-from jaxcoll.errors import CollectiveError
+from jaxcoll import Collective, CollectiveError
+from jaxcoll.collective import DUALS, KINDS, REDUCING, ROOTED, common_parts
 from tests import oracle, strategies
 
 COLLECTIVES = st.integers(1, 9).flatmap(lambda n: strategies.collectives(n))
@@ -143,7 +143,7 @@ def test_given_as_lists_or_numpy_integers_it_is_the_same():
     other = Collective("gather", *alike)
     assert one == other
     assert hash(one) == hash(other)
-    assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks a shard, root 1)"
+    assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks per shard, root 1)"
 
 
 BAD = [

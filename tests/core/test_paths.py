@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.errors import JaxcollError, ScheduleError
-from jaxcoll.paths import Edges, hop_distances, latency_distances, shortest_routes
+from jaxcoll import Edges, JaxcollError, ScheduleError, Topology, shortest_routes
+from jaxcoll.paths import hop_distances, latency_distances
 from jaxcoll.topologies import fully_connected, mesh, ring, switch, torus
-from jaxcoll.topology import Topology
 from tests import strategies
 
 NETWORKS = strategies.topologies(switches=True) | strategies.grids() | strategies.families()

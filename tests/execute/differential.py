@@ -36,7 +36,7 @@ from jax import export, lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute import oracle
 
 OLD = jax.__version_info__ < (0, 11)

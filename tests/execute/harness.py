@@ -9,12 +9,7 @@ import networkx as nx
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxcoll import topologies
-from jaxcoll.collective import Collective
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth import synthesize
-from jaxcoll.topology import Topology
-from jaxcoll.verifier import verify
+from jaxcoll import Collective, Schedule, Topology, synthesize, topologies, verify
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute.harness import integers, mesh_of, schedule_of, sharded
 
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)

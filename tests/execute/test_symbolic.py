@@ -15,7 +15,7 @@ PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
 from jax import export, lax
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute.harness import mesh_of
 
 mesh, calls = mesh_of(4), {
@@ -46,7 +46,7 @@ REFUSED = """
 import jax
 from jax import export
 from jax.sharding import PartitionSpec as P
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute.harness import mesh_of
 
 f = jax.shard_map(lambda v: jc.FUNCTION, mesh=mesh_of(4), in_specs=P("x"), out_specs=P("x"))

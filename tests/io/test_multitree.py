@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import topologies
-from jaxcoll.errors import FormatError
+from jaxcoll import FormatError, Schedule, synthesize, topologies
 from jaxcoll.io import multitree
 from jaxcoll.io.multitree import Entry
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth import Direct, MultiTree, Ring, synthesize
+from jaxcoll.synth import Direct, MultiTree, Ring
 from tests import strategies
 
 # Fig. 5 of the paper, but for one number: the figure has FlowID 1 in the first Gather of

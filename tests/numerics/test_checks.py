@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxcoll import synth
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll import CollectiveError, TopologyError, synth
 from jaxcoll.numerics import checks
 
 

@@ -7,9 +7,8 @@ from fractions import Fraction
 
 from hypothesis import given
 
-from jaxcoll.bounds.throughput import optimum
-from jaxcoll.collective import Collective
-from jaxcoll.simulation import simulate, steady_seconds
+from jaxcoll import Collective, optimum, simulate
+from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import ForestColl, Ring
 from jaxcoll.topologies import dgx_a100, ring, torus
 from tests import strategies

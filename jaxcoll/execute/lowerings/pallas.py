@@ -1,13 +1,13 @@
-"""pallas: one TPU kernel that writes what it sends into the rows where it belongs.
+"""pallas: one TPU kernel that writes every chunk straight into the receiver's row.
 
-A rank's buffer stays where it is; every chunk is one remote DMA from a row here to a row there, and
-nothing is copied to be sent. Partial sums arrive in rows of their own, since the receiver may still
-be adding to its own, and are added from there, block by block.
+A rank's buffer stays in place: every chunk is one remote DMA from a local row to a row of the
+receiver, without a copy before it. Partial sums arrive in landing rows of their own, since the
+receiver may still be adding to the final row, and are added from there, block by block.
 
-A rank enters when its neighbours (all it sends to or receives from) have entered too, else it would
-write to a buffer that is not there yet; and it leaves when they have all left, so that the signals
-of the next kernel of the same schedule are not taken for signals of this one. In between, a step
-waits for nothing but its own messages: neighbours may be steps ahead or behind.
+A rank enters when its neighbours (all ranks it sends to or receives from) have entered too;
+otherwise it would write to a buffer that does not exist yet. It leaves when all of them have left,
+so that signals of the next kernel of the same schedule are not taken for signals of this one. In
+between, a step waits only for its own messages: neighbours may be steps ahead or behind.
 
 On CPU devices the kernel runs in Pallas's TPU interpreter, slowly, for tests.
 """
@@ -31,7 +31,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings.buffer import empty, fill
-from jaxcoll.execute.lowerings.rounds import Program
+from jaxcoll.execute.lowerings.rounds import PermuteProgram
 
 Ref = Any  # to a buffer, a table or semaphores
 
@@ -41,7 +41,7 @@ BLOCK_BYTES = 1 << 19  # added at a time; two fit into fast memory with room to 
 
 
 def run(
-    program: Program,
+    program: PermuteProgram,
     x: jax.Array,
     axes: Axes,
     width: int,
@@ -93,7 +93,7 @@ class Tables:
         send: row sent, int32 of shape (ranks, steps, columns).
         there: the row it goes to at the receiver, or -1 - (its landing row) if it is added there.
         recv: row that receives, likewise.
-        landing: landing row of what is added, -1 - row where it is copied.
+        landing: landing row of a chunk that is added; -1 of one that is copied.
         peer: receiver's coordinate on each axis, shape (ranks, steps, rounds * axes).
         near: neighbours' coordinates on each axis, shape (ranks, neighbours, axes).
         landings: landing rows.
@@ -113,7 +113,7 @@ class Tables:
 
 
 @functools.lru_cache(maxsize=256)
-def tables_of(program: Program, axes: Axes) -> Tables:
+def tables_of(program: PermuteProgram, axes: Axes) -> Tables:
     n, steps = program.num_ranks, len(program.steps)
     rounds = max(len(step) for step in program.steps)
     size = max(r.size for step in program.steps for r in step)
@@ -221,7 +221,7 @@ class _Place:
     moved: Ref
 
     def meet(self, semaphore) -> None:
-        """Wait until all neighbours are here."""
+        """Wait until all neighbours have reached this point."""
         spots = range(self.near.shape[0])
         for i in spots:
             signal = functools.partial(pl.semaphore_signal, semaphore, **self._device(self.near, i))

@@ -19,7 +19,7 @@ from jaxcoll.topologies import (
     dgx_a100,
     hypercube,
     mesh,
-    nvswitch_boxes,
+    nvswitch_hosts,
     ring,
     star,
     switch,
@@ -39,8 +39,8 @@ GB = 10**9
         hypercube(3),
         dgx1(),
         switch(4),
-        nvswitch_boxes((2, 2), inside=8e9, network=1e9),
-        nvswitch_boxes((4, 4), inside=300e9, network=25e9),
+        nvswitch_hosts((2, 2), inside=8e9, network=1e9),
+        nvswitch_hosts((4, 4), inside=300e9, network=25e9),
     ],
     ids=lambda t: t.name,
 )
@@ -73,7 +73,7 @@ def test_a_star_is_best_summed_in_the_middle():
         (mesh(2, 3), 70),
         (mesh(3, 3), 75),
         # All data must cross a rank's link twice, or enter and leave the smaller box.
-        (nvswitch_boxes((3, 2), inside=4e9, network=1e9), 2),
+        (nvswitch_hosts((3, 2), inside=4e9, network=1e9), 2),
     ],
     ids=str,
 )

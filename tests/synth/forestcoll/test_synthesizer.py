@@ -18,7 +18,7 @@ from jaxcoll.topologies import (
     fully_connected,
     mesh,
     mi250,
-    nvswitch_boxes,
+    nvswitch_hosts,
     ring_fc_switch,
     switch_2d,
     torus,
@@ -83,7 +83,7 @@ def test_quick_refuses_what_takes_long_and_nothing_else():
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
 def test_broadcasts_from_any_root(kind):
-    topology = nvswitch_boxes((3, 2), inside=4e9, network=1e9)
+    topology = nvswitch_hosts((3, 2), inside=4e9, network=1e9)
     for root in range(5):
         schedule = ForestColl().synthesize(topology, Collective(kind, 5, 12, root=root))
         verify(schedule)
