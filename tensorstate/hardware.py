@@ -20,7 +20,7 @@ from jaxcoll.simulate import simulate
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
 from tensorstate.errors import PlanError
-from tensorstate.states import Mesh
+from tensorstate.ir.placements import Mesh
 
 
 @dataclasses.dataclass(frozen=True)

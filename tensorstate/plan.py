@@ -12,31 +12,31 @@ from typing import Any, Literal
 import jax
 
 from jaxcoll.topology import Topology
-from tensorstate import report
-from tensorstate.apply import Applied, apply
-from tensorstate.check import Report, compare
-from tensorstate.collectives import Collectives
-from tensorstate.cost import Cost, price
+from tensorstate.cost.cost import Cost, price
+from tensorstate.cost.reshard_plan import Decisions, is_whole
+from tensorstate.cost.result import Found, objective_of, rank
 from tensorstate.errors import PlanError
-from tensorstate.families import FAMILIES, Families, per_axis
-from tensorstate.graph import Graph
+from tensorstate.execution.collectives import Collectives
+from tensorstate.execution.sharded_step import Applied, apply
 from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
-from tensorstate.page import page
-from tensorstate.pins import Spec, pinned
-from tensorstate.problem import Problem
-from tensorstate.search.auto import auto
-from tensorstate.search.descent import descent
-from tensorstate.search.exact import Found, milp, objective_of, rank
-from tensorstate.search.genetic import genetic
-from tensorstate.search.program import Progress
-from tensorstate.states import Mesh, State
-from tensorstate.trace import trace
-from tensorstate.trips import Decisions, is_whole
-from tensorstate.ways import Way
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import Mesh, State
+from tensorstate.problem.baselines import FAMILIES, Families, per_axis
+from tensorstate.problem.constraints import Spec, pinned
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Way
+from tensorstate.report import text as report
+from tensorstate.report.hlo_check import Report, compare
+from tensorstate.report.web_page import page
+from tensorstate.solver.auto import auto
+from tensorstate.solver.coordinate_descent import descent
+from tensorstate.solver.exact import milp
+from tensorstate.solver.linear_program import Progress
+from tensorstate.tracing.trace_step import trace
 
 Allowed = Sequence[Sequence[Way]]
 
-SEARCHES = {"auto": auto, "milp": milp, "descent": descent, "genetic": genetic}
+SEARCHES = {"auto": auto, "milp": milp, "descent": descent}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -231,7 +231,6 @@ def search(
     method: str = "auto",
     gap: float = 1e-2,
     time_limit: float = math.inf,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
     """Choose the state of every tensor of a training step.
@@ -253,11 +252,10 @@ def search(
         forbid: mesh axes that must not shard inputs, by patterns.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         method: "milp" decides all axes at once; "descent" one after another, with a looser bound;
-            "genetic" breeds plans, without one; "auto" takes the first up to two axes, else the
+            "auto" takes the first up to two axes, else the
             second, which also helps on two axes under a memory limit (see ``search.auto``).
         gap: relative gap to a proved bound at which to stop.
         time_limit: seconds; the best plan until then is returned with its gap.
-        seed: of the genetic search.
         progress: called with seconds, best objective and bound (both in microseconds).
 
     Raises:
@@ -282,10 +280,7 @@ def search(
         "time_limit": time_limit,
         "progress": progress,
     }
-    if method == "genetic":
-        options["seed"] = seed
-    else:
-        options["gap"] = gap
+    options["gap"] = gap
     solve = SEARCHES[method]
 
     def ready(count: int) -> tuple[Problem, Allowed]:

@@ -17,9 +17,9 @@ from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import INK, PALETTE
 from tensorstate import HARDWARE, named, trace
-from tensorstate.problem import Problem
-from tensorstate.search.exact import Found
-from tensorstate.trips import Trip
+from tensorstate.cost.reshard_plan import Trip
+from tensorstate.cost.result import Found
+from tensorstate.problem.problem import Problem
 
 GATHER, SCATTER, EMBEDDING = "all_gather", "reduce_scatter", "reduce_scatter of the embedding"
 # When a collective runs, and why.

@@ -18,8 +18,8 @@ from experiments.workloads.pictures import stacked_bars
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulate import simulate
 from tensorstate import HARDWARE, Graph, Mesh, Network, named, trace
-from tensorstate.cost import Cost
-from tensorstate.problem import Problem
+from tensorstate.cost.cost import Cost
+from tensorstate.problem.problem import Problem
 
 RING, FOREST = "vendor ring", "ForestColl"
 

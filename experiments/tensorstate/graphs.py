@@ -16,7 +16,7 @@ from experiments.experiment import publish
 from experiments.tensorstate.networks import AxisConfig, rings
 from jaxcoll.draw.style import PALETTE
 from tensorstate import HARDWARE, Graph, named, trace
-from tensorstate.problem import Problem
+from tensorstate.problem.problem import Problem
 
 # Fig. 5.2a: calls of operators in the torch.fx graph; Fig. 5.2b: nodes after processing.
 _PAPER_CALLS = 14

@@ -16,8 +16,8 @@ from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
 from tensorstate import HARDWARE, Graph, Plan, PlanError, named, search, trace
-from tensorstate.naming import full_name
-from tensorstate.search.exact import Found
+from tensorstate.cost.result import Found
+from tensorstate.report.parallelism_names import full_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Config:
         models: to search.
         axes: of the mesh.
         memory_shares: memory limits, as shares of what the plan without a limit takes.
-        families: to compare with (see ``tensorstate.families``).
+        families: to compare with (see ``tensorstate.problem.baselines``).
         hardware: a name in ``tensorstate.HARDWARE``.
         gap: relative gap at which a search may stop.
         time_limit: seconds of a search.

@@ -18,7 +18,7 @@ from jaxcoll.draw.style import FAINT, PALETTE
 from jaxcoll.synth import SYNTHESIZERS
 from jaxcoll.topology import Topology
 from tensorstate import HARDWARE, AlphaBeta, Graph, Mesh, Plan, Scheduled, search, trace
-from tensorstate.wires import co_optimize, layouts, repriced
+from tensorstate.mesh_search import co_optimize, layouts, repriced
 
 BLIND, STATES, BOTH = "blind", "states on the network", "mesh, wires and states"
 

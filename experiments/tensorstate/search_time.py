@@ -18,9 +18,9 @@ from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
 from tensorstate import HARDWARE, Graph, PlanError, search, trace
-from tensorstate.problem import Problem
-from tensorstate.search.auto import AT_ONCE
-from tensorstate.search.milp import Formulation
+from tensorstate.problem.problem import Problem
+from tensorstate.solver.auto import AT_ONCE
+from tensorstate.solver.formulation import Formulation
 
 
 @dataclasses.dataclass(frozen=True)

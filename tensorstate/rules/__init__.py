@@ -2,7 +2,7 @@
 
 A rule says which dimensions of an equation are one and what it sums over, and how to run it on one
 device's part of its arrays. Primitives that only rename dimensions are no operators and have no
-rule; see ``tensorstate.factors``. A primitive that is not listed has a rule inferred.
+rule; see ``tensorstate.tracing.factors``. A primitive that is not listed has a rule inferred.
 """
 
 import dataclasses
@@ -11,10 +11,9 @@ from typing import Any
 
 from tensorstate.rules import elementwise, indexing, products, random, reductions, shapes
 from tensorstate.rules.inferred import infer
-from tensorstate.rules.signature import (
+from tensorstate.rules.sharding_rule import (
     REPLICATED,
     Argument,
-    Block,
     Equation,
     Rule,
     Signature,
@@ -49,7 +48,6 @@ __all__ = [
     "REPLICATED",
     "RULES",
     "Argument",
-    "Block",
     "Equation",
     "Rule",
     "Signature",

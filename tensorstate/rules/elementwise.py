@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorstate.rules.signature import Argument, Equation, Rule, Signature, bind_with, elements
+from tensorstate.rules.sharding_rule import Argument, Equation, Rule, Signature, bind_with, elements
 
 # Names by how the result depends on the arguments.
 _JOINTLY_LINEAR = ("add", "sub", "add_any", "neg", "convert_element_type", "real", "imag")

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorstate.graph import Reduce
-from tensorstate.rules.signature import (
+from tensorstate.ir.graph import Reduce
+from tensorstate.rules.local_shard import LocalBlock
+from tensorstate.rules.sharding_rule import (
     Argument,
-    Block,
     Equation,
     Rule,
     Signature,
@@ -80,7 +80,7 @@ def _fills_linearly(params: Mapping[str, Any]) -> bool:
     return not fills or value is None or value == 0 or value != value
 
 
-def _run_gather(equation: Equation, arrays, block: Block):
+def _run_gather(equation: Equation, arrays, block: LocalBlock):
     params, (table, index) = equation.params, arrays
     numbers, mode = params["dimension_numbers"], Mode.from_any(params["mode"])
     dims = equation.arguments[0]
@@ -105,11 +105,11 @@ def _run_gather(equation: Equation, arrays, block: Block):
     return [out]
 
 
-def _local(taken: int, labels: Sequence[int], block: Block) -> int:
+def _local(taken: int, labels: Sequence[int], block: LocalBlock) -> int:
     return block.size(labels) if taken == block.whole(labels) else taken
 
 
-def _here(index, dimensions: Sequence[int], dims, mode, block: Block):
+def _here(index, dimensions: Sequence[int], dims, mode, block: LocalBlock):
     """Places on this device, whether all of a row's are here, and whether they are inside."""
     columns, here = [], jnp.ones(index.shape[:-1], bool)
     inside = here
@@ -184,7 +184,7 @@ def _scatter(sums: bool):
     return describe
 
 
-def _run_scatter(equation: Equation, arrays, block: Block):
+def _run_scatter(equation: Equation, arrays, block: LocalBlock):
     table, index, update = arrays
     numbers = equation.params["dimension_numbers"]
     dims, index_dims, _ = equation.arguments

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Literal
 
-from tensorstate import jaxprs
+from tensorstate.ir import jaxprs
 from tensorstate.rules import elementwise
-from tensorstate.rules.signature import (
+from tensorstate.rules.local_shard import LocalBlock
+from tensorstate.rules.sharding_rule import (
     REPLICATED,
     Argument,
-    Block,
     Equation,
     Rule,
     Signature,
@@ -300,7 +300,7 @@ def _describe(layers: Sequence[Layer]) -> Callable[..., Signature]:
 
 
 def _run(primitive: Any, layers: Sequence[Layer], params: Mapping[str, Any]):
-    def run(equation: Equation, arrays: Sequence[Any], block: Block) -> Sequence[Any]:
+    def run(equation: Equation, arrays: Sequence[Any], block: LocalBlock) -> Sequence[Any]:
         def function(*slices: Any) -> tuple[Any, ...]:
             out = primitive.bind(*slices, **params)
             return tuple(out) if primitive.multiple_results else (out,)

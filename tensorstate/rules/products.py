@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorstate.graph import Reduce
-from tensorstate.rules.signature import Argument, Rule, Signature, fresh
+from tensorstate.ir.graph import Reduce
+from tensorstate.rules.sharding_rule import Argument, Rule, Signature, fresh
 
 EITHER = (frozenset({0}), frozenset({1}))
 

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 
+from tensorstate.rules.local_shard import LocalBlock
 from tensorstate.rules.shapes import source
-from tensorstate.rules.signature import Block, Equation, Rule, bind
+from tensorstate.rules.sharding_rule import Equation, Rule, bind
 
 THREEFRY = "key<fry>"
 
 
-def _run(equation: Equation, arrays, block: Block):
+def _run(equation: Equation, arrays, block: LocalBlock):
     """Threefry hashes every element's place, so a part can be made by itself.
 
     Of other generators the whole is made, and the device's part kept.
@@ -33,7 +34,7 @@ def _run(equation: Equation, arrays, block: Block):
     return [out]
 
 
-def _threefry(key, width: int, dims, block: Block):
+def _threefry(key, width: int, dims, block: LocalBlock):
     """The bits of some places: what ``jax.random.bits`` gives there."""
     place = jnp.zeros((), jnp.uint32)
     for labels in dims:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tensorstate.graph import Reduce
-from tensorstate.rules.signature import Argument, Rule, Signature, elements
+from tensorstate.ir.graph import Reduce
+from tensorstate.rules.sharding_rule import Argument, Rule, Signature, elements
 
 FIRST = (frozenset({0}),)
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorstate.graph import Kind
-from tensorstate.rules.signature import (
+from tensorstate.ir.graph import Kind
+from tensorstate.rules.local_shard import LocalBlock
+from tensorstate.rules.sharding_rule import (
     Argument,
-    Block,
     Equation,
     Rule,
     Signature,
@@ -56,7 +56,7 @@ def slice_(arguments, results, params) -> Signature:
     return _cut("opaque", [a], [b], _equal(a, b), linear=FIRST)
 
 
-def _run_slice(equation: Equation, arrays, block: Block):
+def _run_slice(equation: Equation, arrays, block: LocalBlock):
     start = list(equation.params["start_indices"])
     limit = list(equation.params["limit_indices"])
     for d, labels in enumerate(equation.results[0]):
@@ -101,7 +101,7 @@ def dynamic_slice(arguments, results, params) -> Signature:
     return _cut("opaque", shapes, [b], _equal(a, b), linear=FIRST)
 
 
-def _run_dynamic_slice(equation: Equation, arrays, block: Block):
+def _run_dynamic_slice(equation: Equation, arrays, block: LocalBlock):
     sizes = tuple(block.size(labels) for labels in equation.results[0])
     return bind_with(equation, arrays, slice_sizes=sizes)
 
@@ -136,7 +136,7 @@ def reshape(arguments, results, params) -> Signature:
     )
 
 
-def _run_reshape(equation: Equation, arrays, block: Block):
+def _run_reshape(equation: Equation, arrays, block: LocalBlock):
     return [jnp.reshape(arrays[0], [block.size(labels) for labels in equation.results[0]])]
 
 
@@ -152,7 +152,7 @@ def source(arguments, results, params) -> Signature:
     return Signature("source", ins, outs, frozen=frozen, flops=elements(results[0]))
 
 
-def _run_iota(equation: Equation, arrays, block: Block):
+def _run_iota(equation: Equation, arrays, block: LocalBlock):
     labels = equation.results[0]
     shape = [block.size(one) for one in labels]
     dimension = equation.params["dimension"]
@@ -191,7 +191,7 @@ def _window(linear: tuple[frozenset[int], ...] = ()):
     return describe
 
 
-def _run_select_and_scatter(equation: Equation, arrays, block: Block):
+def _run_select_and_scatter(equation: Equation, arrays, block: LocalBlock):
     """Where windows do not overlap, without tables of places as large as what they cover.
 
     XLA makes four of them on CPU and GPU as the program begins (``SelectAndScatterExpander``).

@@ -14,13 +14,13 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tensorstate.cost.memory import EXACT, input_bytes, occupied
+from tensorstate.cost.reshard_plan import Decisions, is_held, remade_entities, trips_of
 from tensorstate.errors import PlanError
-from tensorstate.flows import Flow
-from tensorstate.memory import EXACT, input_bytes, occupied
-from tensorstate.problem import Problem
-from tensorstate.states import SUM, State, states
-from tensorstate.trips import Decisions, is_held, remade_entities, trips_of
-from tensorstate.ways import Way
+from tensorstate.ir.placements import SUM, State, states
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Way
+from tensorstate.problem.tensor_groups import Flow
 
 Allowed = Sequence[Sequence[Way]]
 

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorstate.apply import Applied
-from tensorstate.check import Report, compare
-from tensorstate.cost import Cost
-from tensorstate.graph import Graph, Operator
-from tensorstate.run import LocalBlock, interpret, run_operator
-from tensorstate.states import Mesh
+from tensorstate.cost.cost import Cost
+from tensorstate.execution.interpreter import interpret, run_operator
+from tensorstate.execution.sharded_step import Applied
+from tensorstate.ir.graph import Graph, Operator
+from tensorstate.ir.placements import Mesh
+from tensorstate.report.hlo_check import Report, compare
+from tensorstate.rules.local_shard import LocalBlock
 
 MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 

@@ -11,7 +11,7 @@ from jaxcoll.simulate import simulate
 from jaxcoll.verify import verify
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Scheduled
-from tensorstate.states import Mesh
+from tensorstate.ir.placements import Mesh
 
 MESH = Mesh.of({"data": 2, "model": 4})
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from hypothesis import strategies as st
 
-from tensorstate.graph import Graph
 from tensorstate.hardware import AlphaBeta, Hardware
-from tensorstate.problem import Problem
-from tensorstate.states import Mesh
-from tensorstate.trace import trace
-from tensorstate.ways import Way
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import Mesh
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Way
+from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import I32, s
 
 

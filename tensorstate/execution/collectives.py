@@ -1,0 +1,108 @@
+"""Moves of tensors between states, carried out inside ``jax.shard_map``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jaxcoll as jc
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, Mesh, State
+from tensorstate.problem.reshard import Move
+
+Choose = Callable[[str, int, int], Any]
+"""A schedule for a kind of collective, number of a mesh axis, and bytes of the larger buffer."""
+
+
+class Collectives(Protocol):
+    """How collectives are made: by schedules, or by JAX's own."""
+
+    def __call__(self, move: Move, x: jax.Array, mesh: Mesh) -> jax.Array:
+        """What a device has after a move that sends something, from what it had before."""
+        ...
+
+
+def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
+    """Collectives of ``jaxcoll``.
+
+    Args:
+        choose: what ``jaxcoll`` functions take as ``schedule=``; ``None`` for their default.
+            ``hardware.Network.schedule`` is one.
+    """
+
+    def run(move: Move, x: jax.Array, mesh: Mesh) -> jax.Array:
+        axis, before, after = _parts(move, mesh)
+        if before in (MAX, MIN):
+            take = jc.pmax if before == MAX else jc.pmin
+            return take(x, axis, schedule=choose("all_reduce", move.axis, move.nbytes))
+        schedule = choose(move.kind, move.axis, move.nbytes)
+        if move.kind == "all_gather":
+            return jc.all_gather(x, axis, axis=before, tiled=True, schedule=schedule)
+        if move.kind == "all_reduce":
+            return jc.psum(x, axis, schedule=schedule)
+        if move.kind == "reduce_scatter":
+            return jc.psum_scatter(x, axis, scatter_dimension=after, tiled=True, schedule=schedule)
+        return jc.all_to_all(x, axis, after, before, tiled=True, schedule=schedule)
+
+    return run
+
+
+def native(move: Move, x: jax.Array, mesh: Mesh) -> jax.Array:
+    """Collectives of ``jax.lax``, which XLA names as such."""
+    axis, before, after = _parts(move, mesh)
+    if before in (MAX, MIN):
+        take = lax.pmax if before == MAX else lax.pmin
+        return take(x.astype(jnp.int8), axis).astype(bool) if x.dtype == bool else take(x, axis)
+    if move.kind == "all_gather":
+        return lax.all_gather(x, axis, axis=before, tiled=True)
+    if move.kind == "all_reduce":
+        return lax.psum(x, axis)
+    if move.kind == "reduce_scatter":
+        return lax.psum_scatter(x, axis, scatter_dimension=after, tiled=True)
+    return lax.all_to_all(x, axis, after, before, tiled=True)
+
+
+def _parts(move: Move, mesh: Mesh) -> tuple[str, int, int]:
+    return mesh.names[move.axis], move.source[move.axis], move.target[move.axis]
+
+
+def carry_out(move: Move, x: jax.Array, mesh: Mesh, collectives: Collectives) -> jax.Array:
+    """What a device has of a tensor after a move, from what it had before.
+
+    Args:
+        x: one dimension a position of the tensor.
+    """
+    if move.kind != "slice":
+        return collectives(move, x, mesh)
+    position = move.target[move.axis]
+    size = x.shape[position] // mesh.sizes[move.axis]
+    start = lax.axis_index(mesh.names[move.axis]) * size
+    return lax.dynamic_slice_in_dim(x, start, size, position)
+
+
+def shards_of(state: State, position: int, mesh: Mesh) -> int:
+    """Parts into which a state cuts a position."""
+    parts = 1
+    for size, entry in zip(mesh.sizes, state, strict=True):
+        parts *= size if entry == position else 1
+    return parts
+
+
+def part_index(entries: State, wanted: int, mesh: Mesh) -> Any:
+    """Which part of a position (or label) this device has, the first mesh axis cutting first."""
+    index: Any = 0
+    for name, size, entry in zip(mesh.names, mesh.sizes, entries, strict=True):
+        if entry == wanted:
+            index = index * size + lax.axis_index(name)
+    return index
+
+
+def cut(x: jax.Array, state: State, mesh: Mesh) -> jax.Array:
+    """A device's part of a whole array in a state without partial entries."""
+    for position in sorted({entry for entry in state if entry != REPLICATED}):
+        size = x.shape[position] // shards_of(state, position, mesh)
+        x = lax.dynamic_slice_in_dim(x, part_index(state, position, mesh) * size, size, position)
+    return x

@@ -1,0 +1,164 @@
+"""The loop over microbatches on a device: what is cut for a turn, added up, and put together.
+
+The loop is a ``lax.scan``. Sums (and what else is read after the loop) ride in its carry; pieces
+that the step returns are stacked, and put together after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tensorstate.cost.reshard_plan import NOTHING, Trip
+from tensorstate.errors import PlanError
+from tensorstate.execution.collectives import shards_of
+from tensorstate.execution.ordering import after
+from tensorstate.execution.placement_table import Layout
+from tensorstate.ir.graph import Operator
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, State
+from tensorstate.rules.local_shard import Turn
+
+Copies = dict[State, jax.Array]
+Where = tuple[int, State]
+"""A tensor in a state."""
+
+COMBINE: Mapping[int, Callable[[Any, Any], Any]] = {
+    SUM: jnp.add,
+    MAX: jnp.maximum,
+    MIN: jnp.minimum,
+    REPLICATED: lambda before, now: now,
+}
+
+
+class Loop:
+    """The loop of a plan.
+
+    Args:
+        layout: the states of all tensors, of a problem in microbatches.
+    """
+
+    def __init__(self, layout: Layout):
+        if layout.problem.pipeline is None:
+            raise PlanError("a step without microbatches has no loop")
+        self.layout, self.pipeline = layout, layout.problem.pipeline
+        self.count, self.mesh = layout.problem.microbatches, layout.mesh
+        graph = layout.graph
+        pairs = zip(graph.operators, self.pipeline.stages, strict=True)
+        self.inside: list[Operator] = []
+        self.afterwards: list[Operator] = []
+        for operator, stage in pairs:
+            (self.inside if stage == "loop" else self.afterwards).append(operator)
+        given = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
+        # A device's part of the batch is cut, whatever its state: see ``Turn``.
+        parts = [self._devices(t, layout.source(t)) for t in given if self.entry(t) >= 0]
+        self.shares = math.lcm(*parts)
+
+    def entry(self, tensor: int) -> int:
+        """What a tensor is over time."""
+        return self.pipeline.entries[tensor]
+
+    def _devices(self, tensor: int, state: State) -> int:
+        """Among how many devices the batch of a tensor is shared out."""
+        return shards_of(state, self.entry(tensor), self.mesh)
+
+    @property
+    def crossing(self) -> list[Where]:
+        """What is read after the loop, but for inputs."""
+        found = []
+        for tensor, trip in self.layout.trips.items():
+            flow = self.layout.problem.flows[trip.flow]
+            if trip.held is not None and not flow.stored:
+                found.append((tensor, trip.held))
+        return found
+
+    @property
+    def returned(self) -> list[Where]:
+        """The pieces that the step returns."""
+        outputs = self.layout.graph.outputs
+        return list(
+            dict.fromkeys(
+                (out.view.tensor, self.layout.returned(out))
+                for out in outputs
+                if out.view.tensor is not None and self.entry(out.view.tensor) >= 0
+            )
+        )
+
+    def trips(self) -> dict[int, Trip]:
+        """How tensors travel after the loop."""
+        flows = self.layout.problem.flows
+        return {
+            tensor: dataclasses.replace(trip, early=NOTHING, late=trip.after, kept=None)
+            if flows[trip.flow].looped
+            else trip
+            for tensor, trip in self.layout.trips.items()
+        }
+
+    def given(self, before: Mapping[int, Copies], turn: Turn) -> dict[int, Copies]:
+        """The inputs of a turn: pieces of the batch, and what is there all through the loop.
+
+        What travels in every turn waits for it, or XLA would have it travel once.
+        """
+        found = {}
+        for tensor, copies in before.items():
+            trip = self.layout.trips[tensor]
+            if trip.held is not None:
+                copies = {trip.held: copies[trip.held]}
+            if self.entry(tensor) >= 0:
+                found[tensor] = {
+                    state: turn.take(x, self.entry(tensor), self._devices(tensor, state))
+                    for state, x in copies.items()
+                }
+            elif any(move.kind != "slice" for move in (*trip.early.moves, *trip.late.moves)):
+                there = after([*copies.values()], turn.index)
+                found[tensor] = dict(zip(copies, there, strict=True))
+            else:
+                found[tensor] = copies
+        return found
+
+    def run(self, body: Callable[[Turn], Callable[[int, State], jax.Array]]) -> dict[int, Copies]:
+        """What is there after the loop.
+
+        Args:
+            body: a turn; it gives what there is of a tensor in a state at its end.
+        """
+        dtypes = {tensor: self.layout.graph.tensors[tensor].dtype for tensor, _ in self.crossing}
+        # Keys are no numbers to start from.
+        keys = [w for w in self.crossing if jnp.issubdtype(dtypes[w[0]], jax.dtypes.extended)]
+        carried = [where for where in self.crossing if where not in keys]
+        stacked = [*self.returned, *keys]
+
+        def one(total: list[jax.Array], index: jax.Array):
+            there = body(Turn(index, self.count, self.shares))
+            made = [there(*where) for where in carried]
+            total = [
+                jnp.where(index == 0, now, COMBINE[self.entry(tensor)](before, now))
+                if self.entry(tensor) in (MAX, MIN)
+                else COMBINE[self.entry(tensor)](before, now)
+                for (tensor, _), before, now in zip(carried, total, made, strict=True)
+            ]
+            return total, [there(*where) for where in stacked]
+
+        zeros = [jnp.zeros(self._sizes(*where), dtypes[where[0]]) for where in carried]
+        totals, pieces = lax.scan(one, zeros, jnp.arange(self.count))
+        found: dict[int, Copies] = {}
+        for (tensor, state), x in zip(carried, totals, strict=True):
+            found.setdefault(tensor, {})[state] = x
+        for (tensor, state), x in zip(stacked, pieces, strict=True):
+            found.setdefault(tensor, {})[state] = self._joined(tensor, state, x)
+        return found
+
+    def _sizes(self, tensor: int, state: State) -> list[int]:
+        sizes = enumerate(self.layout.graph.tensors[tensor].sizes)
+        return [size // shards_of(state, position, self.mesh) for position, size in sizes]
+
+    def _joined(self, tensor: int, state: State, pieces: jax.Array) -> jax.Array:
+        if self.entry(tensor) < 0:
+            return pieces[-1]
+        turn = Turn(0, self.count, self.shares)
+        return turn.join(pieces, self.entry(tensor), self._devices(tensor, state))

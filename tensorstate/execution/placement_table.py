@@ -1,0 +1,130 @@
+"""In which state every tensor of a plan is made, read and returned, and what that is to JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jax.sharding import PartitionSpec
+
+from tensorstate.cost.cost import Cost
+from tensorstate.cost.reshard_plan import Decisions, Trip
+from tensorstate.execution.collectives import shards_of
+from tensorstate.ir.graph import Output, View
+from tensorstate.ir.placements import REPLICATED, Mesh, State
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Way
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operator stands: its entity, that entity's class, and its number among members."""
+
+    entity: int
+    group: int
+    member: int
+    labels: tuple[int, ...]
+
+
+class Layout:
+    """The states of all tensors: as made, as read, as returned."""
+
+    def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
+        self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
+        self.traced = problem.traced
+        self.ways: Sequence[Way] = decisions.ways
+        self.remade = cost.remade
+        self.trips: dict[int, Trip] = {t: trip for trip in cost.trips for t in trip.tensors}
+        self.places = {
+            member.operator: Place(entity.index, entity.group, k, member.labels)
+            for entity in self.graph.entities
+            for k, member in enumerate(entity.members)
+        }
+        self._edges = {operand: edge for edge in self.graph.edges for operand in edge.operands}
+        self._given = {e.tensor: e for e in self.graph.entities if e.tensor is not None}
+
+    def way(self, operator: int) -> Way:
+        """An operator's way, in its entity's labels."""
+        return self.ways[self.places[operator].group]
+
+    def source(self, tensor: int) -> State:
+        """The state in which a tensor is made or given."""
+        producer = self.graph.tensors[tensor].producer
+        if producer is None:
+            given = self._given[tensor]
+            labels, group, place = tuple(range(len(given.sizes))), given.group, (0, 0)
+        else:
+            at, result = self.places[producer], self.graph.tensors[tensor].result
+            use = self.graph.operators[producer].results[result]
+            labels = tuple(at.labels[label] for label in use.labels)
+            group, place = at.group, (at.member, result)
+        return self.problem.ways[group].made(self.ways[group], labels, place)
+
+    def wanted(self, operator: int, operand: int) -> State | None:
+        """The state in which an operand is read; ``None`` for what its own entity just made."""
+        edge = self._edges.get((operator, operand))
+        if edge is None:
+            return None
+        group = self.places[operator].group
+        places = frozenset((self.places[o].member, k) for o, k in edge.operands)
+        return self.problem.ways[group].read(self.ways[group], edge.target_labels, places)
+
+    def input_view(self, tensor: int) -> View:
+        """How an argument is read from its tensor."""
+        t = self.traced.tensors[tensor]
+        layout = t.layout or ()
+        sizes = tuple(tuple(t.sizes[p] for p in dimension) for dimension in layout)
+        return View(tensor, layout, sizes, t.dtype)
+
+    def returned(self, out: Output) -> State:
+        """The state in which a result is returned: that of what it replaces, or what is there."""
+        whole = (REPLICATED,) * len(self.mesh.sizes)
+        tensor = out.view.tensor
+        if tensor is None:
+            return whole
+        if out.updates is not None:
+            before = self.input_view(self.graph.inputs[out.updates])
+            moved = through(before, self.source(self.graph.inputs[out.updates]), out.view)
+            if moved is not None:
+                return moved
+        fitting = (s for s in self.at_end(tensor) if spec_of(out.view, s, self.mesh) is not None)
+        return next(fitting, whole)
+
+    def at_end(self, tensor: int) -> list[State]:
+        """The states in which a tensor is there at the end."""
+        trip, flow = self.trips[tensor], self.problem.flows[self.trips[tensor].flow]
+        if any(demand.crosses for demand in flow.demands):
+            held = trip.source if flow.stored or trip.held is None else trip.held
+            return [held, *(move.target for move in trip.after.moves)]
+        given = [trip.source] if flow.stored or trip.kept is None else []
+        kept = [] if trip.kept is None else [trip.kept]
+        return [*kept, *given, *(move.target for move in trip.late.moves)]
+
+
+def through(source: View, state: State, target: View) -> State | None:
+    """The state of a tensor of one view that cuts its array as another view's does its own."""
+    here = [p for dimension in source.positions for p in dimension]
+    there = [p for dimension in target.positions for p in dimension]
+    if source.sizes != target.sizes or None in there:
+        return None
+    other = dict(zip(here, there, strict=True))
+    moved = [entry if entry == REPLICATED else other[entry] for entry in state]
+    return tuple(entry for entry in moved if entry is not None)
+
+
+def spec_of(view: View, state: State, mesh: Mesh) -> PartitionSpec | None:
+    """How a state cuts an array; ``None`` if it has partial values or cuts a minor part."""
+    if min(state, default=0) < REPLICATED:
+        return None
+    dimensions = []
+    for positions, sizes in zip(view.positions, view.sizes, strict=True):
+        names: list[str] = []
+        whole = True  # whether all that is major to a position is cut into single elements
+        for position, size in zip(positions, sizes, strict=True):
+            cuts = [n for n, e in zip(mesh.names, state, strict=True) if e == position]
+            if cuts and not whole:
+                return None
+            names += cuts
+            whole = whole and position is not None and shards_of(state, position, mesh) == size
+        dimensions.append(tuple(names) if len(names) > 1 else (names[0] if names else None))
+    return PartitionSpec(*dimensions)

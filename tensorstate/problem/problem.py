@@ -1,0 +1,190 @@
+"""The decisions of a training step, layers that are alike counted once.
+
+The search decides for every class of entities in which way it runs, and whether what it makes in
+the forward pass is kept for the backward pass or made again. All that costs anything follows from
+*flows* (see ``tensorstate.problem.tensor_groups``).
+
+There are two *eras*: the forward pass, and what comes after (backward pass and optimizer). Within
+an era a tensor is brought to a state once, however many read it there. Between the eras one state
+of it is kept in memory, unless it is made again or is an input, whose own state stays.
+
+In microbatches both eras are in a loop (see ``tensorstate.problem.microbatching``), whose turns are
+alike: its tensors and operators are those of one microbatch, the others those of the step. What is
+read after
+the loop *crosses* its end: one state of it is held there, and added up if it is a sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from tensorstate.hardware import Hardware, Network
+from tensorstate.ir.graph import Entity, Graph
+from tensorstate.ir.placements import Mesh, State
+from tensorstate.problem.liveness import Spans, Timeline
+from tensorstate.problem.microbatching import batch_of, pipelined
+from tensorstate.problem.reshard import Routes
+from tensorstate.problem.strategies import Way, Ways
+from tensorstate.problem.tensor_groups import Demand, Flow, flows_of, is_looped
+
+SLICES = frozenset({"slice", "dynamic_slice"})
+
+
+class Problem:
+    """A training step on a mesh of devices, ready to be searched.
+
+    Args:
+        graph: the training step.
+        network: the mesh and the prices of collectives.
+        hardware: a device.
+        microbatches: turns of the loop over parts of the batch; 1 for none.
+        batch: name of an input whose first dimension is the batch (see ``pipelining.batch_of``).
+
+    Attributes:
+        traced: the training step.
+        pipeline: the step as a loop; ``None`` for none.
+        graph: that of one turn, and of what comes after the loop; the step where there is none.
+
+    Raises:
+        PlanError: the step cannot be cut into so many microbatches.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        network: Network,
+        hardware: Hardware,
+        microbatches: int = 1,
+        batch: str | None = None,
+    ):
+        self.traced, self.network, self.hardware = graph, network, hardware
+        self.microbatches, self.batch = microbatches, batch
+        looped = microbatches != 1
+        self.pipeline = pipelined(graph, batch_of(graph, batch)) if looped else None
+        self.graph = graph = self.pipeline.piece(microbatches) if self.pipeline else graph
+        self.ways = tuple(Ways(graph, self.entity(g), self.mesh) for g in range(len(graph.classes)))
+        self.flows = flows_of(graph, self.pipeline, self.timeline.lasting)
+        self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
+        self._spans: dict[int, Spans] = {}
+
+    def on(self, network: Network, hardware: Hardware | None = None) -> Problem:
+        """The same step on another network, or on other devices."""
+        return Problem(
+            self.traced, network, hardware or self.hardware, self.microbatches, self.batch
+        )
+
+    @property
+    def mesh(self) -> Mesh:
+        """The device mesh."""
+        return self.network.mesh
+
+    def entity(self, group: int) -> Entity:
+        """An entity of a class, which stands for all."""
+        return self.graph.entities[self.graph.classes[group][0]]
+
+    def weight(self, group: int) -> int:
+        """How many entities a class has."""
+        return len(self.graph.classes[group])
+
+    def is_early(self, group: int) -> bool:
+        """Whether a class runs in the forward pass, and in the loop where there is one."""
+        entity = self.entity(group)
+        return entity.phase == "forward" and is_looped(entity, self.pipeline)
+
+    def turns(self, group: int) -> int:
+        """How often a class runs."""
+        return self.microbatches if is_looped(self.entity(group), self.pipeline) else 1
+
+    def routes(self, flow: Flow) -> Routes:
+        """The ways of a flow's tensor between its states."""
+        key = flow.sizes, flow.nbytes
+        if key not in self._routes:
+            self._routes[key] = Routes(*key, self.mesh, self.network.price)
+        return self._routes[key]
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """When operators run and need their tensors."""
+        stages = self.pipeline.stages if self.pipeline else ()
+        return Timeline(self.graph, frozenset(i for i, s in enumerate(stages) if s == "after"))
+
+    def spans(self, number: int) -> Spans:
+        """When the tensors of a flow are there."""
+        if number not in self._spans:
+            flow = self.flows[number]
+            readers = [
+                () if demand.crosses else [e for entities in of_tensor for e in entities]
+                for demand, of_tensor in zip(
+                    flow.demands, zip(*flow.readers, strict=True), strict=True
+                )
+            ]
+            self._spans[number] = self.timeline.spans(flow.tensors, flow.early, flow.stays, readers)
+        return self._spans[number]
+
+    def source(self, flow: Flow, way: Way) -> State:
+        """The state in which a flow's tensor is made."""
+        return self.ways[flow.group].made(way, flow.labels, flow.place)
+
+    def target(self, demand: Demand, way: Way) -> State:
+        """The state in which a class demands a tensor."""
+        if demand.group is None:
+            raise ValueError("the caller of the step demands no state in particular")
+        return self.ways[demand.group].read(way, demand.labels, demand.places)
+
+    def local_bytes(self, flow: Flow, state: State) -> int:
+        """Bytes of a flow's tensor, or of a microbatch's piece of it, on a device."""
+        return flow.nbytes // self.mesh.shards(state)
+
+    def stored_bytes(self, flow: Flow, state: State) -> int:
+        """Bytes of an input on a device, the pieces of all microbatches together."""
+        return self.local_bytes(flow, state) * (self.microbatches if flow.entry >= 0 else 1)
+
+    @functools.cache  # noqa: B019 - a problem lives as long as its search
+    def seconds(self, group: int, way: Way) -> float:
+        """Seconds that an entity of a class computes in all turns.
+
+        In each it takes the longer of arithmetic and memory.
+        """
+        entity, tensors = self.entity(group), self.graph.tensors
+        operators = [self.graph.operators[member.operator] for member in entity.members]
+        if not operators:
+            return 0.0
+        parts = self.mesh.shards(way)
+        arithmetic = math.fsum(
+            operator.flops
+            / self.hardware.flops_of(tensors[operator.operands[0].tensor].dtype.itemsize)
+            for operator in operators
+            if operator.kind in ("einsum", "window") and operator.operands
+        )
+        moved = self.traffic(group, way)
+        if all(operator.primitive in SLICES for operator in operators):
+            # Of what a slice is taken from nothing else is read: a layer's part of all layers'.
+            made = {use.tensor for operator in operators for use in operator.results}
+            moved = min(moved, 2 * sum(tensors[tensor].nbytes for tensor in made) / parts)
+        turn = max(arithmetic / parts, moved / self.hardware.memory_bandwidth)
+        return self.turns(group) * turn
+
+    @functools.cache  # noqa: B019
+    def traffic(self, group: int, way: Way) -> int:
+        """Bytes that an entity of a class reads and writes on a device, each tensor once.
+
+        What a chain of operators makes for itself alone stays in registers.
+        """
+        entity, tensors = self.entity(group), self.graph.tensors
+        read, made = {}, {}
+        for member in entity.members:
+            operator = self.graph.operators[member.operator]
+            for uses, into in ((operator.operands, read), (operator.results, made)):
+                for use in uses:
+                    into[use.tensor] = tuple(member.labels[label] for label in use.labels)
+        own = {operator.operator for operator in entity.members}
+        total = 0
+        for tensor, labels in {**read, **made}.items():
+            readers = {consumer.operator for consumer in tensors[tensor].consumers}
+            if tensor in made and readers and readers <= own:
+                continue
+            cuts = {entry for entry in way if entry >= 0} & set(labels)
+            axes = zip(self.mesh.sizes, way, strict=True)
+            total += tensors[tensor].nbytes // math.prod(s for s, e in axes if e in cuts)
+        return total

@@ -1,0 +1,140 @@
+"""The names that people use for what a plan does, read off its decisions."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from tensorstate.cost.cost import Cost
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.problem.baselines import Families, is_parameter
+from tensorstate.problem.problem import Problem
+
+# Of the work or bytes in question at least this share is as a name says.
+MOST = 0.5
+
+
+def axis_names(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
+    """For every mesh axis the strategies that a plan follows there; none where it replicates."""
+    families = Families(problem)
+    return {
+        name: _names(problem, decisions, cost, families, axis)
+        for axis, name in enumerate(problem.mesh.names)
+    }
+
+
+def full_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
+    """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
+    found = axis_names(problem, decisions, cost)
+    parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in found.items() if names]
+    remade = len(cost.remade)
+    if remade:
+        parts.append(f"recompute of {remade} entities")
+    if problem.microbatches > 1:
+        parts.append(f"{problem.microbatches} microbatches")
+    return " + ".join(parts) or "replicated"
+
+
+def _names(
+    problem: Problem, decisions: Decisions, cost: Cost, families: Families, axis: int
+) -> list[str]:
+    work = work_by_factor(problem, decisions, families, axis)
+    total = sum(work.values())
+    names = []
+    if total and _share(work, families.batch) >= MOST * total:
+        names.append(_data_parallel(problem, decisions, cost, axis))
+    if total and _share(work, families.sequence) >= MOST * total:
+        names.append("context parallel")
+    experts = expert_factors(problem)
+    if experts and _share(work, experts):
+        names.append("expert parallel")
+    own = families.batch | families.sequence | experts
+    inner = sum(flops for factor, flops in work.items() if factor not in own and factor is not None)
+    if total and inner >= 0.1 * total:
+        spread = _elementwise_along(problem, decisions, families, axis)
+        names.append("Megatron with sequence parallelism" if spread else "Megatron")
+    return names
+
+
+def _share(work: Mapping[int | None, float], factors: frozenset[int]) -> float:
+    return sum(flops for factor, flops in work.items() if factor in factors)
+
+
+def work_by_factor(
+    problem: Problem, decisions: Decisions, families: Families, axis: int
+) -> dict[int | None, float]:
+    """Floating-point operations of the forward pass's products by the factor that an axis cuts."""
+    found: dict[int | None, float] = defaultdict(float)
+    for group, way in enumerate(decisions.ways):
+        entity = problem.entity(group)
+        if entity.kind not in ("einsum", "window") or entity.phase != "forward":
+            continue
+        flops = sum(problem.graph.operators[m.operator].flops for m in entity.members)
+        entry = way[axis]
+        factor = families.label_factors[group][entry] if entry >= 0 else None
+        found[factor] += problem.weight(group) * flops
+    return dict(found)
+
+
+def expert_factors(problem: Problem) -> frozenset[int]:
+    """Factors that a product of a parameter carries along like a batch: one weight an expert."""
+    found = set()
+    tensors = problem.graph.tensors
+    for operator in problem.graph.operators:
+        if operator.kind != "einsum" or operator.phase != "forward":
+            continue
+        for use in operator.operands:
+            if not is_parameter(problem.graph, use.tensor):
+                continue
+            others = [u for u in (*operator.operands, *operator.results) if u is not use]
+            for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
+                if all(label in other.labels for other in others):
+                    found.add(factor)
+    return frozenset(found)
+
+
+def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
+    """DDP or one of ZeRO's stages, by what of the state is sharded along the axis."""
+    if _sharded(problem, decisions, "parameter", axis) >= MOST:
+        copies = sum(
+            trip.weight
+            for trip in cost.trips
+            if problem.flows[trip.flow].stored and (trip.kept or trip.held) is not None
+        )
+        # Copies that stay for the backward pass take the memory that ZeRO-3 saves.
+        return "ZeRO-2 (parameters gathered once)" if copies else "ZeRO-3 (FSDP)"
+    if _sharded(problem, decisions, "optimizer", axis) >= MOST:
+        return "ZeRO-2"
+    return "DDP"
+
+
+def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:
+    """The share of the bytes of a role that an axis shards."""
+    sharded, total = [], []
+    for group, way in enumerate(decisions.ways):
+        tensor = problem.entity(group).tensor
+        if tensor is not None and problem.graph.tensors[tensor].role == role:
+            nbytes = problem.weight(group) * problem.graph.tensors[tensor].nbytes
+            total.append(nbytes)
+            sharded.append(nbytes * (way[axis] >= 0))
+    return math.fsum(sharded) / max(1, math.fsum(total))
+
+
+def _elementwise_along(
+    problem: Problem, decisions: Decisions, families: Families, axis: int
+) -> bool:
+    """Whether elementwise work of the forward pass is mostly sharded along the sequence."""
+    along = total = 0
+    for group, way in enumerate(decisions.ways):
+        entity = problem.entity(group)
+        if entity.kind != "elementwise" or entity.phase != "forward":
+            continue
+        factors = families.label_factors[group]
+        if not families.residual & set(factors):
+            continue
+        total += problem.weight(group)
+        entry = way[axis]
+        if entry >= 0 and factors[entry] in families.sequence:
+            along += problem.weight(group)
+    return total > 0 and along >= MOST * total

@@ -1,0 +1,290 @@
+"""Plans in words: what every tensor's state is, what is sent, what takes memory and time."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from tensorstate.cost.cost import times
+from tensorstate.cost.reshard_plan import Trip
+from tensorstate.cost.result import Found
+from tensorstate.errors import PlanError
+from tensorstate.ir.graph import Tensor
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, State
+from tensorstate.problem.problem import Problem
+from tensorstate.report.parallelism_names import full_name
+
+ROLES = ("parameter", "optimizer", "input", "constant")
+WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
+
+
+def spec(problem: Problem, tensor: Tensor, state: State) -> str:
+    """A state as a ``PartitionSpec`` of the array, partial entries named behind it."""
+    axes = problem.mesh.names
+    layout = tensor.layout or tuple((p,) for p in range(len(tensor.sizes)))
+    parts = []
+    for dimension in layout:
+        cut = [axes[a] for a, entry in enumerate(state) if entry in dimension]
+        parts.append("None" if not cut else repr(cut[0]) if len(cut) == 1 else repr(tuple(cut)))
+    partial = [f"{WORDS[e]} over {axes[a]}" for a, e in enumerate(state) if e < REPLICATED]
+    text = f"P({', '.join(parts)})" if any(p != "None" for p in parts) else "replicated"
+    return ", ".join([text, *partial]) if partial else text
+
+
+def common_name(names: Sequence[str]) -> str:
+    """One name for tied tensors: parts that differ become ``*``."""
+    parts = [name.split("/") for name in names]
+    if len({len(part) for part in parts}) > 1:
+        return f"{names[0]} and others"
+    columns = zip(*parts, strict=True)
+    return "/".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
+
+
+def summary(problem: Problem, found: Found, memory_limit: float | None) -> str:
+    """The whole plan."""
+    return "\n".join(
+        [
+            *_headline(problem, found),
+            *_memory(problem, found, memory_limit),
+            *_replicated(problem),
+            "",
+            *_inputs(problem, found),
+            "",
+            *_activations(problem, found),
+            "",
+            *_collectives(problem, found),
+        ]
+    )
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _headline(problem: Problem, found: Found) -> list[str]:
+    cost, mesh = found.cost, problem.mesh
+    sizes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
+    gap = "no bound" if math.isinf(found.bound) else f"gap {100 * gap_of(found):.2g} %"
+    return [
+        f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
+        f"{problem.hardware.name}, mesh {sizes}{_turns(problem)}",
+        f"= {full_name(problem, found.decisions, cost)}",
+        f"time: {seconds(cost.seconds)} a step: compute {seconds(cost.compute)} + communication "
+        f"{seconds(cost.communication)}; {seconds(cost.overlapped)} if they overlap perfectly",
+        f"found by {found.method} in {found.seconds:.1f} s, {gap}",
+    ]
+
+
+def _turns(problem: Problem) -> str:
+    if problem.pipeline is None:
+        return ""
+    count, batch = problem.microbatches, problem.pipeline.batch
+    return f", {count} microbatches of {batch // count} of a batch of {batch}"
+
+
+def gap_of(found: Found) -> float:
+    """How far, at most, the plan is from the best: relative to its own seconds.
+
+    Of the objective that was searched, which the bound is about.
+    """
+    if found.objective <= 0:
+        return 0.0
+    return max(0.0, (found.objective - found.bound) / found.objective)
+
+
+def _memory(problem: Problem, found: Found, limit: float | None) -> list[str]:
+    memory = found.cost.memory
+    room = limit if limit is not None and math.isfinite(limit) else problem.hardware.memory
+    filled = min(1.0, memory.peak / room)
+    bar = "#" * round(30 * filled) + "." * (30 - round(30 * filled))
+    over = "" if memory.peak <= room else " (too much)"
+    held = f"held through the loop {size(memory.held)}, " if problem.microbatches > 1 else ""
+    return [
+        f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
+        f"kept {size(memory.kept)}, {held}gradients {size(memory.gradients)}, "
+        f"work {size(memory.work)}"
+    ]
+
+
+def _replicated(problem: Problem) -> list[str]:
+    """What could not be sharded because nothing is known about it."""
+    return [
+        f"replicated for want of a rule: {name}"
+        + (f" x {len(operators)}" if operators[1:] else "")
+        + f" ({operators[0].source})"
+        for name, operators in problem.traced.replicated.items()
+    ]
+
+
+def _inputs(problem: Problem, found: Found) -> list[str]:
+    lines = []
+    for role in ROLES:
+        rows = []
+        for flow in problem.flows:
+            tensor = problem.graph.tensors[flow.tensors[0]]
+            if not flow.stored or tensor.role != role:
+                continue
+            state = problem.source(flow, found.decisions.ways[flow.group])
+            names = [problem.graph.tensors[t].name for t in flow.tensors]
+            name = common_name(names) + (f" x {flow.weight}" if flow.weight > 1 else "")
+            local = flow.weight * problem.stored_bytes(flow, state)
+            whole = sum(problem.traced.tensors[t].nbytes for t in flow.tensors)
+            rows.append((-whole, name, spec(problem, tensor, state), local))
+        if rows:
+            total = sum(-row[0] for row in rows)
+            here = sum(row[3] for row in rows)
+            lines.append(f"{role}: {size(total)}, {size(here)} a device")
+            lines += [f"  {name:44} {text}" for _, name, text, _ in sorted(rows)[:16]]
+            if len(rows) > 16:
+                lines.append(f"  and {len(rows) - 16} smaller ones")
+    return lines
+
+
+def _activations(problem: Problem, found: Found) -> list[str]:
+    groups: dict[str, list[Trip]] = defaultdict(list)
+    for trip in found.cost.trips:
+        flow = problem.flows[trip.flow]
+        phase = problem.entity(flow.group).phase
+        if flow.stored:
+            if trip.held is not None:
+                groups["gathered copies held through all microbatches"].append(trip)
+            elif trip.kept is not None:
+                groups["gathered copies kept for the backward pass"].append(trip)
+        elif phase == "forward":
+            if trip.remade:
+                groups["activations made again in the backward pass"].append(trip)
+            elif trip.kept is not None:
+                groups["activations kept for the backward pass"].append(trip)
+        elif phase == "backward" and any(
+            d.group is not None and problem.entity(d.group).phase == "optimizer"
+            for d in flow.demands
+        ):
+            summed = "gradients" if trip.held is None else "gradients, summed over microbatches"
+            groups[summed].append(trip)
+    lines = []
+    for name, trips in groups.items():
+        states: dict[str, int] = defaultdict(int)
+        total = 0
+        for trip in trips:
+            flow = problem.flows[trip.flow]
+            state = trip.held or trip.kept or trip.source
+            nbytes = trip.weight * problem.local_bytes(flow, state)
+            total += nbytes
+            states[_by_factor(problem, trip, state)] += nbytes
+        lines.append(f"{name}: {sum(t.weight for t in trips)}, {size(total)} a device")
+        best = sorted(states.items(), key=lambda pair: -pair[1])[:4]
+        lines += [f"  {size(nbytes):>9} {text}" for text, nbytes in best]
+    return lines
+
+
+def _by_factor(problem: Problem, trip: Trip, state: State) -> str:
+    """A state in words that do not depend on the order of dimensions."""
+    flow, axes = problem.flows[trip.flow], problem.mesh.names
+    parts = []
+    for axis, entry in enumerate(state):
+        if entry >= 0:
+            parts.append(f"{axes[axis]} cuts a factor of {flow.sizes[entry]}")
+        elif entry < REPLICATED:
+            parts.append(f"{WORDS[entry]} over {axes[axis]}")
+    return ", ".join(parts) or "replicated"
+
+
+def _collectives(problem: Problem, found: Found) -> list[str]:
+    cost = found.cost
+    if not cost.count:
+        return ["no collectives"]
+    lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}"]
+    spent = times(problem, found.cost)
+    for kind, axis in sorted(cost.count, key=lambda key: -spent[key]):
+        lines.append(
+            f"{kind:16} {problem.mesh.names[axis]:8} {cost.count[kind, axis]:>7} "
+            f"{size(cost.volume[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
+        )
+    return lines
+
+
+# ---------------------------------------------------------------------- one tensor
+
+
+def explain(problem: Problem, found: Found, name: str) -> str:
+    """The life of one tensor: its state, who reads it in which, and what that costs.
+
+    Raises:
+        PlanError: no tensor has the name.
+    """
+    graph = problem.graph
+    tensors = [tensor for tensor in graph.tensors if tensor.name == name]
+    if not tensors:
+        some = ", ".join(graph.tensors[i].name for i in graph.inputs[:8])
+        raise PlanError(f"no tensor is called {name!r}; there are {some}, ...")
+    tensor = tensors[0]
+    whole = problem.traced.tensors[tensor.index]
+    lines = [f"{name}: {tensor.role} of {size(whole.nbytes)}, factors {whole.sizes}"]
+    if whole.sizes != tensor.sizes:
+        lines.append(f"pipelined: {problem.microbatches} pieces of {size(tensor.nbytes)}")
+    for trip in found.cost.trips:
+        if tensor.index not in trip.tensors:
+            continue
+        flow = problem.flows[trip.flow]
+        tied = f", like {flow.weight - 1} others" if flow.weight > 1 else ""
+        local = size(problem.local_bytes(flow, trip.source))
+        lines.append(f"state: {spec(problem, tensor, trip.source)}, {local} a device{tied}")
+        if trip.kept is not None:
+            lines.append(f"kept for the backward pass: {spec(problem, tensor, trip.kept)}")
+        if trip.held is not None:
+            lines.append(f"held through all microbatches: {spec(problem, tensor, trip.held)}")
+        if trip.remade:
+            lines.append("made again in the backward pass")
+        times = f", {trip.turns} times" if trip.turns > 1 else ""
+        eras = (
+            ("before the microbatches", trip.before),
+            (f"forward{times}", trip.early),
+            (f"after it{times}", trip.late),
+            ("after the microbatches", trip.after),
+        )
+        for era, tree in eras:
+            lines += [
+                f"  {era}: {move.kind} over {problem.mesh.names[move.axis]}, {size(move.nbytes)}, "
+                f"to {spec(problem, tensor, move.target)}: "
+                f"{seconds(problem.routes(flow).seconds(move))}"
+                for move in tree.moves
+            ]
+        lines += _readers(problem, found, tensor, trip)
+    return "\n".join(lines)
+
+
+def _readers(problem: Problem, found: Found, tensor: Tensor, trip: Trip) -> Iterable[str]:
+    flow = problem.flows[trip.flow]
+    for demand in flow.demands:
+        if demand.group is None:
+            yield "  returned"
+            continue
+        entity = problem.entity(demand.group)
+        state = problem.target(demand, found.decisions.ways[demand.group])
+        if entity.tensor is not None:
+            yield f"  becomes {problem.graph.tensors[entity.tensor].name}"
+            continue
+        operator = problem.graph.operators[entity.members[0].operator]
+        yield (
+            f"  read by {operator.primitive} ({entity.phase}) in {spec(problem, tensor, state)}, "
+            f"{operator.source}"
+        )
+
+
+# ---------------------------------------------------------------------- units
+
+
+def size(nbytes: float) -> str:
+    """Bytes in a fitting unit."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def seconds(value: float) -> str:
+    """Seconds in a fitting unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"

@@ -1,0 +1,139 @@
+"""A plan as a web page: the graph layer by layer, every entity coloured by its state.
+
+The page is one file without scripts from elsewhere; names from the model are escaped.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from html import escape
+
+from tensorstate.cost.result import Found
+from tensorstate.ir.graph import Entity
+from tensorstate.ir.placements import REPLICATED
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Way
+from tensorstate.report.text import size, spec, summary
+
+PHASES = ("forward", "backward", "optimizer")
+
+_STYLE = """
+body { font: 14px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 72em; color: #222 }
+pre { background: #f6f6f6; padding: 1em; overflow-x: auto }
+table { border-collapse: collapse; width: 100% }
+td, th { padding: .2em .6em; text-align: left; border-bottom: 1px solid #eee; font-size: 13px }
+td.state { font-family: ui-monospace, monospace; white-space: nowrap }
+.key span { display: inline-block; padding: .1em .6em; margin: .1em; border-radius: .3em }
+"""
+
+
+def page(problem: Problem, found: Found, memory_limit: float | None, title: str = "Plan") -> str:
+    """The page's HTML.
+
+    Args:
+        problem, found, memory_limit: as for ``report.summary``.
+        title: of the page.
+    """
+    colours = _colours(problem, found)
+    key = "".join(
+        f'<span style="background:{colour}">{escape(text)}</span>'
+        for text, colour in colours.items()
+    )
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>",
+        f"<style>{_STYLE}</style><h1>{escape(title)}</h1>",
+        f"<pre>{escape(summary(problem, found, memory_limit))}</pre>",
+        f"<p class=key>{key}</p>",
+    ]
+    parts += _table("Inputs", [_input_row(problem, found, g, colours) for g in _inputs(problem)])
+    for phase in PHASES:
+        groups = _in_phase(problem, phase)
+        rows = [_row(problem, found, g, colours) for g in groups]
+        parts += _table(f"{phase.capitalize()} pass" if phase != "optimizer" else "Optimizer", rows)
+    return "\n".join([*parts, "</html>", ""])
+
+
+def _table(title: str, rows: list[str]) -> list[str]:
+    head = "<tr><th>what</th><th>state</th><th>work</th><th>where in the model</th></tr>"
+    return [f"<h2>{escape(title)}</h2><table>{head}", *rows, "</table>"]
+
+
+def _inputs(problem: Problem) -> list[int]:
+    every = range(len(problem.graph.classes))
+    return [g for g in every if problem.entity(g).tensor is not None]
+
+
+def _in_phase(problem: Problem, phase: str) -> list[int]:
+    every = range(len(problem.graph.classes))
+    chosen = [g for g in every if problem.entity(g).phase == phase]
+    return sorted(chosen, key=lambda g: problem.entity(g).index)
+
+
+def way_text(problem: Problem, way: Way) -> str:
+    """A way in words: what each axis does."""
+    names = problem.mesh.names
+    parts = []
+    for name, entry in zip(names, way, strict=True):
+        if entry >= 0:
+            parts.append(f"{name}: cut")
+        elif entry < REPLICATED:
+            parts.append(f"{name}: partial")
+    return ", ".join(parts) or "replicated"
+
+
+def _colours(problem: Problem, found: Found) -> dict[str, str]:
+    """A colour for every way of cutting, light enough for black letters."""
+    texts = sorted({way_text(problem, way) for way in found.decisions.ways})
+    step = 1 / max(1, len(texts))
+    found_colours = {}
+    for i, text in enumerate(texts):
+        red, green, blue = colorsys.hls_to_rgb(i * step, 0.86, 0.7)
+        found_colours[text] = f"#{int(255 * red):02x}{int(255 * green):02x}{int(255 * blue):02x}"
+    if "replicated" in found_colours:
+        found_colours["replicated"] = "#eeeeee"
+    return found_colours
+
+
+def _input_row(problem: Problem, found: Found, group: int, colours: dict[str, str]) -> str:
+    tensor = problem.traced.tensors[problem.entity(group).tensor or 0]
+    way = found.decisions.ways[group]
+    colour = colours[way_text(problem, way)]
+    weight = problem.weight(group)
+    name = tensor.name + (f" and {weight - 1} like it" if weight > 1 else "")
+    state = spec(problem, tensor, way)
+    local = size(tensor.nbytes // problem.mesh.shards(way))
+    return (
+        f'<tr><td>{escape(name)}</td><td class=state style="background:{colour}">'
+        f"{escape(state)}</td><td>{local}</td><td>{escape(tensor.role)}</td></tr>"
+    )
+
+
+def _row(problem: Problem, found: Found, group: int, colours: dict[str, str]) -> str:
+    entity, way = problem.entity(group), found.decisions.ways[group]
+    colour = colours[way_text(problem, way)]
+    operators = [problem.graph.operators[m.operator] for m in entity.members]
+    weight = problem.weight(group)
+    times = f" x {weight}" if weight > 1 else ""
+    if problem.turns(group) > 1:
+        times += f", in each of {problem.turns(group)} microbatches"
+    names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
+    again = sum(index in found.cost.remade for index in problem.graph.classes[group])
+    remade = f", {again} made again" if again else ""
+    flops = sum(operator.flops for operator in operators) // problem.mesh.shards(way)
+    work = f"{flops:.3g} flop" if entity.kind == "einsum" else size(problem.traffic(group, way))
+    return (
+        f"<tr><td>{escape(names + times + remade)}</td>"
+        f'<td class=state style="background:{colour}">{escape(_cuts(problem, entity, way))}</td>'
+        f"<td>{work}</td><td>{escape(str(operators[0].source))}</td></tr>"
+    )
+
+
+def _cuts(problem: Problem, entity: Entity, way: Way) -> str:
+    """What each axis cuts, by the label's size."""
+    parts = []
+    for name, entry in zip(problem.mesh.names, way, strict=True):
+        if entry >= 0:
+            parts.append(f"{name} cuts {entity.sizes[entry]}")
+        elif entry < REPLICATED:
+            parts.append(f"partial over {name}")
+    return ", ".join(parts) or "replicated"

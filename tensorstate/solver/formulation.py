@@ -1,0 +1,398 @@
+"""The exact search: a mixed-integer linear program over the ways of all classes.
+
+Variables, all at least 0:
+
+- ``way[g, w]``, integer: class g runs in way w. Exactly one for every g.
+- ``x[g, w, a]``: the share of the class that does so and (a = 1) is made again after the forward
+  pass. In a solution it stands for whole layers; few layers are counted by integers.
+- ``move[f, era, d, m]``: the part of flow f that takes move m on its way to demand d in an era. A
+  flow's tensor travels through the graph of its states like a commodity: it starts where the way
+  of its maker puts it and ends where the way of its reader wants it.
+- ``paid[f, era, m]``: at least every ``move[f, era, d, m]``: what goes to several demands by the
+  same move is paid for once.
+- ``kept[f, s]``: the share of flow f that is kept in state s between the eras, of what is not made
+  again. Keeping is a demand of the forward pass that ends in any state. Under a memory limit it
+  stands for whole tensors, as ``x`` does for layers.
+- ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
+  kept there, what is made there again, and, of an input, what is stored there.
+
+Minimize compute + communication:
+
+    sum of weight[g] seconds[g, w] (1 + a) x[g, w, a] + sum of weight[f] seconds[m] paid[f, era, m]
+
+or, with ``objective="max"``, the larger of the two. Under a memory limit what is there at any point
+of the step (see ``tensorstate.problem.liveness``) must find room: rows in
+``tensorstate.solver.memory_constraints``.
+
+In microbatches both eras are in a loop, and their moves are paid for in every turn. Beside them is
+
+- ``held[f, s]``: the share of flow f that is held in state s through the loop. An input comes to it
+  once, before the loop, in an era of its own, and starts there in every turn; it takes no memory
+  where it is stored. What is read after the loop comes to it in the era in which it is made, is
+  added up there, and starts there after the loop.
+
+The other rows are made by one method each. Solutions of the relaxation are often integer: the moves
+form shortest-path problems once the ways are chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tensorstate.cost.reshard_plan import Decisions, is_held
+from tensorstate.ir.placements import REPLICATED, SUM, State, states
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.reshard import Move
+from tensorstate.problem.strategies import Way
+from tensorstate.problem.tensor_groups import Demand, Flow
+from tensorstate.solver.linear_program import Program, Solution, Terms
+from tensorstate.solver.memory_constraints import Paid, Room
+from tensorstate.solver.variables import Choices
+
+# Program units: microseconds.
+MICRO = 1e6
+
+
+class Formulation:
+    """The program of a problem.
+
+    Args:
+        problem: what to decide.
+        allowed: for every class the ways to choose from.
+        recompute: whether classes may be made again.
+        memory_limit: bytes of a device, or ``None``.
+        objective: "sum" or "max" of compute and communication.
+        narrow: whether tensors move only to entries that their makers or readers may ask for on an
+            axis; a smaller program, and seldom a worse one.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        allowed: Sequence[Sequence[Way]],
+        *,
+        recompute: bool = False,
+        memory_limit: float | None = None,
+        objective: str = "sum",
+        narrow: bool = False,
+    ):
+        self.problem, self.recompute, self.narrow = problem, recompute, narrow
+        self.program = Program()
+        self.choices = Choices(self.program, problem, allowed, recompute)
+        self.room = None if memory_limit is None else Room(self.choices, memory_limit)
+        self.communication: list[tuple[int, float]] = []
+        self.kept: dict[int, dict[State, int]] = defaultdict(dict)
+        self.held: dict[int, dict[State, int]] = defaultdict(dict)
+        for number, flow in enumerate(problem.flows):
+            self._flow(number, flow)
+        if recompute:
+            self._needed()
+        if self.room is not None:
+            self.peak = self.room.keep()
+        self._objective(objective)
+
+    # ------------------------------------------------------------------ flows
+
+    def _flow(self, number: int, flow: Flow) -> None:
+        sources = self.choices.sources(flow)
+        arcs, source = self._arcs(flow, sources), _whole(sources)
+        if is_held(self.problem, flow):
+            self._hold(number, flow, arcs)
+        held = _parts(self.held.get(number, {}))
+        start = source
+        if flow.stored and held:
+            self._era(flow, arcs, [source], [held])
+            start = held
+        crossing = [self._ends(flow, d) for d in flow.demands if d.crosses]
+        out = source if flow.stored else held
+        after, _ = self._era(flow, arcs, [out] * len(crossing), crossing)
+        early, late, again, reread = self._eras(number, flow, arcs, start)
+        if self.room is not None:
+            kept, held = self.kept.get(number, {}), self.held.get(number, {})
+            self.room.take(number, kept, reread, held, early, late, again, after)
+
+    def _eras(
+        self,
+        number: int,
+        flow: Flow,
+        arcs: Sequence[tuple[Move, float]],
+        start: Mapping[State, Terms],
+    ) -> tuple[Paid, Paid, Sequence[Paid], Sequence[Mapping[State, Terms]]]:
+        """The travels of a flow in the forward pass, and after it.
+
+        Returns:
+            What is paid for in each, how it comes to what runs again, and from where.
+        """
+        turns = self.problem.microbatches if flow.looped else 1
+        held = self.held.get(number, {})
+        sums = [_parts(held)] if held and not flow.stored else []
+        late = [self._ends(flow, d) for d in flow.demands if d.late and not d.crosses]
+        if not flow.early:
+            ends = [*late, *sums]
+            return {}, self._era(flow, arcs, [start] * len(ends), ends, turns)[0], [], []
+        early = [d for d in flow.demands if not d.late]
+        repeats = [d for d in early if self.recompute and d.group is not None]
+        again = [self._ends(flow, d, again=True) for d in repeats]
+        ends = [self._ends(flow, d) for d in early] + sums
+        starts = [start] * len(ends)
+        if held and flow.stored:
+            there = {state: [v] for state, v in held.items()}
+            after = [start] * len(late) + [self._share(there) for _ in repeats]
+        else:
+            if late or again:
+                starts.append(self._share(self._lasting(flow)))
+                ends.append(self._keep(number, flow, arcs))
+            after = [self._taken(number, flow) for _ in (*late, *again)]
+        first, _ = self._era(flow, arcs, starts, ends, turns)
+        second, taken = self._era(flow, arcs, after, [*late, *again], turns)
+        return first, second, taken[len(late) :], after[len(late) :]
+
+    def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
+        """Moves between states that can come up: partial on an axis only as the maker leaves it."""
+        routes = self.problem.routes(flow)
+        wanted = self._entries(flow, sources) if self.narrow else None
+        reached = set(sources)
+        waiting = sorted(reached)
+        found = []
+        while waiting:
+            for move, seconds in routes.out(waiting.pop()):
+                if wanted is not None and move.target[move.axis] not in wanted[move.axis]:
+                    continue
+                found.append((move, seconds))
+                if move.target not in reached:
+                    reached.add(move.target)
+                    waiting.append(move.target)
+        return found
+
+    def _entries(self, flow: Flow, sources: Iterable[State]) -> list[set[int]]:
+        """The entries that makers and readers may ask for, by axis."""
+        found: list[set[int]] = [{REPLICATED} for _ in self.problem.mesh.sizes]
+        every = [*sources]
+        for demand in flow.demands:
+            if demand.group is not None:
+                every += self.choices.targets(demand)
+        for state in every:
+            for axis, entry in enumerate(state):
+                found[axis].add(entry)
+        return found
+
+    def _ends(self, flow: Flow, demand: Demand, again: bool | None = None) -> dict[State, Terms]:
+        """What of a demand ends in each state."""
+        if demand.group is not None:
+            targets = self.choices.targets(demand, again)
+            return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
+        ends = {s: self.program.part() for s in states(flow.sizes, self.problem.mesh)}
+        self.program.row([(v, 1.0) for v in ends.values()], 1.0, 1.0)
+        return {s: [(v, 1.0)] for s, v in ends.items()}
+
+    def _era(
+        self,
+        flow: Flow,
+        arcs: Sequence[tuple[Move, float]],
+        starts: Sequence[Mapping[State, Terms]],
+        ends: Sequence[Mapping[State, Terms]],
+        turns: int = 1,
+    ) -> tuple[Paid, list[Paid]]:
+        """The travels of a flow in an era, from each start to its end.
+
+        Args:
+            turns: how often they are made.
+
+        Returns:
+            What is paid for, and what is taken to each end.
+        """
+        shared = len(starts) > 1
+        paid: dict[Move, int] = {}
+        travels: list[Paid] = []
+        for move, seconds in arcs:
+            # What costs nothing need not be shared, unless it takes memory.
+            if starts and (seconds or not shared or self.room is not None):
+                paid[move] = self.program.part()
+                if seconds:
+                    self.communication.append((paid[move], turns * flow.weight * seconds))
+        for start, end in zip(starts, ends, strict=True):
+            taken = paid
+            if shared:
+                taken = {move: self.program.part() for move, _ in arcs}
+                for move, variable in paid.items():
+                    self.program.row([(variable, 1.0), (taken[move], -1.0)], 0.0, np.inf)
+            self._conserve(taken, start, end)
+            travels.append(taken)
+        return paid, travels
+
+    def _conserve(
+        self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
+    ) -> None:
+        """What comes to a state leaves it."""
+        terms: dict[State, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for move, variable in taken.items():
+            terms[move.source][variable] -= 1.0
+            terms[move.target][variable] += 1.0
+        for state, here in start.items():
+            for variable, factor in here:
+                terms[state][variable] += factor
+        for state, here in end.items():
+            for variable, factor in here:
+                terms[state][variable] -= factor
+        for balance in terms.values():
+            self.program.row([(v, f) for v, f in balance.items() if f], 0.0, 0.0)
+
+    # ------------------------------------------------------------------ between the eras
+
+    def _keep(
+        self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
+    ) -> dict[State, Terms]:
+        """kept[f, s]: keeping is a demand of the forward pass, which ends in any state."""
+        every = {*self.choices.sources(flow), *(move.target for move, _ in arcs)}
+        ends = {state: self._kept(number, flow, state) for state in sorted(every)}
+        return {state: [(v, 1.0)] for state, v in ends.items() if v is not None}
+
+    def _kept(self, number: int, flow: Flow, state: State) -> int | None:
+        """A new kept[f, s]; maxima that are still to be combined are not kept."""
+        if any(entry < SUM for entry in state):
+            return None
+        self.kept[number][state] = kept = self.program.variable(high=1.0)
+        if self.room is not None:
+            self.choices.count(kept, flow.weight)
+        return kept
+
+    def _hold(self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]) -> None:
+        """held[f, s]: the way to it ends in any state."""
+        every = {*self.choices.sources(flow), *(move.target for move, _ in arcs)}
+        for state in sorted(every):
+            self.held[number][state] = held = self.program.variable(high=1.0)
+            if self.room is not None:
+                self.choices.count(held, flow.weight)
+
+    def _lasting(self, flow: Flow) -> dict[State, list[int]]:
+        """The choices by which a flow is there to be kept: what is made again is not."""
+        return self.choices.sources(flow, again=None if flow.stored else False)
+
+    def _needed(self) -> None:
+        """Nothing is made again that neither the backward pass nor what is made again reads."""
+        flows: dict[int, list[Flow]] = defaultdict(list)
+        for flow in self.problem.flows:
+            flows[flow.group].append(flow)
+        for group, choices in enumerate(self.choices.x):
+            terms: dict[int, float] = defaultdict(float)
+            for (_, again), variable in choices.items():
+                terms[variable] += again * self.problem.weight(group)
+            if not any(terms.values()) or any(flow.stays for flow in flows[group]):
+                continue
+            for flow in flows[group]:
+                for number, demand in enumerate(flow.demands):
+                    if demand.group is not None:
+                        reads = sum(len(readers[number]) for readers in flow.readers)
+                        for (_, again), variable in self.choices.x[demand.group].items():
+                            terms[variable] -= again * reads
+            self.program.row([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
+
+    def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
+        """What is kept starts where the maker puts it; not all need be kept."""
+        found: dict[State, Terms] = {}
+        for state, choices in sources.items():
+            variable = self.program.part()
+            terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
+            self.program.row(terms, -np.inf, 0.0)
+            found[state] = [(variable, 1.0)]
+        return found
+
+    def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
+        """taken[f, d, s] of a new demand d."""
+        stays = self.choices.sources(flow, again=None if flow.stored else True)
+        found = {}
+        for state, kept in self.kept[number].items():
+            taken = self.program.part()
+            there = [(v, -1.0) for v in stays.get(state, ())]
+            self.program.row([(taken, 1.0), (kept, -1.0), *there], -np.inf, 0.0)
+            found[state] = [(taken, 1.0)]
+        return found
+
+    # ------------------------------------------------------------------ objective
+
+    def _objective(self, objective: str) -> None:
+        """The sum of compute and communication, or the larger of the two."""
+        if objective == "sum":
+            for variable, seconds in (*self.choices.seconds, *self.communication):
+                self.program.cost(variable, MICRO * seconds)
+            return
+        most = math.fsum(MICRO * s for _, s in (*self.choices.seconds, *self.communication))
+        larger = self.program.variable(cost=1.0, within=most)
+        for terms in (self.choices.seconds, self.communication):
+            sums: dict[int, float] = defaultdict(float)
+            for variable, seconds in terms:
+                sums[variable] -= MICRO * seconds
+            self.program.row([(larger, 1.0), *sums.items()], 0.0, np.inf)
+
+    def minimize_memory(self) -> None:
+        """Minimize the peak of a device's memory instead; there must be a limit."""
+        self.program.forget_costs()
+        self.program.cost(self.peak, 1.0)
+
+    # ------------------------------------------------------------------ solutions
+
+    def decisions(self, solution: Solution) -> Decisions:
+        """The decisions of a solution: shares become whole layers, the first ones made again."""
+        values, graph = solution.values, self.problem.graph
+        ways, again = [], set()
+        for group, choices in enumerate(self.choices.x):
+            shares: dict[Way, float] = defaultdict(float)
+            for (way, _), variable in choices.items():
+                shares[way] += values[variable]
+            ways.append(max(shares, key=lambda way: shares[way]))
+            share = values[choices[ways[-1], True]] if (ways[-1], True) in choices else 0.0
+            members = graph.classes[group]
+            again |= set(members[: math.ceil(share * len(members) - 1e-6)])
+        kept: dict[int, State] = {}
+        if self.room is not None:
+            for number, variables in self.kept.items():
+                flow = self.problem.flows[number]
+                shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
+                if flow.stored:  # of the rest only the input itself stays
+                    source = self.problem.source(flow, ways[flow.group])
+                    kept |= dict.fromkeys(flow.tensors, source)
+                kept |= _dealt(flow.tensors[::-1], shares)
+        return Decisions(tuple(ways), frozenset(again), kept, self._held_in(values))
+
+    def _held_in(self, values: np.ndarray) -> dict[int, State]:
+        """The states that are held under a memory limit."""
+        held: dict[int, State] = {}
+        for number, variables in self.held.items() if self.room is not None else ():
+            flow = self.problem.flows[number]
+            shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
+            held |= _dealt(flow.tensors, shares)
+        return held
+
+    def seconds(self, objective: float) -> float:
+        """An objective of the program in seconds."""
+        return objective / MICRO if math.isfinite(objective) else objective
+
+    def nbytes(self, peak: float) -> float:
+        """The memory that is minimized, in bytes."""
+        return peak if self.room is None else peak * self.room.unit
+
+
+def _whole(sources: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
+    """All of a flow, where the way of its maker puts it."""
+    return {state: [(v, 1.0) for v in variables] for state, variables in sources.items()}
+
+
+def _parts(shares: Mapping[State, int]) -> dict[State, Terms]:
+    """Parts of a flow in states."""
+    return {state: [(v, 1.0)] for state, v in shares.items()}
+
+
+def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:
+    """States for tensors, by shares, rounded down; the first tensors go first."""
+    found: dict[int, State] = {}
+    start, total = 0, 0.0
+    for state, share in sorted(shares.items(), key=lambda pair: -pair[1]):
+        total += share
+        end = min(len(tensors), math.floor(total * len(tensors) + 1e-6))
+        found |= dict.fromkeys(tensors[start:end], state)
+        start = max(start, end)
+    return found

@@ -1,0 +1,98 @@
+"""The variables of the exact search that say in which way every class runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tensorstate.ir.placements import State
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Way
+from tensorstate.problem.tensor_groups import Demand, Flow
+from tensorstate.solver.linear_program import Program, Solution
+
+# Layers of a class, and tensors of a flow, up to which those made again or kept are counted by an
+# integer.
+FEW = 4
+
+# The part of a class that runs in a way in a relaxed solution, from which the way is a likely one.
+LIKELY = 1e-2
+
+
+class Choices:
+    """``way[g, w]`` and ``x[g, w, a]`` of ``tensorstate.solver.formulation``.
+
+    Args:
+        program: to which they are added.
+        problem: what to decide.
+        allowed: for every class the ways to choose from.
+        recompute: whether classes may be made again.
+
+    Attributes:
+        x: by class the variables of its ways, made again or not.
+        seconds: of compute, for all of each variable.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        problem: Problem,
+        allowed: Sequence[Sequence[Way]],
+        recompute: bool,
+    ):
+        self.program, self.problem, self.recompute = program, problem, recompute
+        self.seconds: list[tuple[int, float]] = []
+        self.x = [self._of(group, ways) for group, ways in enumerate(allowed)]
+
+    def _of(self, group: int, allowed: Sequence[Way]) -> dict[tuple[Way, bool], int]:
+        """The choices of a class, of which exactly one is taken."""
+        problem, weight = self.problem, self.problem.weight(group)
+        again = self.recompute and problem.is_early(group)
+        choices, ways = {}, []
+        for way in allowed:
+            ways.append(self.program.variable(high=1.0, integer=True))
+            seconds = weight * problem.seconds(group, way)
+            choices[way, False] = ways[-1]
+            if again:
+                choices[way, False] = self.program.part()
+                choices[way, True] = self.program.part()
+                self.count(choices[way, True], weight)
+                parts = [(choices[way, a], 1.0) for a in (False, True)]
+                self.program.row([*parts, (ways[-1], -1.0)], 0.0, 0.0)
+                self.seconds.append((choices[way, True], 2 * seconds))
+            self.seconds.append((choices[way, False], seconds))
+        self.program.row([(v, 1.0) for v in ways], 1.0, 1.0)
+        return choices
+
+    def count(self, share: int, weight: int) -> None:
+        """A share stands for whole layers or tensors; few are counted, many are rounded."""
+        if weight <= FEW:
+            number = self.program.variable(integer=True, within=weight)
+            self.program.row([(share, 1.0), (number, -1.0 / weight)], 0.0, 0.0)
+
+    def sources(self, flow: Flow, again: bool | None = None) -> dict[State, list[int]]:
+        """The choices that put a flow's tensor in each state."""
+        found: dict[State, list[int]] = defaultdict(list)
+        for (way, a), variable in self.x[flow.group].items():
+            if again is None or a == again:
+                found[self.problem.source(flow, way)].append(variable)
+        return found
+
+    def targets(self, demand: Demand, again: bool | None = None) -> dict[State, list[int]]:
+        """The choices that demand a flow's tensor in each state."""
+        found: dict[State, list[int]] = defaultdict(list)
+        for (way, a), variable in self.x[demand.group or 0].items():
+            if again is None or a == again:
+                found[self.problem.target(demand, way)].append(variable)
+        return found
+
+    def likely(self, relaxed: Solution) -> list[list[Way]]:
+        """For every class the ways of which a relaxed solution has some part."""
+        found = []
+        for choices in self.x:
+            parts: dict[Way, float] = defaultdict(float)
+            for (way, _), variable in choices.items():
+                parts[way] += relaxed.values[variable]
+            least = min(LIKELY, max(parts.values()))
+            found.append([way for way, part in parts.items() if part >= least])
+        return found

@@ -1,0 +1,141 @@
+"""Which dimensions of a program are one axis, equation by equation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tensorstate.errors import PlanError
+from tensorstate.rules import Argument, Rule, Signature, rule_of
+from tensorstate.tracing.factors import Factors, UnalignedError, reshape_segments
+from tensorstate.tracing.flat_jaxpr import Atom, Constant, Step, Variable
+
+VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim"})
+
+Dims = tuple[int, ...]  # factors of an array's dimensions
+
+
+class Axes:
+    """The factors of every variable's dimensions."""
+
+    def __init__(self) -> None:
+        self.factors = Factors()
+        self._of: dict[Variable, Dims] = {}
+
+    def of(self, variable: Variable) -> Dims:
+        """Factors of every dimension."""
+        known = self._of.get(variable)
+        if known is None:
+            known = self._of[variable] = tuple(self.factors.new(size) for size in variable.shape)
+        return known
+
+    def set(self, variable: Variable, dims: Sequence[int]) -> None:
+        """Say which factors a variable's dimensions are."""
+        self._of[variable] = tuple(dims)
+
+    def leaves(self, variable: Variable) -> tuple[tuple[int, ...], ...]:
+        """The parts of every dimension that are not split further, major first."""
+        return tuple(self.factors.leaves(factor) for factor in self.of(variable))
+
+
+class Related(NamedTuple):
+    """An equation that is no view: its rule, and what the rule says of it."""
+
+    rule: Rule
+    signature: Signature
+
+
+def relate(step: Step, dims: Axes, unknown: str) -> Related | None:
+    """Unite what an equation shows to be one.
+
+    Args:
+        unknown: "replicate" to run a primitive on whole arrays if it has no rule and none can be
+            inferred; otherwise refuse it.
+
+    Returns:
+        Its rule and signature, or ``None`` for a view.
+
+    Raises:
+        PlanError: naming the primitive without a rule, and where in the model it stands.
+    """
+    name = step.primitive.name
+    source = step.inputs[0] if name in VIEWS else None
+    if isinstance(source, Variable) and _relate_view(name, step, source, dims):
+        return None
+    arguments = [_argument(atom) for atom in step.inputs]
+    results = [_argument(out) for out in step.outputs]
+    rule = rule_of(step.primitive, arguments, results, step.params)
+    if rule.origin == "replicated" and unknown != "replicate":
+        raise PlanError(
+            f"no rule for the primitive {name!r} ({step.source}), and none can be inferred: write "
+            "the model without it, or pass unknown='replicate' to run it on whole arrays on every "
+            "device"
+        )
+    signature = rule.describe(arguments, results, step.params)
+    first: dict[int, int] = {}
+    factors = dims.factors
+    for atom, labels in zip(step.inputs, signature.arguments, strict=True):
+        if isinstance(atom, Constant):
+            continue
+        for label, factor in zip(labels, dims.of(atom), strict=True):
+            if label is None:
+                continue
+            known = first.setdefault(label, factor)
+            if known != factor:
+                _unite(factors, known, factor)
+    for out, labels in zip(step.outputs, signature.results, strict=True):
+        found = []
+        for label, size in zip(labels, out.shape, strict=True):
+            if label is None:
+                found.append(factors.new(size))
+            elif label in first:
+                found.append(first[label])
+            else:
+                found.append(factors.new(size))
+                first[label] = found[-1]
+        dims.set(out, found)
+    return Related(rule, signature)
+
+
+def _argument(atom: Atom) -> Argument:
+    return Argument(atom.shape, atom.dtype, atom.value if isinstance(atom, Constant) else None)
+
+
+def _unite(factors: Factors, a: int, b: int) -> None:
+    # Two splittings may not fit. The operator's label is whole then, see ``build``.
+    with contextlib.suppress(UnalignedError):
+        factors.unite(a, b)
+
+
+def _relate_view(name: str, step: Step, source: Variable, dims: Axes) -> bool:
+    """Give the result of a view its factors; false for a reshape that no splitting explains."""
+    out, of_source = step.outputs[0], dims.of(source)
+    if name == "transpose":
+        dims.set(out, [of_source[d] for d in step.params["permutation"]])
+    elif name == "broadcast_in_dim":
+        found = [-1] * len(out.shape)
+        for d, at in enumerate(step.params["broadcast_dimensions"]):
+            if source.shape[d] == out.shape[at]:
+                found[at] = of_source[d]
+        new = dims.factors.new
+        dims.set(out, [new(n) if f < 0 else f for f, n in zip(found, out.shape, strict=True)])
+    else:
+        if 0 in source.shape:
+            return False
+        found = [-1] * len(out.shape)
+        splits = []
+        for ins, outs in reshape_segments(source.shape, out.shape):
+            if len(ins) == len(outs) == 1:
+                found[outs[0]] = of_source[ins[0]]
+            else:
+                splits.append((ins, outs))
+        new = dims.factors.new
+        dims.set(out, [new(n) if f < 0 else f for f, n in zip(found, out.shape, strict=True)])
+        of_out = dims.of(out)
+        for ins, outs in splits:
+            try:
+                dims.factors.align([of_source[d] for d in ins], [of_out[d] for d in outs])
+            except UnalignedError:
+                return False
+    return True

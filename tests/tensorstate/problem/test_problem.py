@@ -1,0 +1,94 @@
+"""Flows: every tensor in one, and their moves those of the single tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.models import load_model
+from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.ir.placements import REPLICATED, Mesh
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.tensor_groups import flows_of
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.steps import STEPS
+from tests.tensorstate.tiny import TINY, graph
+
+
+@pytest.mark.parametrize("name", [*TINY, "attention", "gradient_of_layers", "experts", "dropout"])
+def test_every_tensor_that_crosses_entities_is_in_one_flow(name):
+    one = graph(name) if name in TINY else trace(STEPS[name][0], STEPS[name][1:])
+    flows = flows_of(one)
+    crossing = {edge.tensor for edge in one.edges}
+    crossing |= {e.tensor for e in one.entities if e.tensor is not None}
+    crossing |= {out.view.tensor for out in one.outputs if out.view.tensor is not None}
+    assert sorted(t for flow in flows for t in flow.tensors) == sorted(crossing)
+    read = {
+        (tensor, reader)
+        for flow in flows
+        for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
+        for demand, entities in zip(flow.demands, readers, strict=True)
+        if demand.places
+        for reader in entities
+    }
+    assert read == {(edge.tensor, edge.target) for edge in one.edges}
+    for flow in flows:
+        for tensor, maker in zip(flow.tensors, flow.makers, strict=True):
+            assert one.entities[maker].group == flow.group
+            assert one.tensors[tensor].sizes == flow.sizes
+
+
+def test_new_values_are_wanted_where_the_old_ones_are():
+    one = graph("linear")
+    (flow,) = [
+        f for f in flows_of(one) if any(d.group is not None and not d.places for d in f.demands)
+    ]
+    (demand,) = [d for d in flow.demands if d.group is not None and not d.places]
+    (w,) = [e for e in one.entities if e.tensor is not None and one.tensors[e.tensor].name == "w"]
+    assert demand.group == w.group
+    assert demand.late
+
+
+def test_flows_do_not_grow_with_depth():
+    problems = []
+    for layers in (6, 9):
+        model = load_model("mlp", widths=[16] * (layers + 1))
+        mesh = Mesh.of({"data": 2})
+        one = trace(model.step, model.abstract_args)
+        problems.append(Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"]))
+    assert len(problems[0].flows) == len(problems[1].flows)
+    assert len(problems[0].graph.classes) == len(problems[1].graph.classes)
+    assert sum(f.weight for f in problems[1].flows) > sum(f.weight for f in problems[0].flows)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_sharded_work_is_a_share(name):
+    """Along a label that all its tensors have, half the bytes; never less than half."""
+    mesh = Mesh.of({"data": 2})
+    problem = Problem(graph(name), AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
+    for group, ways in enumerate(problem.ways):
+        whole, seconds = (f(group, (REPLICATED,)) for f in (problem.traffic, problem.seconds))
+        for way in ways.all:
+            assert whole / 2 <= problem.traffic(group, way) <= whole
+            assert seconds / 2 <= problem.seconds(group, way) * (1 + 1e-12)
+            assert problem.seconds(group, way) <= seconds
+
+
+def test_a_slice_reads_what_it_takes():
+    """Work of scanned layers grows with their number, though each is cut out of all of them."""
+    spent = []
+    for layers in (4, 8):
+        model = load_model("llama", layers=layers)
+        one = trace(model.step, model.abstract_args)
+        mesh = Mesh.of({"data": 2})
+        problem = Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
+        slices = [
+            problem.weight(group) * problem.seconds(group, (REPLICATED,))
+            for group in range(len(one.classes))
+            if any(
+                one.operators[m.operator].primitive == "slice"
+                for m in problem.entity(group).members
+            )
+        ]
+        assert slices
+        spent.append(sum(slices))
+    assert spent[1] == pytest.approx(2 * spent[0], rel=0.05)

@@ -1,0 +1,160 @@
+"""States of tensors and the trees of collectives between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorstate.errors import PlanError
+from tensorstate.ir.placements import MAX, REPLICATED, SUM, Mesh, fits, states
+from tensorstate.problem.reshard import Routes, moves
+
+MESH = Mesh.of({"data": 2, "model": 4})
+
+
+def price(kind: str, axis: int, nbytes: int) -> float:
+    scale = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.5}[kind]
+    return scale * (1e-6 + nbytes * (1e-9, 3e-9)[axis])
+
+
+def routes(sizes=(8, 16), mesh=MESH) -> Routes:
+    return Routes(sizes, 4 * math.prod(sizes), mesh, price)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"x": 0}, {"x": 2.0}, {"x": True}])
+def test_meshes_that_are_none(sizes):
+    with pytest.raises(PlanError, match="mesh"):
+        Mesh.of(sizes)
+
+
+def test_states_divide():
+    every = set(states((2, 12), MESH))
+    assert (0, 1) in every
+    assert (0, 0) not in every  # 2 rows among 8
+    assert (1, 1) not in every  # 12 columns among 8
+    assert (REPLICATED, 1) in every
+    assert all(fits(state, (2, 12), MESH) for state in every)
+    assert MESH.shards((0, 1)) == 8
+    assert MESH.shards((SUM, 1)) == 4
+
+
+def test_moves_say_what_they_cost():
+    found = {move.target: move for move in moves((SUM, 1), (8, 16), 512, MESH)}
+    assert found[REPLICATED, 1].kind == "all_reduce"
+    assert found[REPLICATED, 1].nbytes == 128
+    assert found[0, 1].kind == "reduce_scatter"
+    assert found[0, 1].nbytes == 128
+    assert found[SUM, REPLICATED].kind == "all_gather"
+    assert found[SUM, REPLICATED].nbytes == 512
+    assert found[SUM, 0].kind == "all_to_all"
+    assert found[SUM, 0].nbytes == 128
+    # The model axis cuts what the data axis would have cut: the data axis cannot come later.
+    assert (1, 1) not in found
+    assert {m.kind for m in moves((REPLICATED,) * 2, (8, 16), 512, MESH)} == {"slice"}
+
+
+def test_only_the_last_axis_of_a_position_moves():
+    found = {move.target for move in moves((0, 0), (8, 16), 512, MESH)}
+    assert found == {(0, REPLICATED), (0, 1)}
+
+
+def test_maxima_are_not_scattered():
+    targets = {move.target for move in moves((MAX, REPLICATED), (8, 16), 512, MESH)}
+    assert (0, REPLICATED) not in targets
+    assert (REPLICATED, REPLICATED) in targets
+
+
+def test_an_axis_of_one_device_does_not_move():
+    mesh = Mesh.of({"one": 1, "x": 2})
+    assert all(move.axis == 1 for move in moves((REPLICATED, 0), (8, 8), 256, mesh))
+
+
+def test_known_trees():
+    way = routes()
+    both = frozenset({(REPLICATED, REPLICATED), (0, REPLICATED)})
+    tree = way.tree(frozenset({(SUM, REPLICATED)}), both)
+    # An all-reduce serves both: what is whole is sharded by forgetting.
+    assert {move.kind for move in tree.moves} in (
+        {"all_reduce", "slice"},
+        {"reduce_scatter", "all_gather"},
+    )
+    assert way.tree(frozenset({(0, 1)}), frozenset({(0, 1)})).moves == ()
+    with pytest.raises(PlanError, match="no collectives lead"):
+        way.tree(frozenset({(0, 1)}), frozenset({(SUM, 1)}))
+
+
+SHAPES = st.sampled_from([(8, 16), (8,), (2, 4, 8), (3, 8)])
+
+
+@st.composite
+def questions(draw):
+    sizes = draw(SHAPES)
+    source = draw(st.sampled_from(sorted(states(sizes, MESH, (SUM,)))))
+    targets = draw(st.sets(st.sampled_from(sorted(states(sizes, MESH))), min_size=1, max_size=3))
+    return sizes, source, frozenset(targets)
+
+
+@given(questions())
+def test_trees_lead_to_their_targets_and_are_cheapest(question):
+    sizes, source, targets = question
+    way = routes(sizes)
+    graph = nx.DiGraph()
+    for state in states(sizes, MESH, (SUM,)):
+        for move, seconds in way.out(state):
+            graph.add_edge(move.source, move.target, weight=seconds)
+    graph.add_node(source)
+    tree = way.tree(frozenset({source}), targets)
+    here = {source}
+    for move in tree.moves:
+        assert move.source in here
+        here.add(move.target)
+    assert targets <= here
+    assert tree.seconds == pytest.approx(sum(way.seconds(move) for move in tree.moves))
+    shortest = {t: nx.dijkstra_path_length(graph, source, t) for t in targets}
+    assert max(shortest.values()) - 1e-12 <= tree.seconds <= sum(shortest.values()) + 1e-12
+    if len(targets) == 1:
+        assert tree.seconds == pytest.approx(max(shortest.values()))
+    if len(targets) == 2:
+        # A tree to two targets is a path to where they part, and a path to each.
+        one, two = sorted(targets)
+        down = {t: nx.single_source_dijkstra_path_length(graph.reverse(), t) for t in (one, two)}
+        start = nx.single_source_dijkstra_path_length(graph, source)
+        best = min(
+            start[at] + down[one][at] + down[two][at]
+            for at in start
+            if at in down[one] and at in down[two]
+        )
+        assert tree.seconds == pytest.approx(best)
+
+
+def test_three_axes():
+    mesh = Mesh.of({"a": 2, "b": 2, "c": 2})
+    way = Routes((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)
+    tree = way.tree(frozenset({(0, 0, 0)}), frozenset({(REPLICATED,) * 3}))
+    assert [move.axis for move in tree.moves] == [2, 1, 0]
+    assert [move.nbytes for move in tree.moves] == [64, 128, 256]
+    assert len(list(itertools.islice(states((8, 8), mesh), 100))) == 27
+
+
+@given(questions(), questions())
+def test_several_sources_are_several_trees(one, other):
+    sizes, source, targets = one
+    _, second, _ = other
+    way = routes(sizes)
+    if second not in set(states(sizes, MESH, (SUM,))):
+        return
+    both = way.tree(frozenset({source, second}), targets)
+    best = math.inf
+    for bits in itertools.product((0, 1), repeat=len(targets)):
+        parts = [
+            frozenset(t for t, bit in zip(sorted(targets), bits, strict=True) if bit == which)
+            for which in (0, 1)
+        ]
+        pairs = zip((source, second), parts, strict=True)
+        best = min(best, sum(way.tree(frozenset({s}), part).seconds for s, part in pairs))
+    assert both.seconds == pytest.approx(best)

@@ -1,0 +1,134 @@
+"""Ways of entities: run on two devices and put together by their states, they are the whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tensorstate.execution.interpreter import run_operator, values_of
+from tensorstate.ir.graph import Entity, Graph
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Mesh
+from tensorstate.problem.strategies import Way, Ways
+from tensorstate.rules.local_shard import LocalBlock
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.oracle import arguments, close
+from tests.tensorstate.steps import STEPS
+from tests.tensorstate.tiny import TINY, graph, s
+
+MESH = Mesh.of({"i": 2})
+COMBINE = {SUM: np.sum, MAX: np.max, MIN: np.min}
+
+
+def _home(graph: Graph, entity: Entity) -> dict[int, tuple[int, ...]]:
+    """The labels in which an entity has the tensors that it makes."""
+    return {
+        use.tensor: tuple(member.labels[label] for label in use.labels)
+        for member in entity.members
+        for use in graph.operators[member.operator].results
+    }
+
+
+def _reads(graph: Graph, entity: Entity):
+    """What it reads from elsewhere: places by (tensor, labels)."""
+    home = _home(graph, entity)
+    found: dict[tuple[int, tuple[int, ...]], set[tuple[int, int]]] = {}
+    for m, member in enumerate(entity.members):
+        for k, use in enumerate(graph.operators[member.operator].operands):
+            labels = tuple(member.labels[label] for label in use.labels)
+            if home.get(use.tensor) != labels:
+                found.setdefault((use.tensor, labels), set()).add((m, k))
+    return found
+
+
+def _parts(whole: np.ndarray, entry: int) -> list[np.ndarray]:
+    """What two devices have of an array in a state."""
+    if entry == REPLICATED:
+        return [whole, whole]
+    if entry >= 0:
+        return np.split(whole, 2, axis=entry)
+    rng = np.random.default_rng(1)
+    if whole.dtype.kind in "iu":
+        first = rng.integers(-2, 3, whole.shape).astype(whole.dtype)
+    else:
+        first = (rng.uniform(-1, 1, whole.shape) * np.abs(whole)).astype(whole.dtype)
+    return [first, whole - first]
+
+
+def _whole(parts: list[np.ndarray], entry: int) -> np.ndarray:
+    if entry == REPLICATED:
+        close(parts[0], parts[1])
+        return parts[0]
+    if entry >= 0:
+        return np.concatenate(parts, axis=entry)
+    return COMBINE[entry](np.stack(parts), axis=0)
+
+
+def _run(graph: Graph, entity: Entity, way: int, device: int, given) -> dict[int, np.ndarray]:
+    """What a device makes of what it is given, by place."""
+    home, made = _home(graph, entity), {}
+    for m, member in enumerate(entity.members):
+        operator = graph.operators[member.operator]
+        counts = tuple(2 if label == way else 1 for label in member.labels)
+        indices = {i: np.int32(device) for i, count in enumerate(counts) if count > 1}
+        arrays = []
+        for k, use in enumerate(operator.operands):
+            labels = tuple(member.labels[label] for label in use.labels)
+            own = home.get(use.tensor) == labels
+            arrays.append(made[use.tensor] if own else given[m, k][device])
+        results = run_operator(operator, arrays, LocalBlock(operator.sizes, counts, indices))
+        for use, result in zip(operator.results, results, strict=True):
+            made[use.tensor] = np.asarray(result)
+    return made
+
+
+def check_entity(graph: Graph, entity: Entity, values) -> int:
+    """All ways of an entity; returns how many there are."""
+    ways, home, reads = Ways(graph, entity, MESH), _home(graph, entity), _reads(graph, entity)
+    for way in ways.all:
+        given = {}
+        for (tensor, labels), places in reads.items():
+            (entry,) = ways.read(way, labels, frozenset(places))
+            parts = _parts(values[tensor], entry)
+            given |= dict.fromkeys(places, parts)
+        one, two = (_run(graph, entity, way[0], device, given) for device in range(2))
+        for m, member in enumerate(entity.members):
+            for k, use in enumerate(graph.operators[member.operator].results):
+                (entry,) = ways.made(way, home[use.tensor], (m, k))
+                found = _whole([one[use.tensor], two[use.tensor]], entry)
+                close(found, values[use.tensor], 1e-4)
+    return len(ways.all)
+
+
+MORE = (
+    "attention",
+    "gradient_of_loss",
+    "gradient_of_embedding",
+    "accumulated",
+    "custom",
+    "reduced",
+)
+
+
+@pytest.mark.parametrize("name", [*TINY, *MORE])
+def test_every_way_makes_the_whole(name):
+    if name in TINY:
+        one, shapes = graph(name), TINY[name][1:]
+    else:
+        function, *shapes = STEPS[name]
+        one = trace(function, shapes)
+    made = values_of(one, arguments(tuple(shapes)))
+    values = {index: np.asarray(value) for index, value in made.items()}
+    entities = [entity for entity in one.entities if entity.members]
+    assert sum(check_entity(one, entity, values) for entity in entities) > len(entities)
+
+
+def _ways_of(function, *shapes) -> list[tuple[Way, ...]]:
+    one = trace(function, shapes)
+    return [Ways(one, entity, MESH).all for entity in one.entities if entity.members]
+
+
+def test_a_sum_takes_partial_sums_together_and_a_product_one_by_one():
+    assert _ways_of(lambda x, y: x + y, s(4), s(4)) == [((-1,), (0,), (-2,))]
+    assert _ways_of(lambda x, y: x * y, s(4), s(4)) == [((-1,), (0,), (-2,), (-3,))]
+    assert _ways_of(lambda x, y: x * y + x, s(3), s(3)) == [((-1,), (-2,), (-3,)), ((-1,), (-2,))]
+    assert _ways_of(lambda x: abs(x), s(4)) == [((-1,), (0,))]

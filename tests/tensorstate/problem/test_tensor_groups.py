@@ -1,0 +1,58 @@
+"""Flows: every tensor in one, every reader in its demands."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.models import load_model
+from tensorstate.problem.tensor_groups import flows_of
+from tensorstate.tracing.trace_step import trace
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "moe"])
+def test_nothing_is_lost(name):
+    model = load_model(name)
+    graph = trace(model.step, model.abstract_args)
+    flows = flows_of(graph)
+    tensors = [tensor for flow in flows for tensor in flow.tensors]
+    assert len(tensors) == len(set(tensors))
+    read = {
+        (tensor, reader)
+        for flow in flows
+        for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
+        for entities in readers
+        for reader in entities
+    }
+    assert {(edge.tensor, edge.target) for edge in graph.edges} <= read
+    for flow in flows:
+        assert len(flow.makers) == len(flow.readers) == flow.weight
+        assert len(set(flow.demands)) == len(flow.demands)
+        for readers in flow.readers:
+            for demand, entities in zip(flow.demands, readers, strict=True):
+                assert {graph.entities[one].group for one in entities} <= {demand.group}
+                assert bool(entities) == (demand.group is not None)
+
+
+def test_entities_of_a_class_that_read_alike_are_all_readers():
+    def step(x, w, v):
+        return jnp.sin(x @ w), jnp.sin(x @ v)
+
+    shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 3
+    graph = trace(step, shapes, updates={})
+    flow = next(flow for flow in flows_of(graph) if graph.inputs[0] in flow.tensors)
+    products = [e.index for e in graph.entities if e.kind == "einsum"]
+    assert graph.entities[products[0]].group == graph.entities[products[1]].group
+    ((readers,),) = flow.readers
+    assert sorted(readers) == products
+
+
+def test_rows_of_a_stack_do_not_grow_with_it():
+    """Scanned layers take as many flows and demands however many there are."""
+    found = []
+    for layers in (6, 9):
+        model = load_model("llama", layers=layers)
+        flows = flows_of(trace(model.step, model.abstract_args))
+        found.append((len(flows), sum(len(flow.demands) for flow in flows)))
+    assert found[0] == found[1]
