@@ -21,13 +21,13 @@ from tensorstate.cost.cost import Cost, price
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CANDIDATES, Network, Scheduled
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.placements import Mesh
+from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import Plan, search
 from tensorstate.tracing.trace_step import trace
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class MeshAssignment:
     """A mesh laid over a grid of ranks.
 
     Attributes:
@@ -36,7 +36,7 @@ class Layout:
         parts: for every side of the grid, the devices along it of every axis.
     """
 
-    mesh: Mesh
+    mesh: MeshShape
     order: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]
 
@@ -52,7 +52,7 @@ class Layout:
         )
 
 
-def layouts(sides: Sequence[int], axes: Sequence[str]) -> tuple[Layout, ...]:
+def mesh_assignments(sides: Sequence[int], axes: Sequence[str]) -> tuple[MeshAssignment, ...]:
     """All ways of laying mesh axes over a grid of ranks, each set of groups once.
 
     Args:
@@ -68,11 +68,11 @@ def layouts(sides: Sequence[int], axes: Sequence[str]) -> tuple[Layout, ...]:
         raise PlanError(f"axes must have names of their own, got {tuple(axes)}")
     splits = [list(_splits(side, len(axes))) for side in sides]
     nestings = list(itertools.permutations(range(len(axes))))
-    found: dict[object, Layout] = {}
+    found: dict[object, MeshAssignment] = {}
     for parts in itertools.product(*splits):
         for nesting in itertools.product(nestings, repeat=len(sides)):
-            layout = _laid(parts, nesting, axes)
-            found.setdefault(layout.groups(), layout)
+            assignment = _assign(parts, nesting, axes)
+            found.setdefault(assignment.groups(), assignment)
     return tuple(found.values())
 
 
@@ -86,9 +86,9 @@ def _splits(side: int, count: int) -> Iterator[tuple[int, ...]]:
             yield from ((first, *rest) for rest in _splits(side // first, count - 1))
 
 
-def _laid(
+def _assign(
     parts: tuple[tuple[int, ...], ...], nesting: Sequence[tuple[int, ...]], axes: Sequence[str]
-) -> Layout:
+) -> MeshAssignment:
     """The mesh whose axis a takes ``parts[d][a]`` of side d, where the axes nest as given."""
     shape = [split[a] for split, nest in zip(parts, nesting, strict=True) for a in nest]
     places = [(d, a) for d, nest in enumerate(nesting) for a in nest]
@@ -96,7 +96,7 @@ def _laid(
     turned = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0]))
     order = np.arange(math.prod(shape)).reshape(shape).transpose(turned).ravel()
     sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
-    return Layout(Mesh.of(sizes), tuple(order.tolist()), parts)
+    return MeshAssignment(MeshShape.of(sizes), tuple(order.tolist()), parts)
 
 
 def co_optimize(
@@ -136,11 +136,11 @@ def co_optimize(
             raise PlanError("abstract_args must be given with a function")
         step, abstract_args = trace(step, abstract_args), None
     plans, reason = [], None
-    for layout in layouts(sides, axes):
+    for assignment in mesh_assignments(sides, axes):
         network = Scheduled(
-            topology, layout.mesh, order=layout.order, candidates=candidates, seed=seed
+            topology, assignment.mesh, order=assignment.order, candidates=candidates, seed=seed
         )
-        sizes = dict(zip(layout.mesh.names, layout.mesh.sizes, strict=True))
+        sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
         try:
             plans.append(search(step, abstract_args, mesh=sizes, network=network, **options))
         except PlanError as error:

@@ -14,19 +14,19 @@ import jax
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import Cost, price
 from tensorstate.cost.reshard_plan import Decisions, is_whole
-from tensorstate.cost.result import Found, objective_of, rank
+from tensorstate.cost.result import Found, objective_of, result_order
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import Collectives
 from tensorstate.execution.sharded_step import Applied, apply
 from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.placements import Mesh, State
+from tensorstate.ir.placements import MeshShape, State
 from tensorstate.problem.baselines import FAMILIES, Families, per_axis
 from tensorstate.problem.constraints import Spec, pinned
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Way
 from tensorstate.report import text as report
-from tensorstate.report.hlo_check import Report, compare
+from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.web_page import page
 from tensorstate.solver.auto import auto
 from tensorstate.solver.coordinate_descent import descent
@@ -109,7 +109,7 @@ class Plan:
             mesh = jax.make_mesh(sizes, names, kinds, devices=jax.devices()[:wanted])
         return apply(self.problem, self.decisions, self.cost, mesh, collectives)
 
-    def check(self, compiled: jax.stages.Compiled) -> Report:
+    def check(self, compiled: jax.stages.Compiled) -> HloComparison:
         """A compiled step beside its prediction: collectives, their bytes, memory.
 
         Args:
@@ -120,7 +120,7 @@ class Plan:
             FormatError: a compiler that does not show its HLO.
             PlanError: a program for another number of devices.
         """
-        return compare(compiled, self.problem.mesh, self.cost)
+        return compare_with_hlo(compiled, self.problem.mesh, self.cost)
 
     def explain(self, tensor: str) -> str:
         """The life of a tensor, by its name: state, moves, readers.
@@ -142,7 +142,7 @@ class Plan:
         """
         rows = {"this plan": self.found}
         for name in names or FAMILIES:
-            rows[name] = named(self.problem, name, objective=self.objective)
+            rows[name] = solve_baseline(self.problem, name, objective=self.objective)
         return Comparison(self.problem, rows, self.memory_limit)
 
 
@@ -177,7 +177,9 @@ class Comparison:
         return "\n".join(lines)
 
 
-def named(problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3) -> Found:
+def solve_baseline(
+    problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3
+) -> Found:
     """The best plan of a named strategy (see ``families``), whatever its memory.
 
     Raises:
@@ -264,7 +266,7 @@ def search(
             the whole batch; or a memory limit that nothing fits into: it says by how much, and
             what takes the memory.
     """
-    sizes = Mesh.of(dict(mesh))
+    sizes = MeshShape.of(dict(mesh))
     graph = _graph(step, abstract_args)
     network, device = _network(sizes, topology, network), _hardware(hardware)
     if objective not in ("sum", "max"):
@@ -333,7 +335,7 @@ def _counted(
             reason = f"in {count} microbatches {error}" if count > 1 else str(error)
             continue
         bound = min(bound, found.bound)
-        if best is None or rank(found, limit) < rank(best[1], limit):
+        if best is None or result_order(found, limit) < result_order(best[1], limit):
             best = problem, found
         elif auto:
             break
@@ -353,7 +355,7 @@ def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None
     return trace(step, abstract_args)
 
 
-def _network(mesh: Mesh, topology: Topology | None, network: Network | None) -> Network:
+def _network(mesh: MeshShape, topology: Topology | None, network: Network | None) -> Network:
     if (topology is None) == (network is None):
         raise PlanError("give either topology, whose wires are priced, or network")
     if topology is not None:

@@ -16,7 +16,7 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import INK, PALETTE
-from tensorstate import HARDWARE, named, trace
+from tensorstate import HARDWARE, solve_baseline, trace
 from tensorstate.cost.reshard_plan import Trip
 from tensorstate.cost.result import Found
 from tensorstate.problem.problem import Problem
@@ -112,7 +112,7 @@ def planned(config: Config, model: ModelConfig) -> tuple[Problem, Found]:
     traced = load_model(model.name, layers=model.layers, batch=batch)
     graph = trace(traced.step, traced.abstract_args)
     problem = Problem(graph, rings(config.axes), HARDWARE[config.hardware])
-    return problem, named(problem, model.strategy)
+    return problem, solve_baseline(problem, model.strategy)
 
 
 def activation_moves(problem: Problem, found: Found, nbytes: int) -> dict[str, Counter[str]]:

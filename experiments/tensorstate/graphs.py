@@ -15,7 +15,7 @@ from experiments.config import at_least
 from experiments.experiment import publish
 from experiments.tensorstate.networks import AxisConfig, rings
 from jaxcoll.draw.style import PALETTE
-from tensorstate import HARDWARE, Graph, named, trace
+from tensorstate import HARDWARE, Graph, solve_baseline, trace
 from tensorstate.problem.problem import Problem
 
 # Fig. 5.2a: calls of operators in the torch.fx graph; Fig. 5.2b: nodes after processing.
@@ -162,7 +162,7 @@ def collectives(config: Config) -> list[dict[str, Any]]:
     x = jax.ShapeDtypeStruct((tokens, side), jnp.float32)
     graph = trace(step, ({"first": shape, "second": shape}, x))
     problem = Problem(graph, rings((config.axis,)), HARDWARE[config.hardware])
-    found = named(problem, "fsdp")
+    found = solve_baseline(problem, "fsdp")
     counts = dict.fromkeys(_FSDP, 0)
     for trip in found.cost.trips:
         for phase, tree in (("forward", trip.early), ("backward", trip.late)):

@@ -15,7 +15,7 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
-from tensorstate import HARDWARE, Graph, Plan, PlanError, named, search, trace
+from tensorstate import HARDWARE, Graph, Plan, PlanError, search, solve_baseline, trace
 from tensorstate.cost.result import Found
 from tensorstate.report.parallelism_names import full_name
 
@@ -99,7 +99,7 @@ def _row_for_each_limit(
     config: Config, start: dict[str, Any], graph: Graph
 ) -> list[dict[str, Any]]:
     free = _searched(config, graph, None)
-    families = {name: named(free.problem, name) for name in config.families}
+    families = {name: solve_baseline(free.problem, name) for name in config.families}
     rows = [{**start, "limit GB": None, **_found(free, families)}]
     for share in config.memory_shares:
         limit = share * free.cost.memory.peak

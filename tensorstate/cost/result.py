@@ -31,7 +31,7 @@ class Found:
     seconds: float
 
 
-def rank(found: Found, limit: float | None) -> tuple[bool, float]:
+def result_order(found: Found, limit: float | None) -> tuple[bool, float]:
     """Plans that fit come first; rounding shares to whole layers may have taken too much."""
     return not found.cost.memory.fits(limit), found.objective
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxcoll as jc
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, Mesh, State
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, State
 from tensorstate.problem.reshard import Move
 
 Choose = Callable[[str, int, int], Any]
@@ -20,7 +20,7 @@ Choose = Callable[[str, int, int], Any]
 class Collectives(Protocol):
     """How collectives are made: by schedules, or by JAX's own."""
 
-    def __call__(self, move: Move, x: jax.Array, mesh: Mesh) -> jax.Array:
+    def __call__(self, move: Move, x: jax.Array, mesh: MeshShape) -> jax.Array:
         """What a device has after a move that sends something, from what it had before."""
         ...
 
@@ -33,7 +33,7 @@ def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
             ``hardware.Network.schedule`` is one.
     """
 
-    def run(move: Move, x: jax.Array, mesh: Mesh) -> jax.Array:
+    def run(move: Move, x: jax.Array, mesh: MeshShape) -> jax.Array:
         axis, before, after = _parts(move, mesh)
         if before in (MAX, MIN):
             take = jc.pmax if before == MAX else jc.pmin
@@ -50,7 +50,7 @@ def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
     return run
 
 
-def native(move: Move, x: jax.Array, mesh: Mesh) -> jax.Array:
+def native(move: Move, x: jax.Array, mesh: MeshShape) -> jax.Array:
     """Collectives of ``jax.lax``, which XLA names as such."""
     axis, before, after = _parts(move, mesh)
     if before in (MAX, MIN):
@@ -65,11 +65,11 @@ def native(move: Move, x: jax.Array, mesh: Mesh) -> jax.Array:
     return lax.all_to_all(x, axis, after, before, tiled=True)
 
 
-def _parts(move: Move, mesh: Mesh) -> tuple[str, int, int]:
+def _parts(move: Move, mesh: MeshShape) -> tuple[str, int, int]:
     return mesh.names[move.axis], move.source[move.axis], move.target[move.axis]
 
 
-def carry_out(move: Move, x: jax.Array, mesh: Mesh, collectives: Collectives) -> jax.Array:
+def carry_out(move: Move, x: jax.Array, mesh: MeshShape, collectives: Collectives) -> jax.Array:
     """What a device has of a tensor after a move, from what it had before.
 
     Args:
@@ -83,7 +83,7 @@ def carry_out(move: Move, x: jax.Array, mesh: Mesh, collectives: Collectives) ->
     return lax.dynamic_slice_in_dim(x, start, size, position)
 
 
-def shards_of(state: State, position: int, mesh: Mesh) -> int:
+def shards_of(state: State, position: int, mesh: MeshShape) -> int:
     """Parts into which a state cuts a position."""
     parts = 1
     for size, entry in zip(mesh.sizes, state, strict=True):
@@ -91,7 +91,7 @@ def shards_of(state: State, position: int, mesh: Mesh) -> int:
     return parts
 
 
-def part_index(entries: State, wanted: int, mesh: Mesh) -> Any:
+def part_index(entries: State, wanted: int, mesh: MeshShape) -> Any:
     """Which part of a position (or label) this device has, the first mesh axis cutting first."""
     index: Any = 0
     for name, size, entry in zip(mesh.names, mesh.sizes, entries, strict=True):
@@ -100,7 +100,7 @@ def part_index(entries: State, wanted: int, mesh: Mesh) -> Any:
     return index
 
 
-def cut(x: jax.Array, state: State, mesh: Mesh) -> jax.Array:
+def cut(x: jax.Array, state: State, mesh: MeshShape) -> jax.Array:
     """A device's part of a whole array in a state without partial entries."""
     for position in sorted({entry for entry in state if entry != REPLICATED}):
         size = x.shape[position] // shards_of(state, position, mesh)

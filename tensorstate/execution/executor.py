@@ -21,9 +21,9 @@ from tensorstate.execution.collectives import Collectives, carry_out, cut, part_
 from tensorstate.execution.interpreter import read, run_operator
 from tensorstate.execution.microbatch_loop import Copies, Loop
 from tensorstate.execution.ordering import Clock, after, apart, moment
-from tensorstate.execution.placement_table import Layout
+from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Graph, Operator, Output
-from tensorstate.ir.placements import REPLICATED, Mesh, State
+from tensorstate.ir.placements import REPLICATED, MeshShape, State
 from tensorstate.problem.reshard import Move
 from tensorstate.rules.local_shard import LocalBlock, Turn
 
@@ -31,7 +31,7 @@ from tensorstate.rules.local_shard import LocalBlock, Turn
 PRODUCTS = ("einsum", "window")
 
 
-class Device:
+class LocalExecutor:
     """What one device does, traced: the copies of every tensor that it has in either era.
 
     Args:
@@ -42,7 +42,7 @@ class Device:
 
     def __init__(
         self,
-        layout: Layout,
+        table: PlacementTable,
         collectives: Collectives,
         overlap: bool,
         turn: Turn | None = None,
@@ -50,9 +50,9 @@ class Device:
         given: Mapping[int, Copies] | None = None,
     ):
         self.overlap = overlap
-        self.layout, self.graph, self.mesh = layout, layout.graph, layout.mesh
+        self.table, self.graph, self.mesh = table, table.graph, table.mesh
         self.collectives, self.microbatch = collectives, turn
-        self.trips = layout.trips if trips is None else trips
+        self.trips = table.trips if trips is None else trips
         self.given: dict[int, Copies] = dict(given or {})
         self.early: dict[int, Copies] = {}
         self.late: dict[int, Copies] = {}
@@ -69,13 +69,13 @@ class Device:
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The results of a step, from the arguments, each in its state."""
         self.take(leaves)
-        if self.layout.problem.pipeline is None:
+        if self.table.problem.pipeline is None:
             self.work(self.graph.operators)
             return tuple(map(self.result, self.graph.outputs))
-        last = self.after_loop(Loop(self.layout))
+        last = self.after_loop(Loop(self.table))
         return tuple(map(last.result, self.graph.outputs))
 
-    def after_loop(self, loop: Loop) -> Device:
+    def after_loop(self, loop: Loop) -> LocalExecutor:
         """The device as it has run the loop over microbatches, and what comes after it."""
         before = {
             tensor: self.travel(dict(copies), self.trips[tensor].before.moves)
@@ -84,12 +84,14 @@ class Device:
 
         def body(turn: Turn) -> Callable[[int, State], jax.Array]:
             given = loop.given(before, turn)
-            device = Device(self.layout, self.collectives, self.overlap, turn, given=given)
-            device.work(loop.inside)
-            return device.made
+            executor = LocalExecutor(self.table, self.collectives, self.overlap, turn, given=given)
+            executor.work(loop.inside)
+            return executor.made
 
         given = {**self.given, **loop.run(body)}
-        last = Device(self.layout, self.collectives, self.overlap, trips=loop.trips(), given=given)
+        last = LocalExecutor(
+            self.table, self.collectives, self.overlap, trips=loop.trips(), given=given
+        )
         last.work(loop.afterwards, late=True)
         return last
 
@@ -112,16 +114,16 @@ class Device:
     def take(self, leaves: Sequence[jax.Array]) -> None:
         """Arguments come in their states, constants whole. They travel when they are first read."""
         for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
-            state = self.layout.source(tensor)
+            state = self.table.source(tensor)
             self.given[tensor] = {state: leaf.reshape(self.sizes(tensor, state))}
         for tensor, value in self.graph.constants:
-            state = self.layout.source(tensor)
-            whole = jnp.asarray(value).reshape(self.layout.traced.tensors[tensor].sizes)
+            state = self.table.source(tensor)
+            whole = jnp.asarray(value).reshape(self.table.traced.tensors[tensor].sizes)
             self.given[tensor] = {state: cut(whole, state, self.mesh)}
 
     def sizes(self, tensor: int, state: State) -> list[int]:
         """A device's elements of every position, of all microbatches."""
-        sizes = enumerate(self.layout.traced.tensors[tensor].sizes)
+        sizes = enumerate(self.table.traced.tensors[tensor].sizes)
         return [size // shards_of(state, position, self.mesh) for position, size in sizes]
 
     def era(self, early: bool) -> dict[int, Copies]:
@@ -134,7 +136,7 @@ class Device:
         self.since[tensor, early] = since
         trip = self.trips.get(tensor)
         if trip is None:  # nothing but its own entity reads it
-            state = self.layout.source(tensor)
+            state = self.table.source(tensor)
             self.era(early)[tensor] = {state: made}
         elif early:
             self.waiting[tensor] = {trip.source: made}
@@ -199,18 +201,18 @@ class Device:
         there = self.copies(tensor, early)
         if state not in there:
             trip = self.trips[tensor]
-            routes = self.layout.problem.routes(self.layout.problem.flows[trip.flow])
+            routes = self.table.problem.routes(self.table.problem.flows[trip.flow])
             self.travel(there, routes.tree(frozenset(there), frozenset({state})).moves)
         return there[state]
 
     def is_remade(self, producer: int | None) -> bool:
         """Whether an operator's entity runs again."""
-        return producer is not None and self.layout.places[producer].entity in self.layout.remade
+        return producer is not None and self.table.positions[producer].entity in self.table.remade
 
     def execute(self, operator: Operator, early: bool, again: bool = False) -> None:
         """Make what an operator makes of a device's blocks of its operands."""
         states = [
-            self.layout.wanted(operator.index, k) or self.layout.source(use.tensor)
+            self.table.wanted(operator.index, k) or self.table.source(use.tensor)
             for k, use in enumerate(operator.operands)
         ]
         tensors = [use.tensor for use in operator.operands]
@@ -289,24 +291,24 @@ class Device:
 
     def block(self, operator: Operator) -> LocalBlock:
         """The part of an operator's labels that this device has."""
-        way, labels = self.layout.way(operator.index), self.layout.places[operator.index].labels
+        way, labels = self.table.way(operator.index), self.table.positions[operator.index].labels
         counts = tuple(shards_of(way, label, self.mesh) for label in labels)
         indices = {
             own: part_index(way, label, self.mesh)
             for own, label in enumerate(labels)
             if counts[own] > 1
         }
-        pipeline, turn = self.layout.problem.pipeline, self.microbatch
+        pipeline, turn = self.table.problem.pipeline, self.microbatch
         batch = None if pipeline is None else pipeline.labels[operator.index]
         if turn is None or batch is None:
             return LocalBlock(operator.sizes, counts, indices)
         counts = tuple(n * (turn.count if own == batch else 1) for own, n in enumerate(counts))
-        sizes = self.layout.traced.operators[operator.index].sizes
+        sizes = self.table.traced.operators[operator.index].sizes
         return LocalBlock(sizes, counts, indices, turn, batch)
 
     def result(self, out: Output) -> jax.Array:
         """A result of the step, in the state in which it is returned."""
-        tensor, state = out.view.tensor, self.layout.returned(out)
+        tensor, state = out.view.tensor, self.table.returned(out)
         if tensor is None:
             return read(out.view, None, out.view.sizes)
         x = self.made(tensor, state)
@@ -354,7 +356,7 @@ def _updates(graph: Graph) -> dict[int, set[int]]:
     return found
 
 
-def _gathers(state: State, nbytes: int, mesh: Mesh) -> list[Move]:
+def _gathers(state: State, nbytes: int, mesh: MeshShape) -> list[Move]:
     """The moves that replicate a tensor, the last cut first."""
     moves = []
     for axis in reversed(range(len(state))):

@@ -19,7 +19,7 @@ from tensorstate.cost.reshard_plan import NOTHING, Trip
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import shards_of
 from tensorstate.execution.ordering import after
-from tensorstate.execution.placement_table import Layout
+from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, State
 from tensorstate.rules.local_shard import Turn
@@ -40,15 +40,15 @@ class Loop:
     """The loop of a plan.
 
     Args:
-        layout: the states of all tensors, of a problem in microbatches.
+        table: the states of all tensors, of a problem in microbatches.
     """
 
-    def __init__(self, layout: Layout):
-        if layout.problem.pipeline is None:
+    def __init__(self, table: PlacementTable):
+        if table.problem.pipeline is None:
             raise PlanError("a step without microbatches has no loop")
-        self.layout, self.pipeline = layout, layout.problem.pipeline
-        self.count, self.mesh = layout.problem.microbatches, layout.mesh
-        graph = layout.graph
+        self.table, self.pipeline = table, table.problem.pipeline
+        self.count, self.mesh = table.problem.microbatches, table.mesh
+        graph = table.graph
         pairs = zip(graph.operators, self.pipeline.stages, strict=True)
         self.inside: list[Operator] = []
         self.afterwards: list[Operator] = []
@@ -56,7 +56,7 @@ class Loop:
             (self.inside if stage == "loop" else self.afterwards).append(operator)
         given = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
         # A device's part of the batch is cut, whatever its state: see ``Turn``.
-        parts = [self._devices(t, layout.source(t)) for t in given if self.entry(t) >= 0]
+        parts = [self._devices(t, table.source(t)) for t in given if self.entry(t) >= 0]
         self.shares = math.lcm(*parts)
 
     def entry(self, tensor: int) -> int:
@@ -71,8 +71,8 @@ class Loop:
     def crossing(self) -> list[Where]:
         """What is read after the loop, but for inputs."""
         found = []
-        for tensor, trip in self.layout.trips.items():
-            flow = self.layout.problem.flows[trip.flow]
+        for tensor, trip in self.table.trips.items():
+            flow = self.table.problem.flows[trip.flow]
             if trip.held is not None and not flow.stored:
                 found.append((tensor, trip.held))
         return found
@@ -80,10 +80,10 @@ class Loop:
     @property
     def returned(self) -> list[Where]:
         """The pieces that the step returns."""
-        outputs = self.layout.graph.outputs
+        outputs = self.table.graph.outputs
         return list(
             dict.fromkeys(
-                (out.view.tensor, self.layout.returned(out))
+                (out.view.tensor, self.table.returned(out))
                 for out in outputs
                 if out.view.tensor is not None and self.entry(out.view.tensor) >= 0
             )
@@ -91,12 +91,12 @@ class Loop:
 
     def trips(self) -> dict[int, Trip]:
         """How tensors travel after the loop."""
-        flows = self.layout.problem.flows
+        flows = self.table.problem.flows
         return {
             tensor: dataclasses.replace(trip, early=NOTHING, late=trip.after, kept=None)
             if flows[trip.flow].looped
             else trip
-            for tensor, trip in self.layout.trips.items()
+            for tensor, trip in self.table.trips.items()
         }
 
     def given(self, before: Mapping[int, Copies], turn: Turn) -> dict[int, Copies]:
@@ -106,7 +106,7 @@ class Loop:
         """
         found = {}
         for tensor, copies in before.items():
-            trip = self.layout.trips[tensor]
+            trip = self.table.trips[tensor]
             if trip.held is not None:
                 copies = {trip.held: copies[trip.held]}
             if self.entry(tensor) >= 0:
@@ -127,7 +127,7 @@ class Loop:
         Args:
             body: a turn; it gives what there is of a tensor in a state at its end.
         """
-        dtypes = {tensor: self.layout.graph.tensors[tensor].dtype for tensor, _ in self.crossing}
+        dtypes = {tensor: self.table.graph.tensors[tensor].dtype for tensor, _ in self.crossing}
         # Keys are no numbers to start from.
         keys = [w for w in self.crossing if jnp.issubdtype(dtypes[w[0]], jax.dtypes.extended)]
         carried = [where for where in self.crossing if where not in keys]
@@ -154,7 +154,7 @@ class Loop:
         return found
 
     def _sizes(self, tensor: int, state: State) -> list[int]:
-        sizes = enumerate(self.layout.graph.tensors[tensor].sizes)
+        sizes = enumerate(self.table.graph.tensors[tensor].sizes)
         return [size // shards_of(state, position, self.mesh) for position, size in sizes]
 
     def _joined(self, tensor: int, state: State, pieces: jax.Array) -> jax.Array:

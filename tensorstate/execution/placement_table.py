@@ -11,13 +11,13 @@ from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, Trip
 from tensorstate.execution.collectives import shards_of
 from tensorstate.ir.graph import Output, View
-from tensorstate.ir.placements import REPLICATED, Mesh, State
+from tensorstate.ir.placements import REPLICATED, MeshShape, State
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Way
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class NodePosition:
     """Where an operator stands: its entity, that entity's class, and its number among members."""
 
     entity: int
@@ -26,7 +26,7 @@ class Place:
     labels: tuple[int, ...]
 
 
-class Layout:
+class PlacementTable:
     """The states of all tensors: as made, as read, as returned."""
 
     def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
@@ -35,8 +35,8 @@ class Layout:
         self.ways: Sequence[Way] = decisions.ways
         self.remade = cost.remade
         self.trips: dict[int, Trip] = {t: trip for trip in cost.trips for t in trip.tensors}
-        self.places = {
-            member.operator: Place(entity.index, entity.group, k, member.labels)
+        self.positions = {
+            member.operator: NodePosition(entity.index, entity.group, k, member.labels)
             for entity in self.graph.entities
             for k, member in enumerate(entity.members)
         }
@@ -45,7 +45,7 @@ class Layout:
 
     def way(self, operator: int) -> Way:
         """An operator's way, in its entity's labels."""
-        return self.ways[self.places[operator].group]
+        return self.ways[self.positions[operator].group]
 
     def source(self, tensor: int) -> State:
         """The state in which a tensor is made or given."""
@@ -54,7 +54,7 @@ class Layout:
             given = self._given[tensor]
             labels, group, place = tuple(range(len(given.sizes))), given.group, (0, 0)
         else:
-            at, result = self.places[producer], self.graph.tensors[tensor].result
+            at, result = self.positions[producer], self.graph.tensors[tensor].result
             use = self.graph.operators[producer].results[result]
             labels = tuple(at.labels[label] for label in use.labels)
             group, place = at.group, (at.member, result)
@@ -65,16 +65,16 @@ class Layout:
         edge = self._edges.get((operator, operand))
         if edge is None:
             return None
-        group = self.places[operator].group
-        places = frozenset((self.places[o].member, k) for o, k in edge.operands)
-        return self.problem.ways[group].read(self.ways[group], edge.target_labels, places)
+        group = self.positions[operator].group
+        positions = frozenset((self.positions[o].member, k) for o, k in edge.operands)
+        return self.problem.ways[group].read(self.ways[group], edge.target_labels, positions)
 
     def input_view(self, tensor: int) -> View:
         """How an argument is read from its tensor."""
         t = self.traced.tensors[tensor]
-        layout = t.layout or ()
-        sizes = tuple(tuple(t.sizes[p] for p in dimension) for dimension in layout)
-        return View(tensor, layout, sizes, t.dtype)
+        dims = t.array_dims or ()
+        sizes = tuple(tuple(t.sizes[p] for p in dimension) for dimension in dims)
+        return View(tensor, dims, sizes, t.dtype)
 
     def returned(self, out: Output) -> State:
         """The state in which a result is returned: that of what it replaces, or what is there."""
@@ -112,7 +112,7 @@ def through(source: View, state: State, target: View) -> State | None:
     return tuple(entry for entry in moved if entry is not None)
 
 
-def spec_of(view: View, state: State, mesh: Mesh) -> PartitionSpec | None:
+def spec_of(view: View, state: State, mesh: MeshShape) -> PartitionSpec | None:
     """How a state cuts an array; ``None`` if it has partial values or cuts a minor part."""
     if min(state, default=0) < REPLICATED:
         return None

@@ -23,8 +23,8 @@ from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import Collectives, scheduled
-from tensorstate.execution.executor import Device
-from tensorstate.execution.placement_table import Layout, spec_of
+from tensorstate.execution.executor import LocalExecutor
+from tensorstate.execution.placement_table import PlacementTable, spec_of
 from tensorstate.ir.graph import Graph
 from tensorstate.problem.problem import Problem
 
@@ -112,16 +112,16 @@ def apply(
     axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     if dict(mesh.shape) != axes:
         raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
-    layout = Layout(problem, decisions, cost)
+    table = PlacementTable(problem, decisions, cost)
     graph = problem.graph
-    in_specs = [spec_of(layout.input_view(i), layout.source(i), problem.mesh) for i in graph.inputs]
-    out_specs = [spec_of(o.view, layout.returned(o), problem.mesh) for o in graph.outputs]
+    in_specs = [spec_of(table.input_view(i), table.source(i), problem.mesh) for i in graph.inputs]
+    out_specs = [spec_of(o.view, table.returned(o), problem.mesh) for o in graph.outputs]
 
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     moving = collectives or scheduled(problem.network.schedule)
 
     def on_device(*leaves):
-        return Device(layout, moving, overlap=not on_cpu).run(leaves)
+        return LocalExecutor(table, moving, overlap=not on_cpu).run(leaves)
 
     body = jax.shard_map(
         on_device,
@@ -146,20 +146,20 @@ def apply(
         shardings(graph.out_tree, out_specs),
         _replaced(graph),
         CPU_OPTIONS if on_cpu else {},
-        _unsaid(layout),
+        _unsaid(table),
     )
 
 
-def _unsaid(layout: Layout) -> tuple[str, ...]:
+def _unsaid(table: PlacementTable) -> tuple[str, ...]:
     """What of a plan is said by no sharding of an argument or result."""
     inside = {
         trip.flow
-        for tensor, trip in layout.trips.items()
-        if layout.graph.tensors[tensor].role == "activation"
+        for tensor, trip in table.trips.items()
+        if table.graph.tensors[tensor].role == "activation"
         and any(move.kind in ("all_gather", "all_to_all", "reduce_scatter") for move in trip.moves)
     }
-    kept = {trip.flow for trip in layout.trips.values() if trip.kept not in (None, trip.source)}
-    again = len(layout.remade)
+    kept = {trip.flow for trip in table.trips.values() if trip.kept not in (None, trip.source)}
+    again = len(table.remade)
     found = (
         (len(inside), "how {} kinds of activations change their states"),
         (len(kept), "in which state {} kinds of tensors are kept for the backward pass"),

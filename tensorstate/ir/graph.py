@@ -53,8 +53,9 @@ class Tensor:
         producer: the operator that makes it, ``None`` for inputs and constants.
         result: which of its producer's results it is.
         consumers: all operands that read it, in the order of execution.
-        layout: of an input or constant: for every dimension of the array the positions that make
-            it up, major first. ``None`` for what operators make, which has no layout of its own.
+        array_dims: of an input or constant: for every dimension of the array the positions that
+            make it up, major first. ``None`` for what operators make, which have no array of their
+            own.
     """
 
     index: int
@@ -66,7 +67,7 @@ class Tensor:
     producer: int | None
     result: int
     consumers: tuple[Consumer, ...]
-    layout: tuple[tuple[int, ...], ...] | None
+    array_dims: tuple[tuple[int, ...], ...] | None
 
     @property
     def size(self) -> int:
@@ -321,11 +322,12 @@ class Graph:
             suffix = f"  x{times}" if times > 1 else ""
             for line in _entity_lines(self, entity, names):
                 lines.append(f"  {line}{suffix}")
-        outputs = ", ".join(
-            f"{self.tensors[out.view.tensor].name}{_named(self.tensors[out.view.tensor], names)}"
+        returned = [
+            self.tensors[out.view.tensor]
             for out in self.outputs
             if out.view.tensor is not None and out.updates is None
-        )
+        ]
+        outputs = ", ".join(f"{tensor.name}{_format_factors(tensor, names)}" for tensor in returned)
         lines.append(f"  output: OUTPUT[{outputs}]")
         return "\n".join(lines)
 
@@ -342,14 +344,14 @@ def _factor_names(count: int) -> list[str]:
     ]
 
 
-def _named(tensor: Tensor, names: list[str]) -> str:
+def _format_factors(tensor: Tensor, names: list[str]) -> str:
     return "[" + "".join(names[factor] for factor in tensor.dims) + "]"
 
 
 def _entity_lines(graph: Graph, entity: Entity, names: list[str]):
     if entity.tensor is not None:
         tensor = graph.tensors[entity.tensor]
-        yield f"{tensor.name}: PLACEHOLDER {_named(tensor, names)} {tensor.role}"
+        yield f"{tensor.name}: PLACEHOLDER {_format_factors(tensor, names)} {tensor.role}"
     for member in entity.members:
         yield _operator_line(graph, graph.operators[member.operator], names)
 

@@ -24,14 +24,14 @@ State = tuple[int, ...]
 """An entry a mesh axis: a position, ``REPLICATED``, or how partial values are combined."""
 
 
-class Mesh(NamedTuple):
+class MeshShape(NamedTuple):
     """A device mesh: names and sizes of its axes, the first the slowest to vary over devices."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, sizes: dict[str, int]) -> Mesh:
+    def of(cls, sizes: dict[str, int]) -> MeshShape:
         """The mesh with these axes.
 
         Raises:
@@ -54,7 +54,7 @@ class Mesh(NamedTuple):
         return math.prod(size for size, entry in zip(self.sizes, state, strict=True) if entry >= 0)
 
 
-def states(sizes: Sequence[int], mesh: Mesh, partial: Sequence[int] = ()) -> Iterator[State]:
+def states(sizes: Sequence[int], mesh: MeshShape, partial: Sequence[int] = ()) -> Iterator[State]:
     """All states of a tensor of these sizes, partial ones where ``partial`` names the entries."""
     entries = (REPLICATED, *partial, *range(len(sizes)))
     for state in itertools.product(entries, repeat=len(mesh.sizes)):
@@ -62,7 +62,7 @@ def states(sizes: Sequence[int], mesh: Mesh, partial: Sequence[int] = ()) -> Ite
             yield state
 
 
-def fits(state: State, sizes: Sequence[int], mesh: Mesh) -> bool:
+def fits(state: State, sizes: Sequence[int], mesh: MeshShape) -> bool:
     """Whether every position can be cut into as many equal parts as the state asks.
 
     What has no elements is whole: XLA gathers nothing along a dimension of size 0.
@@ -73,5 +73,5 @@ def fits(state: State, sizes: Sequence[int], mesh: Mesh) -> bool:
     )
 
 
-def _cuts(state: State, position: int, mesh: Mesh) -> int:
+def _cuts(state: State, position: int, mesh: MeshShape) -> int:
     return math.prod(s for s, entry in zip(mesh.sizes, state, strict=True) if entry == position)

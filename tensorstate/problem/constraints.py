@@ -94,9 +94,9 @@ def state_of_spec(problem: Problem, tensor: Tensor, spec: Spec) -> State:
     Raises:
         PlanError: an axis or dimension that there is not, or sizes that do not divide.
     """
-    layout = tensor.layout or ()
-    if len(spec) > len(layout):
-        raise PlanError(f"{tensor.name} has {len(layout)} dimensions, the pin {spec} more")
+    dims = tensor.array_dims or ()
+    if len(spec) > len(dims):
+        raise PlanError(f"{tensor.name} has {len(dims)} dimensions, the pin {spec} more")
     state = [REPLICATED] * len(problem.mesh.sizes)
     for dimension, axes in enumerate(spec):
         names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
@@ -109,9 +109,9 @@ def state_of_spec(problem: Problem, tensor: Tensor, spec: Spec) -> State:
             if state[axis] != REPLICATED:
                 name = problem.mesh.names[axis]
                 raise PlanError(f"{spec} shards two dimensions along mesh axis {name!r}")
-            if not layout[dimension]:
+            if not dims[dimension]:
                 raise PlanError(f"{spec}: dimension {dimension} of {tensor.name} has size 1")
-            state[axis] = layout[dimension][0]
+            state[axis] = dims[dimension][0]
     if not fits(tuple(state), tensor.sizes, problem.mesh):
         raise PlanError(f"{spec} does not cut {tensor.name}, of factors {tensor.sizes}, evenly")
     return tuple(state)

@@ -106,7 +106,7 @@ def batch_of(graph: Graph, name: str | None = None) -> int:
     """
     inputs = [graph.tensors[i] for i in graph.inputs]
     wanted = [t for t in inputs if (t.role == "input" if name is None else t.name == name)]
-    firsts = [t.dims[t.layout[0][0]] for t in wanted if t.layout and t.layout[0]]
+    firsts = [t.dims[t.array_dims[0][0]] for t in wanted if t.array_dims and t.array_dims[0]]
     if not firsts and name is None:
         raise PlanError(
             "no argument of the step is a batch that microbatches could be cut from: all are "

@@ -21,7 +21,7 @@ import math
 
 from tensorstate.hardware import Hardware, Network
 from tensorstate.ir.graph import Entity, Graph
-from tensorstate.ir.placements import Mesh, State
+from tensorstate.ir.placements import MeshShape, State
 from tensorstate.problem.liveness import Spans, Timeline
 from tensorstate.problem.microbatching import batch_of, pipelined
 from tensorstate.problem.reshard import Routes
@@ -75,7 +75,7 @@ class Problem:
         )
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> MeshShape:
         """The device mesh."""
         return self.network.mesh
 
@@ -124,13 +124,13 @@ class Problem:
 
     def source(self, flow: Flow, way: Way) -> State:
         """The state in which a flow's tensor is made."""
-        return self.ways[flow.group].made(way, flow.labels, flow.place)
+        return self.ways[flow.group].made(way, flow.labels, flow.port)
 
     def target(self, demand: Demand, way: Way) -> State:
         """The state in which a class demands a tensor."""
         if demand.group is None:
             raise ValueError("the caller of the step demands no state in particular")
-        return self.ways[demand.group].read(way, demand.labels, demand.places)
+        return self.ways[demand.group].read(way, demand.labels, demand.ports)
 
     def local_bytes(self, flow: Flow, state: State) -> int:
         """Bytes of a flow's tensor, or of a microbatch's piece of it, on a device."""

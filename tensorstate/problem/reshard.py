@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, Mesh, State, fits
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, State, fits
 
 
 class Move(NamedTuple):
@@ -41,7 +41,7 @@ Price = Callable[[str, int, int], float]
 # ---------------------------------------------------------------------- moves
 
 
-def moves(state: State, sizes: Sequence[int], nbytes: int, mesh: Mesh) -> Iterator[Move]:
+def moves(state: State, sizes: Sequence[int], nbytes: int, mesh: MeshShape) -> Iterator[Move]:
     """All moves out of a state.
 
     Args:
@@ -94,7 +94,7 @@ class Routes:
         price: seconds of a collective.
     """
 
-    def __init__(self, sizes: Sequence[int], nbytes: int, mesh: Mesh, price: Price):
+    def __init__(self, sizes: Sequence[int], nbytes: int, mesh: MeshShape, price: Price):
         self.sizes, self.nbytes, self.mesh, self.price = tuple(sizes), nbytes, mesh, price
         self._trees: dict[tuple[frozenset[State], frozenset[State]], Tree] = {}
         self._out: dict[State, tuple[tuple[Move, float], ...]] = {}

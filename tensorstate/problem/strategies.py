@@ -1,7 +1,7 @@
 """Ways in which an entity can run on a mesh, and the states of its tensors that follow.
 
-A way has an entry a mesh axis: ``REPLICATED``, a label to shard by, or ``partial(i)``: the operands
-of the i-th set in which the entity is linear are partial sums (see ``graph.Operator``).
+A way has an entry a mesh axis: ``REPLICATED``, a label to shard by, or ``partial_of(i)``: the
+operands of the i-th set in which the entity is linear are partial sums (see ``graph.Operator``).
 
 Operands and results are named by *place*: (position of the operator among the entity's members,
 number of its operand or result), which is the same for all entities of a class.
@@ -15,16 +15,16 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from tensorstate.ir.graph import Entity, Graph, Operator
-from tensorstate.ir.placements import PARTIAL, REPLICATED, SUM, Mesh, State, fits
+from tensorstate.ir.placements import PARTIAL, REPLICATED, SUM, MeshShape, State, fits
 
 Way = tuple[int, ...]
-"""An entry a mesh axis: ``REPLICATED``, a label of the entity, or ``partial(i)``."""
+"""An entry a mesh axis: ``REPLICATED``, a label of the entity, or ``partial_of(i)``."""
 
-Place = tuple[int, int]
+Port = tuple[int, int]
 """(position of a member, number of its operand or result)."""
 
 
-def partial(number: int) -> int:
+def partial_of(number: int) -> int:
     """The entry of a way whose operands in linear set ``number`` are partial sums."""
     return -2 - number
 
@@ -38,7 +38,7 @@ class Ways:
         mesh: the device mesh.
     """
 
-    def __init__(self, graph: Graph, entity: Entity, mesh: Mesh):
+    def __init__(self, graph: Graph, entity: Entity, mesh: MeshShape):
         self.entity, self.mesh = entity, mesh
         self.linear = linear_sets([graph.operators[m.operator] for m in entity.members])
         self.reduced: Mapping[int, int] = {
@@ -53,33 +53,33 @@ class Ways:
         entries = (
             REPLICATED,
             *(label for label in range(len(self.entity.sizes)) if label not in self.entity.frozen),
-            *(partial(i) for i in range(len(self.linear))),
+            *(partial_of(i) for i in range(len(self.linear))),
         )
         axes = [entries if size > 1 else (REPLICATED,) for size in self.mesh.sizes]
         every = itertools.product(*axes)
         return tuple(way for way in every if fits(way, self.entity.sizes, self.mesh))
 
-    def made(self, way: Way, labels: tuple[int, ...], place: Place) -> State:
+    def made(self, way: Way, labels: tuple[int, ...], port: Port) -> State:
         """The state of a result, given the label of each of its positions."""
-        return tuple(self._made(entry, labels, place) for entry in way)
+        return tuple(self._made(entry, labels, port) for entry in way)
 
-    def _made(self, entry: int, labels: tuple[int, ...], place: Place) -> int:
+    def _made(self, entry: int, labels: tuple[int, ...], port: Port) -> int:
         if entry >= 0:
             return labels.index(entry) if entry in labels else self.reduced.get(entry, REPLICATED)
         if entry == REPLICATED:
             return REPLICATED
-        return SUM if place in self.linear[-2 - entry].results else REPLICATED
+        return SUM if port in self.linear[-2 - entry].results else REPLICATED
 
-    def read(self, way: Way, labels: tuple[int, ...], places: frozenset[Place]) -> State:
+    def read(self, way: Way, labels: tuple[int, ...], ports: frozenset[Port]) -> State:
         """The state in which a tensor is read by the operands at some places."""
-        return tuple(self._read(entry, labels, places) for entry in way)
+        return tuple(self._read(entry, labels, ports) for entry in way)
 
-    def _read(self, entry: int, labels: tuple[int, ...], places: frozenset[Place]) -> int:
+    def _read(self, entry: int, labels: tuple[int, ...], ports: frozenset[Port]) -> int:
         if entry >= 0:
             return labels.index(entry) if entry in labels else REPLICATED
         if entry == REPLICATED:
             return REPLICATED
-        return SUM if places <= self.linear[-2 - entry].operands else REPLICATED
+        return SUM if ports <= self.linear[-2 - entry].operands else REPLICATED
 
 
 # ---------------------------------------------------------------------- linearity
@@ -94,8 +94,8 @@ class Linear:
         results: places of what are then partial sums.
     """
 
-    operands: frozenset[Place]
-    results: frozenset[Place]
+    operands: frozenset[Port]
+    results: frozenset[Port]
 
 
 def linear_sets(members: Sequence[Operator]) -> tuple[Linear, ...]:
@@ -104,7 +104,7 @@ def linear_sets(members: Sequence[Operator]) -> tuple[Linear, ...]:
     A tensor that several operands read is partial for all of them.
     """
     made = {use.tensor for operator in members for use in operator.results}
-    found: dict[frozenset[Place], Linear] = {}
+    found: dict[frozenset[Port], Linear] = {}
     for operator in members:
         for operands in operator.linear:
             given = frozenset(operator.operands[i].tensor for i in operands) - made
@@ -140,11 +140,11 @@ def _propagate(members: Sequence[Operator], made: set[int], given: frozenset[int
         given |= lacking
 
 
-def _operands(members: Sequence[Operator], tensors: frozenset[int]) -> frozenset[Place]:
-    return frozenset(_places(members, tensors))
+def _operands(members: Sequence[Operator], tensors: frozenset[int]) -> frozenset[Port]:
+    return frozenset(_ports(members, tensors))
 
 
-def _places(members: Sequence[Operator], tensors: frozenset[int]) -> Iterator[Place]:
+def _ports(members: Sequence[Operator], tensors: frozenset[int]) -> Iterator[Port]:
     for m, operator in enumerate(members):
         for i, use in enumerate(operator.operands):
             if use.tensor in tensors:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from tensorstate.ir.graph import Edge, Entity, Graph, Output
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.microbatching import Pipeline
-from tensorstate.problem.strategies import Place
+from tensorstate.problem.strategies import Port
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Demand:
     Attributes:
         group: the class; ``None`` for the caller of the step, who takes any state but partial ones.
         labels: label of the class for every position of the tensor.
-        places: the operands that read it; of a stack, whose rows are alike, the first.
+        ports: the operands that read it; of a stack, whose rows are alike, the first.
         late: whether it is read after the forward pass.
         crosses: whether it is read after the loop over microbatches, though it is there before.
     """
 
     group: int | None
     labels: tuple[int, ...]
-    places: frozenset[Place]
+    ports: frozenset[Port]
     late: bool
     crosses: bool = False
 
@@ -46,7 +46,7 @@ class Flow:
         readers: for every tensor and demand the entities that read it so; none for the caller.
         group: the class that makes them, or the input's.
         labels: label of the class for every position.
-        place: which result of which member; (0, 0) for an input.
+        port: which result of which member; (0, 0) for an input.
         stored: whether it is an input, which stays in memory.
         early: whether it is there in the forward pass.
         demands: who reads it.
@@ -61,7 +61,7 @@ class Flow:
     readers: tuple[tuple[tuple[int, ...], ...], ...]
     group: int
     labels: tuple[int, ...]
-    place: Place
+    port: Port
     stored: bool
     early: bool
     demands: tuple[Demand, ...]
@@ -187,22 +187,22 @@ def _flow(
     )
 
 
-def _made_at(graph: Graph, tensor: int, entity: Entity) -> Place:
+def _made_at(graph: Graph, tensor: int, entity: Entity) -> Port:
     producer = graph.tensors[tensor].producer
     if producer is None:
         return 0, 0
-    place = next(i for i, m in enumerate(entity.members) if m.operator == producer)
-    return place, graph.tensors[tensor].result
+    port = next(i for i, m in enumerate(entity.members) if m.operator == producer)
+    return port, graph.tensors[tensor].result
 
 
 def _demand(graph: Graph, edge: Edge) -> Demand:
     entity = graph.entities[edge.target]
-    place = {member.operator: i for i, member in enumerate(entity.members)}
-    places = frozenset(
-        (place[operator], 0 if graph.operators[operator].primitive == "concatenate" else operand)
+    port = {member.operator: i for i, member in enumerate(entity.members)}
+    ports = frozenset(
+        (port[operator], 0 if graph.operators[operator].primitive == "concatenate" else operand)
         for operator, operand in edge.operands
     )
-    return Demand(entity.group, edge.target_labels, places, entity.phase != "forward")
+    return Demand(entity.group, edge.target_labels, ports, entity.phase != "forward")
 
 
 def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand] | tuple[Demand, int]:
@@ -211,7 +211,7 @@ def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand] | tuple[Dem
     if output.updates is None or graph.inputs[output.updates] not in inputs:
         return free
     entity = inputs[graph.inputs[output.updates]]
-    there = [p for dimension in graph.tensors[entity.tensor].layout or () for p in dimension]
+    there = [p for dimension in graph.tensors[entity.tensor].array_dims or () for p in dimension]
     here = [p for dimension in output.view.positions for p in dimension]
     made = graph.tensors[output.view.tensor or 0].sizes
     labels = dict(zip(here, there, strict=False))

@@ -19,7 +19,7 @@ from jaxcoll.execute.aot.groups import replica_groups
 from jaxcoll.execute.aot.hlo import Instruction, Module, parse
 from tensorstate.cost.cost import Cost
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import Mesh
+from tensorstate.ir.placements import MeshShape
 
 KINDS = {
     "all-gather": "all_gather",
@@ -33,7 +33,7 @@ KINDS = {
 _LATER = ("-done", "-update")
 
 
-class Compiled(NamedTuple):
+class HloCollective(NamedTuple):
     """A collective of a compiled program.
 
     Attributes:
@@ -52,7 +52,7 @@ class Compiled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class HloCollectives:
     """What a compiled program communicates.
 
     Attributes:
@@ -60,11 +60,11 @@ class Program:
         unknown_loops: loops of which the text does not say how often they run, counted once.
     """
 
-    collectives: tuple[Compiled, ...]
+    collectives: tuple[HloCollective, ...]
     unknown_loops: int
 
 
-def read_hlo(text: str, mesh: Mesh) -> Program:
+def read_hlo(text: str, mesh: MeshShape) -> HloCollectives:
     """The collectives of a program, as ``jax.stages.Compiled.as_text()`` gives it.
 
     Branches are all counted, since which of them run depends on data.
@@ -84,20 +84,20 @@ def read_hlo(text: str, mesh: Mesh) -> Program:
             f"the program is compiled for {module.num_partitions} devices, the plan is for a mesh "
             f"of {mesh.num_devices}"
         )
-    reader = _Reader(module, mesh)
-    found = tuple(reader.visit(module.entry, 1))
-    return Program(found, reader.unknown_loops)
+    walker = _HloWalker(module, mesh)
+    found = tuple(walker.visit(module.entry, 1))
+    return HloCollectives(found, walker.unknown_loops)
 
 
-class _Reader:
+class _HloWalker:
     """Goes through a module, loops as often as they run."""
 
-    def __init__(self, module: Module, mesh: Mesh):
+    def __init__(self, module: Module, mesh: MeshShape):
         self.module, self.mesh = module, mesh
         self.unknown_loops = 0
         self.lines = dict(_lines(mesh))
 
-    def visit(self, computation: str, times: int) -> Iterator[Compiled]:
+    def visit(self, computation: str, times: int) -> Iterator[HloCollective]:
         instructions = self.module.computations.get(computation, ())
         by_name = {i.name: i for i in instructions}
         for i in instructions:
@@ -117,10 +117,10 @@ class _Reader:
 
     def _collective(
         self, kind: str, i: Instruction, by_name: Mapping[str, Instruction], times: int
-    ) -> Iterator[Compiled]:
+    ) -> Iterator[HloCollective]:
         given = [by_name[name].nbytes for name in i.operands if name in by_name]
         if kind == "permute":
-            yield Compiled(kind, self._permuted(i), len(given), sum(given), times)
+            yield HloCollective(kind, self._permuted(i), len(given), sum(given), times)
             return
         groups = replica_groups(i, self.module.num_partitions)
         size = groups.shape[1]
@@ -128,7 +128,7 @@ class _Reader:
             # An all_to_all may take the parts that it sends as operands of their own.
             arrays = max(1, len(given) // size) if _is_in_parts(kind, i) else len(given)
             nbytes = sum(given) * (size if kind == "all_gather" else 1)
-            yield Compiled(kind, self._axes(groups), arrays, nbytes, times)
+            yield HloCollective(kind, self._axes(groups), arrays, nbytes, times)
 
     def _axes(self, groups: np.ndarray) -> tuple[int, ...] | None:
         wanted = frozenset(frozenset(group) for group in groups.tolist())
@@ -148,7 +148,7 @@ def _is_in_parts(kind: str, i: Instruction) -> bool:
     return kind == "all_to_all" and i.type.startswith("(") and "dimensions=" not in i.attributes
 
 
-def _lines(mesh: Mesh) -> Iterator[tuple[tuple[int, ...], frozenset[frozenset[int]]]]:
+def _lines(mesh: MeshShape) -> Iterator[tuple[tuple[int, ...], frozenset[frozenset[int]]]]:
     """The groups of devices along every set of axes longer than 1, small sets first."""
     places = np.arange(mesh.num_devices).reshape(mesh.sizes)
     long = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
@@ -183,12 +183,12 @@ class Row(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class HloComparison:
     """What was predicted beside what was compiled.
 
     Attributes:
         rows: by kind and axes.
-        unknown_loops: as in ``Program``.
+        unknown_loops: as in ``HloCollectives``.
         predicted_inputs, compiled_inputs: bytes of the arguments on a device.
         predicted_work, compiled_work: bytes beside them at the peak; as compiled, temporaries and
             results that take no argument's place.
@@ -228,7 +228,7 @@ class Report:
         return "\n".join(lines)
 
 
-def compare(compiled: jax.stages.Compiled, mesh: Mesh, cost: Cost) -> Report:
+def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost) -> HloComparison:
     """A compiled step beside its prediction.
 
     Args:
@@ -245,7 +245,7 @@ def compare(compiled: jax.stages.Compiled, mesh: Mesh, cost: Cost) -> Report:
     count: dict[tuple[str, str], int] = defaultdict(int)
     nbytes: dict[tuple[str, str], int] = defaultdict(int)
     for one in program.collectives:
-        key = one.kind, _named(one.axes, mesh)
+        key = one.kind, _format_axes(one.axes, mesh)
         count[key] += one.arrays * one.times
         nbytes[key] += one.nbytes * one.times
     expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count}
@@ -261,7 +261,7 @@ def compare(compiled: jax.stages.Compiled, mesh: Mesh, cost: Cost) -> Report:
     )
     memory = compiled.memory_analysis()
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes if memory else 0
-    return Report(
+    return HloComparison(
         rows,
         program.unknown_loops,
         cost.memory.inputs,
@@ -271,5 +271,5 @@ def compare(compiled: jax.stages.Compiled, mesh: Mesh, cost: Cost) -> Report:
     )
 
 
-def _named(axes: tuple[int, ...] | None, mesh: Mesh) -> str:
+def _format_axes(axes: tuple[int, ...] | None, mesh: MeshShape) -> str:
     return "other" if axes is None else " ".join(mesh.names[axis] for axis in axes)

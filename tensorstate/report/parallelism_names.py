@@ -15,7 +15,7 @@ from tensorstate.problem.problem import Problem
 MOST = 0.5
 
 
-def axis_names(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
+def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
     """For every mesh axis the strategies that a plan follows there; none where it replicates."""
     families = Families(problem)
     return {
@@ -26,7 +26,7 @@ def axis_names(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, 
 
 def full_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
-    found = axis_names(problem, decisions, cost)
+    found = parallelism_by_axis(problem, decisions, cost)
     parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in found.items() if names]
     remade = len(cost.remade)
     if remade:

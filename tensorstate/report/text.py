@@ -22,9 +22,9 @@ WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
 def spec(problem: Problem, tensor: Tensor, state: State) -> str:
     """A state as a ``PartitionSpec`` of the array, partial entries named behind it."""
     axes = problem.mesh.names
-    layout = tensor.layout or tuple((p,) for p in range(len(tensor.sizes)))
+    dims = tensor.array_dims or tuple((p,) for p in range(len(tensor.sizes)))
     parts = []
-    for dimension in layout:
+    for dimension in dims:
         cut = [axes[a] for a, entry in enumerate(state) if entry in dimension]
         parts.append("None" if not cut else repr(cut[0]) if len(cut) == 1 else repr(tuple(cut)))
     partial = [f"{WORDS[e]} over {axes[a]}" for a, e in enumerate(state) if e < REPLICATED]

@@ -12,7 +12,7 @@ from typing import Any
 from tensorstate.rules import elementwise, indexing, products, random, reductions, shapes
 from tensorstate.rules.inferred import infer
 from tensorstate.rules.sharding_rule import (
-    REPLICATED,
+    FALLBACK_RULE,
     Argument,
     Equation,
     Rule,
@@ -29,7 +29,7 @@ RULES: dict[str, Rule] = {
     **indexing.RULES,
     **shapes.RULES,
     **random.RULES,
-    **dict.fromkeys(_OF_KEYS, dataclasses.replace(REPLICATED, origin="written")),
+    **dict.fromkeys(_OF_KEYS, dataclasses.replace(FALLBACK_RULE, origin="written")),
 }
 
 
@@ -45,7 +45,7 @@ def rule_of(
 
 
 __all__ = [
-    "REPLICATED",
+    "FALLBACK_RULE",
     "RULES",
     "Argument",
     "Equation",

@@ -24,7 +24,7 @@ from tensorstate.ir import jaxprs
 from tensorstate.rules import elementwise
 from tensorstate.rules.local_shard import LocalBlock
 from tensorstate.rules.sharding_rule import (
-    REPLICATED,
+    FALLBACK_RULE,
     Argument,
     Equation,
     Rule,
@@ -69,11 +69,11 @@ def infer(
     results: Sequence[Argument],
     params: Mapping[str, Any],
 ) -> Rule:
-    """The rule of an equation whose primitive has none; ``REPLICATED`` where none is found."""
+    """The rule of an equation whose primitive has none; ``FALLBACK_RULE`` where none is found."""
     if jaxprs.broadcasts(primitive) and _broadcast_shape(arguments, results):
         return Rule(elementwise.describe, bind, "elementwise")
     if primitive.name in jaxprs.CONTROL_FLOW:
-        return REPLICATED  # vmap makes other jaxprs of theirs, so that nothing is to be seen
+        return FALLBACK_RULE  # vmap makes other jaxprs of theirs, so that nothing is to be seen
     operands, outcomes = tuple(map(_struct, arguments)), tuple(map(_struct, results))
     try:
         return _by_dimensions(primitive, operands, outcomes, tuple(params.items()))
@@ -85,7 +85,7 @@ def infer(
 def _by_dimensions(primitive: Any, operands, results, params: tuple[tuple[str, Any], ...]) -> Rule:
     layers, last = mapped(primitive, Slice(dict(params), operands, results))
     if not layers:
-        return REPLICATED
+        return FALLBACK_RULE
     return Rule(_describe(layers), _run(primitive, layers, last.params), "dimensions")
 
 

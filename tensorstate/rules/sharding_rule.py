@@ -125,4 +125,4 @@ def replicate(
     return Signature("opaque", ins, outs, frozen=frozenset(range(next(labels))))
 
 
-REPLICATED = Rule(replicate, origin="replicated")
+FALLBACK_RULE = Rule(replicate, origin="replicated")

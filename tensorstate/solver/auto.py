@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorstate.cost.result import Found, Limited, Unfit, rank
+from tensorstate.cost.result import Found, Limited, Unfit, result_order
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Way
@@ -69,6 +69,6 @@ def auto(
             raise
         second = first
     found = [one for one in (first, second) if not isinstance(one, Unfit)]
-    best = min(found, key=lambda one: rank(one, memory_limit))
+    best = min(found, key=lambda one: result_order(one, memory_limit))
     bound = max(one.bound for one in found)
     return dataclasses.replace(best, bound=bound, seconds=time.perf_counter() - start)

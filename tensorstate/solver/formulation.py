@@ -49,7 +49,7 @@ from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import Move
 from tensorstate.problem.strategies import Way
 from tensorstate.problem.tensor_groups import Demand, Flow
-from tensorstate.solver.linear_program import Program, Solution, Terms
+from tensorstate.solver.linear_program import LinearProgram, Solution, Terms
 from tensorstate.solver.memory_constraints import Paid, Room
 from tensorstate.solver.variables import Choices
 
@@ -81,7 +81,7 @@ class Formulation:
         narrow: bool = False,
     ):
         self.problem, self.recompute, self.narrow = problem, recompute, narrow
-        self.program = Program()
+        self.program = LinearProgram()
         self.choices = Choices(self.program, problem, allowed, recompute)
         self.room = None if memory_limit is None else Room(self.choices, memory_limit)
         self.communication: list[tuple[int, float]] = []

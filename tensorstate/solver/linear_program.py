@@ -39,7 +39,7 @@ class Solution:
     bound: float
 
 
-class Program:
+class LinearProgram:
     """A program in the making: minimize costs under rows ``low <= terms <= high``."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from tensorstate.hardware import Network
-from tensorstate.ir.placements import Mesh
+from tensorstate.ir.placements import MeshShape
 
 # Bytes whose all_gather tells how fast an axis is.
 PROBE = 1 << 24
@@ -25,10 +25,10 @@ class SomeAxes(Network):
     axes: tuple[int, ...]
 
     @property
-    def mesh(self) -> Mesh:  # type: ignore[override]
+    def mesh(self) -> MeshShape:  # type: ignore[override]
         """The axes that are left."""
         whole = self.network.mesh
-        return Mesh(
+        return MeshShape(
             tuple(whole.names[a] for a in self.axes), tuple(whole.sizes[a] for a in self.axes)
         )
 
@@ -61,10 +61,10 @@ class Joined(Network):
     parts: tuple[tuple[int, ...], ...]
 
     @property
-    def mesh(self) -> Mesh:  # type: ignore[override]
+    def mesh(self) -> MeshShape:  # type: ignore[override]
         """An axis for every part."""
         whole = self.network.mesh
-        return Mesh(
+        return MeshShape(
             tuple("+".join(whole.names[a] for a in part) for part in self.parts),
             tuple(math.prod(whole.sizes[a] for a in part) for part in self.parts),
         )

@@ -9,7 +9,7 @@ from tensorstate.ir.placements import State
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Way
 from tensorstate.problem.tensor_groups import Demand, Flow
-from tensorstate.solver.linear_program import Program, Solution
+from tensorstate.solver.linear_program import LinearProgram, Solution
 
 # Layers of a class, and tensors of a flow, up to which those made again or kept are counted by an
 # integer.
@@ -35,7 +35,7 @@ class Choices:
 
     def __init__(
         self,
-        program: Program,
+        program: LinearProgram,
         problem: Problem,
         allowed: Sequence[Sequence[Way]],
         recompute: bool,

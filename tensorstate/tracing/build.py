@@ -14,8 +14,8 @@ from typing import Any, cast
 
 from tensorstate.ir.graph import Call, Kind, Reduce, Source, Use, View
 from tensorstate.rules import Rule, Signature
-from tensorstate.tracing.flat_jaxpr import Atom, Constant, Program, Step, Variable
-from tensorstate.tracing.propagate import Axes, relate
+from tensorstate.tracing.flat_jaxpr import Atom, Constant, FlatEqn, FlatJaxpr, Variable
+from tensorstate.tracing.propagate import FactorTable, relate
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -53,11 +53,11 @@ class Body:
     values: list[Value]
     operations: list[Operation]
     outputs: list[View]
-    layouts: list[tuple[tuple[int, ...], ...]]  # of the inputs and constants
+    array_dims: list[tuple[tuple[int, ...], ...]]  # of the inputs and constants
     factors: tuple[int, ...]
 
 
-def build(program: Program, unknown: str) -> Body:
+def build(program: FlatJaxpr, unknown: str) -> Body:
     """The tensors and operators of a flat program.
 
     Args:
@@ -67,29 +67,29 @@ def build(program: Program, unknown: str) -> Body:
     Raises:
         PlanError: naming the primitive without a rule, and where in the model it stands.
     """
-    dims = Axes()
-    related = [relate(step, dims, unknown) for step in program.steps]
-    reader = _Reader(dims)
+    dims = FactorTable()
+    related = [relate(eqn, dims, unknown) for eqn in program.eqns]
+    builder = _GraphBuilder(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
-        reader.make(variable, None, 0)
-    layouts = [reader.layout(v) for v in program.inputs]
-    layouts += [reader.layout(v) for v, _ in program.constants]
-    for step, found in zip(program.steps, related, strict=True):
+        builder.make(variable, None, 0)
+    array_dims = [builder.array_dims(v) for v in program.inputs]
+    array_dims += [builder.array_dims(v) for v, _ in program.constants]
+    for eqn, found in zip(program.eqns, related, strict=True):
         if found is None:
-            reader.view_of(step)
+            builder.view_of(eqn)
         else:
-            reader.operator(step, *found)
-    outputs = [reader.view(atom) for atom in program.outputs]
-    return Body(reader.values, reader.operations, outputs, layouts, reader.factors())
+            builder.operator(eqn, *found)
+    outputs = [builder.view(atom) for atom in program.outputs]
+    return Body(builder.values, builder.operations, outputs, array_dims, builder.factors())
 
 
 # ---------------------------------------------------------------------- views and operators
 
 
-class _Reader:
+class _GraphBuilder:
     """Reads arrays as views of tensors, once all factors are known."""
 
-    def __init__(self, dims: Axes) -> None:
+    def __init__(self, dims: FactorTable) -> None:
         self.dims = dims
         self.values: list[Value] = []
         self.operations: list[Operation] = []
@@ -135,7 +135,7 @@ class _Reader:
             known = self._sizes_of[leaves] = tuple(map(size, leaves))
         return known
 
-    def layout(self, variable: Variable) -> tuple[tuple[int, ...], ...]:
+    def array_dims(self, variable: Variable) -> tuple[tuple[int, ...], ...]:
         return self._views[variable].positions  # pyright: ignore[reportReturnType]
 
     def view(self, atom: Atom) -> View:
@@ -145,17 +145,17 @@ class _Reader:
         positions = tuple((None,) * len(one) for one in sizes)
         return View(None, positions, sizes, atom.dtype, atom.value)
 
-    def view_of(self, step: Step) -> None:
+    def view_of(self, eqn: FlatEqn) -> None:
         """Read the result of a view as its argument's tensor is read."""
-        source, out = step.inputs[0], step.outputs[0]
-        view, name = self.view(source), step.primitive.name
+        source, out = eqn.inputs[0], eqn.outputs[0]
+        view, name = self.view(source), eqn.primitive.name
         leaves = self.dims.leaves(out)
         sizes = tuple(map(self._sizes, leaves))
         if name == "transpose":
-            positions = tuple(view.positions[d] for d in step.params["permutation"])
+            positions = tuple(view.positions[d] for d in eqn.params["permutation"])
         elif name == "broadcast_in_dim":
             found: list[tuple[int | None, ...]] = [(None,) * len(one) for one in leaves]
-            for d, at in enumerate(step.params["broadcast_dimensions"]):
+            for d, at in enumerate(eqn.params["broadcast_dimensions"]):
                 if source.shape[d] == out.shape[at]:
                     found[at] = view.positions[d]
             positions = tuple(found)
@@ -164,15 +164,15 @@ class _Reader:
             positions = _grouped(flat, leaves)
         self._views[out] = View(view.tensor, positions, sizes, view.dtype, view.value)
 
-    def operator(self, step: Step, rule: Rule, signature: Signature) -> None:
+    def operator(self, eqn: FlatEqn, rule: Rule, signature: Signature) -> None:
         """Append an operator and the tensors that it makes."""
         index, first = len(self.operations), len(self.values)
-        for k, out in enumerate(step.outputs):
+        for k, out in enumerate(eqn.outputs):
             self.make(out, index, k)
-        labels = _Labels(self, step, signature)
+        labels = _Labels(self, eqn, signature)
         inputs = tuple(
             labels.view(atom, names) if isinstance(atom, Constant) else self._views[atom]
-            for atom, names in zip(step.inputs, labels.arguments, strict=True)
+            for atom, names in zip(eqn.inputs, labels.arguments, strict=True)
         )
         pairs = zip(inputs, labels.arguments, strict=True)
         operands = {k: _use(view, names) for k, (view, names) in enumerate(pairs) if _reads(view)}
@@ -181,27 +181,27 @@ class _Reader:
             for k, names in enumerate(labels.results)
         )
         call = Call(
-            step.primitive,
-            step.params,
+            eqn.primitive,
+            eqn.params,
             inputs,
-            tuple(self._views[out] for out in step.outputs),
+            tuple(self._views[out] for out in eqn.outputs),
             labels.arguments,
             labels.results,
             rule,
-            step.region,
+            eqn.region,
         )
         self.operations.append(
             Operation(
                 signature.kind,
-                step.primitive.name,
+                eqn.primitive.name,
                 tuple(labels.sizes),
                 tuple(operands.values()),
                 tuple(results),
                 labels.reduced(),
-                _linear(signature, step, list(operands)),
+                _linear(signature, eqn, list(operands)),
                 frozenset(labels.frozen),
                 signature.flops,
-                step.source,
+                eqn.source,
                 call,
             )
         )
@@ -217,14 +217,14 @@ class _Labels:
         arguments, results: for every array and dimension its labels, major first.
     """
 
-    def __init__(self, reader: _Reader, step: Step, signature: Signature) -> None:
+    def __init__(self, builder: _GraphBuilder, eqn: FlatEqn, signature: Signature) -> None:
         self.sizes: list[int] = []
         self.frozen: set[int] = set()
         self._signature = signature
         self._of: dict[int, tuple[int, ...]] = {}
-        arrays = [*zip(step.inputs, signature.arguments, strict=True)]
-        arrays += zip(step.outputs, signature.results, strict=True)
-        own = [reader.parts(atom) for atom, _ in arrays]
+        arrays = [*zip(eqn.inputs, signature.arguments, strict=True)]
+        arrays += zip(eqn.outputs, signature.results, strict=True)
+        own = [builder.parts(atom) for atom, _ in arrays]
         self._parts: dict[int, tuple[int, ...] | None] = {}
         for (atom, names), parts in zip(arrays, own, strict=True):
             if isinstance(atom, Variable):
@@ -235,8 +235,8 @@ class _Labels:
             tuple(itertools.starmap(self._dimension, zip(names, parts, strict=True)))
             for (_, names), parts in zip(arrays, own, strict=True)
         ]
-        self.arguments = tuple(found[: len(step.inputs)])
-        self.results = tuple(found[len(step.inputs) :])
+        self.arguments = tuple(found[: len(eqn.inputs)])
+        self.results = tuple(found[len(eqn.inputs) :])
 
     def _dimension(self, name: int | None, own: tuple[int, ...]) -> tuple[int, ...]:
         """Labels of a dimension that is called ``name`` and has parts of its ``own``."""
@@ -285,7 +285,7 @@ def _use(view: View, labels: Sequence[Sequence[int]]) -> Use:
 
 
 def _linear(
-    signature: Signature, step: Step, operands: Sequence[int]
+    signature: Signature, eqn: FlatEqn, operands: Sequence[int]
 ) -> tuple[frozenset[int], ...]:
     """The sets of arguments, in numbers of operands, of which partial sums make sense.
 
@@ -293,9 +293,9 @@ def _linear(
     """
     found = []
     for one in signature.linear:
-        if any(getattr(step.inputs[k].dtype, "kind", "O") in "bO" for k in one):
+        if any(getattr(eqn.inputs[k].dtype, "kind", "O") in "bO" for k in one):
             continue
-        constants = [atom for k, atom in enumerate(step.inputs) if k in one and k not in operands]
+        constants = [atom for k, atom in enumerate(eqn.inputs) if k in one and k not in operands]
         if all(isinstance(atom, Constant) and atom.value == 0 for atom in constants):
             found.append(frozenset(operands.index(k) for k in one if k in operands))
     return tuple(one for one in found if one)

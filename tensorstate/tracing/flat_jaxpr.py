@@ -39,7 +39,7 @@ Atom = Variable | Constant
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Step:
+class FlatEqn:
     """An equation of the flat program.
 
     Attributes:
@@ -65,12 +65,12 @@ class Step:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Program:
+class FlatJaxpr:
     """A flat program: what it is given, what it closes over, what it does, what it returns."""
 
     inputs: list[Variable]
     constants: list[tuple[Variable, np.ndarray]]
-    steps: list[Step]
+    eqns: list[FlatEqn]
     outputs: list[Atom]
 
 
@@ -90,25 +90,25 @@ def is_constant(atom: Atom) -> TypeGuard[Constant]:
     return isinstance(atom, Constant)
 
 
-def without_checkpoints(program: Program) -> Program:
+def without_checkpoints(program: FlatJaxpr) -> FlatJaxpr:
     """The program without what ``jax.checkpoint`` makes again: equations that are alike are one."""
     first: dict[object, list[Variable]] = {}
     same: dict[int, Atom] = {}
-    steps = []
-    for step in program.steps:
-        inputs = [same.get(id(atom), atom) for atom in step.inputs]
-        key = _look(step, inputs)
+    eqns = []
+    for eqn in program.eqns:
+        inputs = [same.get(id(atom), atom) for atom in eqn.inputs]
+        key = _look(eqn, inputs)
         known = first.get(key)
         if known is None:
-            first[key] = step.outputs
-            steps.append(dataclasses.replace(step, inputs=inputs, region=None))
+            first[key] = eqn.outputs
+            eqns.append(dataclasses.replace(eqn, inputs=inputs, region=None))
         else:
-            same.update(zip(map(id, step.outputs), known, strict=True))
+            same.update(zip(map(id, eqn.outputs), known, strict=True))
     outputs = [same.get(id(atom), atom) for atom in program.outputs]
-    return dataclasses.replace(program, steps=needed(steps, outputs), outputs=outputs)
+    return dataclasses.replace(program, eqns=needed(eqns, outputs), outputs=outputs)
 
 
-def _look(step: Step, inputs: Sequence[Atom]) -> object:
+def _look(eqn: FlatEqn, inputs: Sequence[Atom]) -> object:
     """What equations of equal results have in common."""
     reads = tuple(
         (atom.shape, str(atom.dtype), np.asarray(atom.value).tobytes())
@@ -116,20 +116,20 @@ def _look(step: Step, inputs: Sequence[Atom]) -> object:
         else id(atom)
         for atom in inputs
     )
-    key = (step.primitive, tuple(sorted(step.params.items(), key=lambda item: item[0])), reads)
+    key = (eqn.primitive, tuple(sorted(eqn.params.items(), key=lambda item: item[0])), reads)
     try:
         hash(key)
     except TypeError:
-        return id(step)
+        return id(eqn)
     return key
 
 
-def needed(steps: Sequence[Step], outputs: Sequence[Atom]) -> list[Step]:
+def needed(eqns: Sequence[FlatEqn], outputs: Sequence[Atom]) -> list[FlatEqn]:
     """The steps that some output depends on, in order."""
     live = {id(atom) for atom in outputs}
     kept = []
-    for step in reversed(steps):
-        if any(id(output) in live for output in step.outputs):
-            kept.append(step)
-            live.update(map(id, step.inputs))
+    for eqn in reversed(eqns):
+        if any(id(output) in live for output in eqn.outputs):
+            kept.append(eqn)
+            live.update(map(id, eqn.inputs))
     return kept[::-1]

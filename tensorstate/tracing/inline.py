@@ -28,8 +28,8 @@ from tensorstate.rules import RULES, Argument, elementwise, rule_of
 from tensorstate.tracing.flat_jaxpr import (
     Atom,
     Constant,
-    Program,
-    Step,
+    FlatEqn,
+    FlatJaxpr,
     Variable,
     is_constant,
     line_of,
@@ -40,7 +40,7 @@ from tensorstate.tracing.flat_jaxpr import (
 MOST_EQUATIONS = 400_000
 
 
-def flatten(closed: Any) -> Program:
+def flatten(closed: Any) -> FlatJaxpr:
     """Inline all calls, unroll all scans, compute what is constant, drop what nothing needs.
 
     Args:
@@ -52,19 +52,19 @@ def flatten(closed: Any) -> Program:
     walk = _Walk()
     inputs = [walk.variable(aval) for aval in closed.in_avals]
     constants = [walk.close_over(value) for value in closed.consts]
-    outputs = walk.run(jaxprs.opened(closed)[0], constants, inputs, _Place("", None, None))
-    return Program(inputs, walk.constants, needed(walk.steps, outputs), outputs)
+    outputs = walk.run(jaxprs.opened(closed)[0], constants, inputs, _Scope("", None, None))
+    return FlatJaxpr(inputs, walk.constants, needed(walk.eqns, outputs), outputs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Place:
+class _Scope:
     """Where equations stand: names, the user's line that called them, and the region."""
 
     stack: str
     line: Any
     region: int | None
 
-    def inside(self, stack: str) -> _Place:
+    def inside(self, stack: str) -> _Scope:
         if not stack:
             return self
         names = f"{self.stack}/{stack}" if self.stack else stack
@@ -75,7 +75,7 @@ class _Walk:
     """The program so far."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.eqns: list[FlatEqn] = []
         self.constants: list[tuple[Variable, np.ndarray]] = []
         self._closed: dict[int, Atom] = {}
         self._slices: dict[tuple[int, int, int], Variable] = {}
@@ -99,7 +99,7 @@ class _Walk:
         return atom
 
     def run(
-        self, jaxpr, constants: Sequence[Atom], arguments: Sequence[Atom], place: _Place
+        self, jaxpr, constants: Sequence[Atom], arguments: Sequence[Atom], place: _Scope
     ) -> list[Atom]:
         """Append what a jaxpr does, and return what its results are."""
         atoms: dict[Any, Atom] = {}
@@ -111,7 +111,7 @@ class _Walk:
                 return Constant((), _dtype(atom.aval), atom.val)
             return atoms[atom]
 
-        stacks: dict[int, _Place] = {}
+        stacks: dict[int, _Scope] = {}
         for eqn in jaxpr.eqns:
             names = eqn.source_info.name_stack
             here = stacks.get(id(names))
@@ -122,7 +122,7 @@ class _Walk:
             atoms.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def equation(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+    def equation(self, eqn, inputs: list[Atom], place: _Scope) -> Sequence[Atom]:
         """Append one equation, or what stands for it."""
         name = eqn.primitive.name
         inner = jaxprs.call_of(eqn)
@@ -160,10 +160,10 @@ class _Walk:
         self.append(eqn.primitive, eqn.params, inputs, outputs, place, eqn.source_info)
         return outputs
 
-    def append(self, primitive, params, inputs, outputs, place: _Place, source_info) -> None:
+    def append(self, primitive, params, inputs, outputs, place: _Scope, source_info) -> None:
         self.check_length(1, place, source_info)
-        self.steps.append(
-            Step(
+        self.eqns.append(
+            FlatEqn(
                 primitive,
                 params,
                 inputs,
@@ -174,15 +174,15 @@ class _Walk:
             )
         )
 
-    def check_length(self, more: int, place: _Place, source_info) -> None:
+    def check_length(self, more: int, place: _Scope, source_info) -> None:
         """Refuse a program that is about to grow too long."""
-        if len(self.steps) + more > MOST_EQUATIONS:
+        if len(self.eqns) + more > MOST_EQUATIONS:
             raise PlanError(
                 f"the step has more than {MOST_EQUATIONS} equations once its scans are unrolled "
                 f"({source_of(place.stack, (source_info, place.line))}): shorten its longest loop"
             )
 
-    def call(self, eqn, inner: jaxprs.Inner, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+    def call(self, eqn, inner: jaxprs.Inner, inputs: list[Atom], place: _Scope) -> Sequence[Atom]:
         """What is called, in the place of the call."""
         if inner.recomputed:
             self._regions += 1
@@ -193,7 +193,7 @@ class _Walk:
         constants = [self.close_over(c) for c in inner.constants]
         return self.run(inner.jaxpr, constants, inputs[inner.operands], place)
 
-    def cond(self, eqn, branches, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+    def cond(self, eqn, branches, inputs: list[Atom], place: _Scope) -> Sequence[Atom]:
         """All branches, and of every result that of the branch which is chosen."""
         which, *operands = inputs
         results = [
@@ -214,7 +214,7 @@ class _Walk:
 
     # ------------------------------------------------------------------ rows and stacks
 
-    def scan(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+    def scan(self, eqn, inputs: list[Atom], place: _Scope) -> Sequence[Atom]:
         """All iterations, one after the other."""
         loop = jaxprs.loop_of(eqn)
         closed = [self.close_over(c) for c in loop.constants]
@@ -239,14 +239,14 @@ class _Walk:
         pairs = zip(stacked, ys, strict=True)
         return [*carry, *(self.stack(rows, y.aval, place, eqn.source_info) for rows, y in pairs)]
 
-    def along(self, eqn, inputs: list[Atom], place: _Place) -> Sequence[Atom]:
+    def along(self, eqn, inputs: list[Atom], place: _Scope) -> Sequence[Atom]:
         """``stack`` and ``unstack`` along an axis, as scans stack and take rows along the first."""
         axis, info = eqn.params["axis"], eqn.source_info
         if eqn.primitive.name == "stack":
             return [self.stack(inputs, eqn.outvars[0].aval, place, info, axis)]
         return [self.row(inputs[0], i, place, info, axis) for i in range(inputs[0].shape[axis])]
 
-    def row(self, x: Atom, i: int, place: _Place, source_info, axis: int = 0) -> Atom:
+    def row(self, x: Atom, i: int, place: _Scope, source_info, axis: int = 0) -> Atom:
         """Element i of an array along an axis. The same element is one variable."""
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])
         if isinstance(x, Constant):
@@ -264,7 +264,7 @@ class _Walk:
         self.append(*jaxprs.squeezing(axis), [part], [row], place, source_info)
         return row
 
-    def stack(self, rows: list[Atom], aval, place: _Place, source_info, axis: int = 0) -> Atom:
+    def stack(self, rows: list[Atom], aval, place: _Scope, source_info, axis: int = 0) -> Atom:
         """Arrays side by side along a new axis."""
         if not rows:
             return Constant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))

@@ -58,7 +58,7 @@ def _chain(index: int, members: list[Member], operators: Sequence[Operator]) -> 
 
 def _given(index: int, tensor: Tensor) -> Entity:
     """An input: a PartitionSpec cuts dimensions, so only the major part of each can be sharded."""
-    minor = frozenset(position for one in tensor.layout or () for position in one[1:])
+    minor = frozenset(position for one in tensor.array_dims or () for position in one[1:])
     return Entity(index, "input", None, tensor.sizes, minor, (), tensor.index, -1)
 
 
@@ -191,7 +191,7 @@ def _looks(
     """All of an entity that its neighbours do not tell."""
     if entity.tensor is not None:
         tensor = tensors[entity.tensor]
-        return ("input", tensor.role, str(tensor.dtype), tensor.sizes, tensor.layout)
+        return ("input", tensor.role, str(tensor.dtype), tensor.sizes, tensor.array_dims)
     numbers = {member.operator: i for i, member in enumerate(entity.members)}
     parts = []
     for member in entity.members:

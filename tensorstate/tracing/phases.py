@@ -18,7 +18,9 @@ def phases(body: Body) -> list[Phase]:
     of a loss included. Else what it transposed or recomputes runs backward, and the rest is the
     optimizer's. All operators of a function without gradients run forward.
     """
-    found: list[Phase | None] = [_named(o.call.region, o.source.stack) for o in body.operations]
+    found: list[Phase | None] = [
+        _phase_from_stack(o.call.region, o.source.stack) for o in body.operations
+    ]
     if all(phase is None for phase in found):
         return [*itertools.repeat("forward", len(found))]
     operands = [[use.tensor for use in o.operands] for o in body.operations]
@@ -34,7 +36,7 @@ def phases(body: Body) -> list[Phase]:
     return ["forward" if b else phase for b, phase in zip(before, rest, strict=True)]
 
 
-def _named(region: int | None, stack: str) -> Phase | None:
+def _phase_from_stack(region: int | None, stack: str) -> Phase | None:
     if region is not None or "transpose(" in stack:
         return "backward"
     return "forward" if "jvp(" in stack else None

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from tensorstate.errors import PlanError
 from tensorstate.rules import Argument, Rule, Signature, rule_of
 from tensorstate.tracing.factors import Factors, UnalignedError, reshape_segments
-from tensorstate.tracing.flat_jaxpr import Atom, Constant, Step, Variable
+from tensorstate.tracing.flat_jaxpr import Atom, Constant, FlatEqn, Variable
 
 VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim"})
 
 Dims = tuple[int, ...]  # factors of an array's dimensions
 
 
-class Axes:
+class FactorTable:
     """The factors of every variable's dimensions."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Related(NamedTuple):
     signature: Signature
 
 
-def relate(step: Step, dims: Axes, unknown: str) -> Related | None:
+def relate(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related | None:
     """Unite what an equation shows to be one.
 
     Args:
@@ -59,23 +59,23 @@ def relate(step: Step, dims: Axes, unknown: str) -> Related | None:
     Raises:
         PlanError: naming the primitive without a rule, and where in the model it stands.
     """
-    name = step.primitive.name
-    source = step.inputs[0] if name in VIEWS else None
-    if isinstance(source, Variable) and _relate_view(name, step, source, dims):
+    name = eqn.primitive.name
+    source = eqn.inputs[0] if name in VIEWS else None
+    if isinstance(source, Variable) and _relate_view(name, eqn, source, dims):
         return None
-    arguments = [_argument(atom) for atom in step.inputs]
-    results = [_argument(out) for out in step.outputs]
-    rule = rule_of(step.primitive, arguments, results, step.params)
+    arguments = [_argument(atom) for atom in eqn.inputs]
+    results = [_argument(out) for out in eqn.outputs]
+    rule = rule_of(eqn.primitive, arguments, results, eqn.params)
     if rule.origin == "replicated" and unknown != "replicate":
         raise PlanError(
-            f"no rule for the primitive {name!r} ({step.source}), and none can be inferred: write "
+            f"no rule for the primitive {name!r} ({eqn.source}), and none can be inferred: write "
             "the model without it, or pass unknown='replicate' to run it on whole arrays on every "
             "device"
         )
-    signature = rule.describe(arguments, results, step.params)
+    signature = rule.describe(arguments, results, eqn.params)
     first: dict[int, int] = {}
     factors = dims.factors
-    for atom, labels in zip(step.inputs, signature.arguments, strict=True):
+    for atom, labels in zip(eqn.inputs, signature.arguments, strict=True):
         if isinstance(atom, Constant):
             continue
         for label, factor in zip(labels, dims.of(atom), strict=True):
@@ -84,7 +84,7 @@ def relate(step: Step, dims: Axes, unknown: str) -> Related | None:
             known = first.setdefault(label, factor)
             if known != factor:
                 _unite(factors, known, factor)
-    for out, labels in zip(step.outputs, signature.results, strict=True):
+    for out, labels in zip(eqn.outputs, signature.results, strict=True):
         found = []
         for label, size in zip(labels, out.shape, strict=True):
             if label is None:
@@ -108,14 +108,14 @@ def _unite(factors: Factors, a: int, b: int) -> None:
         factors.unite(a, b)
 
 
-def _relate_view(name: str, step: Step, source: Variable, dims: Axes) -> bool:
+def _relate_view(name: str, eqn: FlatEqn, source: Variable, dims: FactorTable) -> bool:
     """Give the result of a view its factors; false for a reshape that no splitting explains."""
-    out, of_source = step.outputs[0], dims.of(source)
+    out, of_source = eqn.outputs[0], dims.of(source)
     if name == "transpose":
-        dims.set(out, [of_source[d] for d in step.params["permutation"]])
+        dims.set(out, [of_source[d] for d in eqn.params["permutation"]])
     elif name == "broadcast_in_dim":
         found = [-1] * len(out.shape)
-        for d, at in enumerate(step.params["broadcast_dimensions"]):
+        for d, at in enumerate(eqn.params["broadcast_dimensions"]):
             if source.shape[d] == out.shape[at]:
                 found[at] = of_source[d]
         new = dims.factors.new

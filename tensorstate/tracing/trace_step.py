@@ -264,7 +264,7 @@ def _graph(
         operators.append(_operator(index, operation, phase))
     tensors = []
     for index, value in enumerate(body.values):
-        given = index < len(body.layouts)
+        given = index < len(body.array_dims)
         name = input_names[index] if index < len(input_names) else f"t{index}"
         tensors.append(
             Tensor(
@@ -277,7 +277,7 @@ def _graph(
                 value.producer,
                 value.result,
                 tuple(consumers[index]),
-                body.layouts[index] if given else None,
+                body.array_dims[index] if given else None,
             )
         )
     outputs = tuple(

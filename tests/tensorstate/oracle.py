@@ -12,8 +12,8 @@ from tensorstate.cost.cost import Cost
 from tensorstate.execution.interpreter import interpret, run_operator
 from tensorstate.execution.sharded_step import Applied
 from tensorstate.ir.graph import Graph, Operator
-from tensorstate.ir.placements import Mesh
-from tensorstate.report.hlo_check import Report, compare
+from tensorstate.ir.placements import MeshShape
+from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.rules.local_shard import LocalBlock
 
 MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
@@ -52,10 +52,12 @@ def jitted(applied: Applied, options: Mapping = QUICK, donate: bool = False):
     )
 
 
-def report_of(applied: Applied, model, mesh: Mesh, cost: Cost, options: Mapping = QUICK) -> Report:
+def report_of(
+    applied: Applied, model, mesh: MeshShape, cost: Cost, options: Mapping = QUICK
+) -> HloComparison:
     """What a plan takes, compiled for a model's arguments, which are donated, beside its price."""
     compiled = jitted(applied, options, donate=True).lower(*model.abstract_args).compile()
-    return compare(compiled, mesh, cost)
+    return compare_with_hlo(compiled, mesh, cost)
 
 
 def assert_same(graph: Graph, function, args, rtol: float = 2e-5) -> None:

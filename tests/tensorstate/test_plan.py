@@ -10,14 +10,14 @@ import optax
 import pytest
 
 from jaxcoll import topologies
-from tensorstate import HARDWARE, AlphaBeta, Mesh, PlanError, named, search, trace
+from tensorstate import HARDWARE, AlphaBeta, MeshShape, PlanError, search, solve_baseline, trace
 from tensorstate.execution.collectives import native
 from tensorstate.report import text as report
-from tensorstate.report.parallelism_names import axis_names, expert_factors, full_name
+from tensorstate.report.parallelism_names import expert_factors, full_name, parallelism_by_axis
 from tensorstate.report.text import common_name
 
 MESH = {"data": 2, "model": 4}
-NETWORK = AlphaBeta(Mesh.of(MESH), (1e-9, 1e-9), (1e11, 4e11))
+NETWORK = AlphaBeta(MeshShape.of(MESH), (1e-9, 1e-9), (1e11, 4e11))
 WIDTH, BATCH = 256, 512
 
 
@@ -88,8 +88,8 @@ def test_no_family_is_better(plan):
     ],
 )
 def test_names_are_found_again(plan, name, expected):
-    found = named(plan.problem, name)
-    assert axis_names(plan.problem, found.decisions, found.cost) == expected
+    found = solve_baseline(plan.problem, name)
+    assert parallelism_by_axis(plan.problem, found.decisions, found.cost) == expected
 
 
 def test_experts_are_told_from_heads():
@@ -103,7 +103,7 @@ def test_experts_are_told_from_heads():
         return params - gradient, state, value
 
     graph = trace(train, (shapes[0], (), shapes[1]))
-    made = search(graph, mesh={"x": 4}, network=AlphaBeta(Mesh.of({"x": 4}), (0.0,), (1e9,)))
+    made = search(graph, mesh={"x": 4}, network=AlphaBeta(MeshShape.of({"x": 4}), (0.0,), (1e9,)))
     assert len(expert_factors(made.problem)) == 1
 
 
@@ -133,7 +133,7 @@ def test_topologies_are_priced(graph):
 
 def test_three_axes_are_searched_one_by_one(graph):
     mesh = {"a": 2, "b": 2, "c": 2}
-    network = AlphaBeta(Mesh.of(mesh), (1e-9,) * 3, (1e11, 1e11, 1e11))
+    network = AlphaBeta(MeshShape.of(mesh), (1e-9,) * 3, (1e11, 1e11, 1e11))
     found = search(graph, mesh=mesh, network=network, hardware="CPU").found
     assert found.method == "descent"
     assert 0 < found.bound <= found.objective
@@ -205,7 +205,7 @@ def test_whole_layers_fit(share):
     mesh = {"x": 4}
     given = {
         "mesh": mesh,
-        "network": AlphaBeta(Mesh.of(mesh), (1e-9,), (1e11,)),
+        "network": AlphaBeta(MeshShape.of(mesh), (1e-9,), (1e11,)),
         "hardware": HARDWARE["CPU"],
     }
     limit = share * search(graph, **given).cost.memory.peak

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tensorstate.hardware import AlphaBeta, Hardware
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.placements import Mesh
+from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Way
 from tensorstate.tracing.trace_step import trace
@@ -76,8 +76,8 @@ TINY = {
 }
 # Those that run in microbatches.
 CUT = ("chain", "einsums", "greatest", "embedding", "linear", "twice", "tanh", "slope", "layers")
-LINES = (Mesh.of({"data": 2}), Mesh.of({"data": 4}))
-MESHES = (*LINES, Mesh.of({"data": 2, "model": 2}))
+LINES = (MeshShape.of({"data": 2}), MeshShape.of({"data": 4}))
+MESHES = (*LINES, MeshShape.of({"data": 2, "model": 2}))
 
 
 @functools.cache

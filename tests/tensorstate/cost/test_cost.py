@@ -15,8 +15,8 @@ from tensorstate.cost.cost import price
 from tensorstate.cost.memory import occupied
 from tensorstate.cost.reshard_plan import Decisions, trips_of
 from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware
-from tensorstate.ir.placements import REPLICATED, Mesh
-from tensorstate.plan import named
+from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.tiny import LINES, gate, graph
@@ -27,7 +27,7 @@ WIDTHS = (16, 32, 32, 8)
 
 def problem_of(name: str, axis: str, size: int, **changed) -> Problem:
     model = load_model(name, **changed)
-    mesh = Mesh.of({axis: size})
+    mesh = MeshShape.of({axis: size})
     network = AlphaBeta(mesh, (1e-6,), (1e9,))
     return Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
 
@@ -53,7 +53,7 @@ def test_volumes_of_zero(name, volume):
     An all_reduce moves its buffer twice. The backward pass needs neither biases nor the first
     kernel, so those are not gathered again.
     """
-    cost = named(problem_of("mlp", "data", DEVICES), name).cost
+    cost = solve_baseline(problem_of("mlp", "data", DEVICES), name).cost
     assert cost.volume == {(kind, 0): nbytes for kind, nbytes in volume.items()}
 
 
@@ -66,7 +66,7 @@ def test_memory_of_zero(name, state, gradients):
 
     A gradient goes as its parameter is updated; so they are not all there at once.
     """
-    memory = named(problem_of("mlp", "data", DEVICES), name).cost.memory
+    memory = solve_baseline(problem_of("mlp", "data", DEVICES), name).cost.memory
     parameters = PSI // (DEVICES if name == "fsdp" else 1)
     batch = (16 * 16 + 16) * 4 // DEVICES
     count = 4
@@ -141,7 +141,7 @@ def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
 def test_what_runs_again_has_its_operands_when_it_does():
     """A kernel is gathered for it before what else reads it after the forward pass does."""
     problem, found = problem_of("llama", "data", 8), 0
-    plan = named(problem, "fsdp").decisions
+    plan = solve_baseline(problem, "fsdp").decisions
     for number, flow in enumerate(problem.flows):
         spans = problem.spans(number)
         sooner = (spans.moved_again > 0) & (spans.moved_late == 0)
@@ -163,7 +163,8 @@ def test_what_runs_again_has_its_operands_when_it_does():
 def test_a_layer_of_megatron_has_two_and_two_all_reduces():
     """Shoeybi et al., 2019, section 3: of (batch, sequence, width) each."""
     costs = [
-        named(problem_of("gpt", "model", 4, layers=layers), "megatron").cost for layers in (2, 3)
+        solve_baseline(problem_of("gpt", "model", 4, layers=layers), "megatron").cost
+        for layers in (2, 3)
     ]
     key = "all_reduce", 0
     assert costs[1].count[key] - costs[0].count[key] == 4

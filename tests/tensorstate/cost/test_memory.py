@@ -11,10 +11,10 @@ from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBeta
-from tensorstate.ir.placements import Mesh
-from tensorstate.plan import named
+from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
-from tensorstate.report.hlo_check import Report
+from tensorstate.report.hlo_check import HloComparison
 from tensorstate.solver.exact import milp
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
@@ -42,13 +42,13 @@ if jax.__version_info__ >= (0, 12):
     UNLIKE_LIMITED["moe", 0.8] = "transposed copies of gathered tensors"
 
 
-def report(model, problem: Problem, found: Found) -> Report:
+def report(model, problem: Problem, found: Found) -> HloComparison:
     axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
     return report_of(applied, model, problem.mesh, found.cost)
 
 
-def excess(report: Report) -> float:
+def excess(report: HloComparison) -> float:
     """What a compiled step takes beside its arguments, in excess of what is said of it."""
     return report.compiled_work / report.predicted_work - 1
 
@@ -59,7 +59,7 @@ def excess(report: Report) -> float:
 def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     """Of what is there beside the arguments; where it is not is listed, and is not."""
     problem = problem_of(name, axes)
-    taken = report(traced(name)[0], problem, named(problem, strategy))
+    taken = report(traced(name)[0], problem, solve_baseline(problem, strategy))
     listed = (name, strategy, len(axes)) in UNLIKE
     assert (abs(excess(taken)) <= 0.25) != listed, excess(taken)
     assert -0.45 < excess(taken) < 1.8
@@ -91,7 +91,7 @@ def test_lower_limits_take_less_memory(case):
     """Down to two thirds of what the quickest plan takes, or to less."""
     name, sizes, axes, shares = LIMITED[case]
     model = load_model(name, **sizes)
-    network = AlphaBeta(Mesh.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
+    network = AlphaBeta(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
     allowed, free = unlimited(problem)
     compiled = []

@@ -17,8 +17,8 @@ from jaxcoll.execute import aot
 from tensorstate.execution.collectives import native, scheduled
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBeta
-from tensorstate.ir.placements import Mesh
-from tensorstate.plan import named
+from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
 
@@ -27,10 +27,10 @@ def main(name: str, data: int, model: int) -> None:
     """Megatron's plan, by JAX's collectives and by schedules."""
     chips = np.asarray(aot.target(name).devices, object).reshape(data, model)
     gpt = load_model("gpt")
-    mesh = Mesh.of({"data": data, "model": model})
+    mesh = MeshShape.of({"data": data, "model": model})
     network = AlphaBeta(mesh, (1e-6, 1e-6), (5e10, 5e10))
     problem = Problem(trace(gpt.step, gpt.abstract_args), network, HARDWARE["TPU v5e"])
-    found = named(problem, "megatron")
+    found = solve_baseline(problem, "megatron")
     for how, collectives in (("native", native), ("scheduled", scheduled())):
         devices = Devices(chips, mesh.names)
         applied = apply(problem, found.decisions, found.cost, devices, collectives)

@@ -12,10 +12,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from tensorstate.execution.collectives import carry_out, cut, native, scheduled
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Mesh, State
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape, State
 from tensorstate.problem.reshard import Move, moves
 
-MESH = Mesh(("a", "b"), (2, 4))
+MESH = MeshShape(("a", "b"), (2, 4))
 SIZES = (8, 16)
 WHOLE = np.arange(math.prod(SIZES), dtype=np.float32).reshape(SIZES)
 
@@ -72,11 +72,11 @@ MOVES = [
 ]
 
 
-def named(move: Move) -> str:
+def name_of(move: Move) -> str:
     return f"{move.source}-{move.target}"
 
 
-@pytest.mark.parametrize("move", MOVES, ids=named)
+@pytest.mark.parametrize("move", MOVES, ids=name_of)
 def test_moves_end_where_they_say(move):
     expected = parts(move.target)
     for number, x in enumerate(carried(move, native)):

@@ -18,10 +18,10 @@ from tensorstate.cost.result import Found
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBeta, Scheduled
-from tensorstate.ir.placements import Mesh
-from tensorstate.plan import named
+from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
-from tensorstate.report.hlo_check import compare
+from tensorstate.report.hlo_check import compare_with_hlo
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.execution.test_sharded_step import (
     CUBE,
@@ -40,7 +40,7 @@ slow = pytest.mark.slow
 
 @functools.cache
 def problem_of(name: str, sizes: tuple[tuple[str, int], ...], turns: int) -> Problem:
-    mesh = Mesh.of(dict(sizes))
+    mesh = MeshShape.of(dict(sizes))
     ones = (1.0,) * len(sizes)
     return Problem(traced(name)[1], AlphaBeta(mesh, ones, ones), HARDWARE["CPU"], turns)
 
@@ -59,7 +59,7 @@ def test_any_plan_of_a_perceptron(axes, seed, turns):
 @slow
 def test_collectives_run_by_schedules_in_the_loop():
     candidates = ((Ring(), 1), (Direct(), 1))
-    network = Scheduled(topologies.torus(2, 4), Mesh.of(PLANE), candidates=candidates)
+    network = Scheduled(topologies.torus(2, 4), MeshShape.of(PLANE), candidates=candidates)
     problem = Problem(traced("mlp")[1], network, HARDWARE["CPU"], 2)
     decisions = drawn(problem, 2)
     check("mlp", apply(problem, decisions, price(problem, decisions), devices(PLANE)))
@@ -88,7 +88,7 @@ def _report(name: str, problem: Problem, found: Found, axes):
 def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
     """Where parameters are gathered once and gradients reduced once, and where in every turn."""
     problem = problem_of("mlp", tuple(PLANE.items()), 2)
-    once = named(problem, strategy)
+    once = solve_baseline(problem, strategy)
     often = _every_turn(problem, once)
     assert often.cost.memory.held <= once.cost.memory.held
     for found in (once, often):
@@ -102,9 +102,9 @@ def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
 
 def test_what_zero_moves_and_holds():
     """Gathered once: as without microbatches; in every turn: as many times, but no copy is held."""
-    plain = named(problem_of("mlp", tuple(LINE.items()), 1), "fsdp").cost
+    plain = solve_baseline(problem_of("mlp", tuple(LINE.items()), 1), "fsdp").cost
     problem = problem_of("mlp", tuple(LINE.items()), 2)
-    once = named(problem, "fsdp")
+    once = solve_baseline(problem, "fsdp")
     often = _every_turn(problem, once).cost
     gathered, scattered = ("all_gather", 0), ("reduce_scatter", 0)
     parameters = once.cost.volume[gathered]
@@ -119,14 +119,16 @@ def test_what_zero_moves_and_holds():
 def test_the_more_microbatches_the_less_memory():
     """Measured, beside the arguments, and predicted; on two devices."""
     model = load_model("mlp", batch=512)
-    graph, mesh = trace(model.step, model.abstract_args), Mesh.of({"data": 2})
+    graph, mesh = trace(model.step, model.abstract_args), MeshShape.of({"data": 2})
     two = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     measured, predicted = [], []
     for turns in (1, 2, 4, 8):
         problem = Problem(graph, AlphaBeta(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], turns)
-        found = named(problem, "ddp")
+        found = solve_baseline(problem, "ddp")
         applied = apply(problem, found.decisions, found.cost, two, native)
-        report = compare(applied.jit().lower(*model.abstract_args).compile(), mesh, found.cost)
+        report = compare_with_hlo(
+            applied.jit().lower(*model.abstract_args).compile(), mesh, found.cost
+        )
         assert report.agrees, str(report)
         measured.append(report.compiled_work)
         predicted.append(report.predicted_work)
@@ -152,7 +154,7 @@ def test_pieces_and_maxima_are_returned(seed, turns):
     """From batches that are cut in any way, of which devices have different parts."""
     shapes = s(16, 16), s(32, 16), KEY
     graph = trace(_step, shapes)
-    mesh = Mesh.of(PLANE)
+    mesh = MeshShape.of(PLANE)
     network = AlphaBeta(mesh, (1.0, 1.0), (1.0, 1.0))
     problem = Problem(graph, network, HARDWARE["CPU"], turns, batch="x")
     decisions = drawn(problem, seed)
@@ -176,7 +178,7 @@ def test_any_plan_of_any_model(name):
 @pytest.mark.parametrize("strategy", ["megatron-sp", "fsdp"])
 def test_bytes_of_models_are_those_that_were_predicted(name, strategy):
     problem = problem_of(name, tuple(PLANE.items()), 2)
-    found = named(problem, strategy)
+    found = solve_baseline(problem, strategy)
     _, report = _report(name, problem, found, PLANE)
     assert report.agrees, str(report)
     assert report.compiled_inputs == report.predicted_inputs

@@ -22,8 +22,8 @@ from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import Applied, apply
 from tensorstate.hardware import HARDWARE, AlphaBeta, Scheduled
-from tensorstate.ir.placements import REPLICATED, Mesh
-from tensorstate.plan import named
+from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import QUICK, assert_alike, jitted
@@ -40,7 +40,7 @@ def traced(name: str):
 
 
 def problem_of(name: str, axes: dict[str, int], network=None) -> Problem:
-    mesh = Mesh.of(axes)
+    mesh = MeshShape.of(axes)
     ones = (1.0,) * len(axes)
     return Problem(traced(name)[1], network or AlphaBeta(mesh, ones, ones), HARDWARE["CPU"])
 
@@ -89,7 +89,7 @@ def test_any_plan_of_any_model(name, seed):
 
 def test_collectives_run_by_schedules_of_the_network():
     network = Scheduled(
-        topologies.torus(2, 4), Mesh.of(PLANE), candidates=((Ring(), 1), (Direct(), 1))
+        topologies.torus(2, 4), MeshShape.of(PLANE), candidates=((Ring(), 1), (Direct(), 1))
     )
     problem = problem_of("mlp", PLANE, network)
     decisions = drawn(problem, 2)
@@ -159,7 +159,7 @@ def compiled_bytes(text: str) -> dict[tuple[str, int], int]:
 def test_compiled_bytes_are_those_that_were_priced(name):
     """Gathers of the backward pass included, which XLA would take from the forward pass."""
     problem = problem_of("mlp", PLANE)
-    found = named(problem, name)
+    found = solve_baseline(problem, name)
     applied = apply(problem, found.decisions, found.cost, devices(PLANE), native)
     model, _ = traced("mlp")
     text = applied.jit().lower(*model.abstract_args).compile().as_text()
@@ -174,7 +174,7 @@ def test_what_is_made_again_is_not_kept():
     model = load_model("mlp", widths=[64] * 16, batch=4096)
     problem = Problem(
         trace(model.step, model.abstract_args),
-        AlphaBeta(Mesh.of({"data": 1}), (1.0,), (1.0,)),
+        AlphaBeta(MeshShape.of({"data": 1}), (1.0,), (1.0,)),
         HARDWARE["CPU"],
     )
     ways = tuple((REPLICATED,) for _ in problem.graph.classes)

@@ -10,8 +10,8 @@ import pytest
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import AlphaBeta
-from tensorstate.ir.placements import Mesh
-from tensorstate.report.hlo_check import compare
+from tensorstate.ir.placements import MeshShape
+from tensorstate.report.hlo_check import compare_with_hlo
 from tensorstate.solver.exact import milp
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
 from tests.tensorstate.oracle import QUICK, jitted
@@ -33,12 +33,12 @@ def test_ten_steps_are_those_of_one_device(name, axes):
     rounding, which Adam blows up to whole steps in any direction. They are left out.
     """
     model, _ = traced(name)
-    network = AlphaBeta(Mesh.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
+    network = AlphaBeta(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = problem_of(name, axes, network)
     found = milp(problem, [ways.all for ways in problem.ways], gap=1e-2)
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
     run = jitted(applied)
-    report = compare(run.lower(*model.abstract_args).compile(), problem.mesh, found.cost)
+    report = compare_with_hlo(run.lower(*model.abstract_args).compile(), problem.mesh, found.cost)
     assert report.agrees, str(report)
     alone = jax.jit(model.step, compiler_options=QUICK)
     params, state, batch = model.init(0)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tensorstate import AlphaBeta, Mesh, search, trace
+from tensorstate import AlphaBeta, MeshShape, search, trace
 from tensorstate.cost.cost import price
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
@@ -14,7 +14,7 @@ from tests.tensorstate.execution.test_sharded_step import PLANE, devices, drawn
 from tests.tensorstate.oracle import QUICK, assert_alike, jitted
 from tests.tensorstate.unseen import UNSEEN
 
-NETWORK = AlphaBeta(Mesh.of(PLANE), (1e-9, 1e-9), (1e12, 1e12))
+NETWORK = AlphaBeta(MeshShape.of(PLANE), (1e-9, 1e-9), (1e12, 1e12))
 # One of each way to become right: inferred, selected, replicated, in another order.
 QUICKLY = ("solves", "cond", "while", "dropout", "per-example gradients", "clipped", "multi steps")
 DOUBLE = ("special", "noise", "cumlogsumexp", "switch", "adafactor", "gamma", "fori_loop of data")

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from experiments.models import load_model
-from tensorstate import HARDWARE, AlphaBeta, Mesh, named, trace
+from tensorstate import HARDWARE, AlphaBeta, MeshShape, solve_baseline, trace
 from tensorstate.problem.baselines import Families
 from tensorstate.problem.problem import Problem
 
-MESH = Mesh.of({"model": 8})
+MESH = MeshShape.of({"model": 8})
 
 
 def problem_of(name: str, **changed) -> Problem:
@@ -34,7 +34,7 @@ def test_the_residual_stream_is_what_embeddings_are_wide(dtype):
 def test_sequence_parallelism_gathers_again_what_it_cut(layers):
     """AutoCCL's Table 1: 6L + 3 gathers, 4L + 1 sums and that of the embedding (cut, then kept)."""
     problem = problem_of("llama_3_1_8b", layers=layers)
-    found = named(problem, "megatron-sp")
+    found = solve_baseline(problem, "megatron-sp")
     large = 2 * 8192 * 4096 * 2
     counts: Counter[str] = Counter()
     for trip in found.cost.trips:
@@ -46,6 +46,6 @@ def test_sequence_parallelism_gathers_again_what_it_cut(layers):
 
 def test_gathering_again_saves_memory_and_costs_time():
     problem = problem_of("llama_3_1_8b", layers=1)
-    plain, cut = named(problem, "megatron"), named(problem, "megatron-sp")
+    plain, cut = solve_baseline(problem, "megatron"), solve_baseline(problem, "megatron-sp")
     assert cut.cost.memory.kept < 0.9 * plain.cost.memory.kept
     assert cut.cost.communication > plain.cost.communication

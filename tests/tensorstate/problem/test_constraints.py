@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBeta
-from tensorstate.ir.placements import REPLICATED, Mesh, State, fits
+from tensorstate.ir.placements import REPLICATED, MeshShape, State, fits
 from tensorstate.problem.constraints import pinned, state_of_spec
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.exact import milp
@@ -19,7 +19,7 @@ from tests.tensorstate.tiny import MESHES, graph
 MESH = MESHES[-1]
 
 
-def problem_of(name: str = "linear", mesh: Mesh = MESH) -> Problem:
+def problem_of(name: str = "linear", mesh: MeshShape = MESH) -> Problem:
     axes = len(mesh.sizes)
     network = AlphaBeta(mesh, (1e-8,) * axes, (1e8,) * axes)
     return Problem(graph(name), network, HARDWARE["CPU"])
@@ -72,7 +72,7 @@ def test_forbidden_axes_shard_nothing(axes):
 
 
 def test_a_mesh_axis_of_one_device_is_no_matter():
-    problem = problem_of(mesh=Mesh.of({"data": 2, "model": 1}))
+    problem = problem_of(mesh=MeshShape.of({"data": 2, "model": 1}))
     allowed = pinned(problem, every(problem), {"w": ("model", "data")}, {})
     assert state(problem, milp(problem, allowed), "w") == (1, REPLICATED)
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.models import load_model
 from tensorstate.hardware import HARDWARE, AlphaBeta
-from tensorstate.ir.placements import REPLICATED, Mesh
+from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import flows_of
 from tensorstate.tracing.trace_step import trace
@@ -27,7 +27,7 @@ def test_every_tensor_that_crosses_entities_is_in_one_flow(name):
         for flow in flows
         for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
         for demand, entities in zip(flow.demands, readers, strict=True)
-        if demand.places
+        if demand.ports
         for reader in entities
     }
     assert read == {(edge.tensor, edge.target) for edge in one.edges}
@@ -40,9 +40,9 @@ def test_every_tensor_that_crosses_entities_is_in_one_flow(name):
 def test_new_values_are_wanted_where_the_old_ones_are():
     one = graph("linear")
     (flow,) = [
-        f for f in flows_of(one) if any(d.group is not None and not d.places for d in f.demands)
+        f for f in flows_of(one) if any(d.group is not None and not d.ports for d in f.demands)
     ]
-    (demand,) = [d for d in flow.demands if d.group is not None and not d.places]
+    (demand,) = [d for d in flow.demands if d.group is not None and not d.ports]
     (w,) = [e for e in one.entities if e.tensor is not None and one.tensors[e.tensor].name == "w"]
     assert demand.group == w.group
     assert demand.late
@@ -52,7 +52,7 @@ def test_flows_do_not_grow_with_depth():
     problems = []
     for layers in (6, 9):
         model = load_model("mlp", widths=[16] * (layers + 1))
-        mesh = Mesh.of({"data": 2})
+        mesh = MeshShape.of({"data": 2})
         one = trace(model.step, model.abstract_args)
         problems.append(Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"]))
     assert len(problems[0].flows) == len(problems[1].flows)
@@ -63,7 +63,7 @@ def test_flows_do_not_grow_with_depth():
 @pytest.mark.parametrize("name", TINY)
 def test_sharded_work_is_a_share(name):
     """Along a label that all its tensors have, half the bytes; never less than half."""
-    mesh = Mesh.of({"data": 2})
+    mesh = MeshShape.of({"data": 2})
     problem = Problem(graph(name), AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
     for group, ways in enumerate(problem.ways):
         whole, seconds = (f(group, (REPLICATED,)) for f in (problem.traffic, problem.seconds))
@@ -79,7 +79,7 @@ def test_a_slice_reads_what_it_takes():
     for layers in (4, 8):
         model = load_model("llama", layers=layers)
         one = trace(model.step, model.abstract_args)
-        mesh = Mesh.of({"data": 2})
+        mesh = MeshShape.of({"data": 2})
         problem = Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
         slices = [
             problem.weight(group) * problem.seconds(group, (REPLICATED,))

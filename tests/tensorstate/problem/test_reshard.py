@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import MAX, REPLICATED, SUM, Mesh, fits, states
+from tensorstate.ir.placements import MAX, REPLICATED, SUM, MeshShape, fits, states
 from tensorstate.problem.reshard import Routes, moves
 
-MESH = Mesh.of({"data": 2, "model": 4})
+MESH = MeshShape.of({"data": 2, "model": 4})
 
 
 def price(kind: str, axis: int, nbytes: int) -> float:
@@ -29,7 +29,7 @@ def routes(sizes=(8, 16), mesh=MESH) -> Routes:
 @pytest.mark.parametrize("sizes", [{}, {"x": 0}, {"x": 2.0}, {"x": True}])
 def test_meshes_that_are_none(sizes):
     with pytest.raises(PlanError, match="mesh"):
-        Mesh.of(sizes)
+        MeshShape.of(sizes)
 
 
 def test_states_divide():
@@ -70,7 +70,7 @@ def test_maxima_are_not_scattered():
 
 
 def test_an_axis_of_one_device_does_not_move():
-    mesh = Mesh.of({"one": 1, "x": 2})
+    mesh = MeshShape.of({"one": 1, "x": 2})
     assert all(move.axis == 1 for move in moves((REPLICATED, 0), (8, 8), 256, mesh))
 
 
@@ -133,7 +133,7 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
 
 
 def test_three_axes():
-    mesh = Mesh.of({"a": 2, "b": 2, "c": 2})
+    mesh = MeshShape.of({"a": 2, "b": 2, "c": 2})
     way = Routes((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)
     tree = way.tree(frozenset({(0, 0, 0)}), frozenset({(REPLICATED,) * 3}))
     assert [move.axis for move in tree.moves] == [2, 1, 0]

@@ -7,7 +7,7 @@ import pytest
 
 from tensorstate.execution.interpreter import run_operator, values_of
 from tensorstate.ir.graph import Entity, Graph
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Mesh
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
 from tensorstate.problem.strategies import Way, Ways
 from tensorstate.rules.local_shard import LocalBlock
 from tensorstate.tracing.trace_step import trace
@@ -15,7 +15,7 @@ from tests.tensorstate.oracle import arguments, close
 from tests.tensorstate.steps import STEPS
 from tests.tensorstate.tiny import TINY, graph, s
 
-MESH = Mesh.of({"i": 2})
+MESH = MeshShape.of({"i": 2})
 COMBINE = {SUM: np.sum, MAX: np.max, MIN: np.min}
 
 
@@ -86,10 +86,10 @@ def check_entity(graph: Graph, entity: Entity, values) -> int:
     ways, home, reads = Ways(graph, entity, MESH), _home(graph, entity), _reads(graph, entity)
     for way in ways.all:
         given = {}
-        for (tensor, labels), places in reads.items():
-            (entry,) = ways.read(way, labels, frozenset(places))
+        for (tensor, labels), ports in reads.items():
+            (entry,) = ways.read(way, labels, frozenset(ports))
             parts = _parts(values[tensor], entry)
-            given |= dict.fromkeys(places, parts)
+            given |= dict.fromkeys(ports, parts)
         one, two = (_run(graph, entity, way[0], device, given) for device in range(2))
         for m, member in enumerate(entity.members):
             for k, use in enumerate(graph.operators[member.operator].results):

@@ -1,4 +1,4 @@
-"""Compiled bytes beside predicted ones."""
+"""HloCollective bytes beside predicted ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tensorstate.cost.cost import price
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import native, scheduled
 from tensorstate.execution.sharded_step import apply
-from tensorstate.ir.placements import Mesh
-from tensorstate.plan import named
-from tensorstate.report.hlo_check import Compiled, compare, read_hlo
+from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import solve_baseline
+from tensorstate.report.hlo_check import HloCollective, compare_with_hlo, read_hlo
 from tensorstate.solver.exact import milp
 from tests.tensorstate.execution.test_sharded_step import (
     CUBE,
@@ -30,7 +30,7 @@ from tests.tensorstate.execution.test_sharded_step import (
 )
 from tests.tensorstate.oracle import LEVEL_0, report_of
 
-GRID = Mesh.of({"data": 2, "model": 4})
+GRID = MeshShape.of({"data": 2, "model": 4})
 
 TEXT = """HloModule step, num_partitions=8, is_scheduled=true
 
@@ -43,7 +43,7 @@ TEXT = """HloModule step, num_partitions=8, is_scheduled=true
 
 %condition (p: (s32[], f32[4])) -> pred[] {
   %p = (s32[], f32[4]) parameter(0)
-  ROOT %c = pred[] compare(%i, %n), direction=LT
+  ROOT %c = pred[] compare_with_hlo(%i, %n), direction=LT
 }
 
 %wrapped (a: f32[8]) -> f32[8] {
@@ -72,19 +72,19 @@ def test_every_form_of_a_collective_is_counted_once():
     program = read_hlo(text, GRID)
     assert program.unknown_loops == 0
     assert program.collectives == (
-        Compiled("all_gather", (0,), 2, 2 * (32 + 4), 1),
-        Compiled("all_to_all", (0,), 1, 32, 1),
-        Compiled("all_reduce", (1,), 1, 16, 5),
-        Compiled("reduce_scatter", None, 1, 32, 1),
-        Compiled("permute", (1,), 1, 32, 1),
-        Compiled("all_reduce", (0, 1), 1, 32, 1),
+        HloCollective("all_gather", (0,), 2, 2 * (32 + 4), 1),
+        HloCollective("all_to_all", (0,), 1, 32, 1),
+        HloCollective("all_reduce", (1,), 1, 16, 5),
+        HloCollective("reduce_scatter", None, 1, 32, 1),
+        HloCollective("permute", (1,), 1, 32, 1),
+        HloCollective("all_reduce", (0, 1), 1, 32, 1),
     )
     assert read_hlo(text.replace("known", "no"), GRID).unknown_loops == 1
 
 
 def test_what_is_refused():
     with pytest.raises(PlanError, match="compiled for 8 devices, the plan is for a mesh of 4"):
-        read_hlo(TEXT, Mesh.of({"data": 4}))
+        read_hlo(TEXT, MeshShape.of({"data": 4}))
     with pytest.raises(FormatError, match="no entry computation"):
         read_hlo("nothing", GRID)
 
@@ -153,18 +153,18 @@ MODELS = ("gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 @pytest.mark.parametrize("axes", [LINE, PLANE], ids=["8", "2x4"])
 def test_bytes_of_models_are_those_that_were_predicted(name, axes, strategy):
     problem = problem_of(name, axes)
-    report = _report(name, problem, named(problem, strategy))
+    report = _report(name, problem, solve_baseline(problem, strategy))
     assert report.agrees, str(report)
     assert report.compiled_inputs == report.predicted_inputs
 
 
 def test_a_report_says_what_differs():
     problem = problem_of("mlp", LINE)
-    found, other = named(problem, "fsdp"), named(problem, "ddp")
+    found, other = solve_baseline(problem, "fsdp"), solve_baseline(problem, "ddp")
     applied = apply(problem, found.decisions, found.cost, devices(LINE), native)
     compiled = applied.jit().lower(*traced("mlp")[0].abstract_args).compile()
-    assert str(compare(compiled, problem.mesh, found.cost)).endswith("bytes agree")
-    report = compare(compiled, problem.mesh, other.cost)
+    assert str(compare_with_hlo(compiled, problem.mesh, found.cost)).endswith("bytes agree")
+    report = compare_with_hlo(compiled, problem.mesh, other.cost)
     assert not report.agrees
     assert "reduce_scatter   data" in str(report)
     assert "differs" in str(report)
@@ -173,7 +173,7 @@ def test_a_report_says_what_differs():
 
 def test_schedules_are_permutes_along_an_axis():
     problem = problem_of("mlp", PLANE)
-    found = named(problem, "fsdp")
+    found = solve_baseline(problem, "fsdp")
     report = _report("mlp", problem, found, scheduled())
     assert not report.agrees
     permutes = [row for row in report.rows if row.kind == "permute"]

@@ -17,7 +17,7 @@ from tensorstate.solver import exact
 from tensorstate.solver.auto import auto
 from tensorstate.solver.coordinate_descent import descent
 from tensorstate.solver.exact import attempt, least_memory, milp
-from tensorstate.solver.linear_program import Program, Solution
+from tensorstate.solver.linear_program import LinearProgram, Solution
 from tests.tensorstate.tiny import MESHES, graph
 
 
@@ -100,7 +100,7 @@ def test_what_is_proved_is_not_tried_again(problem, allowed):
 
 def test_likely_ways_are_kept_when_there_is_no_time_for_all(monkeypatch, problem, allowed):
     """The relaxation, and what it finds likely, are solved; the whole program is not."""
-    solve, calls = Program.solve, []
+    solve, calls = LinearProgram.solve, []
 
     def hurried(self, **options):
         calls.append(options.get("relax", False))
@@ -110,7 +110,7 @@ def test_likely_ways_are_kept_when_there_is_no_time_for_all(monkeypatch, problem
         return dataclasses.replace(found, bound=0.5 * found.objective)
 
     monkeypatch.setattr(exact, "SMALL", 0)
-    monkeypatch.setattr(Program, "solve", hurried)
+    monkeypatch.setattr(LinearProgram, "solve", hurried)
     found = milp(problem, allowed)
     assert calls == [True, False, False]
     assert 0 < found.bound < 0.6 * found.objective
@@ -124,14 +124,14 @@ def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, p
 
 def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, allowed, limit):
     """The solver is not believed when it says of a program with costs that nothing fits."""
-    solve = Program.solve  # the least memory has one cost
+    solve = LinearProgram.solve  # the least memory has one cost
 
     def mistaken(self, **options):
         if sum(map(bool, self._costs)) > 1:
             return Solution("infeasible", np.zeros(0), math.inf, math.inf)
         return solve(self, **options)
 
-    monkeypatch.setattr(Program, "solve", mistaken)
+    monkeypatch.setattr(LinearProgram, "solve", mistaken)
     options = {"recompute": True, "objective": "sum", "gap": 1e-2, "time_limit": math.inf}
     found = attempt(problem, allowed, memory_limit=limit, fall_back=False, **options)
     assert isinstance(found, Unfit)

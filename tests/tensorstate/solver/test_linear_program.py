@@ -9,12 +9,12 @@ import highspy
 import numpy as np
 import pytest
 
-from tensorstate.solver.linear_program import Program
+from tensorstate.solver.linear_program import LinearProgram
 
 
-def small() -> Program:
+def small() -> LinearProgram:
     """Two of three things, each worth something, of which two weigh too much together."""
-    program = Program()
+    program = LinearProgram()
     chosen = [program.variable(cost=-worth, high=1.0, integer=True) for worth in (3.0, 2.0, 2.0)]
     program.row([(v, w) for v, w in zip(chosen, (2.0, 1.0, 1.0), strict=True)], -math.inf, 2.0)
     return program
@@ -41,7 +41,7 @@ def test_the_relaxation_is_a_bound():
 
 def test_any_duals_prove_a_bound():
     """None is above the optimum, and the right ones reach it."""
-    program = Program()
+    program = LinearProgram()
     x, y = (program.variable(cost=cost, within=10.0) for cost in (1.0, 2.0))
     program.row([(x, 1.0), (y, 1.0)], 3.0, math.inf)
     program.row([(x, 1.0)], -math.inf, 2.0)

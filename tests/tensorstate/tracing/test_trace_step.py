@@ -163,7 +163,7 @@ def test_heads_split_a_factor_and_nothing_else():
     assert not kinds & {"reshape", "transpose", "broadcast_in_dim", "squeeze"}
     queries = graph.tensors[graph.inputs[1]]
     assert queries.sizes == (8, 4, 2)
-    assert queries.layout == ((0,), (1, 2))
+    assert queries.array_dims == ((0,), (1, 2))
 
 
 def test_what_an_operator_sums_over_and_where_it_is_linear():
