@@ -13,18 +13,18 @@ import jax
 
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import Cost, price
-from tensorstate.cost.reshard_plan import Decisions, is_whole
+from tensorstate.cost.reshard_plan import Decisions, has_no_partial
 from tensorstate.cost.result import Found, objective_of, result_order
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import Collectives
 from tensorstate.execution.sharded_step import Applied, apply
 from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.placements import MeshShape, State
-from tensorstate.problem.baselines import FAMILIES, Families, per_axis
-from tensorstate.problem.constraints import Spec, pinned
+from tensorstate.ir.placements import MeshShape, Placements
+from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
+from tensorstate.problem.constraints import Spec, apply_constraints
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.web_page import page
@@ -34,7 +34,7 @@ from tensorstate.solver.exact import milp
 from tensorstate.solver.linear_program import Progress
 from tensorstate.tracing.trace_step import trace
 
-Allowed = Sequence[Sequence[Way]]
+CandidateStrategies = Sequence[Sequence[Strategy]]
 
 SEARCHES = {"auto": auto, "milp": milp, "descent": descent}
 
@@ -90,7 +90,7 @@ class Plan:
     def apply(
         self, mesh: jax.sharding.Mesh | None = None, collectives: Collectives | None = None
     ) -> Applied:
-        """The training step, run as planned: ``plan.apply().jit()(params, state, batch)``.
+        """The training step, run as planned: ``plan.apply().jit()(params, placements, batch)``.
 
         Args:
             mesh: devices; its axes are those of the plan. By default JAX makes one.
@@ -134,14 +134,14 @@ class Plan:
         """The plan beside the best plans of named strategies, in as many microbatches.
 
         Args:
-            names: of ``families.FAMILIES``, or a data and a model family joined by ``+``; all
+            names: of ``baselines.BASELINES``, or a data and a model family joined by ``+``; all
                 families when left out.
 
         Raises:
             PlanError: no such strategy.
         """
         rows = {"this plan": self.found}
-        for name in names or FAMILIES:
+        for name in names or BASELINES:
             rows[name] = solve_baseline(self.problem, name, objective=self.objective)
         return Comparison(self.problem, rows, self.memory_limit)
 
@@ -180,13 +180,13 @@ class Comparison:
 def solve_baseline(
     problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3
 ) -> Found:
-    """The best plan of a named strategy (see ``families``), whatever its memory.
+    """The best plan of a named strategy (see ``baselines``), whatever its memory.
 
     Raises:
         PlanError: no such strategy, or the step cannot follow it.
     """
-    chosen = per_axis(problem, name)
-    found = milp(problem, Families(problem).ways(chosen), objective=objective, gap=gap)
+    chosen = baseline_by_axis(problem, name)
+    found = milp(problem, Baselines(problem).strategies(chosen), objective=objective, gap=gap)
     kept = _gathered_anew(problem, found, frozenset(chosen.values()))
     if not kept:
         return found
@@ -197,20 +197,22 @@ def solve_baseline(
     )
 
 
-def _gathered_anew(problem: Problem, found: Found, families: frozenset[str]) -> dict[int, State]:
+def _gathered_anew(
+    problem: Problem, found: Found, baselines: frozenset[str]
+) -> dict[int, Placements]:
     """The states in which tensors are kept that a family gathers again in the backward pass.
 
     ZeRO-3 does so with parameters; Megatron's sequence parallelism with activations, of which every
     device keeps its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
     """
-    kept: dict[int, State] = {}
+    kept: dict[int, Placements] = {}
     for trip in found.cost.trips:
         flow, own = problem.flows[trip.flow], trip.source
-        if flow.stored and "fsdp" in families:
+        if flow.stored and "fsdp" in baselines:
             kept |= dict.fromkeys(trip.tensors, own)
-        if not flow.stored and "megatron-sp" in families and trip.kept is not None:
+        if not flow.stored and "megatron-sp" in baselines and trip.kept is not None:
             larger = problem.local_bytes(flow, trip.kept) > problem.local_bytes(flow, own)
-            if is_whole(own) and larger:
+            if has_no_partial(own) and larger:
                 kept |= dict.fromkeys(trip.tensors, own)
     return kept
 
@@ -250,7 +252,8 @@ def search(
             pass (see ``pipelining``); several numbers to choose from, of which 1 is none; or
             "auto": powers of 2, until it gets no better.
         batch: name of an input that begins with the batch, where that is not clear from the others.
-        pin: states of inputs by patterns of their names (see ``pins``): a ``PartitionSpec`` each.
+        pin: states of inputs by patterns of their names (see see ``constraints``): a
+            ``PartitionSpec`` each.
         forbid: mesh axes that must not shard inputs, by patterns.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         method: "milp" decides all axes at once; "descent" one after another, with a looser bound;
@@ -285,19 +288,21 @@ def search(
     options["gap"] = gap
     solve = SEARCHES[method]
 
-    def ready(count: int) -> tuple[Problem, Allowed]:
+    def ready(count: int) -> tuple[Problem, CandidateStrategies]:
         problem = Problem(graph, network, device, count, batch)
-        return problem, pinned(problem, [w.all for w in problem.ways], pin or {}, forbid or {})
+        return problem, apply_constraints(
+            problem, [w.all for w in problem.strategies], pin or {}, forbid or {}
+        )
 
     if isinstance(microbatches, int):
-        problem, allowed = ready(microbatches)
-        return Plan(problem, solve(problem, allowed, **options), memory_limit, objective)
+        problem, candidates = ready(microbatches)
+        return Plan(problem, solve(problem, candidates, **options), memory_limit, objective)
     problem, found = _counted(ready, solve, microbatches, options)
     return Plan(problem, found, memory_limit, objective)
 
 
 def _counted(
-    ready: Callable[[int], tuple[Problem, Allowed]],
+    ready: Callable[[int], tuple[Problem, CandidateStrategies]],
     solve: Callable[..., Found],
     microbatches: Sequence[int] | str,
     options: Mapping[str, Any],
@@ -321,14 +326,14 @@ def _counted(
         if (best is not None or reason) and left <= 0:
             break
         try:
-            problem, allowed = ready(count)
+            problem, candidates = ready(count)
         except PlanError:
             if not auto or count == 1:
                 raise
             break
         try:
             share = left / (2 if isinstance(microbatches, str) else len(microbatches) - number)
-            found = solve(problem, allowed, **{**options, "time_limit": max(1.0, share)})
+            found = solve(problem, candidates, **{**options, "time_limit": max(1.0, share)})
         except PlanError as error:
             if limit is None:
                 raise

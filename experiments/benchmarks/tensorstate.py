@@ -49,11 +49,11 @@ def measure(model: str, graph: Graph, traced: float, mesh: str) -> list[Mapping[
     free = search(graph, mesh=sizes, network=network, hardware="H100")
     limit = LIMIT * free.cost.memory.peak
     plans = {"none": free}
-    ways: dict[str, dict[str, Any]] = {
+    strategies: dict[str, dict[str, Any]] = {
         "60 %, recompute": {"recompute": True},
         "60 %, microbatches": {"microbatches": "auto"},
     }
-    for name, options in ways.items():
+    for name, options in strategies.items():
         try:
             plans[name] = search(
                 graph,

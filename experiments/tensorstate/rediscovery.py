@@ -17,7 +17,7 @@ from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
 from tensorstate import HARDWARE, Graph, Plan, PlanError, search, solve_baseline, trace
 from tensorstate.cost.result import Found
-from tensorstate.report.parallelism_names import full_name
+from tensorstate.report.parallelism_names import parallelism_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _found(plan: Plan, families: Mapping[str, Found]) -> dict[str, Any]:
         for name, found in families.items()
     }
     return {
-        "found": full_name(plan.problem, plan.decisions, cost),
+        "found": parallelism_name(plan.problem, plan.decisions, cost),
         "ms": 1e3 * cost.seconds,
         "communication ms": 1e3 * cost.communication,
         "GB": cost.memory.peak / 1e9,

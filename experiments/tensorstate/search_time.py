@@ -140,7 +140,7 @@ def _program(problem: Problem) -> dict[str, int | None]:
     """The size of the program of all axes at once, where it is solved."""
     if len(problem.mesh.sizes) > AT_ONCE:
         return {"variables": None, "constraints": None}
-    program = Formulation(problem, [ways.all for ways in problem.ways]).program
+    program = Formulation(problem, [strategies.all for strategies in problem.strategies]).program
     return {"variables": program.num_variables, "constraints": program.num_rows}
 
 

@@ -74,8 +74,8 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     for entity in remade:
         twice[problem.graph.entities[entity].group] += 1
     compute = math.fsum(
-        (problem.weight(g) + twice[g]) * problem.seconds(g, way)
-        for g, way in enumerate(decisions.ways)
+        (problem.weight(g) + twice[g]) * problem.seconds(g, strategy)
+        for g, strategy in enumerate(decisions.strategies)
     )
     memory = memory_of(problem, decisions, trips, remade)
     return Cost(compute, math.fsum(communication), volume, count, memory, tuple(trips), remade)

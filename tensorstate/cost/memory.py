@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tensorstate.cost.reshard_plan import Decisions, Trip
-from tensorstate.ir.placements import State
+from tensorstate.ir.placements import Placements
 from tensorstate.problem.liveness import Spans
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import Move
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import Demand, Flow
 
 # Rounding of sums of shares, in bytes.
@@ -64,7 +64,7 @@ def memory_of(
     inputs, there = 0, np.zeros((4, len(problem.timeline.points)))
     for number, found in by_flow.items():
         inputs += input_bytes(problem, found)
-        there += occupied(problem, number, decisions.ways, found, remade)
+        there += occupied(problem, number, decisions.strategies, found, remade)
     return memory_at_peak(inputs, there)
 
 
@@ -89,7 +89,7 @@ def input_bytes(problem: Problem, trips: Iterable[Trip]) -> int:
 def occupied(
     problem: Problem,
     number: int,
-    ways: Sequence[Way],
+    strategies: Sequence[Strategy],
     trips: Iterable[Trip],
     remade: frozenset[int],
 ) -> np.ndarray:
@@ -106,8 +106,8 @@ def occupied(
     flow, spans = problem.flows[number], problem.spans(number)
     kept, held, gradients, others = there = np.zeros((4, len(spans.made)))
 
-    def size(state: State) -> int:
-        return problem.local_bytes(flow, state)
+    def size(placements: Placements) -> int:
+        return problem.local_bytes(flow, placements)
 
     for trip in trips:
         share = trip.weight / flow.weight
@@ -130,16 +130,16 @@ def occupied(
             span = made_again(flow, spans) + _is_reread(flow, trip, remade) * spans.sooner
             others += share * size(source) * span
         if flow.early:
-            waiting = size(_waiting(problem, flow, spans.last_early, ways, source))
+            waiting = size(_waiting(problem, flow, spans.last_early, strategies, source))
             if not flow.stored and not flow.stays:
                 others += share * waiting * spans.early
-            lent = size(_waiting(problem, flow, spans.lender, ways, source))
+            lent = size(_waiting(problem, flow, spans.lender, strategies, source))
             again = trip.remade
             if spans.lender is not None:
                 again = _remade_share(flow, spans.lender, remade)
             kept += share * (1 - again) * lent * spans.lent
         else:
-            waiting = size(_waiting(problem, flow, spans.last_late, ways, source))
+            waiting = size(_waiting(problem, flow, spans.last_late, strategies, source))
             late = others if optimizer_demand(problem, flow) is None else gradients
             late += share * waiting * spans.late
     return there
@@ -167,13 +167,17 @@ def _is_reread(flow: Flow, trip: Trip, remade: frozenset[int]) -> bool:
 
 
 def _waiting(
-    problem: Problem, flow: Flow, number: int | None, ways: Sequence[Way], source: State
-) -> State:
+    problem: Problem,
+    flow: Flow,
+    number: int | None,
+    strategies: Sequence[Strategy],
+    source: Placements,
+) -> Placements:
     """The state in which a tensor waits for its last reader."""
     demand = None if number is None else flow.demands[number]
     if demand is None or demand.group is None:
         return source
-    return problem.target(demand, ways[demand.group])
+    return problem.target(demand, strategies[demand.group])
 
 
 def _remade_share(flow: Flow, number: int, remade: frozenset[int]) -> float:

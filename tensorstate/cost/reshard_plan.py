@@ -14,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import REPLICATED, SUM, State, states
+from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import Move, Tree
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import Demand, Flow
 
 
@@ -26,7 +26,7 @@ class Decisions:
     """What the search decides.
 
     Attributes:
-        ways: the way of every class.
+        strategies: the way of every class.
         again: entities of the forward pass that are run again in the backward pass, from what is
             kept, where something there needs what they make and it is not in ``kept``. Layers that
             are tied run in the same way, but some may be run again and others not.
@@ -40,10 +40,10 @@ class Decisions:
             they travel the least.
     """
 
-    ways: tuple[Way, ...]
+    strategies: tuple[Strategy, ...]
     again: frozenset[int] = frozenset()
-    kept: Mapping[int, State] = dataclasses.field(default_factory=dict)
-    held: Mapping[int, State] = dataclasses.field(default_factory=dict)
+    kept: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
+    held: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
 
 
 NOTHING = Tree((), 0.0)
@@ -68,15 +68,15 @@ class Trip:
 
     flow: int
     tensors: tuple[int, ...]
-    source: State
+    source: Placements
     early: Tree
     late: Tree
-    kept: State | None
+    kept: Placements | None
     remade: bool
     turns: int = 1
     before: Tree = NOTHING
     after: Tree = NOTHING
-    held: State | None = None
+    held: Placements | None = None
     again: Tree = NOTHING
 
     @property
@@ -125,7 +125,7 @@ def trips_of(
 ) -> Iterable[Trip]:
     """Tensors of a flow by what becomes of their makers and readers and where they are kept.
 
-    Of ``decisions.ways`` only those of the classes that make and read the flow matter.
+    Of ``decisions.strategies`` only those of the classes that make and read the flow matter.
 
     Args:
         remade: what ``remade_entities`` finds.
@@ -143,27 +143,27 @@ def trips_of(
         alike[maker in remade, again, stays].append(tensor)
     for (made_again, again, stays), tensors in alike.items():
         late = [d for d, twice in zip(flow.demands, again, strict=True) if d.late or twice]
-        trip = _trip(problem, decisions.ways, number, made_again, late, *stays)
+        trip = _trip(problem, decisions.strategies, number, made_again, late, *stays)
         yield dataclasses.replace(trip, tensors=tuple(tensors))
 
 
 def _trip(
     problem: Problem,
-    ways: Sequence[Way],
+    strategies: Sequence[Strategy],
     number: int,
     remade: bool,
     after: Sequence[Demand],
-    kept: State | None,
-    held: State | None,
+    kept: Placements | None,
+    held: Placements | None,
 ) -> Trip:
     """A trip; where it is left open, with the state held that makes it the shortest."""
     flow = problem.flows[number]
-    source = problem.source(flow, ways[flow.group])
+    source = problem.source(flow, strategies[flow.group])
     late = [d for d in after if not d.crosses]
     crossing = [d for d in flow.demands if d.crosses]
 
-    def trip(held: State | None) -> Trip:
-        return _held(problem, ways, number, source, remade, late, crossing, kept, held)
+    def trip(held: Placements | None) -> Trip:
+        return _held(problem, strategies, number, source, remade, late, crossing, kept, held)
 
     if not is_held(problem, flow):
         return trip(None)
@@ -173,20 +173,20 @@ def _trip(
     if not best.seconds:
         return best
 
-    def size(trip: Trip) -> tuple[float, int, State]:
+    def size(trip: Trip) -> tuple[float, int, Placements]:
         held = trip.held or source
         return trip.seconds, problem.local_bytes(flow, held), held
 
     others = []
-    for state in problem.routes(flow).reached([source]):
+    for placements in problem.routes(flow).reached([source]):
         with contextlib.suppress(PlanError):  # what is whole does not become partial again
-            others.append(trip(state))
+            others.append(trip(placements))
     return min([best, *others], key=size)
 
 
 def is_held(problem: Problem, flow: Flow) -> bool:
     """Whether a state of a flow is there through the loop: besides an input, or for after it."""
-    if problem.microbatches == 1 or flow.entry >= 0:
+    if problem.microbatches == 1 or flow.placement >= 0:
         return False
     if flow.stored:
         return not all(demand.crosses for demand in flow.demands)
@@ -195,26 +195,26 @@ def is_held(problem: Problem, flow: Flow) -> bool:
 
 def _held(
     problem: Problem,
-    ways: Sequence[Way],
+    strategies: Sequence[Strategy],
     number: int,
-    source: State,
+    source: Placements,
     remade: bool,
     late: Sequence[Demand],
     crossing: Sequence[Demand],
-    kept: State | None,
-    held: State | None,
+    kept: Placements | None,
+    held: Placements | None,
 ) -> Trip:
     """A trip before, in and after the loop over microbatches, by way of the state that is held."""
     flow = problem.flows[number]
     routes, here = problem.routes(flow), frozenset({source})
     # What is read after the loop is brought to where it is added up as soon as it is made.
-    extra = frozenset[State]() if held is None or flow.stored else frozenset({held})
+    extra = frozenset[Placements]() if held is None or flow.stored else frozenset({held})
     there = here if held is None or not flow.stored else frozenset({held})
-    early, kept_in, second = _eras(problem, ways, number, there, extra, remade, late, kept)
-    repeats = _targets(problem, ways, [d for d in late if not d.late])
+    early, kept_in, second = _eras(problem, strategies, number, there, extra, remade, late, kept)
+    repeats = _targets(problem, strategies, [d for d in late if not d.late])
     turns = problem.microbatches if flow.looped else 1
     before = routes.tree(here, there)
-    after = _delivered(problem, ways, flow, extra or here, crossing)
+    after = _delivered(problem, strategies, flow, extra or here, crossing)
     own = flow.stored and held == source
     return Trip(
         number,
@@ -232,7 +232,7 @@ def _held(
     )
 
 
-def _leading(moves: Sequence[Move], targets: frozenset[State]) -> Iterable[Move]:
+def _leading(moves: Sequence[Move], targets: frozenset[Placements]) -> Iterable[Move]:
     """The moves of a tree that lead to states."""
     wanted = set(targets)
     for move in reversed(moves):  # one comes after that to whose target it goes on from
@@ -243,14 +243,14 @@ def _leading(moves: Sequence[Move], targets: frozenset[State]) -> Iterable[Move]
 
 def _eras(
     problem: Problem,
-    ways: Sequence[Way],
+    strategies: Sequence[Strategy],
     number: int,
-    here: frozenset[State],
-    extra: frozenset[State],
+    here: frozenset[Placements],
+    extra: frozenset[Placements],
     remade: bool,
     after: Sequence[Demand],
-    kept: State | None,
-) -> tuple[Tree, State | None, Tree]:
+    kept: Placements | None,
+) -> tuple[Tree, Placements | None, Tree]:
     """The moves of both eras, and what is kept between them, from what is there at first.
 
     Args:
@@ -258,51 +258,53 @@ def _eras(
     """
     flow = problem.flows[number]
     early = [d for d in flow.demands if not d.late] if flow.early else []
-    wanted = _targets(problem, ways, early)
-    late = _targets(problem, ways, after)
+    wanted = _targets(problem, strategies, early)
+    late = _targets(problem, strategies, after)
     if flow.early:
         wanted |= extra
     else:
         late |= extra
     there = {*here, *late} if kept is None else {*here, *late, kept}
     ends = [late]
-    if any(d.group is None for d in after) and not any(map(is_whole, there)):
+    if any(d.group is None for d in after) and not any(map(has_no_partial, there)):
         # The caller takes any state but partial ones: the cheapest beside the others.
-        ends = [late | {state} for state in states(flow.sizes, problem.mesh)]
+        ends = [late | {placements} for placements in all_placements(flow.sizes, problem.mesh)]
     found = [_between(problem, number, here, wanted, end, remade, kept, after) for end in ends]
     return min(found, key=lambda eras: eras[0].seconds + eras[2].seconds)
 
 
 def _delivered(
     problem: Problem,
-    ways: Sequence[Way],
+    strategies: Sequence[Strategy],
     flow: Flow,
-    here: frozenset[State],
+    here: frozenset[Placements],
     demands: Sequence[Demand],
 ) -> Tree:
     """The moves from what is there at the end of the loop to where it is wanted."""
-    routes, wanted = problem.routes(flow), _targets(problem, ways, demands)
+    routes, wanted = problem.routes(flow), _targets(problem, strategies, demands)
     ends = [wanted]
-    if any(d.group is None for d in demands) and not any(map(is_whole, {*here, *wanted})):
-        ends = [wanted | {state} for state in states(flow.sizes, problem.mesh)]
+    if any(d.group is None for d in demands) and not any(map(has_no_partial, {*here, *wanted})):
+        ends = [wanted | {placements} for placements in all_placements(flow.sizes, problem.mesh)]
     return min((routes.tree(here, end) for end in ends), key=lambda tree: tree.seconds)
 
 
-def _targets(problem: Problem, ways: Sequence[Way], demands: Iterable[Demand]) -> frozenset[State]:
+def _targets(
+    problem: Problem, strategies: Sequence[Strategy], demands: Iterable[Demand]
+) -> frozenset[Placements]:
     """The states that classes demand."""
-    return frozenset(problem.target(d, ways[d.group]) for d in demands if d.group is not None)
+    return frozenset(problem.target(d, strategies[d.group]) for d in demands if d.group is not None)
 
 
 def _between(
     problem: Problem,
     number: int,
-    here: frozenset[State],
-    early: frozenset[State],
-    late: frozenset[State],
+    here: frozenset[Placements],
+    early: frozenset[Placements],
+    late: frozenset[Placements],
     remade: bool,
-    kept: State | None,
+    kept: Placements | None,
     after: Sequence[Demand],
-) -> tuple[Tree, State | None, Tree]:
+) -> tuple[Tree, Placements | None, Tree]:
     """Moves to states in both eras, by way of the state that is kept."""
     flow = problem.flows[number]
     routes = problem.routes(flow)
@@ -322,28 +324,34 @@ def _between(
 def _best_kept(
     problem: Problem,
     flow: Flow,
-    here: frozenset[State],
-    early: frozenset[State],
-    late: frozenset[State],
-) -> State:
+    here: frozenset[Placements],
+    early: frozenset[Placements],
+    late: frozenset[Placements],
+) -> Placements:
     """The state to keep a flow in with which it travels the least; the smallest among equals."""
     routes = problem.routes(flow)
 
-    def cost(state: State) -> tuple[float, int, State]:
-        after = routes.tree(here | {state} if flow.stored else frozenset({state}), late).seconds
-        nbytes = 0 if flow.stored and state in here else problem.local_bytes(flow, state)
-        return routes.tree(here, early | {state}).seconds + after, nbytes, state
+    def cost(placements: Placements) -> tuple[float, int, Placements]:
+        after = routes.tree(
+            here | {placements} if flow.stored else frozenset({placements}), late
+        ).seconds
+        nbytes = 0 if flow.stored and placements in here else problem.local_bytes(flow, placements)
+        return routes.tree(here, early | {placements}).seconds + after, nbytes, placements
 
     near = {*here, *early, *(move.target for move in routes.tree(here, early).moves)}
     # Maxima and minima that are still to be combined are not kept, so nothing may be near.
     first = (math.inf, 0, min(here))
-    best = min((cost(state) for state in near if min(state) >= SUM), default=first)
+    best = min((cost(placements) for placements in near if min(placements) >= SUM), default=first)
     if best[0] > routes.tree(here, early).seconds:
-        partial = [state for state in near if not is_whole(state) and min(state) >= SUM]
-        best = min(best, *map(cost, states(flow.sizes, problem.mesh)), *map(cost, partial))
+        partial = [
+            placements
+            for placements in near
+            if not has_no_partial(placements) and min(placements) >= SUM
+        ]
+        best = min(best, *map(cost, all_placements(flow.sizes, problem.mesh)), *map(cost, partial))
     return best[2]
 
 
-def is_whole(state: State) -> bool:
+def has_no_partial(placements: Placements) -> bool:
     """Whether a state has no partial entry."""
-    return all(entry >= REPLICATED for entry in state)
+    return all(placement >= REPLICATED for placement in placements)

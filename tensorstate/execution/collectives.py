@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxcoll as jc
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, State
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.reshard import Move
 
 Choose = Callable[[str, int, int], Any]
@@ -83,26 +83,20 @@ def carry_out(move: Move, x: jax.Array, mesh: MeshShape, collectives: Collective
     return lax.dynamic_slice_in_dim(x, start, size, position)
 
 
-def shards_of(state: State, position: int, mesh: MeshShape) -> int:
-    """Parts into which a state cuts a position."""
-    parts = 1
-    for size, entry in zip(mesh.sizes, state, strict=True):
-        parts *= size if entry == position else 1
-    return parts
-
-
-def part_index(entries: State, wanted: int, mesh: MeshShape) -> Any:
+def part_index(placements: Placements, wanted: int, mesh: MeshShape) -> Any:
     """Which part of a position (or label) this device has, the first mesh axis cutting first."""
     index: Any = 0
-    for name, size, entry in zip(mesh.names, mesh.sizes, entries, strict=True):
-        if entry == wanted:
+    for name, size, placement in zip(mesh.names, mesh.sizes, placements, strict=True):
+        if placement == wanted:
             index = index * size + lax.axis_index(name)
     return index
 
 
-def cut(x: jax.Array, state: State, mesh: MeshShape) -> jax.Array:
-    """A device's part of a whole array in a state without partial entries."""
-    for position in sorted({entry for entry in state if entry != REPLICATED}):
-        size = x.shape[position] // shards_of(state, position, mesh)
-        x = lax.dynamic_slice_in_dim(x, part_index(state, position, mesh) * size, size, position)
+def cut(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Array:
+    """A device's part of a whole array in a state without partial placements."""
+    for position in sorted({placement for placement in placements if placement != REPLICATED}):
+        size = x.shape[position] // num_shards(placements, position, mesh)
+        x = lax.dynamic_slice_in_dim(
+            x, part_index(placements, position, mesh) * size, size, position
+        )
     return x

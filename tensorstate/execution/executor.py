@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 
 from tensorstate.cost.reshard_plan import Trip
-from tensorstate.execution.collectives import Collectives, carry_out, cut, part_index, shards_of
+from tensorstate.execution.collectives import Collectives, carry_out, cut, part_index
 from tensorstate.execution.interpreter import read, run_operator
 from tensorstate.execution.microbatch_loop import Copies, Loop
 from tensorstate.execution.ordering import Clock, after, apart, moment
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Graph, Operator, Output
-from tensorstate.ir.placements import REPLICATED, MeshShape, State
+from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.reshard import Move
 from tensorstate.rules.local_shard import LocalBlock, Turn
 
@@ -62,7 +62,7 @@ class LocalExecutor:
         self.clock = Clock()  # ticks with every product, and as the forward pass ends
         # The tick that all copies of a tensor in an era come after; 0 where it is not known.
         self.since: dict[tuple[int, bool], int] = defaultdict(int)
-        self._gradients: dict[tuple[int, State], jax.Array] = {}
+        self._gradients: dict[tuple[int, Placements], jax.Array] = {}
         self._updates = _updates(self.graph)
         self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
 
@@ -82,7 +82,7 @@ class LocalExecutor:
             for tensor, copies in self.given.items()
         }
 
-        def body(turn: Turn) -> Callable[[int, State], jax.Array]:
+        def body(turn: Turn) -> Callable[[int, Placements], jax.Array]:
             given = loop.given(before, turn)
             executor = LocalExecutor(self.table, self.collectives, self.overlap, turn, given=given)
             executor.work(loop.inside)
@@ -114,17 +114,17 @@ class LocalExecutor:
     def take(self, leaves: Sequence[jax.Array]) -> None:
         """Arguments come in their states, constants whole. They travel when they are first read."""
         for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
-            state = self.table.source(tensor)
-            self.given[tensor] = {state: leaf.reshape(self.sizes(tensor, state))}
+            placements = self.table.source(tensor)
+            self.given[tensor] = {placements: leaf.reshape(self.sizes(tensor, placements))}
         for tensor, value in self.graph.constants:
-            state = self.table.source(tensor)
-            whole = jnp.asarray(value).reshape(self.table.traced.tensors[tensor].sizes)
-            self.given[tensor] = {state: cut(whole, state, self.mesh)}
+            placements = self.table.source(tensor)
+            replicated = jnp.asarray(value).reshape(self.table.traced.tensors[tensor].sizes)
+            self.given[tensor] = {placements: cut(replicated, placements, self.mesh)}
 
-    def sizes(self, tensor: int, state: State) -> list[int]:
+    def sizes(self, tensor: int, placements: Placements) -> list[int]:
         """A device's elements of every position, of all microbatches."""
         sizes = enumerate(self.table.traced.tensors[tensor].sizes)
-        return [size // shards_of(state, position, self.mesh) for position, size in sizes]
+        return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
     def era(self, early: bool) -> dict[int, Copies]:
         """The copies that are there in an era."""
@@ -136,8 +136,8 @@ class LocalExecutor:
         self.since[tensor, early] = since
         trip = self.trips.get(tensor)
         if trip is None:  # nothing but its own entity reads it
-            state = self.table.source(tensor)
-            self.era(early)[tensor] = {state: made}
+            placements = self.table.source(tensor)
+            self.era(early)[tensor] = {placements: made}
         elif early:
             self.waiting[tensor] = {trip.source: made}
         else:
@@ -169,8 +169,8 @@ class LocalExecutor:
                 self.bring(tensor, dict(self.early[tensor]), (), since, early=False)
             else:
                 there = self.given.get(tensor, ()) or ([] if trip.kept else [trip.source])
-                states = [*there, *([trip.kept] if trip.kept else [])]
-                base = {s: self.early[tensor][s] for s in states}
+                wanted = [*there, *([trip.kept] if trip.kept else [])]
+                base = {s: self.early[tensor][s] for s in wanted}
                 self.bring(tensor, base, trip.late.moves, since, early=False)
         return self.late[tensor]
 
@@ -192,18 +192,18 @@ class LocalExecutor:
         self.era(early)[tensor] = self.travel(copies, moves)
         self.since[tensor, early] = since
 
-    def copy(self, tensor: int, state: State, early: bool) -> jax.Array:
+    def copy(self, tensor: int, placements: Placements, early: bool) -> jax.Array:
         """The copy of a tensor in a state.
 
         It is there, but where two entities of a class read one tensor and one of them runs again:
         a trip is the same for both.
         """
         there = self.copies(tensor, early)
-        if state not in there:
+        if placements not in there:
             trip = self.trips[tensor]
             routes = self.table.problem.routes(self.table.problem.flows[trip.flow])
-            self.travel(there, routes.tree(frozenset(there), frozenset({state})).moves)
-        return there[state]
+            self.travel(there, routes.tree(frozenset(there), frozenset({placements})).moves)
+        return there[placements]
 
     def is_remade(self, producer: int | None) -> bool:
         """Whether an operator's entity runs again."""
@@ -211,15 +211,15 @@ class LocalExecutor:
 
     def execute(self, operator: Operator, early: bool, again: bool = False) -> None:
         """Make what an operator makes of a device's blocks of its operands."""
-        states = [
+        wanted = [
             self.table.wanted(operator.index, k) or self.table.source(use.tensor)
             for k, use in enumerate(operator.operands)
         ]
         tensors = [use.tensor for use in operator.operands]
-        arrays = [self.copy(*which, early) for which in zip(tensors, states, strict=True)]
+        arrays = [self.copy(*which, early) for which in zip(tensors, wanted, strict=True)]
         if operator.phase == "optimizer":
-            arrays = [*map(self.gradient, tensors, states, arrays)]
-        arrays, since = self.hold(operator, states, arrays, early, again)
+            arrays = [*map(self.gradient, tensors, wanted, arrays)]
+        arrays, since = self.hold(operator, wanted, arrays, early, again)
         zeroed = self.clock.now if operator.kind == "scatter" else ()
         made = run_operator(operator, arrays, self.block(operator), *zeroed)
         if operator.kind in PRODUCTS:
@@ -237,7 +237,7 @@ class LocalExecutor:
     def hold(
         self,
         operator: Operator,
-        states: Sequence[State],
+        wanted: Sequence[Placements],
         arrays: list[jax.Array],
         early: bool,
         again: bool,
@@ -260,7 +260,7 @@ class LocalExecutor:
             arrays[k] = x
         for k in waiting:  # other readers find it there
             copies = self.era(early)[tensors[k]]
-            copies[states[k]] = arrays[k]
+            copies[wanted[k]] = arrays[k]
             if len(copies) == 1:
                 self.since[tensors[k], early] = now
         return arrays, now
@@ -278,23 +278,26 @@ class LocalExecutor:
         same = region is not None and self.graph.operators[producer].call.region == region
         return not (same or self.is_remade(producer))
 
-    def gradient(self, tensor: int, state: State, x: jax.Array) -> jax.Array:
+    def gradient(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
         """What an argument is updated by, once all else has read the argument.
 
         The gradient of a kernel does not depend on what reads the kernel in the backward pass.
         Unless one waits for the other XLA keeps a copy of the kernel from the step's beginning.
         """
-        if (tensor, state) not in self._gradients:
+        if (tensor, placements) not in self._gradients:
             made = [m for given in self._updates.get(tensor, ()) for m in self._made_of[given]]
-            self._gradients[tensor, state] = after([x], *map(moment, made))[0]
-        return self._gradients[tensor, state]
+            self._gradients[tensor, placements] = after([x], *map(moment, made))[0]
+        return self._gradients[tensor, placements]
 
     def block(self, operator: Operator) -> LocalBlock:
         """The part of an operator's labels that this device has."""
-        way, labels = self.table.way(operator.index), self.table.positions[operator.index].labels
-        counts = tuple(shards_of(way, label, self.mesh) for label in labels)
+        strategy, labels = (
+            self.table.strategy(operator.index),
+            self.table.positions[operator.index].labels,
+        )
+        counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
         indices = {
-            own: part_index(way, label, self.mesh)
+            own: part_index(strategy, label, self.mesh)
             for own, label in enumerate(labels)
             if counts[own] > 1
         }
@@ -308,11 +311,11 @@ class LocalExecutor:
 
     def result(self, out: Output) -> jax.Array:
         """A result of the step, in the state in which it is returned."""
-        tensor, state = out.view.tensor, self.table.returned(out)
+        tensor, placements = out.view.tensor, self.table.returned(out)
         if tensor is None:
             return read(out.view, None, out.view.sizes)
-        x = self.made(tensor, state)
-        sizes = iter(self.sizes(tensor, state))
+        x = self.made(tensor, placements)
+        sizes = iter(self.sizes(tensor, placements))
         by_position = dict(enumerate(sizes))
         local = [
             [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]
@@ -320,16 +323,16 @@ class LocalExecutor:
         ]
         return read(out.view, x, local)
 
-    def made(self, tensor: int, state: State) -> jax.Array:
+    def made(self, tensor: int, placements: Placements) -> jax.Array:
         """A tensor as it is there at the end."""
-        if self.microbatch is not None and state in self.early.get(tensor, {}):
-            return self.early[tensor][state]
+        if self.microbatch is not None and placements in self.early.get(tensor, {}):
+            return self.early[tensor][placements]
         there = self.copies(tensor, early=False)
-        if state not in there:  # a PartitionSpec cannot say what is there
-            whole = next(s for s in there if min(s, default=0) >= REPLICATED)
-            gathers = _gathers(whole, self.graph.tensors[tensor].nbytes, self.mesh)
+        if placements not in there:  # a PartitionSpec cannot say what is there
+            replicated = next(s for s in there if min(s, default=0) >= REPLICATED)
+            gathers = _gathers(replicated, self.graph.tensors[tensor].nbytes, self.mesh)
             there = self.travel(dict(there), gathers)
-        return there[state]
+        return there[placements]
 
 
 def _updates(graph: Graph) -> dict[int, set[int]]:
@@ -356,12 +359,14 @@ def _updates(graph: Graph) -> dict[int, set[int]]:
     return found
 
 
-def _gathers(state: State, nbytes: int, mesh: MeshShape) -> list[Move]:
+def _gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[Move]:
     """The moves that replicate a tensor, the last cut first."""
     moves = []
-    for axis in reversed(range(len(state))):
-        if state[axis] != REPLICATED:
-            target = (*state[:axis], REPLICATED, *state[axis + 1 :])
-            moves.append(Move("all_gather", axis, state, target, nbytes // mesh.shards(target)))
-            state = target
+    for axis in reversed(range(len(placements))):
+        if placements[axis] != REPLICATED:
+            target = (*placements[:axis], REPLICATED, *placements[axis + 1 :])
+            moves.append(
+                Move("all_gather", axis, placements, target, nbytes // mesh.num_shards(target))
+            )
+            placements = target
     return moves

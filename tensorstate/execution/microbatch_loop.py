@@ -17,15 +17,15 @@ from jax import lax
 
 from tensorstate.cost.reshard_plan import NOTHING, Trip
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import shards_of
+from tensorstate.execution.collectives import num_shards
 from tensorstate.execution.ordering import after
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Operator
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, State
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.rules.local_shard import Turn
 
-Copies = dict[State, jax.Array]
-Where = tuple[int, State]
+Copies = dict[Placements, jax.Array]
+Where = tuple[int, Placements]
 """A tensor in a state."""
 
 COMBINE: Mapping[int, Callable[[Any, Any], Any]] = {
@@ -56,16 +56,16 @@ class Loop:
             (self.inside if stage == "loop" else self.afterwards).append(operator)
         given = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
         # A device's part of the batch is cut, whatever its state: see ``Turn``.
-        parts = [self._devices(t, table.source(t)) for t in given if self.entry(t) >= 0]
+        parts = [self._devices(t, table.source(t)) for t in given if self.placement(t) >= 0]
         self.shares = math.lcm(*parts)
 
-    def entry(self, tensor: int) -> int:
+    def placement(self, tensor: int) -> int:
         """What a tensor is over time."""
         return self.pipeline.entries[tensor]
 
-    def _devices(self, tensor: int, state: State) -> int:
+    def _devices(self, tensor: int, placements: Placements) -> int:
         """Among how many devices the batch of a tensor is shared out."""
-        return shards_of(state, self.entry(tensor), self.mesh)
+        return num_shards(placements, self.placement(tensor), self.mesh)
 
     @property
     def crossing(self) -> list[Where]:
@@ -85,7 +85,7 @@ class Loop:
             dict.fromkeys(
                 (out.view.tensor, self.table.returned(out))
                 for out in outputs
-                if out.view.tensor is not None and self.entry(out.view.tensor) >= 0
+                if out.view.tensor is not None and self.placement(out.view.tensor) >= 0
             )
         )
 
@@ -109,10 +109,12 @@ class Loop:
             trip = self.table.trips[tensor]
             if trip.held is not None:
                 copies = {trip.held: copies[trip.held]}
-            if self.entry(tensor) >= 0:
+            if self.placement(tensor) >= 0:
                 found[tensor] = {
-                    state: turn.take(x, self.entry(tensor), self._devices(tensor, state))
-                    for state, x in copies.items()
+                    placements: turn.take(
+                        x, self.placement(tensor), self._devices(tensor, placements)
+                    )
+                    for placements, x in copies.items()
                 }
             elif any(move.kind != "slice" for move in (*trip.early.moves, *trip.late.moves)):
                 there = after([*copies.values()], turn.index)
@@ -121,7 +123,9 @@ class Loop:
                 found[tensor] = copies
         return found
 
-    def run(self, body: Callable[[Turn], Callable[[int, State], jax.Array]]) -> dict[int, Copies]:
+    def run(
+        self, body: Callable[[Turn], Callable[[int, Placements], jax.Array]]
+    ) -> dict[int, Copies]:
         """What is there after the loop.
 
         Args:
@@ -137,9 +141,9 @@ class Loop:
             there = body(Turn(index, self.count, self.shares))
             made = [there(*where) for where in carried]
             total = [
-                jnp.where(index == 0, now, COMBINE[self.entry(tensor)](before, now))
-                if self.entry(tensor) in (MAX, MIN)
-                else COMBINE[self.entry(tensor)](before, now)
+                jnp.where(index == 0, now, COMBINE[self.placement(tensor)](before, now))
+                if self.placement(tensor) in (MAX, MIN)
+                else COMBINE[self.placement(tensor)](before, now)
                 for (tensor, _), before, now in zip(carried, total, made, strict=True)
             ]
             return total, [there(*where) for where in stacked]
@@ -147,18 +151,18 @@ class Loop:
         zeros = [jnp.zeros(self._sizes(*where), dtypes[where[0]]) for where in carried]
         totals, pieces = lax.scan(one, zeros, jnp.arange(self.count))
         found: dict[int, Copies] = {}
-        for (tensor, state), x in zip(carried, totals, strict=True):
-            found.setdefault(tensor, {})[state] = x
-        for (tensor, state), x in zip(stacked, pieces, strict=True):
-            found.setdefault(tensor, {})[state] = self._joined(tensor, state, x)
+        for (tensor, placements), x in zip(carried, totals, strict=True):
+            found.setdefault(tensor, {})[placements] = x
+        for (tensor, placements), x in zip(stacked, pieces, strict=True):
+            found.setdefault(tensor, {})[placements] = self._joined(tensor, placements, x)
         return found
 
-    def _sizes(self, tensor: int, state: State) -> list[int]:
+    def _sizes(self, tensor: int, placements: Placements) -> list[int]:
         sizes = enumerate(self.table.graph.tensors[tensor].sizes)
-        return [size // shards_of(state, position, self.mesh) for position, size in sizes]
+        return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
-    def _joined(self, tensor: int, state: State, pieces: jax.Array) -> jax.Array:
-        if self.entry(tensor) < 0:
+    def _joined(self, tensor: int, placements: Placements, pieces: jax.Array) -> jax.Array:
+        if self.placement(tensor) < 0:
             return pieces[-1]
         turn = Turn(0, self.count, self.shares)
-        return turn.join(pieces, self.entry(tensor), self._devices(tensor, state))
+        return turn.join(pieces, self.placement(tensor), self._devices(tensor, placements))

@@ -9,11 +9,11 @@ from jax.sharding import PartitionSpec
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions, Trip
-from tensorstate.execution.collectives import shards_of
+from tensorstate.execution.collectives import num_shards
 from tensorstate.ir.graph import Output, View
-from tensorstate.ir.placements import REPLICATED, MeshShape, State
+from tensorstate.ir.placements import REPLICATED, MeshShape, Placements
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class PlacementTable:
     def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
         self.traced = problem.traced
-        self.ways: Sequence[Way] = decisions.ways
+        self.strategies: Sequence[Strategy] = decisions.strategies
         self.remade = cost.remade
         self.trips: dict[int, Trip] = {t: trip for trip in cost.trips for t in trip.tensors}
         self.positions = {
@@ -43,11 +43,11 @@ class PlacementTable:
         self._edges = {operand: edge for edge in self.graph.edges for operand in edge.operands}
         self._given = {e.tensor: e for e in self.graph.entities if e.tensor is not None}
 
-    def way(self, operator: int) -> Way:
+    def strategy(self, operator: int) -> Strategy:
         """An operator's way, in its entity's labels."""
-        return self.ways[self.positions[operator].group]
+        return self.strategies[self.positions[operator].group]
 
-    def source(self, tensor: int) -> State:
+    def source(self, tensor: int) -> Placements:
         """The state in which a tensor is made or given."""
         producer = self.graph.tensors[tensor].producer
         if producer is None:
@@ -58,16 +58,20 @@ class PlacementTable:
             use = self.graph.operators[producer].results[result]
             labels = tuple(at.labels[label] for label in use.labels)
             group, place = at.group, (at.member, result)
-        return self.problem.ways[group].made(self.ways[group], labels, place)
+        return self.problem.strategies[group].output_placements(
+            self.strategies[group], labels, place
+        )
 
-    def wanted(self, operator: int, operand: int) -> State | None:
+    def wanted(self, operator: int, operand: int) -> Placements | None:
         """The state in which an operand is read; ``None`` for what its own entity just made."""
         edge = self._edges.get((operator, operand))
         if edge is None:
             return None
         group = self.positions[operator].group
         positions = frozenset((self.positions[o].member, k) for o, k in edge.operands)
-        return self.problem.ways[group].read(self.ways[group], edge.target_labels, positions)
+        return self.problem.strategies[group].input_placements(
+            self.strategies[group], edge.target_labels, positions
+        )
 
     def input_view(self, tensor: int) -> View:
         """How an argument is read from its tensor."""
@@ -76,21 +80,25 @@ class PlacementTable:
         sizes = tuple(tuple(t.sizes[p] for p in dimension) for dimension in dims)
         return View(tensor, dims, sizes, t.dtype)
 
-    def returned(self, out: Output) -> State:
+    def returned(self, out: Output) -> Placements:
         """The state in which a result is returned: that of what it replaces, or what is there."""
-        whole = (REPLICATED,) * len(self.mesh.sizes)
+        replicated = (REPLICATED,) * len(self.mesh.sizes)
         tensor = out.view.tensor
         if tensor is None:
-            return whole
+            return replicated
         if out.updates is not None:
             before = self.input_view(self.graph.inputs[out.updates])
-            moved = through(before, self.source(self.graph.inputs[out.updates]), out.view)
+            moved = placements_through_view(
+                before, self.source(self.graph.inputs[out.updates]), out.view
+            )
             if moved is not None:
                 return moved
-        fitting = (s for s in self.at_end(tensor) if spec_of(out.view, s, self.mesh) is not None)
-        return next(fitting, whole)
+        fitting = (
+            s for s in self.at_end(tensor) if to_partition_spec(out.view, s, self.mesh) is not None
+        )
+        return next(fitting, replicated)
 
-    def at_end(self, tensor: int) -> list[State]:
+    def at_end(self, tensor: int) -> list[Placements]:
         """The states in which a tensor is there at the end."""
         trip, flow = self.trips[tensor], self.problem.flows[self.trips[tensor].flow]
         if any(demand.crosses for demand in flow.demands):
@@ -101,30 +109,36 @@ class PlacementTable:
         return [*kept, *given, *(move.target for move in trip.late.moves)]
 
 
-def through(source: View, state: State, target: View) -> State | None:
+def placements_through_view(
+    source: View, placements: Placements, target: View
+) -> Placements | None:
     """The state of a tensor of one view that cuts its array as another view's does its own."""
     here = [p for dimension in source.positions for p in dimension]
     there = [p for dimension in target.positions for p in dimension]
     if source.sizes != target.sizes or None in there:
         return None
     other = dict(zip(here, there, strict=True))
-    moved = [entry if entry == REPLICATED else other[entry] for entry in state]
-    return tuple(entry for entry in moved if entry is not None)
+    moved = [placement if placement == REPLICATED else other[placement] for placement in placements]
+    return tuple(placement for placement in moved if placement is not None)
 
 
-def spec_of(view: View, state: State, mesh: MeshShape) -> PartitionSpec | None:
+def to_partition_spec(view: View, placements: Placements, mesh: MeshShape) -> PartitionSpec | None:
     """How a state cuts an array; ``None`` if it has partial values or cuts a minor part."""
-    if min(state, default=0) < REPLICATED:
+    if min(placements, default=0) < REPLICATED:
         return None
     dimensions = []
     for positions, sizes in zip(view.positions, view.sizes, strict=True):
         names: list[str] = []
-        whole = True  # whether all that is major to a position is cut into single elements
+        replicated = True  # whether all that is major to a position is cut into single elements
         for position, size in zip(positions, sizes, strict=True):
-            cuts = [n for n, e in zip(mesh.names, state, strict=True) if e == position]
-            if cuts and not whole:
+            cuts = [n for n, e in zip(mesh.names, placements, strict=True) if e == position]
+            if cuts and not replicated:
                 return None
             names += cuts
-            whole = whole and position is not None and shards_of(state, position, mesh) == size
+            replicated = (
+                replicated
+                and position is not None
+                and num_shards(placements, position, mesh) == size
+            )
         dimensions.append(tuple(names) if len(names) > 1 else (names[0] if names else None))
     return PartitionSpec(*dimensions)

@@ -24,7 +24,7 @@ from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import Collectives, scheduled
 from tensorstate.execution.executor import LocalExecutor
-from tensorstate.execution.placement_table import PlacementTable, spec_of
+from tensorstate.execution.placement_table import PlacementTable, to_partition_spec
 from tensorstate.ir.graph import Graph
 from tensorstate.problem.problem import Problem
 
@@ -114,8 +114,10 @@ def apply(
         raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
     table = PlacementTable(problem, decisions, cost)
     graph = problem.graph
-    in_specs = [spec_of(table.input_view(i), table.source(i), problem.mesh) for i in graph.inputs]
-    out_specs = [spec_of(o.view, table.returned(o), problem.mesh) for o in graph.outputs]
+    in_specs = [
+        to_partition_spec(table.input_view(i), table.source(i), problem.mesh) for i in graph.inputs
+    ]
+    out_specs = [to_partition_spec(o.view, table.returned(o), problem.mesh) for o in graph.outputs]
 
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     moving = collectives or scheduled(problem.network.schedule)

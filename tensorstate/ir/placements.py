@@ -20,7 +20,7 @@ REPLICATED = -1
 SUM, MAX, MIN = -2, -3, -4
 PARTIAL = {"sum": SUM, "max": MAX, "min": MIN}
 
-State = tuple[int, ...]
+Placements = tuple[int, ...]
 """An entry a mesh axis: a position, ``REPLICATED``, or how partial values are combined."""
 
 
@@ -49,29 +49,36 @@ class MeshShape(NamedTuple):
         """Number of devices."""
         return math.prod(self.sizes)
 
-    def shards(self, state: State) -> int:
+    def num_shards(self, placements: Placements) -> int:
         """Parts into which a tensor in this state is cut."""
-        return math.prod(size for size, entry in zip(self.sizes, state, strict=True) if entry >= 0)
+        return math.prod(
+            size for size, placement in zip(self.sizes, placements, strict=True) if placement >= 0
+        )
 
 
-def states(sizes: Sequence[int], mesh: MeshShape, partial: Sequence[int] = ()) -> Iterator[State]:
+def all_placements(
+    sizes: Sequence[int], mesh: MeshShape, partial: Sequence[int] = ()
+) -> Iterator[Placements]:
     """All states of a tensor of these sizes, partial ones where ``partial`` names the entries."""
-    entries = (REPLICATED, *partial, *range(len(sizes)))
-    for state in itertools.product(entries, repeat=len(mesh.sizes)):
-        if fits(state, sizes, mesh):
-            yield state
+    placements_on_axis = (REPLICATED, *partial, *range(len(sizes)))
+    for placements in itertools.product(placements_on_axis, repeat=len(mesh.sizes)):
+        if divides_evenly(placements, sizes, mesh):
+            yield placements
 
 
-def fits(state: State, sizes: Sequence[int], mesh: MeshShape) -> bool:
+def divides_evenly(placements: Placements, sizes: Sequence[int], mesh: MeshShape) -> bool:
     """Whether every position can be cut into as many equal parts as the state asks.
 
     What has no elements is whole: XLA gathers nothing along a dimension of size 0.
     """
     return all(
-        sizes[position] and sizes[position] % _cuts(state, position, mesh) == 0
-        for position in {entry for entry in state if entry >= 0}
+        sizes[position] and sizes[position] % num_shards(placements, position, mesh) == 0
+        for position in {placement for placement in placements if placement >= 0}
     )
 
 
-def _cuts(state: State, position: int, mesh: MeshShape) -> int:
-    return math.prod(s for s, entry in zip(mesh.sizes, state, strict=True) if entry == position)
+def num_shards(placements: Placements, position: int, mesh: MeshShape) -> int:
+    """Number of shards into which a state cuts a position."""
+    return math.prod(
+        s for s, placement in zip(mesh.sizes, placements, strict=True) if placement == position
+    )

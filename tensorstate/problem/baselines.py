@@ -21,14 +21,14 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 
 DATA = ("ddp", "zero1", "zero2", "fsdp")
 MODEL = ("megatron", "megatron-sp")
-FAMILIES = (*DATA, *MODEL)
+BASELINES = (*DATA, *MODEL)
 
 
-class Families:
+class Baselines:
     """The factors of a problem that names speak of.
 
     Args:
@@ -90,7 +90,7 @@ class Families:
 
     # ------------------------------------------------------------------ families
 
-    def ways(self, names: Mapping[str, str]) -> tuple[tuple[Way, ...], ...]:
+    def strategies(self, names: Mapping[str, str]) -> tuple[tuple[Strategy, ...], ...]:
         """For every class the ways that a family allows on each axis.
 
         Args:
@@ -98,25 +98,29 @@ class Families:
         """
         chosen = [names[axis] for axis in self.problem.mesh.names]
         found = []
-        for group, ways in enumerate(self.problem.ways):
-            allowed = [way for way in ways.all if self._allows(chosen, group, way)]
+        for group, strategies in enumerate(self.problem.strategies):
+            candidates = [
+                strategy for strategy in strategies.all if self._allows(chosen, group, strategy)
+            ]
             # What should be sharded is, as far as its sizes allow.
             for axis, name in enumerate(chosen):
-                cut = [way for way in allowed if self._is_cut(name, group, way[axis])]
-                allowed = cut or allowed
-            found.append(tuple(allowed))
+                cut = [
+                    strategy for strategy in candidates if self._is_cut(name, group, strategy[axis])
+                ]
+                candidates = cut or candidates
+            found.append(tuple(candidates))
         return tuple(found)
 
-    def _allows(self, names: list[str], group: int, way: Way) -> bool:
-        pairs = zip(names, way, strict=True)
-        return all(self._allows_entry(name, group, entry) for name, entry in pairs)
+    def _allows(self, names: list[str], group: int, strategy: Strategy) -> bool:
+        pairs = zip(names, strategy, strict=True)
+        return all(self._allows_entry(name, group, placement) for name, placement in pairs)
 
-    def _is_cut(self, name: str, group: int, entry: int) -> bool:
+    def _is_cut(self, name: str, group: int, placement: int) -> bool:
         """Whether a class is sharded as the name asks: inputs, or work along the batch."""
         entity = self.problem.entity(group)
         if entity.tensor is None:
             if name in DATA and entity.phase != "optimizer":
-                return entry >= 0 and self.label_factors[group][entry] in self.batch
+                return placement >= 0 and self.label_factors[group][placement] in self.batch
             return False
         sharded = {
             "ddp": ("input",),
@@ -126,13 +130,13 @@ class Families:
         }
         role = self.graph.tensors[entity.tensor].role
         wanted = sharded.get(name, ("parameter",) if len(entity.sizes) > 1 else ())
-        return entry >= 0 and role in wanted
+        return placement >= 0 and role in wanted
 
-    def _allows_entry(self, name: str, group: int, entry: int) -> bool:
+    def _allows_entry(self, name: str, group: int, placement: int) -> bool:
         entity = self.problem.entity(group)
-        if entry == REPLICATED:
+        if placement == REPLICATED:
             return True
-        factor = self.label_factors[group][entry] if entry >= 0 else None
+        factor = self.label_factors[group][placement] if placement >= 0 else None
         if entity.tensor is not None:
             role = self.graph.tensors[entity.tensor].role
             if role == "input":
@@ -141,11 +145,11 @@ class Families:
                 return False
             if name in MODEL:
                 return factor not in self.batch | self.residual | self.sequence
-            whole = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
-            return role not in whole.get(name, ("parameter",))
+            replicated_roles = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
+            return role not in replicated_roles.get(name, ("parameter",))
         if entity.phase == "optimizer":
             return name != "ddp"
-        if entry < REPLICATED:
+        if placement < REPLICATED:
             return True
         if name in DATA:
             return factor in self.batch
@@ -167,7 +171,7 @@ def is_parameter(graph: Graph, tensor: int) -> bool:
     return found.role == "parameter"
 
 
-def per_axis(problem: Problem, name: str) -> dict[str, str]:
+def baseline_by_axis(problem: Problem, name: str) -> dict[str, str]:
     """A family for every axis: one for data on all axes; ``megatron`` on the last, beside ``ddp``.
 
     ``"fsdp + megatron"`` names the families of both.
@@ -176,9 +180,9 @@ def per_axis(problem: Problem, name: str) -> dict[str, str]:
         PlanError: no such family, or more than one of a sort.
     """
     parts = [part.strip() for part in name.split("+")]
-    unknown = [part for part in parts if part not in FAMILIES]
+    unknown = [part for part in parts if part not in BASELINES]
     if unknown:
-        raise PlanError(f"no strategy is called {unknown[0]!r}; known: {', '.join(FAMILIES)}")
+        raise PlanError(f"no strategy is called {unknown[0]!r}; known: {', '.join(BASELINES)}")
     data = [part for part in parts if part in DATA]
     model = [part for part in parts if part in MODEL]
     if len(data) > 1 or len(model) > 1:

@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
-from tensorstate.ir.placements import REPLICATED, State, fits
+from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 
 Spec = Sequence[str | Sequence[str] | None]
 """As a ``PartitionSpec``: for every dimension a mesh axis, several (major first), or ``None``."""
 
 
-def pinned(
+def apply_constraints(
     problem: Problem,
-    ways: Sequence[Sequence[Way]],
+    strategies: Sequence[Sequence[Strategy]],
     pin: Mapping[str, Spec],
     forbid: Mapping[str, str | Sequence[str]],
-) -> tuple[tuple[Way, ...], ...]:
+) -> tuple[tuple[Strategy, ...], ...]:
     """The ways that pins leave.
 
     Args:
         problem: a training step on a mesh.
-        ways: for every class the ways to choose from.
+        strategies: for every class the ways to choose from.
         pin: for patterns of input names the state they shall have. ``*`` stands for a part of a
             name between slashes, ``**`` for any number of parts.
         forbid: for patterns the mesh axes that shall not shard them.
@@ -34,25 +34,29 @@ def pinned(
         PlanError: a pattern names nothing, or only some of what is tied; pins that contradict each
             other; axes or dimensions that there are not; sizes that do not divide.
     """
-    found = [tuple(w) for w in ways]
-    by_name: dict[str, tuple[str, State]] = {}
+    found = [tuple(w) for w in strategies]
+    by_name: dict[str, tuple[str, Placements]] = {}
     for pattern, spec in pin.items():
         for group, tensors in _matched(problem, pattern).items():
             for tensor in tensors:
-                state = state_of_spec(problem, tensor, spec)
-                first, before = by_name.setdefault(tensor.name, (pattern, state))
-                if before != state:
+                placements = from_partition_spec(problem, tensor, spec)
+                first, before = by_name.setdefault(tensor.name, (pattern, placements))
+                if before != placements:
                     raise PlanError(
                         f"pins {first!r} and {pattern!r} contradict each other on {tensor.name}"
                     )
-                found[group] = tuple(way for way in found[group] if way == state)
+                found[group] = tuple(
+                    strategy for strategy in found[group] if strategy == placements
+                )
                 if not found[group]:
                     raise PlanError(f"pin {pattern!r}: {tensor.name} cannot be sharded as {spec}")
     for pattern, axes in forbid.items():
         numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
         for group in _matched(problem, pattern):
             found[group] = tuple(
-                way for way in found[group] if all(way[axis] == REPLICATED for axis in numbers)
+                strategy
+                for strategy in found[group]
+                if all(strategy[axis] == REPLICATED for axis in numbers)
             )
             if not found[group]:
                 raise PlanError(f"forbid {pattern!r} contradicts a pin of the same tensors")
@@ -88,7 +92,7 @@ def _regex(pattern: str) -> str:
     return "".join(stars.get(part, re.escape(part)) for part in parts)
 
 
-def state_of_spec(problem: Problem, tensor: Tensor, spec: Spec) -> State:
+def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placements:
     """The state of an input that a ``PartitionSpec`` describes.
 
     Raises:
@@ -97,7 +101,7 @@ def state_of_spec(problem: Problem, tensor: Tensor, spec: Spec) -> State:
     dims = tensor.array_dims or ()
     if len(spec) > len(dims):
         raise PlanError(f"{tensor.name} has {len(dims)} dimensions, the pin {spec} more")
-    state = [REPLICATED] * len(problem.mesh.sizes)
+    placements = [REPLICATED] * len(problem.mesh.sizes)
     for dimension, axes in enumerate(spec):
         names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
         numbers = _axes(problem, names, str(spec))
@@ -106,15 +110,15 @@ def state_of_spec(problem: Problem, tensor: Tensor, spec: Spec) -> State:
         for axis in numbers:
             if problem.mesh.sizes[axis] == 1:
                 continue
-            if state[axis] != REPLICATED:
+            if placements[axis] != REPLICATED:
                 name = problem.mesh.names[axis]
                 raise PlanError(f"{spec} shards two dimensions along mesh axis {name!r}")
             if not dims[dimension]:
                 raise PlanError(f"{spec}: dimension {dimension} of {tensor.name} has size 1")
-            state[axis] = dims[dimension][0]
-    if not fits(tuple(state), tensor.sizes, problem.mesh):
+            placements[axis] = dims[dimension][0]
+    if not divides_evenly(tuple(placements), tensor.sizes, problem.mesh):
         raise PlanError(f"{spec} does not cut {tensor.name}, of factors {tensor.sizes}, evenly")
-    return tuple(state)
+    return tuple(placements)
 
 
 def _axes(problem: Problem, names: Sequence[str], where: str) -> list[int]:

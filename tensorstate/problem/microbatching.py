@@ -69,8 +69,8 @@ class Pipeline:
 
         graph = self.traced
         tensors = tuple(
-            dataclasses.replace(tensor, sizes=cut(tensor.sizes, entry))
-            for tensor, entry in zip(graph.tensors, self.entries, strict=True)
+            dataclasses.replace(tensor, sizes=cut(tensor.sizes, placement))
+            for tensor, placement in zip(graph.tensors, self.entries, strict=True)
         )
         operators = tuple(
             operator
@@ -156,12 +156,12 @@ class _Follower:
         reads = [self.entries[use.tensor] for use in operator.operands]
         cut = [e >= 0 for e in reads]
         late = [use.tensor for use in operator.operands if self._is_late(use.tensor)]
-        partial = frozenset(i for i, entry in enumerate(reads) if entry < REPLICATED)
+        partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
         if late or (partial and not self._passes(operator, partial, reads)):
-            whole = [*late, *(operator.operands[i].tensor for i in partial)]
+            unsplit = [*late, *(operator.operands[i].tensor for i in partial)]
             if any(cut):
-                self._refuse(operator, self._known_late(whole[0]))
-            self._make(operator, "after", [REPLICATED] * len(operator.results), whole[0])
+                self._refuse(operator, self._known_late(unsplit[0]))
+            self._make(operator, "after", [REPLICATED] * len(operator.results), unsplit[0])
             return
         if partial:
             first = operator.operands[min(partial)].tensor
@@ -206,14 +206,14 @@ class _Follower:
             PlanError: there is none.
         """
         uses = [(use, self.entries[use.tensor]) for use in operator.operands]
-        found = {use.labels[entry] for use, entry in uses if entry >= 0}
+        found = {use.labels[placement] for use, placement in uses if placement >= 0}
         label = min(found)
         if len(found) > 1:
             self._refuse(operator, "it reads different examples of the batch together")
         if label in operator.frozen:
             self._refuse(operator, "it reads or writes all examples at once")
-        for use, entry in uses:
-            if label in use.labels and (entry < 0 or use.labels.count(label) > 1):
+        for use, placement in uses:
+            if label in use.labels and (placement < 0 or use.labels.count(label) > 1):
                 name = self.graph.tensors[use.tensor].name
                 self._refuse(operator, f"it reads {name}, which is not cut along the batch")
         return label
@@ -230,9 +230,9 @@ class _Follower:
     ) -> None:
         self.stages[operator.index] = stage
         made_of = operator if origin is None else self.origin[origin]
-        for use, entry in zip(operator.results, entries, strict=True):
-            self.entries[use.tensor] = entry
-            if stage == "after" or entry < REPLICATED:
+        for use, placement in zip(operator.results, entries, strict=True):
+            self.entries[use.tensor] = placement
+            if stage == "after" or placement < REPLICATED:
                 self.origin[use.tensor] = made_of
 
     def _known_late(self, tensor: int) -> str:

@@ -21,11 +21,11 @@ import math
 
 from tensorstate.hardware import Hardware, Network
 from tensorstate.ir.graph import Entity, Graph
-from tensorstate.ir.placements import MeshShape, State
+from tensorstate.ir.placements import MeshShape, Placements
 from tensorstate.problem.liveness import Spans, Timeline
 from tensorstate.problem.microbatching import batch_of, pipelined
 from tensorstate.problem.reshard import Routes
-from tensorstate.problem.strategies import Way, Ways
+from tensorstate.problem.strategies import NodeStrategies, Strategy
 from tensorstate.problem.tensor_groups import Demand, Flow, flows_of, is_looped
 
 SLICES = frozenset({"slice", "dynamic_slice"})
@@ -63,7 +63,9 @@ class Problem:
         looped = microbatches != 1
         self.pipeline = pipelined(graph, batch_of(graph, batch)) if looped else None
         self.graph = graph = self.pipeline.piece(microbatches) if self.pipeline else graph
-        self.ways = tuple(Ways(graph, self.entity(g), self.mesh) for g in range(len(graph.classes)))
+        self.strategies = tuple(
+            NodeStrategies(graph, self.entity(g), self.mesh) for g in range(len(graph.classes))
+        )
         self.flows = flows_of(graph, self.pipeline, self.timeline.lasting)
         self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
         self._spans: dict[int, Spans] = {}
@@ -122,26 +124,28 @@ class Problem:
             self._spans[number] = self.timeline.spans(flow.tensors, flow.early, flow.stays, readers)
         return self._spans[number]
 
-    def source(self, flow: Flow, way: Way) -> State:
+    def source(self, flow: Flow, strategy: Strategy) -> Placements:
         """The state in which a flow's tensor is made."""
-        return self.ways[flow.group].made(way, flow.labels, flow.port)
+        return self.strategies[flow.group].output_placements(strategy, flow.labels, flow.port)
 
-    def target(self, demand: Demand, way: Way) -> State:
+    def target(self, demand: Demand, strategy: Strategy) -> Placements:
         """The state in which a class demands a tensor."""
         if demand.group is None:
             raise ValueError("the caller of the step demands no state in particular")
-        return self.ways[demand.group].read(way, demand.labels, demand.ports)
+        return self.strategies[demand.group].input_placements(strategy, demand.labels, demand.ports)
 
-    def local_bytes(self, flow: Flow, state: State) -> int:
+    def local_bytes(self, flow: Flow, placements: Placements) -> int:
         """Bytes of a flow's tensor, or of a microbatch's piece of it, on a device."""
-        return flow.nbytes // self.mesh.shards(state)
+        return flow.nbytes // self.mesh.num_shards(placements)
 
-    def stored_bytes(self, flow: Flow, state: State) -> int:
+    def stored_bytes(self, flow: Flow, placements: Placements) -> int:
         """Bytes of an input on a device, the pieces of all microbatches together."""
-        return self.local_bytes(flow, state) * (self.microbatches if flow.entry >= 0 else 1)
+        return self.local_bytes(flow, placements) * (
+            self.microbatches if flow.placement >= 0 else 1
+        )
 
     @functools.cache  # noqa: B019 - a problem lives as long as its search
-    def seconds(self, group: int, way: Way) -> float:
+    def seconds(self, group: int, strategy: Strategy) -> float:
         """Seconds that an entity of a class computes in all turns.
 
         In each it takes the longer of arithmetic and memory.
@@ -150,14 +154,14 @@ class Problem:
         operators = [self.graph.operators[member.operator] for member in entity.members]
         if not operators:
             return 0.0
-        parts = self.mesh.shards(way)
+        parts = self.mesh.num_shards(strategy)
         arithmetic = math.fsum(
             operator.flops
             / self.hardware.flops_of(tensors[operator.operands[0].tensor].dtype.itemsize)
             for operator in operators
             if operator.kind in ("einsum", "window") and operator.operands
         )
-        moved = self.traffic(group, way)
+        moved = self.traffic(group, strategy)
         if all(operator.primitive in SLICES for operator in operators):
             # Of what a slice is taken from nothing else is read: a layer's part of all layers'.
             made = {use.tensor for operator in operators for use in operator.results}
@@ -166,7 +170,7 @@ class Problem:
         return self.turns(group) * turn
 
     @functools.cache  # noqa: B019
-    def traffic(self, group: int, way: Way) -> int:
+    def traffic(self, group: int, strategy: Strategy) -> int:
         """Bytes that an entity of a class reads and writes on a device, each tensor once.
 
         What a chain of operators makes for itself alone stays in registers.
@@ -184,7 +188,7 @@ class Problem:
             readers = {consumer.operator for consumer in tensors[tensor].consumers}
             if tensor in made and readers and readers <= own:
                 continue
-            cuts = {entry for entry in way if entry >= 0} & set(labels)
-            axes = zip(self.mesh.sizes, way, strict=True)
+            cuts = {placement for placement in strategy if placement >= 0} & set(labels)
+            axes = zip(self.mesh.sizes, strategy, strict=True)
             total += tensors[tensor].nbytes // math.prod(s for s, e in axes if e in cuts)
         return total

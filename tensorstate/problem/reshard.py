@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, State, fits
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, divides_evenly
 
 
 class Move(NamedTuple):
@@ -29,8 +29,8 @@ class Move(NamedTuple):
 
     kind: str
     axis: int
-    source: State
-    target: State
+    source: Placements
+    target: Placements
     nbytes: int
 
 
@@ -41,33 +41,37 @@ Price = Callable[[str, int, int], float]
 # ---------------------------------------------------------------------- moves
 
 
-def moves(state: State, sizes: Sequence[int], nbytes: int, mesh: MeshShape) -> Iterator[Move]:
+def moves(
+    placements: Placements, sizes: Sequence[int], nbytes: int, mesh: MeshShape
+) -> Iterator[Move]:
     """All moves out of a state.
 
     Args:
-        state: where the tensor is.
+        placements: where the tensor is.
         sizes: elements of every position of the whole tensor.
         nbytes: of the whole tensor.
         mesh: the device mesh.
     """
-    here = nbytes // mesh.shards(state)
-    for axis, entry in enumerate(state):
-        if mesh.sizes[axis] == 1 or (entry >= 0 and entry in state[axis + 1 :]):
+    here = nbytes // mesh.num_shards(placements)
+    for axis, placement in enumerate(placements):
+        if mesh.sizes[axis] == 1 or (placement >= 0 and placement in placements[axis + 1 :]):
             continue
         for there in (REPLICATED, *range(len(sizes))):
-            target = (*state[:axis], there, *state[axis + 1 :])
-            if there == entry or (there >= 0 and there in state[axis + 1 :]):
+            target = (*placements[:axis], there, *placements[axis + 1 :])
+            if there == placement or (there >= 0 and there in placements[axis + 1 :]):
                 continue
-            if (entry in (MAX, MIN) and there != REPLICATED) or not fits(target, sizes, mesh):
+            if (placement in (MAX, MIN) and there != REPLICATED) or not divides_evenly(
+                target, sizes, mesh
+            ):
                 continue
-            larger = here * mesh.sizes[axis] if entry >= 0 and there == REPLICATED else here
-            yield Move(_kind(entry, there), axis, state, target, larger)
+            larger = here * mesh.sizes[axis] if placement >= 0 and there == REPLICATED else here
+            yield Move(_kind(placement, there), axis, placements, target, larger)
 
 
-def _kind(entry: int, there: int) -> str:
-    if entry == REPLICATED:
+def _kind(placement: int, there: int) -> str:
+    if placement == REPLICATED:
         return "slice"
-    if entry >= 0:
+    if placement >= 0:
         return "all_gather" if there == REPLICATED else "all_to_all"
     return "all_reduce" if there == REPLICATED else "reduce_scatter"
 
@@ -96,18 +100,18 @@ class Routes:
 
     def __init__(self, sizes: Sequence[int], nbytes: int, mesh: MeshShape, price: Price):
         self.sizes, self.nbytes, self.mesh, self.price = tuple(sizes), nbytes, mesh, price
-        self._trees: dict[tuple[frozenset[State], frozenset[State]], Tree] = {}
-        self._out: dict[State, tuple[tuple[Move, float], ...]] = {}
-        self._into: dict[State, dict[State, list[tuple[Move, float]]]] = {}
+        self._trees: dict[tuple[frozenset[Placements], frozenset[Placements]], Tree] = {}
+        self._out: dict[Placements, tuple[tuple[Move, float], ...]] = {}
+        self._into: dict[Placements, dict[Placements, list[tuple[Move, float]]]] = {}
 
-    def out(self, state: State) -> tuple[tuple[Move, float], ...]:
+    def out(self, placements: Placements) -> tuple[tuple[Move, float], ...]:
         """The moves out of a state, with their seconds."""
-        if state not in self._out:
-            every = moves(state, self.sizes, self.nbytes, self.mesh)
-            self._out[state] = tuple((move, self.seconds(move)) for move in every)
-        return self._out[state]
+        if placements not in self._out:
+            every = moves(placements, self.sizes, self.nbytes, self.mesh)
+            self._out[placements] = tuple((move, self.seconds(move)) for move in every)
+        return self._out[placements]
 
-    def reached(self, sources: Iterable[State]) -> list[State]:
+    def reached(self, sources: Iterable[Placements]) -> list[Placements]:
         """The states that can be reached, the sources first."""
         found = dict.fromkeys(sources)
         waiting = list(found)
@@ -122,7 +126,7 @@ class Routes:
         """Seconds of a move."""
         return 0.0 if move.kind == "slice" else self.price(move.kind, move.axis, move.nbytes)
 
-    def tree(self, sources: frozenset[State], targets: frozenset[State]) -> Tree:
+    def tree(self, sources: frozenset[Placements], targets: frozenset[Placements]) -> Tree:
         """The cheapest moves from states that are there to others (Dreyfus and Wagner, 1971).
 
         With several sources it is several trees.
@@ -135,24 +139,24 @@ class Routes:
             self._trees[key] = self._steiner(sorted(sources), sorted(key[1]))
         return self._trees[key]
 
-    def _steiner(self, sources: list[State], targets: list[State]) -> Tree:
+    def _steiner(self, sources: list[Placements], targets: list[Placements]) -> Tree:
         if not targets:
             return Tree((), 0.0)
         # best[subset][state]: seconds from the state to all of the subset; how: the first choice.
-        best: list[dict[State, float]] = [{} for _ in range(1 << len(targets))]
-        how: list[dict[State, Move | int]] = [{} for _ in best]
+        best: list[dict[Placements, float]] = [{} for _ in range(1 << len(targets))]
+        how: list[dict[Placements, Move | int]] = [{} for _ in best]
         into = self._into_from(sources)
         # The same from whichever of the sources, or from several: a state or a part.
-        root: list[tuple[float, State | int]] = [(math.inf, 0) for _ in best]
+        root: list[tuple[float, Placements | int]] = [(math.inf, 0) for _ in best]
         for subset in range(1, len(best)):
-            start: dict[State, float] = {}
+            start: dict[Placements, float] = {}
             if subset & (subset - 1) == 0:
                 start[targets[subset.bit_length() - 1]] = 0.0
             for part in _proper_parts(subset):
-                for state in best[part].keys() & best[subset ^ part].keys():
-                    total = best[part][state] + best[subset ^ part][state]
-                    if total < start.get(state, math.inf):
-                        start[state], how[subset][state] = total, part
+                for placements in best[part].keys() & best[subset ^ part].keys():
+                    total = best[part][placements] + best[subset ^ part][placements]
+                    if total < start.get(placements, math.inf):
+                        start[placements], how[subset][placements] = total, part
             best[subset] = _spread(start, how[subset], into)
             choices = [(best[subset].get(s, math.inf), s) for s in sources]
             parts = _proper_parts(subset)
@@ -172,43 +176,45 @@ class Routes:
         ordered = tuple(dict.fromkeys(found))
         return Tree(ordered, math.fsum(self.seconds(move) for move in ordered))
 
-    def _into_from(self, sources: Sequence[State]) -> dict[State, list[tuple[Move, float]]]:
+    def _into_from(
+        self, sources: Sequence[Placements]
+    ) -> dict[Placements, list[tuple[Move, float]]]:
         """The moves into every state that can be reached."""
-        found: dict[State, list[tuple[Move, float]]] = {}
+        found: dict[Placements, list[tuple[Move, float]]] = {}
         # Which states can be reached depends on what is partial only.
-        partial = {tuple(min(entry, REPLICATED) for entry in source) for source in sources}
+        partial = {tuple(min(placement, REPLICATED) for placement in source) for source in sources}
         for kind in partial:
             if kind not in self._into:
                 one = self._into[kind] = {}
-                for state in self.reached([s for s in sources if _is_kind(s, kind)]):
-                    for move, cost in self.out(state):
+                for placements in self.reached([s for s in sources if _is_kind(s, kind)]):
+                    for move, cost in self.out(placements):
                         one.setdefault(move.target, []).append((move, cost))
             if len(partial) == 1:
                 return self._into[kind]
-            for state, into in self._into[kind].items():
-                found[state] = list(dict.fromkeys((*found.get(state, ()), *into)))
+            for placements, into in self._into[kind].items():
+                found[placements] = list(dict.fromkeys((*found.get(placements, ()), *into)))
         return found
 
 
-def _is_kind(state: State, kind: State) -> bool:
-    return tuple(min(entry, REPLICATED) for entry in state) == kind
+def _is_kind(placements: Placements, kind: Placements) -> bool:
+    return tuple(min(placement, REPLICATED) for placement in placements) == kind
 
 
 def _spread(
-    start: dict[State, float],
-    how: dict[State, Move | int],
-    into: Mapping[State, Sequence[tuple[Move, float]]],
-) -> dict[State, float]:
+    start: dict[Placements, float],
+    how: dict[Placements, Move | int],
+    into: Mapping[Placements, Sequence[tuple[Move, float]]],
+) -> dict[Placements, float]:
     """Dijkstra against the moves, from states whose seconds are known already."""
     best, done = dict(start), set()
-    heap = [(seconds, state) for state, seconds in start.items()]
+    heap = [(seconds, placements) for placements, seconds in start.items()]
     heapq.heapify(heap)
     while heap:
-        seconds, state = heapq.heappop(heap)
-        if state in done:
+        seconds, placements = heapq.heappop(heap)
+        if placements in done:
             continue
-        done.add(state)
-        for move, cost in into.get(state, ()):
+        done.add(placements)
+        for move, cost in into.get(placements, ()):
             if seconds + cost < best.get(move.source, math.inf):
                 best[move.source], how[move.source] = seconds + cost, move
                 heapq.heappush(heap, (seconds + cost, move.source))
@@ -224,11 +230,11 @@ def _proper_parts(subset: int) -> Iterator[int]:
         part = (part - 1) & subset
 
 
-def _collect(how, subset: int, state: State, found: list[Move]) -> None:
-    choice = how[subset].get(state)
+def _collect(how, subset: int, placements: Placements, found: list[Move]) -> None:
+    choice = how[subset].get(placements)
     if isinstance(choice, int):
-        _collect(how, choice, state, found)
-        _collect(how, subset ^ choice, state, found)
+        _collect(how, choice, placements, found)
+        _collect(how, subset ^ choice, placements, found)
     elif choice is not None:
         found.append(choice)
         _collect(how, subset, choice.target, found)

@@ -15,9 +15,16 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from tensorstate.ir.graph import Entity, Graph, Operator
-from tensorstate.ir.placements import PARTIAL, REPLICATED, SUM, MeshShape, State, fits
+from tensorstate.ir.placements import (
+    PARTIAL,
+    REPLICATED,
+    SUM,
+    MeshShape,
+    Placements,
+    divides_evenly,
+)
 
-Way = tuple[int, ...]
+Strategy = tuple[int, ...]
 """An entry a mesh axis: ``REPLICATED``, a label of the entity, or ``partial_of(i)``."""
 
 Port = tuple[int, int]
@@ -29,7 +36,7 @@ def partial_of(number: int) -> int:
     return -2 - number
 
 
-class Ways:
+class NodeStrategies:
     """The ways of the entities of a class, and what they mean for their tensors.
 
     Args:
@@ -48,45 +55,57 @@ class Ways:
         }
 
     @functools.cached_property
-    def all(self) -> tuple[Way, ...]:
+    def all(self) -> tuple[Strategy, ...]:
         """Every way that cuts all labels evenly, the replicated one first."""
-        entries = (
+        placements_on_axis = (
             REPLICATED,
             *(label for label in range(len(self.entity.sizes)) if label not in self.entity.frozen),
             *(partial_of(i) for i in range(len(self.linear))),
         )
-        axes = [entries if size > 1 else (REPLICATED,) for size in self.mesh.sizes]
+        axes = [placements_on_axis if size > 1 else (REPLICATED,) for size in self.mesh.sizes]
         every = itertools.product(*axes)
-        return tuple(way for way in every if fits(way, self.entity.sizes, self.mesh))
+        return tuple(
+            strategy for strategy in every if divides_evenly(strategy, self.entity.sizes, self.mesh)
+        )
 
-    def made(self, way: Way, labels: tuple[int, ...], port: Port) -> State:
+    def output_placements(
+        self, strategy: Strategy, labels: tuple[int, ...], port: Port
+    ) -> Placements:
         """The state of a result, given the label of each of its positions."""
-        return tuple(self._made(entry, labels, port) for entry in way)
+        return tuple(self._output_placement(placement, labels, port) for placement in strategy)
 
-    def _made(self, entry: int, labels: tuple[int, ...], port: Port) -> int:
-        if entry >= 0:
-            return labels.index(entry) if entry in labels else self.reduced.get(entry, REPLICATED)
-        if entry == REPLICATED:
+    def _output_placement(self, placement: int, labels: tuple[int, ...], port: Port) -> int:
+        if placement >= 0:
+            return (
+                labels.index(placement)
+                if placement in labels
+                else self.reduced.get(placement, REPLICATED)
+            )
+        if placement == REPLICATED:
             return REPLICATED
-        return SUM if port in self.linear[-2 - entry].results else REPLICATED
+        return SUM if port in self.linear[-2 - placement].results else REPLICATED
 
-    def read(self, way: Way, labels: tuple[int, ...], ports: frozenset[Port]) -> State:
+    def input_placements(
+        self, strategy: Strategy, labels: tuple[int, ...], ports: frozenset[Port]
+    ) -> Placements:
         """The state in which a tensor is read by the operands at some places."""
-        return tuple(self._read(entry, labels, ports) for entry in way)
+        return tuple(self._input_placement(placement, labels, ports) for placement in strategy)
 
-    def _read(self, entry: int, labels: tuple[int, ...], ports: frozenset[Port]) -> int:
-        if entry >= 0:
-            return labels.index(entry) if entry in labels else REPLICATED
-        if entry == REPLICATED:
+    def _input_placement(
+        self, placement: int, labels: tuple[int, ...], ports: frozenset[Port]
+    ) -> int:
+        if placement >= 0:
+            return labels.index(placement) if placement in labels else REPLICATED
+        if placement == REPLICATED:
             return REPLICATED
-        return SUM if ports <= self.linear[-2 - entry].operands else REPLICATED
+        return SUM if ports <= self.linear[-2 - placement].operands else REPLICATED
 
 
 # ---------------------------------------------------------------------- linearity
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear:
+class LinearSet:
     """Operands of an entity that may be partial sums together.
 
     Attributes:
@@ -98,23 +117,25 @@ class Linear:
     results: frozenset[Port]
 
 
-def linear_sets(members: Sequence[Operator]) -> tuple[Linear, ...]:
+def linear_sets(members: Sequence[Operator]) -> tuple[LinearSet, ...]:
     """The sets of operands in which operators that run one after another are linear.
 
     A tensor that several operands read is partial for all of them.
     """
     made = {use.tensor for operator in members for use in operator.results}
-    found: dict[frozenset[Port], Linear] = {}
+    found: dict[frozenset[Port], LinearSet] = {}
     for operator in members:
         for operands in operator.linear:
             given = frozenset(operator.operands[i].tensor for i in operands) - made
-            linear = _propagate(members, made, given) if given else None
+            linear = _propagate_partial(members, made, given) if given else None
             if linear is not None:
                 found.setdefault(linear.operands, linear)
     return tuple(found.values())
 
 
-def _propagate(members: Sequence[Operator], made: set[int], given: frozenset[int]) -> Linear | None:
+def _propagate_partial(
+    members: Sequence[Operator], made: set[int], given: frozenset[int]
+) -> LinearSet | None:
     """What is partial where these tensors are, or None where an operator cannot take it."""
     while True:
         partial_now, results = set(given), set()
@@ -134,7 +155,7 @@ def _propagate(members: Sequence[Operator], made: set[int], given: frozenset[int
             results |= {(m, i) for i in range(len(operator.results))}
         if not lacking:
             operands = _operands(members, given)
-            return Linear(operands, frozenset(results))
+            return LinearSet(operands, frozenset(results))
         if lacking & made:
             return None
         given |= lacking

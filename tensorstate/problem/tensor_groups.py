@@ -52,7 +52,7 @@ class Flow:
         demands: who reads it.
         sizes: of the whole tensor, or of a microbatch's piece of it.
         nbytes: likewise.
-        entry: what it is over microbatches (see ``Pipeline.entries``).
+        placement: what it is over microbatches (see ``Pipeline.entries``).
         looped: whether it is there in the loop over microbatches.
     """
 
@@ -67,7 +67,7 @@ class Flow:
     demands: tuple[Demand, ...]
     sizes: tuple[int, ...]
     nbytes: int
-    entry: int
+    placement: int
     looped: bool
 
     @property
@@ -90,7 +90,7 @@ class Flow:
 
 
 @dataclasses.dataclass
-class _Way:
+class _TensorUses:
     """A tensor on its way: who makes it, with which labels, and who reads it."""
 
     maker: int
@@ -119,38 +119,38 @@ def flows_of(
         lasting: tensors that have a flow even if only the entity that makes them reads them,
             because they stay in memory after it has run (see ``Timeline.lasting``).
     """
-    found: dict[int, _Way] = {}
+    found: dict[int, _TensorUses] = {}
     members = {m.operator: (e, m) for e in graph.entities for m in e.members}
     inputs = {e.tensor: e for e in graph.entities if e.tensor is not None}
 
-    def way(tensor: int) -> _Way:
+    def uses(tensor: int) -> _TensorUses:
         if tensor not in found:
             maker, labels = _maker(graph, tensor, members, inputs)
-            found[tensor] = _Way(maker, labels, {})
+            found[tensor] = _TensorUses(maker, labels, {})
         return found[tensor]
 
     def when(demand: Demand, tensor: int, *, looped: bool) -> Demand:
         """A demand for a tensor, read in the loop or after it."""
-        if not is_looped(graph.entities[way(tensor).maker], pipeline):
+        if not is_looped(graph.entities[uses(tensor).maker], pipeline):
             return dataclasses.replace(demand, late=True)
         return demand if looped else dataclasses.replace(demand, late=True, crosses=True)
 
     for edge in graph.edges:
         looped = is_looped(graph.entities[edge.target], pipeline)
         demand = when(_demand(graph, edge), edge.tensor, looped=looped)
-        way(edge.tensor).read(demand, edge.target)
+        uses(edge.tensor).read(demand, edge.target)
     for output in graph.outputs:
         if (tensor := output.view.tensor) is not None:
             demand, *readers = _returned(graph, output, inputs)
             # Pieces are returned one by one.
             looped = pipeline is None or pipeline.entries[tensor] >= 0
-            way(tensor).read(when(demand, tensor, looped=looped), *readers)
+            uses(tensor).read(when(demand, tensor, looped=looped), *readers)
     for tensor in (*inputs, *lasting):
-        way(tensor)
+        uses(tensor)
     alike: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(found):
-        entry = REPLICATED if pipeline is None else pipeline.entries[tensor]
-        alike[entry, _signature(graph, tensor, found[tensor])].append(tensor)
+        placement = REPLICATED if pipeline is None else pipeline.entries[tensor]
+        alike[placement, _signature(graph, tensor, found[tensor])].append(tensor)
     return tuple(_flow(graph, tensors, found, pipeline) for tensors in alike.values())
 
 
@@ -165,7 +165,7 @@ def _maker(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, 
 
 
 def _flow(
-    graph: Graph, tensors: list[int], found: Mapping[int, _Way], pipeline: Pipeline | None
+    graph: Graph, tensors: list[int], found: Mapping[int, _TensorUses], pipeline: Pipeline | None
 ) -> Flow:
     first = found[tensors[0]]
     tensor, entity = graph.tensors[tensors[0]], graph.entities[first.maker]
@@ -223,7 +223,7 @@ def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand] | tuple[Dem
     return Demand(entity.group, read, frozenset(), late=True), entity.index
 
 
-def _signature(graph: Graph, tensor: int, way: _Way) -> object:
-    entity, t = graph.entities[way.maker], graph.tensors[tensor]
+def _signature(graph: Graph, tensor: int, uses: _TensorUses) -> object:
+    entity, t = graph.entities[uses.maker], graph.tensors[tensor]
     made = _made_at(graph, tensor, entity)
-    return entity.group, made, way.labels, t.sizes, t.nbytes, frozenset(way.readers)
+    return entity.group, made, uses.labels, t.sizes, t.nbytes, frozenset(uses.readers)

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.reshard_plan import Decisions
-from tensorstate.problem.baselines import Families, is_parameter
+from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 
 # Of the work or bytes in question at least this share is as a name says.
-MOST = 0.5
+MIN_SHARE = 0.5
 
 
 def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
     """For every mesh axis the strategies that a plan follows there; none where it replicates."""
-    families = Families(problem)
+    baselines = Baselines(problem)
     return {
-        name: _names(problem, decisions, cost, families, axis)
+        name: _parallelisms(problem, decisions, cost, baselines, axis)
         for axis, name in enumerate(problem.mesh.names)
     }
 
 
-def full_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
+def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
     found = parallelism_by_axis(problem, decisions, cost)
     parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in found.items() if names]
@@ -36,23 +36,23 @@ def full_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     return " + ".join(parts) or "replicated"
 
 
-def _names(
-    problem: Problem, decisions: Decisions, cost: Cost, families: Families, axis: int
+def _parallelisms(
+    problem: Problem, decisions: Decisions, cost: Cost, baselines: Baselines, axis: int
 ) -> list[str]:
-    work = work_by_factor(problem, decisions, families, axis)
+    work = work_by_factor(problem, decisions, baselines, axis)
     total = sum(work.values())
     names = []
-    if total and _share(work, families.batch) >= MOST * total:
+    if total and _share(work, baselines.batch) >= MIN_SHARE * total:
         names.append(_data_parallel(problem, decisions, cost, axis))
-    if total and _share(work, families.sequence) >= MOST * total:
+    if total and _share(work, baselines.sequence) >= MIN_SHARE * total:
         names.append("context parallel")
     experts = expert_factors(problem)
     if experts and _share(work, experts):
         names.append("expert parallel")
-    own = families.batch | families.sequence | experts
+    own = baselines.batch | baselines.sequence | experts
     inner = sum(flops for factor, flops in work.items() if factor not in own and factor is not None)
     if total and inner >= 0.1 * total:
-        spread = _elementwise_along(problem, decisions, families, axis)
+        spread = _elementwise_along(problem, decisions, baselines, axis)
         names.append("Megatron with sequence parallelism" if spread else "Megatron")
     return names
 
@@ -62,17 +62,17 @@ def _share(work: Mapping[int | None, float], factors: frozenset[int]) -> float:
 
 
 def work_by_factor(
-    problem: Problem, decisions: Decisions, families: Families, axis: int
+    problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
 ) -> dict[int | None, float]:
     """Floating-point operations of the forward pass's products by the factor that an axis cuts."""
     found: dict[int | None, float] = defaultdict(float)
-    for group, way in enumerate(decisions.ways):
+    for group, strategy in enumerate(decisions.strategies):
         entity = problem.entity(group)
         if entity.kind not in ("einsum", "window") or entity.phase != "forward":
             continue
         flops = sum(problem.graph.operators[m.operator].flops for m in entity.members)
-        entry = way[axis]
-        factor = families.label_factors[group][entry] if entry >= 0 else None
+        placement = strategy[axis]
+        factor = baselines.label_factors[group][placement] if placement >= 0 else None
         found[factor] += problem.weight(group) * flops
     return dict(found)
 
@@ -96,7 +96,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
 
 def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
     """DDP or one of ZeRO's stages, by what of the state is sharded along the axis."""
-    if _sharded(problem, decisions, "parameter", axis) >= MOST:
+    if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
         copies = sum(
             trip.weight
             for trip in cost.trips
@@ -104,7 +104,7 @@ def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int
         )
         # Copies that stay for the backward pass take the memory that ZeRO-3 saves.
         return "ZeRO-2 (parameters gathered once)" if copies else "ZeRO-3 (FSDP)"
-    if _sharded(problem, decisions, "optimizer", axis) >= MOST:
+    if _sharded(problem, decisions, "optimizer", axis) >= MIN_SHARE:
         return "ZeRO-2"
     return "DDP"
 
@@ -112,29 +112,29 @@ def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int
 def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:
     """The share of the bytes of a role that an axis shards."""
     sharded, total = [], []
-    for group, way in enumerate(decisions.ways):
+    for group, strategy in enumerate(decisions.strategies):
         tensor = problem.entity(group).tensor
         if tensor is not None and problem.graph.tensors[tensor].role == role:
             nbytes = problem.weight(group) * problem.graph.tensors[tensor].nbytes
             total.append(nbytes)
-            sharded.append(nbytes * (way[axis] >= 0))
+            sharded.append(nbytes * (strategy[axis] >= 0))
     return math.fsum(sharded) / max(1, math.fsum(total))
 
 
 def _elementwise_along(
-    problem: Problem, decisions: Decisions, families: Families, axis: int
+    problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
 ) -> bool:
     """Whether elementwise work of the forward pass is mostly sharded along the sequence."""
     along = total = 0
-    for group, way in enumerate(decisions.ways):
+    for group, strategy in enumerate(decisions.strategies):
         entity = problem.entity(group)
         if entity.kind != "elementwise" or entity.phase != "forward":
             continue
-        factors = families.label_factors[group]
-        if not families.residual & set(factors):
+        factors = baselines.label_factors[group]
+        if not baselines.residual & set(factors):
             continue
         total += problem.weight(group)
-        entry = way[axis]
-        if entry >= 0 and factors[entry] in families.sequence:
+        placement = strategy[axis]
+        if placement >= 0 and factors[placement] in baselines.sequence:
             along += problem.weight(group)
-    return total > 0 and along >= MOST * total
+    return total > 0 and along >= MIN_SHARE * total

@@ -11,23 +11,23 @@ from tensorstate.cost.reshard_plan import Trip
 from tensorstate.cost.result import Found
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, State
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.problem.problem import Problem
-from tensorstate.report.parallelism_names import full_name
+from tensorstate.report.parallelism_names import parallelism_name
 
 ROLES = ("parameter", "optimizer", "input", "constant")
 WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
 
 
-def spec(problem: Problem, tensor: Tensor, state: State) -> str:
+def format_placements(problem: Problem, tensor: Tensor, placements: Placements) -> str:
     """A state as a ``PartitionSpec`` of the array, partial entries named behind it."""
     axes = problem.mesh.names
     dims = tensor.array_dims or tuple((p,) for p in range(len(tensor.sizes)))
     parts = []
     for dimension in dims:
-        cut = [axes[a] for a, entry in enumerate(state) if entry in dimension]
+        cut = [axes[a] for a, placement in enumerate(placements) if placement in dimension]
         parts.append("None" if not cut else repr(cut[0]) if len(cut) == 1 else repr(tuple(cut)))
-    partial = [f"{WORDS[e]} over {axes[a]}" for a, e in enumerate(state) if e < REPLICATED]
+    partial = [f"{WORDS[e]} over {axes[a]}" for a, e in enumerate(placements) if e < REPLICATED]
     text = f"P({', '.join(parts)})" if any(p != "None" for p in parts) else "replicated"
     return ", ".join([text, *partial]) if partial else text
 
@@ -68,7 +68,7 @@ def _headline(problem: Problem, found: Found) -> list[str]:
     return [
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
         f"{problem.hardware.name}, mesh {sizes}{_turns(problem)}",
-        f"= {full_name(problem, found.decisions, cost)}",
+        f"= {parallelism_name(problem, found.decisions, cost)}",
         f"time: {seconds(cost.seconds)} a step: compute {seconds(cost.compute)} + communication "
         f"{seconds(cost.communication)}; {seconds(cost.overlapped)} if they overlap perfectly",
         f"found by {found.method} in {found.seconds:.1f} s, {gap}",
@@ -124,12 +124,12 @@ def _inputs(problem: Problem, found: Found) -> list[str]:
             tensor = problem.graph.tensors[flow.tensors[0]]
             if not flow.stored or tensor.role != role:
                 continue
-            state = problem.source(flow, found.decisions.ways[flow.group])
+            placements = problem.source(flow, found.decisions.strategies[flow.group])
             names = [problem.graph.tensors[t].name for t in flow.tensors]
             name = common_name(names) + (f" x {flow.weight}" if flow.weight > 1 else "")
-            local = flow.weight * problem.stored_bytes(flow, state)
-            whole = sum(problem.traced.tensors[t].nbytes for t in flow.tensors)
-            rows.append((-whole, name, spec(problem, tensor, state), local))
+            local = flow.weight * problem.stored_bytes(flow, placements)
+            full = sum(problem.traced.tensors[t].nbytes for t in flow.tensors)
+            rows.append((-full, name, format_placements(problem, tensor, placements), local))
         if rows:
             total = sum(-row[0] for row in rows)
             here = sum(row[3] for row in rows)
@@ -163,29 +163,29 @@ def _activations(problem: Problem, found: Found) -> list[str]:
             groups[summed].append(trip)
     lines = []
     for name, trips in groups.items():
-        states: dict[str, int] = defaultdict(int)
+        bytes_by_placements: dict[str, int] = defaultdict(int)
         total = 0
         for trip in trips:
             flow = problem.flows[trip.flow]
-            state = trip.held or trip.kept or trip.source
-            nbytes = trip.weight * problem.local_bytes(flow, state)
+            placements = trip.held or trip.kept or trip.source
+            nbytes = trip.weight * problem.local_bytes(flow, placements)
             total += nbytes
-            states[_by_factor(problem, trip, state)] += nbytes
+            bytes_by_placements[_by_factor(problem, trip, placements)] += nbytes
         lines.append(f"{name}: {sum(t.weight for t in trips)}, {size(total)} a device")
-        best = sorted(states.items(), key=lambda pair: -pair[1])[:4]
+        best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])[:4]
         lines += [f"  {size(nbytes):>9} {text}" for text, nbytes in best]
     return lines
 
 
-def _by_factor(problem: Problem, trip: Trip, state: State) -> str:
+def _by_factor(problem: Problem, trip: Trip, placements: Placements) -> str:
     """A state in words that do not depend on the order of dimensions."""
     flow, axes = problem.flows[trip.flow], problem.mesh.names
     parts = []
-    for axis, entry in enumerate(state):
-        if entry >= 0:
-            parts.append(f"{axes[axis]} cuts a factor of {flow.sizes[entry]}")
-        elif entry < REPLICATED:
-            parts.append(f"{WORDS[entry]} over {axes[axis]}")
+    for axis, placement in enumerate(placements):
+        if placement >= 0:
+            parts.append(f"{axes[axis]} cuts a factor of {flow.sizes[placement]}")
+        elif placement < REPLICATED:
+            parts.append(f"{WORDS[placement]} over {axes[axis]}")
     return ", ".join(parts) or "replicated"
 
 
@@ -218,9 +218,9 @@ def explain(problem: Problem, found: Found, name: str) -> str:
         some = ", ".join(graph.tensors[i].name for i in graph.inputs[:8])
         raise PlanError(f"no tensor is called {name!r}; there are {some}, ...")
     tensor = tensors[0]
-    whole = problem.traced.tensors[tensor.index]
-    lines = [f"{name}: {tensor.role} of {size(whole.nbytes)}, factors {whole.sizes}"]
-    if whole.sizes != tensor.sizes:
+    full = problem.traced.tensors[tensor.index]
+    lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
+    if full.sizes != tensor.sizes:
         lines.append(f"pipelined: {problem.microbatches} pieces of {size(tensor.nbytes)}")
     for trip in found.cost.trips:
         if tensor.index not in trip.tensors:
@@ -228,11 +228,17 @@ def explain(problem: Problem, found: Found, name: str) -> str:
         flow = problem.flows[trip.flow]
         tied = f", like {flow.weight - 1} others" if flow.weight > 1 else ""
         local = size(problem.local_bytes(flow, trip.source))
-        lines.append(f"state: {spec(problem, tensor, trip.source)}, {local} a device{tied}")
+        lines.append(
+            f"state: {format_placements(problem, tensor, trip.source)}, {local} a device{tied}"
+        )
         if trip.kept is not None:
-            lines.append(f"kept for the backward pass: {spec(problem, tensor, trip.kept)}")
+            lines.append(
+                f"kept for the backward pass: {format_placements(problem, tensor, trip.kept)}"
+            )
         if trip.held is not None:
-            lines.append(f"held through all microbatches: {spec(problem, tensor, trip.held)}")
+            lines.append(
+                f"held through all microbatches: {format_placements(problem, tensor, trip.held)}"
+            )
         if trip.remade:
             lines.append("made again in the backward pass")
         times = f", {trip.turns} times" if trip.turns > 1 else ""
@@ -245,7 +251,7 @@ def explain(problem: Problem, found: Found, name: str) -> str:
         for era, tree in eras:
             lines += [
                 f"  {era}: {move.kind} over {problem.mesh.names[move.axis]}, {size(move.nbytes)}, "
-                f"to {spec(problem, tensor, move.target)}: "
+                f"to {format_placements(problem, tensor, move.target)}: "
                 f"{seconds(problem.routes(flow).seconds(move))}"
                 for move in tree.moves
             ]
@@ -260,15 +266,13 @@ def _readers(problem: Problem, found: Found, tensor: Tensor, trip: Trip) -> Iter
             yield "  returned"
             continue
         entity = problem.entity(demand.group)
-        state = problem.target(demand, found.decisions.ways[demand.group])
+        placements = problem.target(demand, found.decisions.strategies[demand.group])
         if entity.tensor is not None:
             yield f"  becomes {problem.graph.tensors[entity.tensor].name}"
             continue
         operator = problem.graph.operators[entity.members[0].operator]
-        yield (
-            f"  read by {operator.primitive} ({entity.phase}) in {spec(problem, tensor, state)}, "
-            f"{operator.source}"
-        )
+        spec = format_placements(problem, tensor, placements)
+        yield f"  read by {operator.primitive} ({entity.phase}) in {spec}, {operator.source}"
 
 
 # ---------------------------------------------------------------------- units

@@ -12,8 +12,8 @@ from tensorstate.cost.result import Found
 from tensorstate.ir.graph import Entity
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
-from tensorstate.report.text import size, spec, summary
+from tensorstate.problem.strategies import Strategy
+from tensorstate.report.text import format_placements, size, summary
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -69,21 +69,21 @@ def _in_phase(problem: Problem, phase: str) -> list[int]:
     return sorted(chosen, key=lambda g: problem.entity(g).index)
 
 
-def way_text(problem: Problem, way: Way) -> str:
+def way_text(problem: Problem, strategy: Strategy) -> str:
     """A way in words: what each axis does."""
     names = problem.mesh.names
     parts = []
-    for name, entry in zip(names, way, strict=True):
-        if entry >= 0:
+    for name, placement in zip(names, strategy, strict=True):
+        if placement >= 0:
             parts.append(f"{name}: cut")
-        elif entry < REPLICATED:
+        elif placement < REPLICATED:
             parts.append(f"{name}: partial")
     return ", ".join(parts) or "replicated"
 
 
 def _colours(problem: Problem, found: Found) -> dict[str, str]:
     """A colour for every way of cutting, light enough for black letters."""
-    texts = sorted({way_text(problem, way) for way in found.decisions.ways})
+    texts = sorted({way_text(problem, strategy) for strategy in found.decisions.strategies})
     step = 1 / max(1, len(texts))
     found_colours = {}
     for i, text in enumerate(texts):
@@ -96,21 +96,21 @@ def _colours(problem: Problem, found: Found) -> dict[str, str]:
 
 def _input_row(problem: Problem, found: Found, group: int, colours: dict[str, str]) -> str:
     tensor = problem.traced.tensors[problem.entity(group).tensor or 0]
-    way = found.decisions.ways[group]
-    colour = colours[way_text(problem, way)]
+    strategy = found.decisions.strategies[group]
+    colour = colours[way_text(problem, strategy)]
     weight = problem.weight(group)
     name = tensor.name + (f" and {weight - 1} like it" if weight > 1 else "")
-    state = spec(problem, tensor, way)
-    local = size(tensor.nbytes // problem.mesh.shards(way))
+    placements = format_placements(problem, tensor, strategy)
+    local = size(tensor.nbytes // problem.mesh.num_shards(strategy))
     return (
         f'<tr><td>{escape(name)}</td><td class=state style="background:{colour}">'
-        f"{escape(state)}</td><td>{local}</td><td>{escape(tensor.role)}</td></tr>"
+        f"{escape(placements)}</td><td>{local}</td><td>{escape(tensor.role)}</td></tr>"
     )
 
 
 def _row(problem: Problem, found: Found, group: int, colours: dict[str, str]) -> str:
-    entity, way = problem.entity(group), found.decisions.ways[group]
-    colour = colours[way_text(problem, way)]
+    entity, strategy = problem.entity(group), found.decisions.strategies[group]
+    colour = colours[way_text(problem, strategy)]
     operators = [problem.graph.operators[m.operator] for m in entity.members]
     weight = problem.weight(group)
     times = f" x {weight}" if weight > 1 else ""
@@ -119,21 +119,24 @@ def _row(problem: Problem, found: Found, group: int, colours: dict[str, str]) ->
     names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
     again = sum(index in found.cost.remade for index in problem.graph.classes[group])
     remade = f", {again} made again" if again else ""
-    flops = sum(operator.flops for operator in operators) // problem.mesh.shards(way)
-    work = f"{flops:.3g} flop" if entity.kind == "einsum" else size(problem.traffic(group, way))
+    flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
+    work = (
+        f"{flops:.3g} flop" if entity.kind == "einsum" else size(problem.traffic(group, strategy))
+    )
+    cuts = escape(_cuts(problem, entity, strategy))
     return (
         f"<tr><td>{escape(names + times + remade)}</td>"
-        f'<td class=state style="background:{colour}">{escape(_cuts(problem, entity, way))}</td>'
+        f'<td class=state style="background:{colour}">{cuts}</td>'
         f"<td>{work}</td><td>{escape(str(operators[0].source))}</td></tr>"
     )
 
 
-def _cuts(problem: Problem, entity: Entity, way: Way) -> str:
+def _cuts(problem: Problem, entity: Entity, strategy: Strategy) -> str:
     """What each axis cuts, by the label's size."""
     parts = []
-    for name, entry in zip(problem.mesh.names, way, strict=True):
-        if entry >= 0:
-            parts.append(f"{name} cuts {entity.sizes[entry]}")
-        elif entry < REPLICATED:
+    for name, placement in zip(problem.mesh.names, strategy, strict=True):
+        if placement >= 0:
+            parts.append(f"{name} cuts {entity.sizes[placement]}")
+        elif placement < REPLICATED:
             parts.append(f"partial over {name}")
     return ", ".join(parts) or "replicated"

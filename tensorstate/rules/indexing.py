@@ -106,7 +106,7 @@ def _run_gather(equation: Equation, arrays, block: LocalBlock):
 
 
 def _local(taken: int, labels: Sequence[int], block: LocalBlock) -> int:
-    return block.size(labels) if taken == block.whole(labels) else taken
+    return block.size(labels) if taken == block.global_size(labels) else taken
 
 
 def _here(index, dimensions: Sequence[int], dims, mode, block: LocalBlock):
@@ -114,7 +114,7 @@ def _here(index, dimensions: Sequence[int], dims, mode, block: LocalBlock):
     columns, here = [], jnp.ones(index.shape[:-1], bool)
     inside = here
     for k, d in enumerate(dimensions):
-        column, size = index[..., k], block.whole(dims[d])
+        column, size = index[..., k], block.global_size(dims[d])
         if mode == Mode.CLIP:
             column = jnp.clip(column, 0, size - 1)
         within = (column >= 0) & (column < size)

@@ -109,25 +109,25 @@ def _broadcast_shape(arguments: Sequence[Argument], results: Sequence[Argument])
 # ---------------------------------------------------------------------- the proof
 
 
-def mapped(primitive: Any, whole: Slice) -> tuple[list[Layer], Slice]:
+def mapped(primitive: Any, full: Slice) -> tuple[list[Layer], Slice]:
     """The dimensions along which a primitive computes every slice by itself, outermost first.
 
     Returns:
         The dimensions, and the primitive on one slice along all of them.
     """
     layers: list[Layer] = []
-    while (found := _peeled(primitive, whole)) is not None:
-        layer, whole = found
+    while (found := _peeled(primitive, full)) is not None:
+        layer, full = found
         layers.append(layer)
-    return layers, whole
+    return layers, full
 
 
-def _peeled(primitive: Any, whole: Slice) -> tuple[Layer, Slice] | None:
+def _peeled(primitive: Any, full: Slice) -> tuple[Layer, Slice] | None:
     """One dimension that can be mapped, and the primitive on its slices."""
-    for dims in itertools.islice(_candidates(whole.operands), MOST_CANDIDATES):
-        operands = tuple(itertools.starmap(_without, zip(whole.operands, dims, strict=True)))
-        for params in _fewer(whole.params, next(d for d in dims if d is not None)):
-            made = _batched(primitive, params, operands, dims, whole)
+    for dims in itertools.islice(_candidates(full.operands), MOST_CANDIDATES):
+        operands = tuple(itertools.starmap(_without, zip(full.operands, dims, strict=True)))
+        for params in _fewer(full.params, next(d for d in dims if d is not None)):
+            made = _batched(primitive, params, operands, dims, full)
             if made is not None:
                 return made
     return None
@@ -177,7 +177,7 @@ def _batched(
     params: Mapping[str, Any],
     operands: tuple[jax.ShapeDtypeStruct, ...],
     dims: tuple[int | None, ...],
-    whole: Slice,
+    full: Slice,
 ) -> tuple[Layer, Slice] | None:
     """The layer, if ``vmap`` of a slice is the whole equation; else ``None``."""
 
@@ -186,7 +186,7 @@ def _batched(
 
     try:
         results = jax.tree.leaves(jax.eval_shape(run, *operands))
-        jaxpr, _ = jaxprs.opened(jax.make_jaxpr(jax.vmap(run, dims))(*whole.operands))
+        jaxpr, _ = jaxprs.opened(jax.make_jaxpr(jax.vmap(run, dims))(*full.operands))
     except Exception:  # whatever a primitive says of operands that it does not take
         return None
     equations: list[_Traced] = []
@@ -197,13 +197,13 @@ def _batched(
     same = (
         first.primitive is primitive
         and first.inputs == [*jaxpr.invars]
-        and _equal(first.params, whole.params)
+        and _equal(first.params, full.params)
     )
     places = _places(first, moves, outputs) if same else None
     if places is None:
         return None
     shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in results]
-    without = [_without(one, d) for one, d in zip(whole.results, places, strict=True)]
+    without = [_without(one, d) for one, d in zip(full.results, places, strict=True)]
     if shapes != without:
         return None
     return Layer(dims, places), Slice(params, operands, tuple(shapes))

@@ -27,7 +27,7 @@ class Turn(NamedTuple):
     count: int
     shares: int
 
-    def whole(self, place: Any, size: int) -> Any:
+    def global_indices(self, place: Any, size: int) -> Any:
         """Places in a whole batch of ``size`` of places in the microbatch."""
         part = size // (self.shares * self.count)
         return (place // part * self.count + self.index) * part + place % part
@@ -85,7 +85,7 @@ class LocalBlock:
     def size(self, labels: Sequence[int]) -> int:
         return math.prod(self.local(label) for label in labels)
 
-    def whole(self, labels: Sequence[int]) -> int:
+    def global_size(self, labels: Sequence[int]) -> int:
         return math.prod(self.sizes[label] for label in labels)
 
     def split(self, labels: Sequence[int]) -> bool:
@@ -100,13 +100,13 @@ class LocalBlock:
         for label in labels:
             own = jnp.arange(self.local(label), dtype=jnp.int32) + self.start(label)
             if self.turn is not None and label == self.batch:
-                own = self.turn.whole(own, self.sizes[label])
+                own = self.turn.global_indices(own, self.sizes[label])
             places = (places[..., None] * self.sizes[label] + own).astype(jnp.int32)
         return places.reshape(self.size(labels))
 
     def locate(self, index: Any, labels: Sequence[int]) -> tuple[Any, Any]:
         place, has = jnp.zeros_like(index), jnp.ones(index.shape, bool)
-        stride = self.whole(labels)
+        stride = self.global_size(labels)
         for label in labels:
             stride //= self.sizes[label]
             own = index // stride % self.sizes[label]

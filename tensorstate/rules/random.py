@@ -23,7 +23,7 @@ def _run(equation: Equation, arrays, block: LocalBlock):
     (key,), (dims,) = arrays, equation.results
     if not any(block.split(labels) for labels in dims):
         return bind(equation, arrays, block)
-    count = math.prod(block.whole(labels) for labels in dims)
+    count = math.prod(block.global_size(labels) for labels in dims)
     by_place = bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
     if str(key.dtype) == THREEFRY and by_place and not key.ndim and count < 2**32:
         return [_threefry(key, equation.params["bit_width"], dims, block)]
@@ -39,7 +39,7 @@ def _threefry(key, width: int, dims, block: LocalBlock):
     place = jnp.zeros((), jnp.uint32)
     for labels in dims:
         own = block.positions(labels).astype(jnp.uint32)
-        place = place[..., None] * jnp.uint32(block.whole(labels)) + own
+        place = place[..., None] * jnp.uint32(block.global_size(labels)) + own
     first, second = jax.random.key_data(key)
     high, low = threefry2x32_p.bind(*jnp.broadcast_arrays(first, second, 0 * place, place))
     if width == 64:

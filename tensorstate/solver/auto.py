@@ -11,7 +11,7 @@ import numpy as np
 from tensorstate.cost.result import Found, Limited, Unfit, result_order
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.solver.coordinate_descent import descent
 from tensorstate.solver.exact import attempt, milp, why
 from tensorstate.solver.linear_program import Progress
@@ -27,7 +27,7 @@ PATIENCE = 300.0
 
 def auto(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     *,
     recompute: bool = False,
     memory_limit: float | None = None,
@@ -51,19 +51,19 @@ def auto(
     }
     rest = {"gap": gap, "progress": progress}
     if many > AT_ONCE:
-        return descent(problem, allowed, **options, **rest, time_limit=time_limit)
+        return descent(problem, candidates, **options, **rest, time_limit=time_limit)
     if many < AT_ONCE or memory_limit is None:
-        return milp(problem, allowed, **options, **rest, time_limit=time_limit)
+        return milp(problem, candidates, **options, **rest, time_limit=time_limit)
     patience = min(PATIENCE, SHARE * time_limit)
-    first = attempt(problem, allowed, **options, **rest, time_limit=patience, fall_back=False)
+    first = attempt(problem, candidates, **options, **rest, time_limit=patience, fall_back=False)
     if isinstance(first, Unfit):
         if first.proved:
-            raise PlanError(why(problem, allowed, first, **options))
+            raise PlanError(why(problem, candidates, first, **options))
     elif first.bound >= first.objective * (1 - gap):
         return first
     left = time_limit - (time.perf_counter() - start)
     try:
-        second = descent(problem, allowed, **options, **rest, time_limit=left)
+        second = descent(problem, candidates, **options, **rest, time_limit=left)
     except PlanError:
         if isinstance(first, Unfit):
             raise

@@ -17,7 +17,7 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.solver.exact import attempt, least_memory, relaxation, seconds_left, why
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import Progress
@@ -33,7 +33,7 @@ LEAST = 1e-3
 
 def descent(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     *,
     recompute: bool = False,
     memory_limit: float | None = None,
@@ -52,7 +52,7 @@ def descent(
     """
     start = time.perf_counter()
     until = start + time_limit
-    joined = _joined_axes(problem, allowed, objective, gap, time_limit, progress)
+    joined = _joined_axes(problem, candidates, objective, gap, time_limit, progress)
     limited: Limited = {
         "recompute": recompute,
         "memory_limit": memory_limit,
@@ -61,14 +61,14 @@ def descent(
     axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
     fitting = None
     if memory_limit is not None and (joined is None or not joined.cost.memory.fits(memory_limit)):
-        fitting = _least_memory(problem, allowed, joined, axes, limited)
+        fitting = _least_memory(problem, candidates, joined, axes, limited)
         if fitting is None or not fitting.cost.memory.fits(memory_limit):
-            raise PlanError(why(problem, allowed, Unfit(proved=False, least=fitting), **limited))
-    bound = functools.partial(axes_bound, problem, allowed, **limited, until=until)
+            raise PlanError(why(problem, candidates, Unfit(proved=False, least=fitting), **limited))
+    bound = functools.partial(axes_bound, problem, candidates, **limited, until=until)
     with ThreadPoolExecutor(1) as beside:
         first = None if joined is None else busiest(problem, joined)
         bounds = [] if first is None else [beside.submit(bound, first)]
-        best = _descend(problem, allowed, axes, joined, fitting, limited, gap, until, progress)
+        best = _descend(problem, candidates, axes, joined, fitting, limited, gap, until, progress)
         last = busiest(problem, best)
         if last != first:
             bounds.append(beside.submit(bound, last))
@@ -79,7 +79,7 @@ def descent(
 
 def _descend(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     axes: Sequence[int],
     start: Found | None,
     fitting: Found | None,
@@ -95,7 +95,7 @@ def _descend(
             time along an axis.
     """
     memory_limit = limited["memory_limit"]
-    ways = None if start is None else start.decisions.ways
+    strategies = None if start is None else start.decisions.strategies
     best = start if fitting is None else None
     stale = 0
     for turn in range(SWEEPS * len(axes)):
@@ -104,7 +104,7 @@ def _descend(
             break
         found = attempt(
             problem,
-            _along(allowed, axes[turn % len(axes)], ways),
+            _along(candidates, axes[turn % len(axes)], strategies),
             **limited,
             gap=gap,
             time_limit=max(5.0, left / 2),
@@ -115,36 +115,40 @@ def _descend(
         stale += 1
         if not isinstance(found, Unfit):
             if _is_better(found, best, memory_limit):
-                best, ways, stale = found, found.decisions.ways, 1  # this axis is as it should be
+                best, strategies, stale = (
+                    found,
+                    found.decisions.strategies,
+                    1,
+                )  # this axis is as it should be
         elif best is None and fitting is not None:
-            best, ways, stale = fitting, fitting.decisions.ways, 0
+            best, strategies, stale = fitting, fitting.decisions.strategies, 0
     found = best or fitting
     if found is None:
-        raise PlanError(why(problem, allowed, Unfit(proved=False), **limited))
+        raise PlanError(why(problem, candidates, Unfit(proved=False), **limited))
     return found
 
 
 def _least_memory(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     start: Found | None,
     axes: Sequence[int],
     limited: Limited,
 ) -> Found | None:
     """What takes the least memory, along one axis after another, or little enough."""
     recompute, objective = limited["recompute"], limited["objective"]
-    ways = None if start is None else start.decisions.ways
+    strategies = None if start is None else start.decisions.strategies
     least, stale = None, 0
     for turn in range(SWEEPS * len(axes)):
         if least is not None and least.cost.memory.fits(limited["memory_limit"]):
             break
         if stale >= len(axes):
             break
-        free = _along(allowed, axes[turn % len(axes)], ways)
+        free = _along(candidates, axes[turn % len(axes)], strategies)
         found, _ = least_memory(problem, free, recompute, objective, narrow=True)
         stale += 1
         if found is not None and (least is None or _takes_less(found, least)):
-            least, ways, stale = found, found.decisions.ways, 1
+            least, strategies, stale = found, found.decisions.strategies, 1
     return least
 
 
@@ -158,22 +162,22 @@ def _is_better(found: Found, best: Found | None, memory_limit: float | None) -> 
 
 
 def _along(
-    allowed: Sequence[Sequence[Way]], axis: int, ways: Sequence[Way] | None
-) -> list[list[Way]]:
+    candidates: Sequence[Sequence[Strategy]], axis: int, strategies: Sequence[Strategy] | None
+) -> list[list[Strategy]]:
     """For every class the ways that differ from the present one along an axis only."""
 
-    def along(choices: Sequence[Way], now: Way) -> list[Way]:
+    def along(choices: Sequence[Strategy], now: Strategy) -> list[Strategy]:
         others = now[:axis] + now[axis + 1 :]
         return [w for w in choices if w[:axis] + w[axis + 1 :] == others] or list(choices)
 
-    if ways is None:
-        ways = [(REPLICATED,) * len(choices[0]) for choices in allowed]
-    return [along(choices, now) for choices, now in zip(allowed, ways, strict=True)]
+    if strategies is None:
+        strategies = [(REPLICATED,) * len(choices[0]) for choices in candidates]
+    return [along(choices, now) for choices, now in zip(candidates, strategies, strict=True)]
 
 
 def _joined_axes(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     objective: str,
     gap: float,
     time_limit: float,
@@ -187,7 +191,7 @@ def _joined_axes(
     fewer = problem.on(network)
     meant = [
         _meant(choices, known.all, network.parts)
-        for choices, known in zip(allowed, fewer.ways, strict=True)
+        for choices, known in zip(candidates, fewer.strategies, strict=True)
     ]
     found = attempt(
         fewer,
@@ -201,8 +205,8 @@ def _joined_axes(
     )
     if isinstance(found, Unfit):
         return None
-    pairs = zip(meant, found.decisions.ways, strict=True)
-    decisions = Decisions(tuple(one[way] for one, way in pairs))
+    pairs = zip(meant, found.decisions.strategies, strict=True)
+    decisions = Decisions(tuple(one[strategy] for one, strategy in pairs))
     cost = price(problem, decisions)
     return dataclasses.replace(
         found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
@@ -210,30 +214,34 @@ def _joined_axes(
 
 
 def _meant(
-    choices: Sequence[Way], fewer: Sequence[Way], parts: Sequence[Sequence[int]]
-) -> dict[Way, Way]:
+    choices: Sequence[Strategy], fewer: Sequence[Strategy], parts: Sequence[Sequence[int]]
+) -> dict[Strategy, Strategy]:
     """What ways on joined axes mean on all: of the ways allowed those that agree on most axes."""
 
-    same = {way: _same(way, parts, len(choices[0])) for way in fewer}
+    same = {strategy: _same(strategy, parts, len(choices[0])) for strategy in fewer}
     known = frozenset(choices)
-    exact = {way: choice for way, choice in same.items() if choice in known}
+    exact = {strategy: choice for strategy, choice in same.items() if choice in known}
     if exact:
         return exact
 
-    def agrees(way: Way, choice: Way) -> int:
-        return sum(a == b for a, b in zip(same[way], choice, strict=True))
+    def agrees(strategy: Strategy, choice: Strategy) -> int:
+        return sum(a == b for a, b in zip(same[strategy], choice, strict=True))
 
-    nearest = {way: max(choices, key=lambda choice: agrees(way, choice)) for way in fewer}
-    most = max(agrees(way, choice) for way, choice in nearest.items())
-    return {way: choice for way, choice in nearest.items() if agrees(way, choice) == most}
+    nearest = {
+        strategy: max(choices, key=lambda choice: agrees(strategy, choice)) for strategy in fewer
+    }
+    most = max(agrees(strategy, choice) for strategy, choice in nearest.items())
+    return {
+        strategy: choice for strategy, choice in nearest.items() if agrees(strategy, choice) == most
+    }
 
 
-def _same(way: Way, parts: Sequence[Sequence[int]], axes: int) -> Way:
+def _same(strategy: Strategy, parts: Sequence[Sequence[int]], axes: int) -> Strategy:
     """The way in which all axes of a part do what the part does."""
     found = [REPLICATED] * axes
-    for part, entry in zip(parts, way, strict=True):
+    for part, placement in zip(parts, strategy, strict=True):
         for axis in part:
-            found[axis] = entry
+            found[axis] = placement
     return tuple(found)
 
 
@@ -242,7 +250,7 @@ def _same(way: Way, parts: Sequence[Sequence[int]], axes: int) -> Way:
 
 def axes_bound(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     axes: tuple[int, ...],
     *,
     recompute: bool,
@@ -264,13 +272,13 @@ def axes_bound(
         problem.hardware.memory * faster,
     )
     rest = problem.on(network, hardware)
-    ways = []
-    for known, choices in zip(rest.ways, allowed, strict=True):
+    strategies = []
+    for known, choices in zip(rest.strategies, candidates, strict=True):
         left = {tuple(choice[a] for a in axes) for choice in choices}
-        ways.append(tuple(way for way in known.all if way in left))
+        strategies.append(tuple(strategy for strategy in known.all if strategy in left))
     formulation = Formulation(
         rest,
-        ways,
+        strategies,
         recompute=recompute,
         memory_limit=None if memory_limit is None else memory_limit * faster,
         objective=objective,

@@ -14,7 +14,7 @@ from tensorstate.cost.reshard_plan import Decisions, Trip
 from tensorstate.cost.result import Found, Unfit, objective_of
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import Progress, Solution
 
@@ -32,7 +32,7 @@ AGAIN = 5.0
 
 def milp(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     *,
     recompute: bool = False,
     memory_limit: float | None = None,
@@ -45,7 +45,7 @@ def milp(
 
     Args:
         problem: what to decide.
-        allowed: for every class the ways to choose from.
+        candidates: for every class the ways to choose from.
         recompute, memory_limit, objective: as for ``Formulation``.
         gap: relative.
         time_limit: seconds. If no plan was found in them that keeps the memory limit, that with
@@ -58,7 +58,7 @@ def milp(
     start = time.perf_counter()
     found = attempt(
         problem,
-        allowed,
+        candidates,
         recompute=recompute,
         memory_limit=memory_limit,
         objective=objective,
@@ -67,13 +67,13 @@ def milp(
         progress=progress,
     )
     if isinstance(found, Unfit):
-        raise PlanError(why(problem, allowed, found, recompute, memory_limit, objective))
+        raise PlanError(why(problem, candidates, found, recompute, memory_limit, objective))
     return dataclasses.replace(found, seconds=time.perf_counter() - start)
 
 
 def attempt(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     *,
     recompute: bool,
     memory_limit: float | None,
@@ -99,7 +99,7 @@ def attempt(
         objective=objective,
         narrow=narrow,
     )
-    formulation, solution = _optimum(build, allowed, gap, start + time_limit, progress)
+    formulation, solution = _optimum(build, candidates, gap, start + time_limit, progress)
     refused = solution.status == "infeasible"
     if refused and (memory_limit is None or _is_infeasible(formulation)):
         return Unfit(proved=True)
@@ -109,7 +109,7 @@ def attempt(
             raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
         if not fall_back:
             return Unfit(proved=False)
-        least, nbytes = least_memory(problem, allowed, recompute, objective, narrow)
+        least, nbytes = least_memory(problem, candidates, recompute, objective, narrow)
         if least is None or not least.cost.memory.fits(memory_limit):
             return Unfit(least is not None and nbytes > memory_limit, least)
         return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
@@ -123,8 +123,8 @@ def attempt(
 
 
 def _optimum(
-    build: Callable[[Sequence[Sequence[Way]]], Formulation],
-    allowed: Sequence[Sequence[Way]],
+    build: Callable[[Sequence[Sequence[Strategy]]], Formulation],
+    candidates: Sequence[Sequence[Strategy]],
     gap: float,
     until: float,
     progress: Progress | None,
@@ -135,23 +135,23 @@ def _optimum(
     what time there is left.
     """
     left = functools.partial(seconds_left, until)
-    whole = build(allowed)
-    size = whole.program.num_variables
+    full = build(candidates)
+    size = full.program.num_variables
     if size > SMALL:
-        relaxed = relaxation(whole, gap, left)
+        relaxed = relaxation(full, gap, left)
         if len(relaxed.values) and relaxed.bound >= 0:  # no time is less
-            likely = build(whole.choices.likely(relaxed))
+            likely = build(full.choices.likely(relaxed))
             found = likely.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
             close = relaxed.bound >= found.objective * (1 - gap)
             if len(found.values):
                 found = dataclasses.replace(found, bound=relaxed.bound)
                 if close or size > LARGE:
                     return likely, found
-                better = whole.program.solve(gap=gap, time_limit=left(), progress=progress)
+                better = full.program.solve(gap=gap, time_limit=left(), progress=progress)
                 if better.objective < found.objective:
-                    return whole, better
+                    return full, better
                 return likely, dataclasses.replace(found, bound=max(found.bound, better.bound))
-    return whole, whole.program.solve(gap=gap, time_limit=left(), progress=progress)
+    return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
 
 
 def _is_infeasible(formulation: Formulation) -> bool:
@@ -168,13 +168,13 @@ def seconds_left(until: float) -> float:
     return max(0.1, until - time.perf_counter())
 
 
-def relaxation(whole: Formulation, gap: float, left: Callable[[], float]) -> Solution:
+def relaxation(full: Formulation, gap: float, left: Callable[[], float]) -> Solution:
     """The relaxation: by the simplex method, if it does not take too many steps.
 
     It finds a corner, where few ways are likely, mostly sooner than the interior-point method does;
     but with many solutions alike it may be lost. Presolve helps but under a memory limit.
     """
-    program, limited = whole.program, whole.room is not None
+    program, limited = full.program, full.room is not None
     if program.num_variables <= LARGE:
         most = program.num_rows // 2 if limited else program.num_rows
         found = program.solve(relax=True, presolve=not limited, iterations=most, time_limit=left())
@@ -201,7 +201,7 @@ def _in_whole_layers(
         room += taken.memory.peak - limit
         formulation = Formulation(
             problem,
-            [[way] for way in decisions.ways],
+            [[strategy] for strategy in decisions.strategies],
             recompute=recompute,
             memory_limit=limit - room,
             objective=objective,
@@ -218,7 +218,7 @@ def _in_whole_layers(
 
 def why(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     unfit: Unfit,
     recompute: bool,
     memory_limit: float | None,
@@ -229,7 +229,7 @@ def why(
         return "no ways of the operators fit together; pins may contradict each other"
     none = "no plan fits" if unfit.proved else "no plan was found that fits"
     none = f"{none} into {_bytes(memory_limit)} of a device's memory"
-    least = unfit.least or least_memory(problem, allowed, recompute, objective)[0]
+    least = unfit.least or least_memory(problem, candidates, recompute, objective)[0]
     if least is None:
         return f"{none}: how much the least is, was not found in a minute"
     memory = least.cost.memory
@@ -252,9 +252,11 @@ def why(
 def _stays(problem: Problem, trip: Trip) -> int:
     """Bytes on a device of what is stored, kept or held."""
     flow = problem.flows[trip.flow]
-    states = [state for state in (trip.kept, trip.held) if state is not None]
+    copies = [placements for placements in (trip.kept, trip.held) if placements is not None]
     stored = problem.stored_bytes(flow, trip.source) if flow.stored else 0
-    return trip.weight * (stored + sum(problem.local_bytes(flow, state) for state in states))
+    return trip.weight * (
+        stored + sum(problem.local_bytes(flow, placements) for placements in copies)
+    )
 
 
 def _bytes(nbytes: float) -> str:
@@ -266,7 +268,7 @@ def _bytes(nbytes: float) -> str:
 
 def least_memory(
     problem: Problem,
-    allowed: Sequence[Sequence[Way]],
+    candidates: Sequence[Sequence[Strategy]],
     recompute: bool,
     objective: str,
     narrow: bool = False,
@@ -279,14 +281,14 @@ def least_memory(
     start = time.perf_counter()
     all_whole = float(sum(tensor.nbytes for tensor in problem.graph.tensors))
 
-    def build(allowed: Sequence[Sequence[Way]]) -> Formulation:
+    def build(candidates: Sequence[Sequence[Strategy]]) -> Formulation:
         formulation = Formulation(
-            problem, allowed, recompute=recompute, memory_limit=2 * all_whole, narrow=narrow
+            problem, candidates, recompute=recompute, memory_limit=2 * all_whole, narrow=narrow
         )
         formulation.minimize_memory()
         return formulation
 
-    formulation, solution = _optimum(build, allowed, 1e-2, start + 60, None)
+    formulation, solution = _optimum(build, candidates, 1e-2, start + 60, None)
     bound = formulation.nbytes(solution.bound)
     if not len(solution.values):
         return None, bound

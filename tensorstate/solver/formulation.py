@@ -2,7 +2,7 @@
 
 Variables, all at least 0:
 
-- ``way[g, w]``, integer: class g runs in way w. Exactly one for every g.
+- ``strategy[g, w]``, integer: class g runs in way w. Exactly one for every g.
 - ``x[g, w, a]``: the share of the class that does so and (a = 1) is made again after the forward
   pass. In a solution it stands for whole layers; few layers are counted by integers.
 - ``move[f, era, d, m]``: the part of flow f that takes move m on its way to demand d in an era. A
@@ -44,10 +44,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tensorstate.cost.reshard_plan import Decisions, is_held
-from tensorstate.ir.placements import REPLICATED, SUM, State, states
+from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.reshard import Move
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import Demand, Flow
 from tensorstate.solver.linear_program import LinearProgram, Solution, Terms
 from tensorstate.solver.memory_constraints import Paid, Room
@@ -62,7 +62,7 @@ class Formulation:
 
     Args:
         problem: what to decide.
-        allowed: for every class the ways to choose from.
+        candidates: for every class the ways to choose from.
         recompute: whether classes may be made again.
         memory_limit: bytes of a device, or ``None``.
         objective: "sum" or "max" of compute and communication.
@@ -73,7 +73,7 @@ class Formulation:
     def __init__(
         self,
         problem: Problem,
-        allowed: Sequence[Sequence[Way]],
+        candidates: Sequence[Sequence[Strategy]],
         *,
         recompute: bool = False,
         memory_limit: float | None = None,
@@ -82,11 +82,11 @@ class Formulation:
     ):
         self.problem, self.recompute, self.narrow = problem, recompute, narrow
         self.program = LinearProgram()
-        self.choices = Choices(self.program, problem, allowed, recompute)
+        self.choices = Choices(self.program, problem, candidates, recompute)
         self.room = None if memory_limit is None else Room(self.choices, memory_limit)
         self.communication: list[tuple[int, float]] = []
-        self.kept: dict[int, dict[State, int]] = defaultdict(dict)
-        self.held: dict[int, dict[State, int]] = defaultdict(dict)
+        self.kept: dict[int, dict[Placements, int]] = defaultdict(dict)
+        self.held: dict[int, dict[Placements, int]] = defaultdict(dict)
         for number, flow in enumerate(problem.flows):
             self._flow(number, flow)
         if recompute:
@@ -99,7 +99,7 @@ class Formulation:
 
     def _flow(self, number: int, flow: Flow) -> None:
         sources = self.choices.sources(flow)
-        arcs, source = self._arcs(flow, sources), _whole(sources)
+        arcs, source = self._arcs(flow, sources), _unit_terms(sources)
         if is_held(self.problem, flow):
             self._hold(number, flow, arcs)
         held = _parts(self.held.get(number, {}))
@@ -120,8 +120,8 @@ class Formulation:
         number: int,
         flow: Flow,
         arcs: Sequence[tuple[Move, float]],
-        start: Mapping[State, Terms],
-    ) -> tuple[Paid, Paid, Sequence[Paid], Sequence[Mapping[State, Terms]]]:
+        start: Mapping[Placements, Terms],
+    ) -> tuple[Paid, Paid, Sequence[Paid], Sequence[Mapping[Placements, Terms]]]:
         """The travels of a flow in the forward pass, and after it.
 
         Returns:
@@ -140,7 +140,7 @@ class Formulation:
         ends = [self._ends(flow, d) for d in early] + sums
         starts = [start] * len(ends)
         if held and flow.stored:
-            there = {state: [v] for state, v in held.items()}
+            there = {placements: [v] for placements, v in held.items()}
             after = [start] * len(late) + [self._share(there) for _ in repeats]
         else:
             if late or again:
@@ -151,7 +151,7 @@ class Formulation:
         second, taken = self._era(flow, arcs, after, [*late, *again], turns)
         return first, second, taken[len(late) :], after[len(late) :]
 
-    def _arcs(self, flow: Flow, sources: Mapping[State, object]) -> list[tuple[Move, float]]:
+    def _arcs(self, flow: Flow, sources: Mapping[Placements, object]) -> list[tuple[Move, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
         routes = self.problem.routes(flow)
         wanted = self._entries(flow, sources) if self.narrow else None
@@ -168,24 +168,26 @@ class Formulation:
                     waiting.append(move.target)
         return found
 
-    def _entries(self, flow: Flow, sources: Iterable[State]) -> list[set[int]]:
+    def _entries(self, flow: Flow, sources: Iterable[Placements]) -> list[set[int]]:
         """The entries that makers and readers may ask for, by axis."""
         found: list[set[int]] = [{REPLICATED} for _ in self.problem.mesh.sizes]
         every = [*sources]
         for demand in flow.demands:
             if demand.group is not None:
                 every += self.choices.targets(demand)
-        for state in every:
-            for axis, entry in enumerate(state):
-                found[axis].add(entry)
+        for placements in every:
+            for axis, placement in enumerate(placements):
+                found[axis].add(placement)
         return found
 
-    def _ends(self, flow: Flow, demand: Demand, again: bool | None = None) -> dict[State, Terms]:
+    def _ends(
+        self, flow: Flow, demand: Demand, again: bool | None = None
+    ) -> dict[Placements, Terms]:
         """What of a demand ends in each state."""
         if demand.group is not None:
             targets = self.choices.targets(demand, again)
             return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
-        ends = {s: self.program.part() for s in states(flow.sizes, self.problem.mesh)}
+        ends = {s: self.program.part() for s in all_placements(flow.sizes, self.problem.mesh)}
         self.program.row([(v, 1.0) for v in ends.values()], 1.0, 1.0)
         return {s: [(v, 1.0)] for s, v in ends.items()}
 
@@ -193,8 +195,8 @@ class Formulation:
         self,
         flow: Flow,
         arcs: Sequence[tuple[Move, float]],
-        starts: Sequence[Mapping[State, Terms]],
-        ends: Sequence[Mapping[State, Terms]],
+        starts: Sequence[Mapping[Placements, Terms]],
+        ends: Sequence[Mapping[Placements, Terms]],
         turns: int = 1,
     ) -> tuple[Paid, list[Paid]]:
         """The travels of a flow in an era, from each start to its end.
@@ -225,19 +227,22 @@ class Formulation:
         return paid, travels
 
     def _conserve(
-        self, taken: Mapping[Move, int], start: Mapping[State, Terms], end: Mapping[State, Terms]
+        self,
+        taken: Mapping[Move, int],
+        start: Mapping[Placements, Terms],
+        end: Mapping[Placements, Terms],
     ) -> None:
         """What comes to a state leaves it."""
-        terms: dict[State, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        terms: dict[Placements, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         for move, variable in taken.items():
             terms[move.source][variable] -= 1.0
             terms[move.target][variable] += 1.0
-        for state, here in start.items():
+        for placements, here in start.items():
             for variable, factor in here:
-                terms[state][variable] += factor
-        for state, here in end.items():
+                terms[placements][variable] += factor
+        for placements, here in end.items():
             for variable, factor in here:
-                terms[state][variable] -= factor
+                terms[placements][variable] -= factor
         for balance in terms.values():
             self.program.row([(v, f) for v, f in balance.items() if f], 0.0, 0.0)
 
@@ -245,17 +250,17 @@ class Formulation:
 
     def _keep(
         self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]
-    ) -> dict[State, Terms]:
+    ) -> dict[Placements, Terms]:
         """kept[f, s]: keeping is a demand of the forward pass, which ends in any state."""
         every = {*self.choices.sources(flow), *(move.target for move, _ in arcs)}
-        ends = {state: self._kept(number, flow, state) for state in sorted(every)}
-        return {state: [(v, 1.0)] for state, v in ends.items() if v is not None}
+        ends = {placements: self._kept(number, flow, placements) for placements in sorted(every)}
+        return {placements: [(v, 1.0)] for placements, v in ends.items() if v is not None}
 
-    def _kept(self, number: int, flow: Flow, state: State) -> int | None:
+    def _kept(self, number: int, flow: Flow, placements: Placements) -> int | None:
         """A new kept[f, s]; maxima that are still to be combined are not kept."""
-        if any(entry < SUM for entry in state):
+        if any(placement < SUM for placement in placements):
             return None
-        self.kept[number][state] = kept = self.program.variable(high=1.0)
+        self.kept[number][placements] = kept = self.program.variable(high=1.0)
         if self.room is not None:
             self.choices.count(kept, flow.weight)
         return kept
@@ -263,12 +268,12 @@ class Formulation:
     def _hold(self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]) -> None:
         """held[f, s]: the way to it ends in any state."""
         every = {*self.choices.sources(flow), *(move.target for move, _ in arcs)}
-        for state in sorted(every):
-            self.held[number][state] = held = self.program.variable(high=1.0)
+        for placements in sorted(every):
+            self.held[number][placements] = held = self.program.variable(high=1.0)
             if self.room is not None:
                 self.choices.count(held, flow.weight)
 
-    def _lasting(self, flow: Flow) -> dict[State, list[int]]:
+    def _lasting(self, flow: Flow) -> dict[Placements, list[int]]:
         """The choices by which a flow is there to be kept: what is made again is not."""
         return self.choices.sources(flow, again=None if flow.stored else False)
 
@@ -291,25 +296,25 @@ class Formulation:
                             terms[variable] -= again * reads
             self.program.row([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
 
-    def _share(self, sources: Mapping[State, list[int]]) -> dict[State, Terms]:
+    def _share(self, sources: Mapping[Placements, list[int]]) -> dict[Placements, Terms]:
         """What is kept starts where the maker puts it; not all need be kept."""
-        found: dict[State, Terms] = {}
-        for state, choices in sources.items():
+        found: dict[Placements, Terms] = {}
+        for placements, choices in sources.items():
             variable = self.program.part()
             terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
             self.program.row(terms, -np.inf, 0.0)
-            found[state] = [(variable, 1.0)]
+            found[placements] = [(variable, 1.0)]
         return found
 
-    def _taken(self, number: int, flow: Flow) -> dict[State, Terms]:
+    def _taken(self, number: int, flow: Flow) -> dict[Placements, Terms]:
         """taken[f, d, s] of a new demand d."""
         stays = self.choices.sources(flow, again=None if flow.stored else True)
         found = {}
-        for state, kept in self.kept[number].items():
+        for placements, kept in self.kept[number].items():
             taken = self.program.part()
-            there = [(v, -1.0) for v in stays.get(state, ())]
+            there = [(v, -1.0) for v in stays.get(placements, ())]
             self.program.row([(taken, 1.0), (kept, -1.0), *there], -np.inf, 0.0)
-            found[state] = [(taken, 1.0)]
+            found[placements] = [(taken, 1.0)]
         return found
 
     # ------------------------------------------------------------------ objective
@@ -338,32 +343,38 @@ class Formulation:
     def decisions(self, solution: Solution) -> Decisions:
         """The decisions of a solution: shares become whole layers, the first ones made again."""
         values, graph = solution.values, self.problem.graph
-        ways, again = [], set()
+        strategies, again = [], set()
         for group, choices in enumerate(self.choices.x):
-            shares: dict[Way, float] = defaultdict(float)
-            for (way, _), variable in choices.items():
-                shares[way] += values[variable]
-            ways.append(max(shares, key=lambda way: shares[way]))
-            share = values[choices[ways[-1], True]] if (ways[-1], True) in choices else 0.0
+            shares: dict[Strategy, float] = defaultdict(float)
+            for (strategy, _), variable in choices.items():
+                shares[strategy] += values[variable]
+            strategies.append(max(shares, key=lambda strategy: shares[strategy]))
+            share = (
+                values[choices[strategies[-1], True]] if (strategies[-1], True) in choices else 0.0
+            )
             members = graph.classes[group]
             again |= set(members[: math.ceil(share * len(members) - 1e-6)])
-        kept: dict[int, State] = {}
+        kept: dict[int, Placements] = {}
         if self.room is not None:
             for number, variables in self.kept.items():
                 flow = self.problem.flows[number]
-                shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
+                shares = {
+                    placements: values[v] for placements, v in variables.items() if values[v] > 1e-6
+                }
                 if flow.stored:  # of the rest only the input itself stays
-                    source = self.problem.source(flow, ways[flow.group])
+                    source = self.problem.source(flow, strategies[flow.group])
                     kept |= dict.fromkeys(flow.tensors, source)
                 kept |= _dealt(flow.tensors[::-1], shares)
-        return Decisions(tuple(ways), frozenset(again), kept, self._held_in(values))
+        return Decisions(tuple(strategies), frozenset(again), kept, self._held_in(values))
 
-    def _held_in(self, values: np.ndarray) -> dict[int, State]:
+    def _held_in(self, values: np.ndarray) -> dict[int, Placements]:
         """The states that are held under a memory limit."""
-        held: dict[int, State] = {}
+        held: dict[int, Placements] = {}
         for number, variables in self.held.items() if self.room is not None else ():
             flow = self.problem.flows[number]
-            shares = {state: values[v] for state, v in variables.items() if values[v] > 1e-6}
+            shares = {
+                placements: values[v] for placements, v in variables.items() if values[v] > 1e-6
+            }
             held |= _dealt(flow.tensors, shares)
         return held
 
@@ -376,23 +387,23 @@ class Formulation:
         return peak if self.room is None else peak * self.room.unit
 
 
-def _whole(sources: Mapping[State, Sequence[int]]) -> dict[State, Terms]:
+def _unit_terms(sources: Mapping[Placements, Sequence[int]]) -> dict[Placements, Terms]:
     """All of a flow, where the way of its maker puts it."""
-    return {state: [(v, 1.0) for v in variables] for state, variables in sources.items()}
+    return {placements: [(v, 1.0) for v in variables] for placements, variables in sources.items()}
 
 
-def _parts(shares: Mapping[State, int]) -> dict[State, Terms]:
+def _parts(shares: Mapping[Placements, int]) -> dict[Placements, Terms]:
     """Parts of a flow in states."""
-    return {state: [(v, 1.0)] for state, v in shares.items()}
+    return {placements: [(v, 1.0)] for placements, v in shares.items()}
 
 
-def _dealt(tensors: Sequence[int], shares: Mapping[State, float]) -> dict[int, State]:
+def _dealt(tensors: Sequence[int], shares: Mapping[Placements, float]) -> dict[int, Placements]:
     """States for tensors, by shares, rounded down; the first tensors go first."""
-    found: dict[int, State] = {}
+    found: dict[int, Placements] = {}
     start, total = 0, 0.0
-    for state, share in sorted(shares.items(), key=lambda pair: -pair[1]):
+    for placements, share in sorted(shares.items(), key=lambda pair: -pair[1]):
         total += share
         end = min(len(tensors), math.floor(total * len(tensors) + 1e-6))
-        found |= dict.fromkeys(tensors[start:end], state)
+        found |= dict.fromkeys(tensors[start:end], placements)
         start = max(start, end)
     return found

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tensorstate.cost.memory import made_again, moved_bytes, packed_bytes
-from tensorstate.ir.placements import State
+from tensorstate.ir.placements import Placements
 from tensorstate.problem.reshard import Move
 from tensorstate.problem.tensor_groups import Flow
 from tensorstate.solver.linear_program import Terms
@@ -46,9 +46,9 @@ class Room:
     def take(
         self,
         number: int,
-        kept: Mapping[State, int],
-        reread: Sequence[Mapping[State, Terms]],
-        held: Mapping[State, int],
+        kept: Mapping[Placements, int],
+        reread: Sequence[Mapping[Placements, Terms]],
+        held: Mapping[Placements, int],
         early: Paid,
         late: Paid,
         again: Sequence[Paid],
@@ -73,9 +73,9 @@ class Room:
             for move, variable in paid.items():
                 self._add(variable, moved_bytes(self.problem, flow, move) * span)
                 self._add(variable, packed_bytes(move) * packed)
-        for state, variables in choices.sources(flow).items() if flow.stored else ():
+        for placements, variables in choices.sources(flow).items() if flow.stored else ():
             for variable in variables:
-                nbytes = flow.weight * self.problem.stored_bytes(flow, state)
+                nbytes = flow.weight * self.problem.stored_bytes(flow, placements)
                 self.inputs[variable] += nbytes / self.unit
         self._keep(number, flow, kept)
         self._bind(number, flow, kept, reread)
@@ -101,7 +101,7 @@ class Room:
 
     def _readers(
         self, flow: Flow, number: int | None, again: bool | None = None
-    ) -> Mapping[State, list[int]]:
+    ) -> Mapping[Placements, list[int]]:
         """The choices by which a flow waits in each state for the readers of a demand.
 
         With no demand, or one of the caller, those of its maker.
@@ -111,22 +111,22 @@ class Room:
             return self.choices.sources(flow, again)
         return self.choices.targets(demand, again)
 
-    def _wait(self, flow: Flow, choices: Mapping[State, list[int]], span: np.ndarray) -> None:
+    def _wait(self, flow: Flow, choices: Mapping[Placements, list[int]], span: np.ndarray) -> None:
         """A flow is there in the state that choices say."""
-        for state, variables in choices.items():
+        for placements, variables in choices.items():
             for variable in variables:
-                self._add(variable, self.problem.local_bytes(flow, state) * span)
+                self._add(variable, self.problem.local_bytes(flow, placements) * span)
 
-    def _keep(self, number: int, flow: Flow, kept: Mapping[State, int]) -> None:
+    def _keep(self, number: int, flow: Flow, kept: Mapping[Placements, int]) -> None:
         """What is kept; of what is fused only copies in other states than it is made in."""
         spans, sources = self.problem.spans(number), self.choices.sources(flow)
-        for state, share in kept.items():
-            nbytes = self.problem.local_bytes(flow, state)
+        for placements, share in kept.items():
+            nbytes = self.problem.local_bytes(flow, placements)
             self._add(share, nbytes * spans.kept)
             extra = nbytes * (spans.copied - spans.kept)
             if extra.any():
                 copied = self.program.part()
-                made = [(choice, 1.0) for choice in sources.get(state, ())]
+                made = [(choice, 1.0) for choice in sources.get(placements, ())]
                 self.program.row([(copied, 1.0), (share, -1.0), *made], 0.0, np.inf)
                 self._add(copied, extra)
 
@@ -134,38 +134,40 @@ class Room:
         self,
         number: int,
         flow: Flow,
-        kept: Mapping[State, int],
-        reread: Sequence[Mapping[State, Terms]],
+        kept: Mapping[Placements, int],
+        reread: Sequence[Mapping[Placements, Terms]],
     ) -> None:
         """What is fused, but kept for what runs again; and what is made again for it."""
         spans, remade = self.problem.spans(number), self.choices.sources(flow, again=True)
-        for state, share in kept.items() if not flow.stored else ():
-            made = [(choice, 1.0) for choice in remade.get(state, ())]
-            nbytes = self.problem.local_bytes(flow, state)
+        for placements, share in kept.items() if not flow.stored else ():
+            made = [(choice, 1.0) for choice in remade.get(placements, ())]
+            nbytes = self.problem.local_bytes(flow, placements)
             # Only where it may be made again it is so sooner.
             sooner = [(spans.sooner, [(share, 1.0)])] if made else []
             for span, others in ((spans.bound, made), *sooner):
                 if span.any():
-                    self._add(self._rest(state, reread, others), nbytes * span)
+                    self._add(self._rest(placements, reread, others), nbytes * span)
 
-    def _rest(self, state: State, reread: Sequence[Mapping[State, Terms]], others: Terms) -> int:
+    def _rest(
+        self, placements: Placements, reread: Sequence[Mapping[Placements, Terms]], others: Terms
+    ) -> int:
         """The most that what runs again takes in a state beside others."""
         rest = self.program.part()
         for taken in reread:
-            parts = [(variable, -factor) for variable, factor in taken.get(state, ())]
+            parts = [(variable, -factor) for variable, factor in taken.get(placements, ())]
             self.program.row([(rest, 1.0), *parts, *others], 0.0, np.inf)
         return rest
 
-    def _hold(self, number: int, flow: Flow, held: Mapping[State, int]) -> None:
+    def _hold(self, number: int, flow: Flow, held: Mapping[Placements, int]) -> None:
         """What is held; an input that is held where it is stored is there once."""
         span, sources = self.problem.spans(number).held, self.choices.sources(flow)
-        for state, share in held.items():
-            there = self.problem.local_bytes(flow, state) * span
+        for placements, share in held.items():
+            there = self.problem.local_bytes(flow, placements) * span
             self._add(share, there)
-            if flow.stored and state in sources:
+            if flow.stored and placements in sources:
                 stays = self.program.part()
                 self.program.row([(stays, 1.0), (share, -1.0)], -np.inf, 0.0)
-                stored = [(choice, -1.0) for choice in sources[state]]
+                stored = [(choice, -1.0) for choice in sources[placements]]
                 self.program.row([(stays, 1.0), *stored], -np.inf, 0.0)
                 self._add(stays, -there)
 

@@ -27,9 +27,10 @@ class SomeAxes(Network):
     @property
     def mesh(self) -> MeshShape:  # type: ignore[override]
         """The axes that are left."""
-        whole = self.network.mesh
+        full_mesh = self.network.mesh
         return MeshShape(
-            tuple(whole.names[a] for a in self.axes), tuple(whole.sizes[a] for a in self.axes)
+            tuple(full_mesh.names[a] for a in self.axes),
+            tuple(full_mesh.sizes[a] for a in self.axes),
         )
 
     @property
@@ -63,10 +64,10 @@ class Joined(Network):
     @property
     def mesh(self) -> MeshShape:  # type: ignore[override]
         """An axis for every part."""
-        whole = self.network.mesh
+        full_mesh = self.network.mesh
         return MeshShape(
-            tuple("+".join(whole.names[a] for a in part) for part in self.parts),
-            tuple(math.prod(whole.sizes[a] for a in part) for part in self.parts),
+            tuple("+".join(full_mesh.names[a] for a in part) for part in self.parts),
+            tuple(math.prod(full_mesh.sizes[a] for a in part) for part in self.parts),
         )
 
     def price(self, kind: str, axis: int, nbytes: int) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tensorstate.ir.placements import State
+from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import Demand, Flow
 from tensorstate.solver.linear_program import LinearProgram, Solution
 
@@ -20,12 +20,12 @@ LIKELY = 1e-2
 
 
 class Choices:
-    """``way[g, w]`` and ``x[g, w, a]`` of ``tensorstate.solver.formulation``.
+    """``strategy[g, w]`` and ``x[g, w, a]`` of ``tensorstate.solver.formulation``.
 
     Args:
         program: to which they are added.
         problem: what to decide.
-        allowed: for every class the ways to choose from.
+        candidates: for every class the ways to choose from.
         recompute: whether classes may be made again.
 
     Attributes:
@@ -37,31 +37,31 @@ class Choices:
         self,
         program: LinearProgram,
         problem: Problem,
-        allowed: Sequence[Sequence[Way]],
+        candidates: Sequence[Sequence[Strategy]],
         recompute: bool,
     ):
         self.program, self.problem, self.recompute = program, problem, recompute
         self.seconds: list[tuple[int, float]] = []
-        self.x = [self._of(group, ways) for group, ways in enumerate(allowed)]
+        self.x = [self._of(group, strategies) for group, strategies in enumerate(candidates)]
 
-    def _of(self, group: int, allowed: Sequence[Way]) -> dict[tuple[Way, bool], int]:
+    def _of(self, group: int, candidates: Sequence[Strategy]) -> dict[tuple[Strategy, bool], int]:
         """The choices of a class, of which exactly one is taken."""
         problem, weight = self.problem, self.problem.weight(group)
         again = self.recompute and problem.is_early(group)
-        choices, ways = {}, []
-        for way in allowed:
-            ways.append(self.program.variable(high=1.0, integer=True))
-            seconds = weight * problem.seconds(group, way)
-            choices[way, False] = ways[-1]
+        choices, strategies = {}, []
+        for strategy in candidates:
+            strategies.append(self.program.variable(high=1.0, integer=True))
+            seconds = weight * problem.seconds(group, strategy)
+            choices[strategy, False] = strategies[-1]
             if again:
-                choices[way, False] = self.program.part()
-                choices[way, True] = self.program.part()
-                self.count(choices[way, True], weight)
-                parts = [(choices[way, a], 1.0) for a in (False, True)]
-                self.program.row([*parts, (ways[-1], -1.0)], 0.0, 0.0)
-                self.seconds.append((choices[way, True], 2 * seconds))
-            self.seconds.append((choices[way, False], seconds))
-        self.program.row([(v, 1.0) for v in ways], 1.0, 1.0)
+                choices[strategy, False] = self.program.part()
+                choices[strategy, True] = self.program.part()
+                self.count(choices[strategy, True], weight)
+                parts = [(choices[strategy, a], 1.0) for a in (False, True)]
+                self.program.row([*parts, (strategies[-1], -1.0)], 0.0, 0.0)
+                self.seconds.append((choices[strategy, True], 2 * seconds))
+            self.seconds.append((choices[strategy, False], seconds))
+        self.program.row([(v, 1.0) for v in strategies], 1.0, 1.0)
         return choices
 
     def count(self, share: int, weight: int) -> None:
@@ -70,29 +70,29 @@ class Choices:
             number = self.program.variable(integer=True, within=weight)
             self.program.row([(share, 1.0), (number, -1.0 / weight)], 0.0, 0.0)
 
-    def sources(self, flow: Flow, again: bool | None = None) -> dict[State, list[int]]:
+    def sources(self, flow: Flow, again: bool | None = None) -> dict[Placements, list[int]]:
         """The choices that put a flow's tensor in each state."""
-        found: dict[State, list[int]] = defaultdict(list)
-        for (way, a), variable in self.x[flow.group].items():
+        found: dict[Placements, list[int]] = defaultdict(list)
+        for (strategy, a), variable in self.x[flow.group].items():
             if again is None or a == again:
-                found[self.problem.source(flow, way)].append(variable)
+                found[self.problem.source(flow, strategy)].append(variable)
         return found
 
-    def targets(self, demand: Demand, again: bool | None = None) -> dict[State, list[int]]:
+    def targets(self, demand: Demand, again: bool | None = None) -> dict[Placements, list[int]]:
         """The choices that demand a flow's tensor in each state."""
-        found: dict[State, list[int]] = defaultdict(list)
-        for (way, a), variable in self.x[demand.group or 0].items():
+        found: dict[Placements, list[int]] = defaultdict(list)
+        for (strategy, a), variable in self.x[demand.group or 0].items():
             if again is None or a == again:
-                found[self.problem.target(demand, way)].append(variable)
+                found[self.problem.target(demand, strategy)].append(variable)
         return found
 
-    def likely(self, relaxed: Solution) -> list[list[Way]]:
+    def likely(self, relaxed: Solution) -> list[list[Strategy]]:
         """For every class the ways of which a relaxed solution has some part."""
         found = []
         for choices in self.x:
-            parts: dict[Way, float] = defaultdict(float)
-            for (way, _), variable in choices.items():
-                parts[way] += relaxed.values[variable]
+            parts: dict[Strategy, float] = defaultdict(float)
+            for (strategy, _), variable in choices.items():
+                parts[strategy] += relaxed.values[variable]
             least = min(LIKELY, max(parts.values()))
-            found.append([way for way, part in parts.items() if part >= least])
+            found.append([strategy for strategy, part in parts.items() if part >= least])
         return found

@@ -311,19 +311,19 @@ def _same_elements(eqn, inputs: Sequence[Atom]) -> Variable | None:
     """
     name = eqn.primitive.name
     if name == "gather":
-        (source, index), whole = inputs, inputs[0].shape
-        if eqn.params["slice_sizes"] != whole:
+        (source, index), full = inputs, inputs[0].shape
+        if eqn.params["slice_sizes"] != full:
             return None
     elif name == "scatter-add":
         table, index, source = inputs
-        whole = table.shape
+        full = table.shape
         if not (is_constant(table) and table.value == 0):
             return None
     else:
         return None
     if not (is_constant(index) and index.value == 0 and isinstance(source, Variable)):
         return None
-    sizes = {math.prod(shape) for shape in (eqn.outvars[0].aval.shape, source.shape, whole)}
+    sizes = {math.prod(shape) for shape in (eqn.outvars[0].aval.shape, source.shape, full)}
     return source if len(sizes) == 1 else None
 
 

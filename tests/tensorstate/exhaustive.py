@@ -17,12 +17,12 @@ import numpy as np
 from tensorstate.cost.memory import EXACT, input_bytes, occupied
 from tensorstate.cost.reshard_plan import Decisions, is_held, remade_entities, trips_of
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import SUM, State, states
+from tensorstate.ir.placements import SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import Flow
 
-Allowed = Sequence[Sequence[Way]]
+CandidateStrategies = Sequence[Sequence[Strategy]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,22 +46,27 @@ class Every:
 
     Args:
         problem: what to decide.
-        allowed: for every class the ways to choose from.
+        candidates: for every class the ways to choose from.
         recompute: whether all sets of entities are made again too.
         keep: whether all states to keep tensors in, and in microbatches to hold them in, are looked
             at, and memory; otherwise they are those that cost the least time.
     """
 
     def __init__(
-        self, problem: Problem, allowed: Allowed, *, recompute: bool = False, keep: bool = False
+        self,
+        problem: Problem,
+        candidates: CandidateStrategies,
+        *,
+        recompute: bool = False,
+        keep: bool = False,
     ):
-        self.problem, self.allowed = problem, allowed
+        self.problem, self.candidates = problem, candidates
         self.points = len(problem.timeline.points) if keep else 0
         self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
         found: dict[Hashable, Decisions] = {}
-        helds = list(_held(problem, allowed)) if keep else [{}]
+        helds = list(_held(problem, candidates)) if keep else [{}]
         for again in _sets_made_again(problem) if recompute else [frozenset()]:
-            for kept in _kept(problem, allowed, again) if keep else [{}]:
+            for kept in _kept(problem, candidates, again) if keep else [{}]:
                 for held in helds:
                     decisions = Decisions((), again, kept, held)
                     remade = remade_entities(problem, decisions)
@@ -84,22 +89,27 @@ class Every:
             total = np.where(fits, columns.objective(objective), math.inf)
             at = np.unravel_index(int(total.argmin()), total.shape)
             if total[at] < least:
-                ways = tuple(choices[int(i)] for choices, i in zip(self.allowed, at, strict=True))
-                least, best = float(total[at]), dataclasses.replace(columns.decisions, ways=ways)
+                strategies = tuple(
+                    choices[int(i)] for choices, i in zip(self.candidates, at, strict=True)
+                )
+                least, best = (
+                    float(total[at]),
+                    dataclasses.replace(columns.decisions, strategies=strategies),
+                )
         return least, best
 
     # ------------------------------------------------------------------ columns
 
     def _columns(self, decisions: Decisions) -> Columns:
-        problem, allowed = self.problem, self.allowed
+        problem, candidates = self.problem, self.candidates
         remade = remade_entities(problem, decisions)
-        shape = tuple(map(len, allowed))
+        shape = tuple(map(len, candidates))
         compute, communication, inputs = (np.zeros(shape) for _ in range(3))
         there = [np.zeros(shape) for _ in range(self.points)]
-        for group, choices in enumerate(allowed):
+        for group, choices in enumerate(candidates):
             members = problem.graph.classes[group]
             runs = len(members) + len(remade.intersection(members))
-            seconds = [runs * problem.seconds(group, way) for way in choices]
+            seconds = [runs * problem.seconds(group, strategy) for strategy in choices]
             compute += _along(np.array(seconds), (group,), shape)
         for number in range(len(problem.flows)):
             groups, table = self._table(decisions, remade, number)
@@ -114,19 +124,19 @@ class Every:
         self, decisions: Decisions, remade: frozenset[int], number: int
     ) -> tuple[tuple[int, ...], np.ndarray]:
         """Seconds, and bytes of inputs, and of others at every point, of a flow."""
-        flow, allowed = self.problem.flows[number], self.allowed
+        flow, candidates = self.problem.flows[number], self.candidates
         stays = tuple((decisions.kept.get(t), decisions.held.get(t)) for t in flow.tensors)
         key = number, remade & flow.entities, stays
         if key in self._tables:
             return self._tables[key]
         readers = (d.group for d in flow.demands if d.group is not None)
         groups = tuple(sorted({flow.group, *readers}))
-        table = np.zeros((*(len(allowed[g]) for g in groups), 2 + self.points))
-        ways = [choices[0] for choices in allowed]
-        for at in itertools.product(*(range(len(allowed[g])) for g in groups)):
+        table = np.zeros((*(len(candidates[g]) for g in groups), 2 + self.points))
+        strategies = [choices[0] for choices in candidates]
+        for at in itertools.product(*(range(len(candidates[g])) for g in groups)):
             for group, i in zip(groups, at, strict=True):
-                ways[group] = allowed[group][i]
-            decided = dataclasses.replace(decisions, ways=tuple(ways))
+                strategies[group] = candidates[group][i]
+            decided = dataclasses.replace(decisions, strategies=tuple(strategies))
             table[at] = _costs(self.problem, decided, remade, number)[: 2 + self.points]
         self._tables[key] = groups, table
         return groups, table
@@ -145,7 +155,7 @@ def _costs(
     except PlanError:  # it cannot be kept so
         return np.full(2 + len(problem.timeline.points), math.inf)
     seconds = sum(t.weight * t.seconds for t in trips)
-    there = occupied(problem, number, decisions.ways, trips, remade).sum(0)
+    there = occupied(problem, number, decisions.strategies, trips, remade).sum(0)
     return np.array([seconds, input_bytes(problem, trips), *there])
 
 
@@ -158,18 +168,18 @@ def _sets_made_again(problem: Problem) -> Iterator[frozenset[int]]:
         yield from map(frozenset, itertools.combinations(early, size))
 
 
-def _held(problem: Problem, allowed: Allowed) -> Iterator[Mapping[int, State]]:
+def _held(problem: Problem, candidates: CandidateStrategies) -> Iterator[Mapping[int, Placements]]:
     """Every choice of a state held through the loop over microbatches, for every tensor."""
     flows = [flow for flow in problem.flows if is_held(problem, flow)]
     tensors = [tensor for flow in flows for tensor in flow.tensors]
-    choices = [_states(problem, flow, allowed) for flow in flows for _ in flow.tensors]
+    choices = [_states(problem, flow, candidates) for flow in flows for _ in flow.tensors]
     for one in itertools.product(*choices):
         yield dict(zip(tensors, one, strict=True))
 
 
 def _kept(
-    problem: Problem, allowed: Allowed, again: frozenset[int]
-) -> Iterator[Mapping[int, State]]:
+    problem: Problem, candidates: CandidateStrategies, again: frozenset[int]
+) -> Iterator[Mapping[int, Placements]]:
     """Every choice of a kept state for every tensor that may be kept; none if it is made again."""
     tensors, choices = [], []
     for flow in problem.flows:
@@ -180,18 +190,22 @@ def _kept(
             if flow.early and late and not (flow.stored and is_held(problem, flow)):
                 tensors.append(tensor)
                 none = [None] if maker in again else []
-                choices.append([*none, *_states(problem, flow, allowed)])
+                choices.append([*none, *_states(problem, flow, candidates)])
     for one in itertools.product(*choices):
         pairs = zip(tensors, one, strict=True)
-        yield {tensor: state for tensor, state in pairs if state is not None}
+        yield {tensor: placements for tensor, placements in pairs if placements is not None}
 
 
-def _states(problem: Problem, flow: Flow, allowed: Allowed) -> list[State]:
+def _states(problem: Problem, flow: Flow, candidates: CandidateStrategies) -> list[Placements]:
     """States in which a flow can be kept: whole ones, and partial as one of its ways makes it."""
-    sources = {problem.source(flow, way) for way in allowed[flow.group]}
-    entries = {(axis, entry) for state in sources for axis, entry in enumerate(state)}
+    sources = {problem.source(flow, strategy) for strategy in candidates[flow.group]}
+    entries = {
+        (axis, placement) for placements in sources for axis, placement in enumerate(placements)
+    }
     return [
-        state
-        for state in states(flow.sizes, problem.mesh, (SUM,))
-        if all(entry != SUM or (axis, SUM) in entries for axis, entry in enumerate(state))
+        placements
+        for placements in all_placements(flow.sizes, problem.mesh, (SUM,))
+        if all(
+            placement != SUM or (axis, SUM) in entries for axis, placement in enumerate(placements)
+        )
     ]

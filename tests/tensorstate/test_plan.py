@@ -13,7 +13,11 @@ from jaxcoll import topologies
 from tensorstate import HARDWARE, AlphaBeta, MeshShape, PlanError, search, solve_baseline, trace
 from tensorstate.execution.collectives import native
 from tensorstate.report import text as report
-from tensorstate.report.parallelism_names import expert_factors, full_name, parallelism_by_axis
+from tensorstate.report.parallelism_names import (
+    expert_factors,
+    parallelism_by_axis,
+    parallelism_name,
+)
 from tensorstate.report.text import common_name
 
 MESH = {"data": 2, "model": 4}
@@ -59,7 +63,7 @@ def test_a_plan_is_proved_and_printed(plan):
     assert plan.gap <= 1e-2
     text = str(plan)
     assert "8 x CPU, mesh data 2 x model 4" in text
-    assert f"= {full_name(plan.problem, plan.decisions, plan.cost)}" in text
+    assert f"= {parallelism_name(plan.problem, plan.decisions, plan.cost)}" in text
     for part in ("parameter:", "optimizer:", "input:", "params/up", "memory: [", "gradients"):
         assert part in text
 

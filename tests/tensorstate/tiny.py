@@ -13,7 +13,7 @@ from tensorstate.hardware import AlphaBeta, Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Way
+from tensorstate.problem.strategies import Strategy
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import I32, s
 
@@ -108,13 +108,13 @@ def problems(draw, names=tuple(TINY), meshes=MESHES, microbatches=(1,)) -> Probl
 
 
 @st.composite
-def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Way, ...], ...]:
+def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, ...], ...]:
     """Ways to choose from: some of each class, so that there are not too many choices.
 
     Where sharding is possible some of it is left in, and always the replicated way, so that the
     choices fit together.
     """
-    kept = [list(ways.all) for ways in problem.ways]
+    kept = [list(strategies.all) for strategies in problem.strategies]
     while math.prod(map(len, kept)) > most:
         largest = max(range(len(kept)), key=lambda group: len(kept[group]))
         kept[largest].pop(draw(st.integers(1, len(kept[largest]) - 1)))

@@ -61,7 +61,7 @@ def test_volumes_of_zero(name, volume):
     ("name", "state", "gradients"),
     [("ddp", 1, 1), ("zero2", DEVICES, DEVICES), ("fsdp", DEVICES, DEVICES)],
 )
-def test_memory_of_zero(name, state, gradients):
+def test_memory_of_zero(name, placements, gradients):
     """16 bytes a parameter: itself, its gradient and Adam's two moments, 4 bytes each.
 
     A gradient goes as its parameter is updated; so they are not all there at once.
@@ -70,7 +70,7 @@ def test_memory_of_zero(name, state, gradients):
     parameters = PSI // (DEVICES if name == "fsdp" else 1)
     batch = (16 * 16 + 16) * 4 // DEVICES
     count = 4
-    assert memory.inputs == parameters + 2 * PSI // state + batch + count
+    assert memory.inputs == parameters + 2 * PSI // placements + batch + count
     assert memory.gradients < PSI // gradients
 
 
@@ -109,8 +109,8 @@ def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
         problem = Problem(traced, AlphaBeta(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
         early = (g for g in range(len(traced.classes)) if again and problem.is_early(g))
         entities = frozenset(e for g in early for e in traced.classes[g])
-        ways = tuple((REPLICATED,) for _ in traced.classes)
-        return price(problem, Decisions(ways, entities)).memory
+        strategies = tuple((REPLICATED,) for _ in traced.classes)
+        return price(problem, Decisions(strategies, entities)).memory
 
     for again in (False, True):
         value, slope = (memory(kept, again) for kept in ("value", "slope"))
@@ -121,7 +121,7 @@ def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
 def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
     """A barrier is between them: it cannot be made where it is read."""
     problem, found = problem_of("gpt", "data", 1), 0
-    ways = tuple((REPLICATED,) for _ in problem.ways)
+    strategies = tuple((REPLICATED,) for _ in problem.strategies)
     for number, flow in enumerate(problem.flows):
         bound = problem.spans(number).bound
         readers = {e for each in flow.readers for entities in each for e in entities}
@@ -130,8 +130,8 @@ def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
             continue
         kept = dict.fromkeys(flow.tensors, (REPLICATED,))
         for remade, takes in ((again, 1), (frozenset(), 0)):
-            trips = list(trips_of(problem, Decisions(ways, remade, kept), remade, number))
-            there = occupied(problem, number, ways, trips, remade)[0]
+            trips = list(trips_of(problem, Decisions(strategies, remade, kept), remade, number))
+            there = occupied(problem, number, strategies, trips, remade)[0]
             assert (there[bound > 0] >= takes * flow.nbytes).all()
             assert takes or not (there * (problem.spans(number).lent == 0)).any()
         found += 1
@@ -153,7 +153,7 @@ def test_what_runs_again_has_its_operands_when_it_does():
         if not sooner.any() or not all(trip.again.moves for trip in trips[1]):
             continue
         pairs = zip(trips, remade, strict=True)
-        once, twice = (occupied(problem, number, plan.ways, *pair)[3] for pair in pairs)
+        once, twice = (occupied(problem, number, plan.strategies, *pair)[3] for pair in pairs)
         assert (twice[sooner] > once[sooner]).all()
         assert (twice >= once).all()
         found += 1
@@ -179,12 +179,12 @@ def test_a_layer_of_megatron_has_two_and_two_all_reduces():
 
 def test_compute_is_arithmetic_or_memory_whichever_is_longer():
     mesh = LINES[0]
-    ways = tuple((REPLICATED,) for _ in graph("chain").classes)
+    strategies = tuple((REPLICATED,) for _ in graph("chain").classes)
     seconds = {}
     for flops, bandwidth in ((1e9, 1e18), (1e18, 1e9)):
         device = Hardware("one-sided", {4: flops}, bandwidth, 1e9)
         problem = Problem(graph("chain"), AlphaBeta(mesh, (0.0,), (1e9,)), device)
-        cost = price(problem, Decisions(ways))
+        cost = price(problem, Decisions(strategies))
         seconds[flops] = cost.compute
         assert cost.communication == 0
         assert cost.overlapped == cost.seconds == cost.compute

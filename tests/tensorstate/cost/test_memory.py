@@ -67,8 +67,8 @@ def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
 
 def unlimited(problem: Problem) -> tuple[list, Found]:
     """All ways, and the quickest plan."""
-    allowed = [ways.all for ways in problem.ways]
-    return allowed, milp(problem, allowed, gap=1e-2)
+    candidates = [strategies.all for strategies in problem.strategies]
+    return candidates, milp(problem, candidates, gap=1e-2)
 
 
 # Models with more tokens, or pixels, than kernels, on meshes, and how far the limit goes down.
@@ -93,11 +93,11 @@ def test_lower_limits_take_less_memory(case):
     model = load_model(name, **sizes)
     network = AlphaBeta(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
-    allowed, free = unlimited(problem)
+    candidates, free = unlimited(problem)
     compiled = []
     for share in shares:
         limit = share * free.cost.memory.peak
-        found = milp(problem, allowed, recompute=True, memory_limit=limit, gap=1e-2)
+        found = milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-2)
         taken = report(model, problem, found)
         assert found.cost.memory.peak <= limit
         assert taken.agrees, str(taken)
@@ -108,20 +108,20 @@ def test_lower_limits_take_less_memory(case):
 
 def test_a_limit_that_is_too_low_is_refused_with_what_is_missing():
     problem = problem_of("llama", LINE)
-    allowed, free = unlimited(problem)
+    candidates, free = unlimited(problem)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
-        milp(problem, allowed, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
+        milp(problem, candidates, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
 
 
 def test_a_plan_that_fits_is_found_however_little_time_there_is():
     """That with about the least memory, if no better one was; or it is said that none fits."""
     problem = problem_of("mlp", LINE)
-    allowed, free = unlimited(problem)
+    candidates, free = unlimited(problem)
     peak = free.cost.memory.peak
 
     def hurried(share: float) -> Found:
         limit = share * peak
-        return milp(problem, allowed, recompute=True, memory_limit=limit, time_limit=0.01)
+        return milp(problem, candidates, recompute=True, memory_limit=limit, time_limit=0.01)
 
     found = hurried(0.65)
     assert found.cost.memory.peak <= 0.65 * peak

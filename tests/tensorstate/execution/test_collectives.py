@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from tensorstate.execution.collectives import carry_out, cut, native, scheduled
-from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape, State
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape, Placements
 from tensorstate.problem.reshard import Move, moves
 
 MESH = MeshShape(("a", "b"), (2, 4))
@@ -24,16 +24,16 @@ def devices() -> jax.sharding.Mesh:
     return jax.make_mesh(MESH.sizes, MESH.names, axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
-def parts(state: State) -> dict[int, jax.Array]:
+def parts(placements: Placements) -> dict[int, jax.Array]:
     """What every device has of ``WHOLE``: sums and extrema combine to it."""
     found = {}
     for number, place in enumerate(itertools.product(*map(range, MESH.sizes))):
         x = WHOLE
-        for axis, entry in enumerate(state):
-            if entry in (SUM, MAX, MIN):
-                x = x if place[axis] == number_of(axis) else neutral(entry, x)
-        for position in sorted({entry for entry in state if entry >= 0}):
-            axes = [axis for axis, entry in enumerate(state) if entry == position]
+        for axis, placement in enumerate(placements):
+            if placement in (SUM, MAX, MIN):
+                x = x if place[axis] == number_of(axis) else neutral(placement, x)
+        for position in sorted({placement for placement in placements if placement >= 0}):
+            axes = [axis for axis, placement in enumerate(placements) if placement == position]
             index = np.ravel_multi_index([place[a] for a in axes], [MESH.sizes[a] for a in axes])
             count = math.prod(MESH.sizes[a] for a in axes)
             x = np.split(x, count, position)[int(index)]
@@ -46,8 +46,8 @@ def number_of(axis: int) -> int:
     return axis % MESH.sizes[axis]
 
 
-def neutral(entry: int, x: np.ndarray) -> np.ndarray:
-    return {SUM: x * 0, MAX: x - 1000, MIN: x + 1000}[entry]
+def neutral(placement: int, x: np.ndarray) -> np.ndarray:
+    return {SUM: x * 0, MAX: x - 1000, MIN: x + 1000}[placement]
 
 
 def carried(move: Move, collectives) -> np.ndarray:
@@ -66,8 +66,8 @@ def carried(move: Move, collectives) -> np.ndarray:
 STATES = [(REPLICATED, 0), (0, 0), (1, 0), (SUM, 1), (1, SUM), (MAX, REPLICATED), (0, MIN)]
 MOVES = [
     move
-    for state in STATES
-    for move in moves(state, SIZES, WHOLE.nbytes, MESH)
+    for placements in STATES
+    for move in moves(placements, SIZES, WHOLE.nbytes, MESH)
     if not (move.source[1 - move.axis] < REPLICATED)
 ]
 
@@ -90,8 +90,8 @@ def test_schedules_do_the_same(kind):
 
 
 def test_extrema_travel_by_a_schedule_too():
-    for state in [(MAX, REPLICATED), (0, MIN)]:
-        (move,) = [m for m in MOVES if m.source == state and m.kind == "all_reduce"]
+    for placements in [(MAX, REPLICATED), (0, MIN)]:
+        (move,) = [m for m in MOVES if m.source == placements and m.kind == "all_reduce"]
         np.testing.assert_array_equal(carried(move, scheduled()), carried(move, native))
 
 
@@ -107,9 +107,9 @@ def test_schedules_are_asked_for_by_kind_axis_and_bytes():
 
 
 @pytest.mark.parametrize("state", [(0, 1), (0, 0), (REPLICATED, 1), (1, 1)])
-def test_cutting_a_whole_array(state):
+def test_cutting_a_whole_array(placements):
     def run(x):
-        return cut(x, state, MESH)[None]
+        return cut(x, placements, MESH)[None]
 
     body = jax.shard_map(
         run,
@@ -119,4 +119,4 @@ def test_cutting_a_whole_array(state):
         check_vma=False,
     )
     for number, x in enumerate(np.asarray(jax.jit(body)(WHOLE))):
-        np.testing.assert_array_equal(x, parts(state)[number])
+        np.testing.assert_array_equal(x, parts(placements)[number])

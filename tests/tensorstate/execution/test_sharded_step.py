@@ -53,10 +53,12 @@ def devices(axes: dict[str, int]) -> jax.sharding.Mesh:
 def drawn(problem: Problem, seed: int) -> Decisions:
     """Any way for every class, and a third of the forward pass made again."""
     draw = random.Random(seed)
-    whole = [[w for w in ways.all if min(w) >= REPLICATED] for ways in problem.ways]
+    whole = [
+        [w for w in strategies.all if min(w) >= REPLICATED] for strategies in problem.strategies
+    ]
     forward = [e.index for e in problem.graph.entities if e.phase == "forward"]
     again = frozenset(entity for entity in forward if draw.random() < 0.3)
-    return Decisions(tuple(draw.choice(ways) for ways in whole), again)
+    return Decisions(tuple(draw.choice(strategies) for strategies in whole), again)
 
 
 def check(name: str, applied: Applied, steps: int = 1) -> None:
@@ -101,7 +103,7 @@ def data_parallel(problem: Problem) -> tuple[tuple[int, ...], ...]:
     graph = problem.graph
     batch = [graph.tensors[i] for i in graph.inputs if graph.tensors[i].role == "input"]
     factors = {tensor.dims[0] for tensor in batch if tensor.name.startswith("batch")}
-    ways = []
+    strategies = []
     for group in range(len(graph.classes)):
         entity = problem.entity(group)
         labels = {}
@@ -114,8 +116,8 @@ def data_parallel(problem: Problem) -> tuple[tuple[int, ...], ...]:
             labels = dict(enumerate(graph.tensors[entity.tensor].dims))
         shared = [label for label, factor in labels.items() if factor in factors]
         fits = [label for label in shared if label not in entity.frozen]
-        ways.append((fits[0],) if fits else (REPLICATED,))
-    return tuple(ways)
+        strategies.append((fits[0],) if fits else (REPLICATED,))
+    return tuple(strategies)
 
 
 def test_data_parallelism_sums_gradients_and_donates_parameters():
@@ -177,11 +179,11 @@ def test_what_is_made_again_is_not_kept():
         AlphaBeta(MeshShape.of({"data": 1}), (1.0,), (1.0,)),
         HARDWARE["CPU"],
     )
-    ways = tuple((REPLICATED,) for _ in problem.graph.classes)
+    strategies = tuple((REPLICATED,) for _ in problem.graph.classes)
     forward = {e.index for e in problem.graph.entities if e.phase == "forward"}
     temporary, results = [], []
     for again in (frozenset(), _chains(problem, forward)):
-        decisions = Decisions(ways, again)
+        decisions = Decisions(strategies, again)
         applied = apply(problem, decisions, price(problem, decisions), devices({"data": 1}), native)
         compiled = applied.jit(donate=False).lower(*model.abstract_args).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)
@@ -206,7 +208,7 @@ def test_annotations_say_what_they_leave_open():
     assert_alike(jax.device_get(run(*args)), jax.jit(model.step)(*args), 1e-4)
 
     forward = frozenset(e.index for e in problem.graph.entities if e.phase == "forward")
-    again = Decisions(plain.ways, forward)
+    again = Decisions(plain.strategies, forward)
     applied = apply(problem, again, price(problem, again), devices(LINE), native)
     with pytest.warns(UserWarning, match=r"leave open that \d+ groups of operators run again"):
         applied.annotate(model.step)

@@ -35,7 +35,7 @@ def test_ten_steps_are_those_of_one_device(name, axes):
     model, _ = traced(name)
     network = AlphaBeta(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = problem_of(name, axes, network)
-    found = milp(problem, [ways.all for ways in problem.ways], gap=1e-2)
+    found = milp(problem, [strategies.all for strategies in problem.strategies], gap=1e-2)
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
     run = jitted(applied)
     report = compare_with_hlo(run.lower(*model.abstract_args).compile(), problem.mesh, found.cost)

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.models import load_model
 from tensorstate import HARDWARE, AlphaBeta, MeshShape, solve_baseline, trace
-from tensorstate.problem.baselines import Families
+from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
 
 MESH = MeshShape.of({"model": 8})
@@ -23,7 +23,7 @@ def problem_of(name: str, **changed) -> Problem:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_residual_stream_is_what_embeddings_are_wide(dtype):
     problem = problem_of("llama", dtype=dtype)
-    (width,) = Families(problem).residual
+    (width,) = Baselines(problem).residual
     table = next(t for t in problem.graph.tensors if t.name == "params/tokens/embedding")
     assert table.dims[1] == width
     norm = next(t for t in problem.graph.tensors if t.name == "params/norm/scale")

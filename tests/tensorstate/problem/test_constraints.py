@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBeta
-from tensorstate.ir.placements import REPLICATED, MeshShape, State, fits
-from tensorstate.problem.constraints import pinned, state_of_spec
+from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, divides_evenly
+from tensorstate.problem.constraints import apply_constraints, from_partition_spec
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.exact import milp
 from tensorstate.tracing.trace_step import trace
@@ -26,16 +26,16 @@ def problem_of(name: str = "linear", mesh: MeshShape = MESH) -> Problem:
 
 
 def every(problem: Problem):
-    return [ways.all for ways in problem.ways]
+    return [strategies.all for strategies in problem.strategies]
 
 
-def state(problem: Problem, found, name: str) -> State:
+def placements(problem: Problem, found, name: str) -> Placements:
     (group,) = [
         e.group
         for e in problem.graph.entities
         if e.tensor is not None and problem.graph.tensors[e.tensor].name == name
     ]
-    return found.decisions.ways[group]
+    return found.decisions.strategies[group]
 
 
 SPECS = st.lists(st.sampled_from((None, "data", "model", ("data", "model"))), max_size=2)
@@ -46,18 +46,18 @@ SPECS = st.lists(st.sampled_from((None, "data", "model", ("data", "model"))), ma
 def test_pins_are_kept(spec, name):
     """By every search; and what cannot be is refused."""
     problem = problem_of()
-    parts = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    parts = [(placement,) if isinstance(placement, str) else placement or () for placement in spec]
     if sum(map(len, parts)) > len(set().union(*parts)):
         with pytest.raises(PlanError, match="shards two dimensions along"):
-            pinned(problem, every(problem), {name: spec}, {})
+            apply_constraints(problem, every(problem), {name: spec}, {})
         return
-    allowed = pinned(problem, every(problem), {name: spec}, {})
+    candidates = apply_constraints(problem, every(problem), {name: spec}, {})
     wanted = tuple(
         next((d for d, axes in enumerate(parts) if axis in axes), REPLICATED) for axis in MESH.names
     )
     free = milp(problem, every(problem), gap=1e-7)
-    found = milp(problem, allowed, gap=1e-7)
-    assert state(problem, found, name) == wanted
+    found = milp(problem, candidates, gap=1e-7)
+    assert placements(problem, found, name) == wanted
     assert found.objective >= free.objective * (1 - 1e-6)
 
 
@@ -65,16 +65,16 @@ def test_pins_are_kept(spec, name):
 @settings(max_examples=4)
 def test_forbidden_axes_shard_nothing(axes):
     problem = problem_of()
-    found = milp(problem, pinned(problem, every(problem), {}, {"**": sorted(axes)}))
+    found = milp(problem, apply_constraints(problem, every(problem), {}, {"**": sorted(axes)}))
     for axis in axes:
         at = MESH.names.index(axis)
-        assert {state(problem, found, name)[at] for name in ("w", "arg1")} == {REPLICATED}
+        assert {placements(problem, found, name)[at] for name in ("w", "arg1")} == {REPLICATED}
 
 
 def test_a_mesh_axis_of_one_device_is_no_matter():
     problem = problem_of(mesh=MeshShape.of({"data": 2, "model": 1}))
-    allowed = pinned(problem, every(problem), {"w": ("model", "data")}, {})
-    assert state(problem, milp(problem, allowed), "w") == (1, REPLICATED)
+    candidates = apply_constraints(problem, every(problem), {"w": ("model", "data")}, {})
+    assert placements(problem, milp(problem, candidates), "w") == (1, REPLICATED)
 
 
 def test_dimensions_made_of_several_factors_are_cut_at_the_major():
@@ -83,10 +83,10 @@ def test_dimensions_made_of_several_factors_are_cut_at_the_major():
     problem = Problem(one, AlphaBeta(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
     (w,) = [t for t in one.tensors if t.name == "w"]
     assert w.sizes == (4, 2, 3)
-    assert state_of_spec(problem, w, (None, "data")) == (1, REPLICATED)
-    assert fits((1, REPLICATED), w.sizes, MESH)
+    assert from_partition_spec(problem, w, (None, "data")) == (1, REPLICATED)
+    assert divides_evenly((1, REPLICATED), w.sizes, MESH)
     with pytest.raises(PlanError, match="does not cut w, of factors"):
-        state_of_spec(problem, w, (None, ("data", "model")))
+        from_partition_spec(problem, w, (None, ("data", "model")))
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ def test_dimensions_made_of_several_factors_are_cut_at_the_major():
 def test_refused(pin, forbid, message):
     problem = problem_of()
     with pytest.raises(PlanError, match=message):
-        pinned(problem, every(problem), pin, forbid)
+        apply_constraints(problem, every(problem), pin, forbid)
 
 
 def test_what_is_tied_is_named_together():
     one = trace(lambda ws, x: [x @ w for w in ws], ([s(4, 4)] * 2, s(4, 4)))
     problem = Problem(one, AlphaBeta(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
     with pytest.raises(PlanError, match=r"names ws/0 but not ws/1, .* name them together"):
-        pinned(problem, every(problem), {"ws/0": ("data",)}, {})
-    allowed = pinned(problem, every(problem), {"ws/*": ("data",)}, {})
-    assert min(map(len, allowed)) == 1
+        apply_constraints(problem, every(problem), {"ws/0": ("data",)}, {})
+    candidates = apply_constraints(problem, every(problem), {"ws/*": ("data",)}, {})
+    assert min(map(len, candidates)) == 1

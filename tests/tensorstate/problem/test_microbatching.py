@@ -69,15 +69,15 @@ def in_pieces(pipeline: Pipeline, count: int, shares: int):
     return step
 
 
-def joined(parts, entry: int, shares: int):
+def joined(parts, placement: int, shares: int):
     """What is there after the loop."""
-    if entry == REPLICATED:
+    if placement == REPLICATED:
         return parts[-1]
-    if entry >= 0:
+    if placement >= 0:
         if jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
             return None
-        return Turn(0, len(parts), shares).join(jnp.stack(parts), entry)
-    return functools.reduce(COMBINE[entry], parts)
+        return Turn(0, len(parts), shares).join(jnp.stack(parts), placement)
+    return functools.reduce(COMBINE[placement], parts)
 
 
 slow = pytest.mark.slow
@@ -252,8 +252,10 @@ def test_a_microbatch_is_a_smaller_step(name):
         piece.operators, graph.operators, pipeline.labels, strict=True
     ):
         assert whole.flops == (operator.flops if label is None else 2 * operator.flops)
-    for tensor, whole, entry in zip(piece.tensors, graph.tensors, pipeline.entries, strict=True):
-        assert whole.size == tensor.size * (2 if entry >= 0 else 1)
+    for tensor, whole, placement in zip(
+        piece.tensors, graph.tensors, pipeline.entries, strict=True
+    ):
+        assert whole.size == tensor.size * (2 if placement >= 0 else 1)
     gradients = {t.name for t in graph.tensors if t.role == "gradient"}
     assert gradients
     assert {pipeline.entries[t.index] for t in graph.tensors if t.role == "gradient"} == {SUM}

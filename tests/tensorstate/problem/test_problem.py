@@ -65,12 +65,12 @@ def test_sharded_work_is_a_share(name):
     """Along a label that all its tensors have, half the bytes; never less than half."""
     mesh = MeshShape.of({"data": 2})
     problem = Problem(graph(name), AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
-    for group, ways in enumerate(problem.ways):
+    for group, strategies in enumerate(problem.strategies):
         whole, seconds = (f(group, (REPLICATED,)) for f in (problem.traffic, problem.seconds))
-        for way in ways.all:
-            assert whole / 2 <= problem.traffic(group, way) <= whole
-            assert seconds / 2 <= problem.seconds(group, way) * (1 + 1e-12)
-            assert problem.seconds(group, way) <= seconds
+        for strategy in strategies.all:
+            assert whole / 2 <= problem.traffic(group, strategy) <= whole
+            assert seconds / 2 <= problem.seconds(group, strategy) * (1 + 1e-12)
+            assert problem.seconds(group, strategy) <= seconds
 
 
 def test_a_slice_reads_what_it_takes():

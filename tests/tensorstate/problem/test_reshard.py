@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import MAX, REPLICATED, SUM, MeshShape, fits, states
+from tensorstate.ir.placements import (
+    MAX,
+    REPLICATED,
+    SUM,
+    MeshShape,
+    all_placements,
+    divides_evenly,
+)
 from tensorstate.problem.reshard import Routes, moves
 
 MESH = MeshShape.of({"data": 2, "model": 4})
@@ -33,14 +40,14 @@ def test_meshes_that_are_none(sizes):
 
 
 def test_states_divide():
-    every = set(states((2, 12), MESH))
+    every = set(all_placements((2, 12), MESH))
     assert (0, 1) in every
     assert (0, 0) not in every  # 2 rows among 8
     assert (1, 1) not in every  # 12 columns among 8
     assert (REPLICATED, 1) in every
-    assert all(fits(state, (2, 12), MESH) for state in every)
-    assert MESH.shards((0, 1)) == 8
-    assert MESH.shards((SUM, 1)) == 4
+    assert all(divides_evenly(placements, (2, 12), MESH) for placements in every)
+    assert MESH.num_shards((0, 1)) == 8
+    assert MESH.num_shards((SUM, 1)) == 4
 
 
 def test_moves_say_what_they_cost():
@@ -75,17 +82,17 @@ def test_an_axis_of_one_device_does_not_move():
 
 
 def test_known_trees():
-    way = routes()
+    strategy = routes()
     both = frozenset({(REPLICATED, REPLICATED), (0, REPLICATED)})
-    tree = way.tree(frozenset({(SUM, REPLICATED)}), both)
+    tree = strategy.tree(frozenset({(SUM, REPLICATED)}), both)
     # An all-reduce serves both: what is whole is sharded by forgetting.
     assert {move.kind for move in tree.moves} in (
         {"all_reduce", "slice"},
         {"reduce_scatter", "all_gather"},
     )
-    assert way.tree(frozenset({(0, 1)}), frozenset({(0, 1)})).moves == ()
+    assert strategy.tree(frozenset({(0, 1)}), frozenset({(0, 1)})).moves == ()
     with pytest.raises(PlanError, match="no collectives lead"):
-        way.tree(frozenset({(0, 1)}), frozenset({(SUM, 1)}))
+        strategy.tree(frozenset({(0, 1)}), frozenset({(SUM, 1)}))
 
 
 SHAPES = st.sampled_from([(8, 16), (8,), (2, 4, 8), (3, 8)])
@@ -94,27 +101,29 @@ SHAPES = st.sampled_from([(8, 16), (8,), (2, 4, 8), (3, 8)])
 @st.composite
 def questions(draw):
     sizes = draw(SHAPES)
-    source = draw(st.sampled_from(sorted(states(sizes, MESH, (SUM,)))))
-    targets = draw(st.sets(st.sampled_from(sorted(states(sizes, MESH))), min_size=1, max_size=3))
+    source = draw(st.sampled_from(sorted(all_placements(sizes, MESH, (SUM,)))))
+    targets = draw(
+        st.sets(st.sampled_from(sorted(all_placements(sizes, MESH))), min_size=1, max_size=3)
+    )
     return sizes, source, frozenset(targets)
 
 
 @given(questions())
 def test_trees_lead_to_their_targets_and_are_cheapest(question):
     sizes, source, targets = question
-    way = routes(sizes)
+    strategy = routes(sizes)
     graph = nx.DiGraph()
-    for state in states(sizes, MESH, (SUM,)):
-        for move, seconds in way.out(state):
+    for placements in all_placements(sizes, MESH, (SUM,)):
+        for move, seconds in strategy.out(placements):
             graph.add_edge(move.source, move.target, weight=seconds)
     graph.add_node(source)
-    tree = way.tree(frozenset({source}), targets)
+    tree = strategy.tree(frozenset({source}), targets)
     here = {source}
     for move in tree.moves:
         assert move.source in here
         here.add(move.target)
     assert targets <= here
-    assert tree.seconds == pytest.approx(sum(way.seconds(move) for move in tree.moves))
+    assert tree.seconds == pytest.approx(sum(strategy.seconds(move) for move in tree.moves))
     shortest = {t: nx.dijkstra_path_length(graph, source, t) for t in targets}
     assert max(shortest.values()) - 1e-12 <= tree.seconds <= sum(shortest.values()) + 1e-12
     if len(targets) == 1:
@@ -134,21 +143,21 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
 
 def test_three_axes():
     mesh = MeshShape.of({"a": 2, "b": 2, "c": 2})
-    way = Routes((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)
-    tree = way.tree(frozenset({(0, 0, 0)}), frozenset({(REPLICATED,) * 3}))
+    strategy = Routes((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)
+    tree = strategy.tree(frozenset({(0, 0, 0)}), frozenset({(REPLICATED,) * 3}))
     assert [move.axis for move in tree.moves] == [2, 1, 0]
     assert [move.nbytes for move in tree.moves] == [64, 128, 256]
-    assert len(list(itertools.islice(states((8, 8), mesh), 100))) == 27
+    assert len(list(itertools.islice(all_placements((8, 8), mesh), 100))) == 27
 
 
 @given(questions(), questions())
 def test_several_sources_are_several_trees(one, other):
     sizes, source, targets = one
     _, second, _ = other
-    way = routes(sizes)
-    if second not in set(states(sizes, MESH, (SUM,))):
+    strategy = routes(sizes)
+    if second not in set(all_placements(sizes, MESH, (SUM,))):
         return
-    both = way.tree(frozenset({source, second}), targets)
+    both = strategy.tree(frozenset({source, second}), targets)
     best = math.inf
     for bits in itertools.product((0, 1), repeat=len(targets)):
         parts = [
@@ -156,5 +165,5 @@ def test_several_sources_are_several_trees(one, other):
             for which in (0, 1)
         ]
         pairs = zip((source, second), parts, strict=True)
-        best = min(best, sum(way.tree(frozenset({s}), part).seconds for s, part in pairs))
+        best = min(best, sum(strategy.tree(frozenset({s}), part).seconds for s, part in pairs))
     assert both.seconds == pytest.approx(best)

@@ -8,7 +8,7 @@ import pytest
 from tensorstate.execution.interpreter import run_operator, values_of
 from tensorstate.ir.graph import Entity, Graph
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
-from tensorstate.problem.strategies import Way, Ways
+from tensorstate.problem.strategies import NodeStrategies, Strategy
 from tensorstate.rules.local_shard import LocalBlock
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import arguments, close
@@ -40,12 +40,12 @@ def _reads(graph: Graph, entity: Entity):
     return found
 
 
-def _parts(whole: np.ndarray, entry: int) -> list[np.ndarray]:
+def _parts(whole: np.ndarray, placement: int) -> list[np.ndarray]:
     """What two devices have of an array in a state."""
-    if entry == REPLICATED:
+    if placement == REPLICATED:
         return [whole, whole]
-    if entry >= 0:
-        return np.split(whole, 2, axis=entry)
+    if placement >= 0:
+        return np.split(whole, 2, axis=placement)
     rng = np.random.default_rng(1)
     if whole.dtype.kind in "iu":
         first = rng.integers(-2, 3, whole.shape).astype(whole.dtype)
@@ -54,21 +54,21 @@ def _parts(whole: np.ndarray, entry: int) -> list[np.ndarray]:
     return [first, whole - first]
 
 
-def _whole(parts: list[np.ndarray], entry: int) -> np.ndarray:
-    if entry == REPLICATED:
+def _whole(parts: list[np.ndarray], placement: int) -> np.ndarray:
+    if placement == REPLICATED:
         close(parts[0], parts[1])
         return parts[0]
-    if entry >= 0:
-        return np.concatenate(parts, axis=entry)
-    return COMBINE[entry](np.stack(parts), axis=0)
+    if placement >= 0:
+        return np.concatenate(parts, axis=placement)
+    return COMBINE[placement](np.stack(parts), axis=0)
 
 
-def _run(graph: Graph, entity: Entity, way: int, device: int, given) -> dict[int, np.ndarray]:
+def _run(graph: Graph, entity: Entity, strategy: int, device: int, given) -> dict[int, np.ndarray]:
     """What a device makes of what it is given, by place."""
     home, made = _home(graph, entity), {}
     for m, member in enumerate(entity.members):
         operator = graph.operators[member.operator]
-        counts = tuple(2 if label == way else 1 for label in member.labels)
+        counts = tuple(2 if label == strategy else 1 for label in member.labels)
         indices = {i: np.int32(device) for i, count in enumerate(counts) if count > 1}
         arrays = []
         for k, use in enumerate(operator.operands):
@@ -83,20 +83,24 @@ def _run(graph: Graph, entity: Entity, way: int, device: int, given) -> dict[int
 
 def check_entity(graph: Graph, entity: Entity, values) -> int:
     """All ways of an entity; returns how many there are."""
-    ways, home, reads = Ways(graph, entity, MESH), _home(graph, entity), _reads(graph, entity)
-    for way in ways.all:
+    strategies, home, reads = (
+        NodeStrategies(graph, entity, MESH),
+        _home(graph, entity),
+        _reads(graph, entity),
+    )
+    for strategy in strategies.all:
         given = {}
         for (tensor, labels), ports in reads.items():
-            (entry,) = ways.read(way, labels, frozenset(ports))
-            parts = _parts(values[tensor], entry)
+            (placement,) = strategies.input_placements(strategy, labels, frozenset(ports))
+            parts = _parts(values[tensor], placement)
             given |= dict.fromkeys(ports, parts)
-        one, two = (_run(graph, entity, way[0], device, given) for device in range(2))
+        one, two = (_run(graph, entity, strategy[0], device, given) for device in range(2))
         for m, member in enumerate(entity.members):
             for k, use in enumerate(graph.operators[member.operator].results):
-                (entry,) = ways.made(way, home[use.tensor], (m, k))
-                found = _whole([one[use.tensor], two[use.tensor]], entry)
+                (placement,) = strategies.output_placements(strategy, home[use.tensor], (m, k))
+                found = _whole([one[use.tensor], two[use.tensor]], placement)
                 close(found, values[use.tensor], 1e-4)
-    return len(ways.all)
+    return len(strategies.all)
 
 
 MORE = (
@@ -122,9 +126,9 @@ def test_every_way_makes_the_whole(name):
     assert sum(check_entity(one, entity, values) for entity in entities) > len(entities)
 
 
-def _ways_of(function, *shapes) -> list[tuple[Way, ...]]:
+def _ways_of(function, *shapes) -> list[tuple[Strategy, ...]]:
     one = trace(function, shapes)
-    return [Ways(one, entity, MESH).all for entity in one.entities if entity.members]
+    return [NodeStrategies(one, entity, MESH).all for entity in one.entities if entity.members]
 
 
 def test_a_sum_takes_partial_sums_together_and_a_product_one_by_one():

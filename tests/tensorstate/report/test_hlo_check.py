@@ -135,7 +135,7 @@ def test_no_plan_moves_more_than_was_predicted(axes):
     """
     problem = problem_of("mlp", axes)
     decisions = drawn(problem, 2)
-    found = milp(problem, [(way,) for way in decisions.ways])
+    found = milp(problem, [(strategy,) for strategy in decisions.strategies])
     found = dataclasses.replace(found, decisions=decisions, cost=price(problem, decisions))
     report = _report("mlp", problem, found)
     for row in report.rows:

@@ -28,28 +28,28 @@ def problem():
 
 
 @pytest.fixture(scope="module")
-def allowed(problem):
-    return [ways.all for ways in problem.ways]
+def candidates(problem):
+    return [strategies.all for strategies in problem.strategies]
 
 
 @pytest.fixture(scope="module")
-def limit(problem, allowed):
+def limit(problem, candidates):
     """Bytes between those of the quickest plan and the least."""
-    quickest = milp(problem, allowed, gap=1e-7).cost.memory.peak
-    least, _ = least_memory(problem, allowed, recompute=True, objective="sum")
+    quickest = milp(problem, candidates, gap=1e-7).cost.memory.peak
+    least, _ = least_memory(problem, candidates, recompute=True, objective="sum")
     assert least is not None
     assert least.cost.memory.peak < quickest
     return (least.cost.memory.peak + quickest) / 2
 
 
 @pytest.fixture(scope="module")
-def best(problem, allowed, limit):
-    return milp(problem, allowed, recompute=True, memory_limit=limit, gap=1e-7)
+def best(problem, candidates, limit):
+    return milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-7)
 
 
 @pytest.mark.parametrize("seconds", [0.01, math.inf])
-def test_a_plan_that_fits_is_found_whatever_the_time(problem, allowed, limit, best, seconds):
-    found = auto(problem, allowed, recompute=True, memory_limit=limit, time_limit=seconds)
+def test_a_plan_that_fits_is_found_whatever_the_time(problem, candidates, limit, best, seconds):
+    found = auto(problem, candidates, recompute=True, memory_limit=limit, time_limit=seconds)
     assert found.cost.memory.peak <= limit
     assert found.objective >= best.objective * (1 - 1e-6)
     assert found.bound <= best.objective * (1 + 1e-6)
@@ -70,35 +70,35 @@ def decided(monkeypatch, first, second):
     monkeypatch.setattr(searches, "descent", result)
 
 
-def test_the_better_plan_has_the_higher_bound(monkeypatch, problem, allowed, limit, best):
+def test_the_better_plan_has_the_higher_bound(monkeypatch, problem, candidates, limit, best):
     slow = dataclasses.replace(best, objective=2 * best.objective, bound=0.9 * best.objective)
     loose = dataclasses.replace(best, bound=0.5 * best.objective, method="descent")
     for first, second in ((slow, loose), (loose, slow)):
         decided(monkeypatch, first, second)
-        found = auto(problem, allowed, recompute=True, memory_limit=limit)
+        found = auto(problem, candidates, recompute=True, memory_limit=limit)
         assert (found.objective, found.bound) == (loose.objective, slow.bound)
         assert found.method == "descent"
 
 
-def test_one_of_them_may_find_nothing(monkeypatch, problem, allowed, limit, best):
+def test_one_of_them_may_find_nothing(monkeypatch, problem, candidates, limit, best):
     loose = dataclasses.replace(best, bound=0.5 * best.objective)
     for first, second in ((Unfit(proved=False), loose), (loose, PlanError("none in time"))):
         decided(monkeypatch, first, second)
-        found = auto(problem, allowed, recompute=True, memory_limit=limit)
+        found = auto(problem, candidates, recompute=True, memory_limit=limit)
         assert (found.objective, found.bound) == (loose.objective, loose.bound)
     decided(monkeypatch, Unfit(proved=False), PlanError("none in time"))
     with pytest.raises(PlanError, match="none in time"):
-        auto(problem, allowed, recompute=True, memory_limit=limit)
+        auto(problem, candidates, recompute=True, memory_limit=limit)
 
 
-def test_what_is_proved_is_not_tried_again(problem, allowed):
+def test_what_is_proved_is_not_tried_again(problem, candidates):
     with pytest.raises(PlanError, match=r"no plan fits into 1 bytes .* the least is about"):
-        auto(problem, allowed, recompute=True, memory_limit=1.0)
+        auto(problem, candidates, recompute=True, memory_limit=1.0)
     with pytest.raises(PlanError, match=r"no plan was found that fits .* the least is about"):
-        descent(problem, allowed, recompute=True, memory_limit=1.0)
+        descent(problem, candidates, recompute=True, memory_limit=1.0)
 
 
-def test_likely_ways_are_kept_when_there_is_no_time_for_all(monkeypatch, problem, allowed):
+def test_likely_ways_are_kept_when_there_is_no_time_for_all(monkeypatch, problem, candidates):
     """The relaxation, and what it finds likely, are solved; the whole program is not."""
     solve, calls = LinearProgram.solve, []
 
@@ -111,18 +111,18 @@ def test_likely_ways_are_kept_when_there_is_no_time_for_all(monkeypatch, problem
 
     monkeypatch.setattr(exact, "SMALL", 0)
     monkeypatch.setattr(LinearProgram, "solve", hurried)
-    found = milp(problem, allowed)
+    found = milp(problem, candidates)
     assert calls == [True, False, False]
     assert 0 < found.bound < 0.6 * found.objective
 
 
-def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, problem, allowed):
+def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, problem, candidates):
     monkeypatch.setattr(exact, "least_memory", lambda *_args: (None, -math.inf))
     with pytest.raises(PlanError, match="how much the least is, was not found in a minute"):
-        milp(problem, allowed, recompute=True, memory_limit=1.0)
+        milp(problem, candidates, recompute=True, memory_limit=1.0)
 
 
-def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, allowed, limit):
+def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, candidates, limit):
     """The solver is not believed when it says of a program with costs that nothing fits."""
     solve = LinearProgram.solve  # the least memory has one cost
 
@@ -133,13 +133,13 @@ def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, 
 
     monkeypatch.setattr(LinearProgram, "solve", mistaken)
     options = {"recompute": True, "objective": "sum", "gap": 1e-2, "time_limit": math.inf}
-    found = attempt(problem, allowed, memory_limit=limit, fall_back=False, **options)
+    found = attempt(problem, candidates, memory_limit=limit, fall_back=False, **options)
     assert isinstance(found, Unfit)
     assert not found.proved
-    found = attempt(problem, allowed, memory_limit=limit, **options)
+    found = attempt(problem, candidates, memory_limit=limit, **options)
     assert isinstance(found, Found)
     assert found.cost.memory.peak <= limit
     assert found.bound == -math.inf
-    found = attempt(problem, allowed, memory_limit=1.0, **options)
+    found = attempt(problem, candidates, memory_limit=1.0, **options)
     assert isinstance(found, Unfit)
     assert found.proved

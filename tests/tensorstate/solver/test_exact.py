@@ -38,9 +38,9 @@ def _check(problem: Problem, found: Found, objective: str, least: float) -> None
 @settings(max_examples=120)
 def test_no_ways_are_better(data, objective):
     problem = data.draw(problems())
-    allowed = data.draw(some_ways(problem, 50_000))
-    least = Every(problem, allowed).best(objective)[0]
-    found = milp(problem, allowed, objective=objective, gap=GAP)
+    candidates = data.draw(some_ways(problem, 50_000))
+    least = Every(problem, candidates).best(objective)[0]
+    found = milp(problem, candidates, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
 
 
@@ -49,22 +49,22 @@ def test_no_ways_are_better(data, objective):
 def test_nothing_made_again_is_better(data, objective):
     """Without a memory limit nothing is gained by making things again, but it must not be lost."""
     problem = data.draw(problems())
-    allowed = data.draw(some_ways(problem, 2_000))
-    least = Every(problem, allowed, recompute=True).best(objective)[0]
-    found = milp(problem, allowed, recompute=True, objective=objective, gap=GAP)
+    candidates = data.draw(some_ways(problem, 2_000))
+    least = Every(problem, candidates, recompute=True).best(objective)[0]
+    found = milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
 
 
 def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
-    allowed, objective = data.draw(some_ways(problem, most)), data.draw(OBJECTIVES)
-    every = Every(problem, allowed, recompute=recompute, keep=True)
+    candidates, objective = data.draw(some_ways(problem, most)), data.draw(OBJECTIVES)
+    every = Every(problem, candidates, recompute=recompute, keep=True)
     limit = every.least_peak * data.draw(st.floats(0.9, 1.4))
     least, _ = every.best(objective, limit)
 
     def search():
         return milp(
             problem,
-            allowed,
+            candidates,
             recompute=recompute,
             memory_limit=limit,
             objective=objective,
@@ -110,9 +110,9 @@ def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
 @settings(max_examples=30)
 def test_in_microbatches_no_ways_are_better(data, objective):
     problem = data.draw(problems(CUT, microbatches=(2, 4)))
-    allowed = data.draw(some_ways(problem, 2_000))
-    least = Every(problem, allowed, recompute=True).best(objective)[0]
-    found = milp(problem, allowed, recompute=True, objective=objective, gap=GAP)
+    candidates = data.draw(some_ways(problem, 2_000))
+    least = Every(problem, candidates, recompute=True).best(objective)[0]
+    found = milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
 
 
@@ -129,12 +129,12 @@ def test_in_microbatches_nothing_that_fits_is_better(data):
 def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recompute, objective):
     """Descent is no better than the exact search, its bound no higher, and it keeps limits."""
     problem = data.draw(problems(("linear", "residual"), MESHES[-1:]))
-    allowed = [ways.all for ways in problem.ways]
+    candidates = [strategies.all for strategies in problem.strategies]
     options = {"recompute": recompute, "objective": objective}
-    free = milp(problem, allowed, gap=GAP, **options)
+    free = milp(problem, candidates, gap=GAP, **options)
     limit = data.draw(st.sampled_from((None, 1.2 * free.cost.memory.peak)))
-    exact = milp(problem, allowed, gap=GAP, memory_limit=limit, **options)
-    found = descent(problem, allowed, memory_limit=limit, **options)
+    exact = milp(problem, candidates, gap=GAP, memory_limit=limit, **options)
+    found = descent(problem, candidates, memory_limit=limit, **options)
     assert found.method == "descent"
     assert found.objective >= exact.objective * (1 - 1e-6)
     assert found.bound <= exact.objective * (1 + 1e-6)
@@ -145,13 +145,13 @@ def test_less_memory_is_never_quicker():
     """Of tied layers, down to what is too little, which is refused with how much is lacking."""
     network = AlphaBeta(MESHES[0], (1e-7,), (1e8,))
     problem = Problem(graph("layers"), network, Hardware("slow", {4: 1e9}, 1e9, 1e9))
-    allowed = [ways.all for ways in problem.ways]
-    free = milp(problem, allowed, recompute=True)
+    candidates = [strategies.all for strategies in problem.strategies]
+    free = milp(problem, candidates, recompute=True)
     limits = [free.cost.memory.peak * share / 8 for share in range(8, 0, -1)]
     seconds, refused = [free.objective], ""
     for limit in limits:
         try:
-            found = milp(problem, allowed, recompute=True, memory_limit=limit, gap=GAP)
+            found = milp(problem, candidates, recompute=True, memory_limit=limit, gap=GAP)
         except PlanError as error:
             refused = str(error)
             break
@@ -163,29 +163,32 @@ def test_less_memory_is_never_quicker():
     assert more == pytest.approx(least - limit, abs=1)
     names = re.findall(r"[(\w/)]+ x \d+: \d+ bytes", refused)
     assert len(names) == 3
-    milp(problem, allowed, recompute=True, memory_limit=least)
+    milp(problem, candidates, recompute=True, memory_limit=least)
 
 
 def test_what_is_kept_comes_from_where_the_tensor_is():
     """Not from moves in a circle, which end where they started and cost less."""
     network = AlphaBeta(MESHES[-1], (1e-8,) * 2, (1e8,) * 2)
     problem = Problem(graph("twice"), network, Hardware("slow", {4: 1e9}, 1e8, 1e9))
-    found = milp(problem, [ways.all for ways in problem.ways], gap=GAP)
+    found = milp(problem, [strategies.all for strategies in problem.strategies], gap=GAP)
     assert found.objective == pytest.approx(9.33e-6, rel=1e-6)
     assert found.bound == pytest.approx(found.objective, rel=1e-6)
 
 
 def test_ways_that_do_not_fit_together():
     problem = Problem(graph("residual"), AlphaBeta(MESHES[0], (0.0,), (1e9,)), CPU)
-    allowed = [tuple(way for way in ways.all if way[0] == SUM) or ways.all for ways in problem.ways]
+    candidates = [
+        tuple(strategy for strategy in strategies.all if strategy[0] == SUM) or strategies.all
+        for strategies in problem.strategies
+    ]
     with pytest.raises(PlanError, match="no ways of the operators fit together"):
-        milp(problem, allowed)
+        milp(problem, candidates)
 
 
 def test_the_same_search_finds_the_same():
     problem = Problem(graph("tanh"), AlphaBeta(MESHES[-1], (1e-7,) * 2, (1e9,) * 2), CPU)
-    allowed = [ways.all for ways in problem.ways]
-    first, second = (milp(problem, allowed, recompute=True) for _ in range(2))
-    assert first.decisions.ways == second.decisions.ways
+    candidates = [strategies.all for strategies in problem.strategies]
+    first, second = (milp(problem, candidates, recompute=True) for _ in range(2))
+    assert first.decisions.strategies == second.decisions.strategies
     assert first.decisions.again == second.decisions.again
     assert first.bound == second.bound

@@ -28,16 +28,20 @@ def _price(problem: Problem, decisions: Decisions, objective: str) -> float:
 
 def _check_price(data: st.DataObject, problem: Problem, objective: str) -> None:
     """With any ways given the program is the price."""
-    ways = tuple(data.draw(st.sampled_from(ways.all)) for ways in problem.ways)
-    formulation = Formulation(problem, [(way,) for way in ways], objective=objective)
+    strategies = tuple(
+        data.draw(st.sampled_from(strategies.all)) for strategies in problem.strategies
+    )
+    formulation = Formulation(
+        problem, [(strategy,) for strategy in strategies], objective=objective
+    )
     solution = formulation.program.solve(gap=1e-9)
-    expected = _price(problem, Decisions(ways), objective)
+    expected = _price(problem, Decisions(strategies), objective)
     if math.isinf(expected):
         assert solution.status == "infeasible"
         return
     assert solution.status == "optimal"
     assert formulation.seconds(solution.objective) == pytest.approx(expected, rel=1e-6)
-    assert formulation.decisions(solution).ways == ways
+    assert formulation.decisions(solution).strategies == strategies
 
 
 @given(st.data(), st.sampled_from(("sum", "max")))
@@ -61,14 +65,14 @@ def test_in_microbatches_the_program_is_the_price(data, objective):
 def test_in_microbatches_a_memory_limit_is_kept(data, share):
     """Whatever is held and kept to meet it costs what the program says."""
     problem = data.draw(problems(CUT, LINES, microbatches=(2, 4)))
-    allowed = data.draw(some_ways(problem, 1_000))
-    least = Formulation(problem, allowed, memory_limit=math.inf)
+    candidates = data.draw(some_ways(problem, 1_000))
+    least = Formulation(problem, candidates, memory_limit=math.inf)
     least.minimize_memory()
     low = price(problem, least.decisions(least.program.solve(gap=1e-6))).memory.peak
-    free = Formulation(problem, allowed)
+    free = Formulation(problem, candidates)
     high = price(problem, free.decisions(free.program.solve(gap=1e-9))).memory.peak
     limit = low + share * (high - low) + 1
-    formulation = Formulation(problem, allowed, memory_limit=limit)
+    formulation = Formulation(problem, candidates, memory_limit=limit)
     solution = formulation.program.solve(gap=1e-9)
     cost = price(problem, formulation.decisions(solution))
     assert cost.memory.peak <= limit + 1
@@ -79,8 +83,8 @@ def test_in_microbatches_a_memory_limit_is_kept(data, share):
 @settings(max_examples=30)
 def test_the_relaxation_is_a_bound(data, recompute):
     problem = data.draw(problems())
-    allowed = data.draw(some_ways(problem, 1_000))
-    formulation = Formulation(problem, allowed, recompute=recompute)
+    candidates = data.draw(some_ways(problem, 1_000))
+    formulation = Formulation(problem, candidates, recompute=recompute)
     whole = formulation.program.solve(gap=1e-9)
     relaxed = formulation.program.solve(relax=True)
     assert relaxed.bound <= whole.objective * (1 + 1e-6)
@@ -92,9 +96,9 @@ def test_the_relaxation_is_a_bound(data, recompute):
 def test_to_make_again_gains_no_time_in_parts_either(name):
     """Of the relaxation: parts that are made again are no others' to take."""
     problem = problem_of(name, {"data": 8})
-    allowed = [ways.all for ways in problem.ways]
-    without = Formulation(problem, allowed).program.solve(relax=True)
-    again = Formulation(problem, allowed, recompute=True).program.solve(relax=True)
+    candidates = [strategies.all for strategies in problem.strategies]
+    without = Formulation(problem, candidates).program.solve(relax=True)
+    again = Formulation(problem, candidates, recompute=True).program.solve(relax=True)
     assert again.objective == pytest.approx(without.objective, rel=1e-6)
 
 
@@ -104,8 +108,8 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
     data, recompute, objective
 ):
     problem = data.draw(problems())
-    allowed = data.draw(some_ways(problem, 1_000))
-    formulation = Formulation(problem, allowed, recompute=recompute, objective=objective)
+    candidates = data.draw(some_ways(problem, 1_000))
+    formulation = Formulation(problem, candidates, recompute=recompute, objective=objective)
     relaxed = formulation.program.solve(relax=True)
     inside = formulation.program.relax(tolerance=1e-6)
     assert inside.bound <= relaxed.objective * (1 + 1e-9)
@@ -113,7 +117,7 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
         return
     assert inside.bound >= relaxed.objective * (1 - 1e-2)
     likely = formulation.choices.likely(inside)
-    assert all(set(some) <= set(every) for some, every in zip(likely, allowed, strict=True))
+    assert all(set(some) <= set(every) for some, every in zip(likely, candidates, strict=True))
     fewer = Formulation(problem, likely, recompute=recompute, objective=objective)
     again = fewer.program.solve(relax=True)
     assert again.objective == pytest.approx(relaxed.objective, rel=2e-2)
@@ -123,12 +127,12 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
 @settings(max_examples=20)
 def test_the_least_memory_is_no_more_than_any(data):
     problem = data.draw(problems(("linear", "residual", "norm")))
-    allowed = data.draw(some_ways(problem, 1_000))
-    formulation = Formulation(problem, allowed, memory_limit=math.inf)
+    candidates = data.draw(some_ways(problem, 1_000))
+    formulation = Formulation(problem, candidates, memory_limit=math.inf)
     formulation.minimize_memory()
     solution = formulation.program.solve(gap=1e-6)
     least = price(problem, formulation.decisions(solution)).memory.peak
     for _ in range(5):
-        ways = tuple(data.draw(st.sampled_from(choices)) for choices in allowed)
-        if math.isfinite(_price(problem, Decisions(ways), "sum")):
-            assert price(problem, Decisions(ways)).memory.peak >= least
+        strategies = tuple(data.draw(st.sampled_from(choices)) for choices in candidates)
+        if math.isfinite(_price(problem, Decisions(strategies), "sum")):
+            assert price(problem, Decisions(strategies)).memory.peak >= least
