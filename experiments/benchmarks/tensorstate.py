@@ -72,7 +72,7 @@ def measure(model: str, graph: Graph, traced: float, mesh: str) -> list[Mapping[
             "mesh": mesh,
             "limit": name,
             "operators": len(graph.operators),
-            "classes": len(graph.classes),
+            "classes": len(graph.node_classes),
             "trace s": traced,
             "search s": plan.found.seconds,
             "method": plan.found.method,

@@ -127,7 +127,7 @@ def activation_moves(problem: Problem, found: Found, nbytes: int) -> dict[str, C
                 kind = (
                     EMBEDDING if _is_lookup(problem, trip) and move.kind == SCATTER else move.kind
                 )
-                counts.setdefault(kind, Counter())[when] += trip.weight
+                counts.setdefault(kind, Counter())[when] += trip.multiplicity
     return counts
 
 
@@ -141,7 +141,7 @@ def _is_lookup(problem: Problem, trip: Trip) -> bool:
     producer = problem.graph.tensors[trip.tensors[0]].producer
     if producer is None:
         return False
-    members = problem.entity(problem.flows[trip.flow].group).members
+    members = problem.node(problem.flows[trip.flow].class_id).members
     operators = [problem.graph.operators[member.operator] for member in members]
     return any(o.kind == "gather" and o.phase == "forward" for o in operators)
 

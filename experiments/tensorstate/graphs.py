@@ -169,7 +169,7 @@ def collectives(config: Config) -> list[dict[str, Any]]:
             for move in tree.moves:
                 if move.nbytes == 4 * side * side:
                     case = (phase, move.kind)
-                    counts[case] = counts.get(case, 0) + trip.weight
+                    counts[case] = counts.get(case, 0) + trip.multiplicity
     return [
         {
             "of": "Fig. 5.1",

@@ -112,7 +112,7 @@ def _measured(
         "mesh": mesh.name,
         "layers": layers,
         "operators": len(graph.operators),
-        "classes": len(graph.classes),
+        "classes": len(graph.node_classes),
         **_program(Problem(graph, network, hardware)),
         "trace s": traced,
     }

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from tensorstate.cost.memory import Memory, memory_of
-from tensorstate.cost.reshard_plan import Decisions, Trip, remade_entities, trips_of
+from tensorstate.cost.reshard_plan import Decisions, Trip, remade_nodes, trips_of
 from tensorstate.problem.problem import Problem
 
 
@@ -55,7 +55,7 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     Raises:
         PlanError: a tensor cannot reach a state in which it is kept or demanded.
     """
-    remade = remade_entities(problem, decisions)
+    remade = remade_nodes(problem, decisions)
     trips = [
         trip
         for number in range(len(problem.flows))
@@ -65,16 +65,16 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     count: dict[tuple[str, int], int] = defaultdict(int)
     communication = []
     for trip in trips:
-        communication.append(trip.weight * trip.seconds)
+        communication.append(trip.multiplicity * trip.seconds)
         for move, turns in trip.counted:
             if move.kind != "slice":
-                volume[move.kind, move.axis] += trip.weight * turns * move.nbytes
-                count[move.kind, move.axis] += trip.weight * turns
+                volume[move.kind, move.axis] += trip.multiplicity * turns * move.nbytes
+                count[move.kind, move.axis] += trip.multiplicity * turns
     twice: dict[int, int] = defaultdict(int)
-    for entity in remade:
-        twice[problem.graph.entities[entity].group] += 1
+    for node in remade:
+        twice[problem.graph.nodes[node].class_id] += 1
     compute = math.fsum(
-        (problem.weight(g) + twice[g]) * problem.seconds(g, strategy)
+        (problem.multiplicity(g) + twice[g]) * problem.seconds(g, strategy)
         for g, strategy in enumerate(decisions.strategies)
     )
     memory = memory_of(problem, decisions, trips, remade)
@@ -88,5 +88,5 @@ def times(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
         routes = problem.routes(problem.flows[trip.flow])
         for move, turns in trip.counted:
             if move.kind != "slice":
-                spent[move.kind, move.axis].append(trip.weight * turns * routes.seconds(move))
+                spent[move.kind, move.axis].append(trip.multiplicity * turns * routes.seconds(move))
     return {key: math.fsum(values) for key, values in spent.items()}

@@ -80,7 +80,7 @@ def input_bytes(problem: Problem, trips: Iterable[Trip]) -> int:
     """Bytes of inputs on a device, where they are stored."""
     flows = problem.flows
     return sum(
-        trip.weight * problem.stored_bytes(flows[trip.flow], trip.source)
+        trip.multiplicity * problem.stored_bytes(flows[trip.flow], trip.source)
         for trip in trips
         if flows[trip.flow].stored
     )
@@ -110,7 +110,7 @@ def occupied(
         return problem.local_bytes(flow, placements)
 
     for trip in trips:
-        share = trip.weight / flow.weight
+        share = trip.multiplicity / flow.multiplicity
         source = trip.source
         others += share * size(source) * spans.made
         for tree, span, packed in (
@@ -163,7 +163,7 @@ def packed_bytes(move: Move) -> int:
 def _is_reread(flow: Flow, trip: Trip, remade: frozenset[int]) -> bool:
     """Whether something that runs again reads tensors that travel alike."""
     readers = flow.readers[flow.tensors.index(trip.tensors[0])]
-    return any(not remade.isdisjoint(entities) for entities in readers)
+    return any(not remade.isdisjoint(nodes) for nodes in readers)
 
 
 def _waiting(
@@ -175,22 +175,22 @@ def _waiting(
 ) -> Placements:
     """The state in which a tensor waits for its last reader."""
     demand = None if number is None else flow.demands[number]
-    if demand is None or demand.group is None:
+    if demand is None or demand.class_id is None:
         return source
-    return problem.target(demand, strategies[demand.group])
+    return problem.target(demand, strategies[demand.class_id])
 
 
 def _remade_share(flow: Flow, number: int, remade: frozenset[int]) -> float:
     """Of the readers of a flow by a demand the share that run again."""
-    readers = [entity for entities in flow.readers for entity in entities[number]]
-    return sum(entity in remade for entity in readers) / max(1, len(readers))
+    readers = [node for nodes in flow.readers for node in nodes[number]]
+    return sum(node in remade for node in readers) / max(1, len(readers))
 
 
 def optimizer_demand(problem: Problem, flow: Flow) -> Demand | None:
     """The first demand of the optimizer for what the backward pass makes: such is a gradient."""
-    if problem.entity(flow.group).phase != "backward":
+    if problem.node(flow.class_id).phase != "backward":
         return None
     for demand in flow.demands:
-        if demand.group is not None and problem.entity(demand.group).phase == "optimizer":
+        if demand.class_id is not None and problem.node(demand.class_id).phase == "optimizer":
             return demand
     return None

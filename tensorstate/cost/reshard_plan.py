@@ -97,16 +97,16 @@ class Trip:
         return self.before.seconds + self.turns * turn + self.after.seconds
 
     @property
-    def weight(self) -> int:
+    def multiplicity(self) -> int:
         """How many tensors travel so."""
         return len(self.tensors)
 
 
-def remade_entities(problem: Problem, decisions: Decisions) -> frozenset[int]:
+def remade_nodes(problem: Problem, decisions: Decisions) -> frozenset[int]:
     """Of the entities that may be run again those that something after the forward pass needs."""
     remade: set[int] = set()
-    entities = problem.graph.entities
-    waiting = {one for one in decisions.again if problem.is_early(entities[one].group)}
+    nodes = problem.graph.nodes
+    waiting = {one for one in decisions.again if problem.is_early(nodes[one].class_id)}
     needs: dict[int, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
     for flow in problem.flows:
         for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
@@ -114,9 +114,9 @@ def remade_entities(problem: Problem, decisions: Decisions) -> frozenset[int]:
                 late = (demand.late and not demand.crosses for demand in flow.demands)
                 needs[maker] += zip(late, readers, strict=True)
     # Readers come after makers, so one pass against the order of execution finds all.
-    for entity in sorted(waiting, reverse=True):
-        if any(late or not remade.isdisjoint(readers) for late, readers in needs[entity]):
-            remade.add(entity)
+    for node in sorted(waiting, reverse=True):
+        if any(late or not remade.isdisjoint(readers) for late, readers in needs[node]):
+            remade.add(node)
     return frozenset(remade)
 
 
@@ -128,7 +128,7 @@ def trips_of(
     Of ``decisions.strategies`` only those of the classes that make and read the flow matter.
 
     Args:
-        remade: what ``remade_entities`` finds.
+        remade: what ``remade_nodes`` finds.
         number: of the flow.
 
     Raises:
@@ -137,7 +137,7 @@ def trips_of(
     flow = problem.flows[number]
     alike: dict[tuple, list[int]] = defaultdict(list)
     for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-        again = tuple(not remade.isdisjoint(entities) for entities in readers)
+        again = tuple(not remade.isdisjoint(nodes) for nodes in readers)
         kept = None if maker in remade else decisions.kept.get(tensor)
         stays = kept, decisions.held.get(tensor)
         alike[maker in remade, again, stays].append(tensor)
@@ -158,7 +158,7 @@ def _trip(
 ) -> Trip:
     """A trip; where it is left open, with the state held that makes it the shortest."""
     flow = problem.flows[number]
-    source = problem.source(flow, strategies[flow.group])
+    source = problem.source(flow, strategies[flow.class_id])
     late = [d for d in after if not d.crosses]
     crossing = [d for d in flow.demands if d.crosses]
 
@@ -266,7 +266,7 @@ def _eras(
         late |= extra
     there = {*here, *late} if kept is None else {*here, *late, kept}
     ends = [late]
-    if any(d.group is None for d in after) and not any(map(has_no_partial, there)):
+    if any(d.class_id is None for d in after) and not any(map(has_no_partial, there)):
         # The caller takes any state but partial ones: the cheapest beside the others.
         ends = [late | {placements} for placements in all_placements(flow.sizes, problem.mesh)]
     found = [_between(problem, number, here, wanted, end, remade, kept, after) for end in ends]
@@ -283,7 +283,7 @@ def _delivered(
     """The moves from what is there at the end of the loop to where it is wanted."""
     routes, wanted = problem.routes(flow), _targets(problem, strategies, demands)
     ends = [wanted]
-    if any(d.group is None for d in demands) and not any(map(has_no_partial, {*here, *wanted})):
+    if any(d.class_id is None for d in demands) and not any(map(has_no_partial, {*here, *wanted})):
         ends = [wanted | {placements} for placements in all_placements(flow.sizes, problem.mesh)]
     return min((routes.tree(here, end) for end in ends), key=lambda tree: tree.seconds)
 
@@ -292,7 +292,9 @@ def _targets(
     problem: Problem, strategies: Sequence[Strategy], demands: Iterable[Demand]
 ) -> frozenset[Placements]:
     """The states that classes demand."""
-    return frozenset(problem.target(d, strategies[d.group]) for d in demands if d.group is not None)
+    return frozenset(
+        problem.target(d, strategies[d.class_id]) for d in demands if d.class_id is not None
+    )
 
 
 def _between(

@@ -25,7 +25,7 @@ from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Graph, Operator, Output
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.reshard import Move
-from tensorstate.rules.local_shard import LocalBlock, Turn
+from tensorstate.rules.local_shard import LocalShard, Turn
 
 # What takes most of the time, and by which it is told.
 PRODUCTS = ("einsum", "window")
@@ -207,7 +207,7 @@ class LocalExecutor:
 
     def is_remade(self, producer: int | None) -> bool:
         """Whether an operator's entity runs again."""
-        return producer is not None and self.table.positions[producer].entity in self.table.remade
+        return producer is not None and self.table.positions[producer].node in self.table.remade
 
     def execute(self, operator: Operator, early: bool, again: bool = False) -> None:
         """Make what an operator makes of a device's blocks of its operands."""
@@ -221,7 +221,7 @@ class LocalExecutor:
             arrays = [*map(self.gradient, tensors, wanted, arrays)]
         arrays, since = self.hold(operator, wanted, arrays, early, again)
         zeroed = self.clock.now if operator.kind == "scatter" else ()
-        made = run_operator(operator, arrays, self.block(operator), *zeroed)
+        made = run_operator(operator, arrays, self.shard(operator), *zeroed)
         if operator.kind in PRODUCTS:
             self.clock.tick(made[0])
             since = self.clock.ticks
@@ -270,12 +270,12 @@ class LocalExecutor:
 
         What runs again itself needs no barrier of its own.
         """
-        region, producer = operator.call.region, self.graph.tensors[tensor].producer
+        region, producer = operator.eqn.remat_region, self.graph.tensors[tensor].producer
         if not again and region is None:
             return False
         if producer is None:
             return True
-        same = region is not None and self.graph.operators[producer].call.region == region
+        same = region is not None and self.graph.operators[producer].eqn.region == region
         return not (same or self.is_remade(producer))
 
     def gradient(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
@@ -289,7 +289,7 @@ class LocalExecutor:
             self._gradients[tensor, placements] = after([x], *map(moment, made))[0]
         return self._gradients[tensor, placements]
 
-    def block(self, operator: Operator) -> LocalBlock:
+    def shard(self, operator: Operator) -> LocalShard:
         """The part of an operator's labels that this device has."""
         strategy, labels = (
             self.table.strategy(operator.index),
@@ -304,10 +304,10 @@ class LocalExecutor:
         pipeline, turn = self.table.problem.pipeline, self.microbatch
         batch = None if pipeline is None else pipeline.labels[operator.index]
         if turn is None or batch is None:
-            return LocalBlock(operator.sizes, counts, indices)
+            return LocalShard(operator.sizes, counts, indices)
         counts = tuple(n * (turn.count if own == batch else 1) for own, n in enumerate(counts))
         sizes = self.table.traced.operators[operator.index].sizes
-        return LocalBlock(sizes, counts, indices, turn, batch)
+        return LocalShard(sizes, counts, indices, turn, batch)
 
     def result(self, out: Output) -> jax.Array:
         """A result of the step, in the state in which it is returned."""

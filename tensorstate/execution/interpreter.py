@@ -18,44 +18,44 @@ from jax import lax
 from tensorstate.errors import PlanError
 from tensorstate.execution.ordering import after
 from tensorstate.ir.graph import Graph, Operator, View
-from tensorstate.rules import Argument, Equation
-from tensorstate.rules.local_shard import LocalBlock
+from tensorstate.rules import AbstractArray, LocalEqn
+from tensorstate.rules.local_shard import LocalShard
 
 
 def run_operator(
-    operator: Operator, arrays: Sequence[Any], block: LocalBlock, moment: Any = None
+    operator: Operator, arrays: Sequence[Any], shard: LocalShard, moment: Any = None
 ) -> list[Any]:
     """What an operator makes of one device's blocks of its operands.
 
     Args:
         arrays: an array for each of ``operator.operands``, one dimension a position.
-        block: the part of the operator's labels that the device has.
+        shard: the part of the operator's labels that the device has.
         moment: an array before which no zeros are made to scatter into; XLA would make them as the
             program begins, and keep them.
 
     Returns:
         An array for each of ``operator.results``, one dimension a position.
     """
-    call = operator.call
+    call = operator.eqn
     given = iter(arrays)
     arguments = [
         read(view, next(given) if view.tensor is not None else None, sizes)
-        for view, sizes in zip(call.inputs, _sizes(call.input_labels, block), strict=True)
+        for view, sizes in zip(call.inputs, _sizes(call.input_labels, shard), strict=True)
     ]
     if operator.kind == "scatter" and moment is not None and call.inputs[0].tensor is None:
         zero = after([jnp.asarray(call.inputs[0].value)], moment)[0]
         arguments[0] = lax.full_like(arguments[0], zero)
-    outputs = tuple(Argument(view.shape, view.dtype) for view in call.outputs)
-    equation = Equation(call.primitive, call.params, call.input_labels, call.output_labels, outputs)
-    results = call.rule.run(equation, arguments, block)
+    outputs = tuple(AbstractArray(view.shape, view.dtype) for view in call.outputs)
+    equation = LocalEqn(call.primitive, call.params, call.input_labels, call.output_labels, outputs)
+    results = call.rule.run_local(equation, arguments, shard)
     return [
         result.reshape([size for one in sizes for size in one])
-        for result, sizes in zip(results, _sizes(call.output_labels, block), strict=True)
+        for result, sizes in zip(results, _sizes(call.output_labels, shard), strict=True)
     ]
 
 
-def _sizes(labels, block: LocalBlock) -> list[list[list[int]]]:
-    return [[[block.local(label) for label in one] for one in dims] for dims in labels]
+def _sizes(labels, shard: LocalShard) -> list[list[list[int]]]:
+    return [[[shard.local_size(label) for label in one] for one in dims] for dims in labels]
 
 
 def read(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
@@ -86,7 +86,7 @@ def values_of(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
         values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
     for operator in graph.operators:
         arrays = [values[use.tensor] for use in operator.operands]
-        results = run_operator(operator, arrays, LocalBlock.all_of(operator.sizes))
+        results = run_operator(operator, arrays, LocalShard.all_of(operator.sizes))
         for use, result in zip(operator.results, results, strict=True):
             values[use.tensor] = result
     return values

@@ -20,8 +20,8 @@ from tensorstate.problem.strategies import Strategy
 class NodePosition:
     """Where an operator stands: its entity, that entity's class, and its number among members."""
 
-    entity: int
-    group: int
+    node: int
+    class_id: int
     member: int
     labels: tuple[int, ...]
 
@@ -36,30 +36,30 @@ class PlacementTable:
         self.remade = cost.remade
         self.trips: dict[int, Trip] = {t: trip for trip in cost.trips for t in trip.tensors}
         self.positions = {
-            member.operator: NodePosition(entity.index, entity.group, k, member.labels)
-            for entity in self.graph.entities
-            for k, member in enumerate(entity.members)
+            member.operator: NodePosition(node.index, node.class_id, k, member.labels)
+            for node in self.graph.nodes
+            for k, member in enumerate(node.members)
         }
         self._edges = {operand: edge for edge in self.graph.edges for operand in edge.operands}
-        self._given = {e.tensor: e for e in self.graph.entities if e.tensor is not None}
+        self._given = {e.tensor: e for e in self.graph.nodes if e.tensor is not None}
 
     def strategy(self, operator: int) -> Strategy:
         """An operator's way, in its entity's labels."""
-        return self.strategies[self.positions[operator].group]
+        return self.strategies[self.positions[operator].class_id]
 
     def source(self, tensor: int) -> Placements:
         """The state in which a tensor is made or given."""
         producer = self.graph.tensors[tensor].producer
         if producer is None:
             given = self._given[tensor]
-            labels, group, place = tuple(range(len(given.sizes))), given.group, (0, 0)
+            labels, class_id, place = tuple(range(len(given.sizes))), given.class_id, (0, 0)
         else:
             at, result = self.positions[producer], self.graph.tensors[tensor].result
             use = self.graph.operators[producer].results[result]
             labels = tuple(at.labels[label] for label in use.labels)
-            group, place = at.group, (at.member, result)
-        return self.problem.strategies[group].output_placements(
-            self.strategies[group], labels, place
+            class_id, place = at.class_id, (at.member, result)
+        return self.problem.strategies[class_id].output_placements(
+            self.strategies[class_id], labels, place
         )
 
     def wanted(self, operator: int, operand: int) -> Placements | None:
@@ -67,10 +67,10 @@ class PlacementTable:
         edge = self._edges.get((operator, operand))
         if edge is None:
             return None
-        group = self.positions[operator].group
+        class_id = self.positions[operator].class_id
         positions = frozenset((self.positions[o].member, k) for o, k in edge.operands)
-        return self.problem.strategies[group].input_placements(
-            self.strategies[group], edge.target_labels, positions
+        return self.problem.strategies[class_id].input_placements(
+            self.strategies[class_id], edge.target_labels, positions
         )
 
     def input_view(self, tensor: int) -> View:

@@ -9,7 +9,7 @@ An *operator* names the positions of its tensors by *labels* of its own, as an e
 *entity* is what the search decides at once: a chain of elementwise operators, any other operator,
 or an input. Entities at the same place of identical layers form a *class*.
 
-What is needed only to run an operator is its ``call``; the search never reads it.
+What is needed only to run an operator is its ``eqn``; the search never reads it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class View:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Call:
+class TracedEqn:
     """The traced equation of an operator.
 
     Attributes:
@@ -124,9 +124,9 @@ class Call:
         outputs: how its results are laid out, one for each of ``Operator.results``.
         input_labels: for every argument and dimension the labels that make it up, major first.
         output_labels: the same of every result.
-        rule: the ``rules.Rule`` by which it is read and run.
-        region: number of the ``jax.checkpoint`` region that recomputes here, ``None`` outside. A
-            region's operators may not run before all that enters the region is there.
+        rule: the ``rules.PrimitiveRule`` by which it is read and run.
+        remat_region: number of the ``jax.checkpoint`` region that recomputes here, ``None``
+            outside. A region's operators may not run before all that enters the region is there.
     """
 
     primitive: Any
@@ -136,10 +136,10 @@ class Call:
     input_labels: tuple[tuple[tuple[int, ...], ...], ...]
     output_labels: tuple[tuple[tuple[int, ...], ...], ...]
     rule: Any
-    region: int | None = None
+    remat_region: int | None = None
 
 
-class Source(NamedTuple):
+class SourceLocation(NamedTuple):
     """Where in the model an operator came from: the name stack and the line of the user's code."""
 
     stack: str
@@ -156,9 +156,9 @@ class Operator:
     On each mesh axis an operator runs in one of these ways:
 
     - replicated: all operands whole, all results whole;
-    - sharded by a label that is not frozen: operands and results that have the label are sharded
-      at its position, operands without it are whole, and so are results without it, unless the
-      label is in ``reduced``: then all results are partial, to be combined by what is named there;
+    - sharded by a label that is not frozen: operands and results that have the label are sharded at
+      its position, operands without it are whole, and so are results without it, unless the label
+      is in ``reductions``: then all results are partial, to be combined by what is named there;
     - partial: the operands of one set of ``linear`` are all partial sums, the others are whole, and
       all results are partial sums.
 
@@ -168,16 +168,16 @@ class Operator:
         primitive: name of the JAX primitive.
         sizes: elements of every label.
         operands, results: tensors with the label of every position. Scalar constants are no
-            operands; ``call`` has them.
-        reduced: the labels over which it reduces, and how.
+            operands; ``eqn`` has them.
+        reductions: the labels over which it reduces, and how.
         linear: sets of operands in which it is linear together: ``({0, 1},)`` for a sum,
             ``({0}, {1})`` for a product.
-        frozen: labels that cannot be sharded.
+        need_replication: labels that cannot be sharded.
         flops: floating-point operations of the whole operator (an addition and a multiplication
             are two).
         phase: when it runs.
         source: where in the model it came from.
-        call: what runs it.
+        eqn: what runs it.
     """
 
     index: int
@@ -186,13 +186,13 @@ class Operator:
     sizes: tuple[int, ...]
     operands: tuple[Use, ...]
     results: tuple[Use, ...]
-    reduced: Mapping[int, Reduce]
+    reductions: Mapping[int, Reduce]
     linear: tuple[frozenset[int], ...]
-    frozen: frozenset[int]
+    need_replication: frozenset[int]
     flops: int
     phase: Phase
-    source: Source
-    call: Call = dataclasses.field(repr=False)
+    source: SourceLocation
+    eqn: TracedEqn = dataclasses.field(repr=False)
 
 
 class Output(NamedTuple):
@@ -218,29 +218,29 @@ class Member(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
-class Entity:
+class Node:
     """What takes one decision: for every mesh axis one of the ways of ``Operator``.
 
     Attributes:
-        index: its place in ``Graph.entities``.
+        index: its place in ``Graph.nodes``.
         kind: of its operator; ``"elementwise"`` for a chain; ``"input"`` for an input or constant.
         phase: when it runs; ``None`` for inputs.
         sizes: elements of every label.
-        frozen: labels that cannot be sharded. Of an input: positions at which no ``PartitionSpec``
-            can shard it, since they are not the major part of their dimension.
+        need_replication: labels that cannot be sharded. Of an input: positions at which no
+            ``PartitionSpec`` can shard it, since they are not the major part of their dimension.
         members: its operators in the order of execution; empty for an input.
         tensor: the input or constant, else ``None``. Its labels are its positions.
-        group: number of its class in ``Graph.classes``.
+        class_id: number of its class in ``Graph.node_classes``.
     """
 
     index: int
     kind: Kind | Literal["input"]
     phase: Phase | None
     sizes: tuple[int, ...]
-    frozen: frozenset[int]
+    need_replication: frozenset[int]
     members: tuple[Member, ...]
     tensor: int | None
-    group: int
+    class_id: int
 
 
 class Edge(NamedTuple):
@@ -272,8 +272,8 @@ class Graph:
         constants: tensors that the function closed over, with their values.
         outputs: the leaves of what the step returns, in order.
         factors: size of every factor.
-        entities: what the search decides.
-        classes: the entities of each class. Label l of one is label l of every other.
+        nodes: what the search decides.
+        node_classes: the entities of each class. Label l of one is label l of every other.
         edges: the tensors between entities.
         in_tree, out_tree: structures (``jax.tree``) of the arguments and of what is returned.
     """
@@ -284,8 +284,8 @@ class Graph:
     constants: tuple[tuple[int, np.ndarray], ...]
     outputs: tuple[Output, ...]
     factors: tuple[int, ...]
-    entities: tuple[Entity, ...]
-    classes: tuple[tuple[int, ...], ...]
+    nodes: tuple[Node, ...]
+    node_classes: tuple[tuple[int, ...], ...]
     edges: tuple[Edge, ...]
     in_tree: Any = dataclasses.field(repr=False)
     out_tree: Any = dataclasses.field(repr=False)
@@ -300,7 +300,7 @@ class Graph:
         """Operators that every device runs on whole arrays for want of a rule, by primitive."""
         found: dict[str, tuple[Operator, ...]] = {}
         for operator in self.operators:
-            if operator.call.rule.origin == "replicated":
+            if operator.eqn.rule.origin == "replicated":
                 found[operator.primitive] = (*found.get(operator.primitive, ()), operator)
         return found
 
@@ -309,18 +309,18 @@ class Graph:
 
         Of a class of entities the first is printed, followed by how many there are.
         """
-        first = [one[0] for one in self.classes]
+        first = [one[0] for one in self.node_classes]
         names = _factor_names(len(self.factors))
         lines = [
             f"{len(self.operators)} operators, {len(self.tensors)} tensors, "
-            f"{len(self.entities)} entities in {len(self.classes)} classes",
+            f"{len(self.nodes)} nodes in {len(self.node_classes)} classes",
             "Nodes:",
         ]
         for index in first:
-            entity = self.entities[index]
-            times = len(self.classes[entity.group])
+            node = self.nodes[index]
+            times = len(self.node_classes[node.class_id])
             suffix = f"  x{times}" if times > 1 else ""
-            for line in _entity_lines(self, entity, names):
+            for line in _node_lines(self, node, names):
                 lines.append(f"  {line}{suffix}")
         returned = [
             self.tensors[out.view.tensor]
@@ -348,11 +348,11 @@ def _format_factors(tensor: Tensor, names: list[str]) -> str:
     return "[" + "".join(names[factor] for factor in tensor.dims) + "]"
 
 
-def _entity_lines(graph: Graph, entity: Entity, names: list[str]):
-    if entity.tensor is not None:
-        tensor = graph.tensors[entity.tensor]
+def _node_lines(graph: Graph, node: Node, names: list[str]):
+    if node.tensor is not None:
+        tensor = graph.tensors[node.tensor]
         yield f"{tensor.name}: PLACEHOLDER {_format_factors(tensor, names)} {tensor.role}"
-    for member in entity.members:
+    for member in node.members:
         yield _operator_line(graph, graph.operators[member.operator], names)
 
 
@@ -373,8 +373,8 @@ def _operator_line(graph: Graph, operator: Operator, names: list[str]) -> str:
         pairs = zip(tensors, operator.operands, strict=True)
         body = f" {operator.primitive}"
         body += "(" + ", ".join(f"{tensor.name}[{spelled(use)}]" for tensor, use in pairs) + ")"
-    if operator.reduced and operator.kind != "einsum":
-        body += " over{" + ",".join(labels[label] for label in operator.reduced) + "}"
+    if operator.reductions and operator.kind != "einsum":
+        body += " over{" + ",".join(labels[label] for label in operator.reductions) + "}"
     results = ", ".join(f"[{spelled(use)}]" for use in operator.results)
     return f"{head}{body} -> {results} {operator.phase}"
 

@@ -20,7 +20,7 @@ from jax.extend import core
 from tensorstate.errors import PlanError
 
 # Primitives that hold a jaxpr to be run once, and the parameters that may be it.
-CALLS = {
+CALL_PRIMITIVES = {
     "jit": ("jaxpr",),
     "pjit": ("jaxpr",),
     "closed_call": ("call_jaxpr",),
@@ -47,7 +47,7 @@ _IDENTITIES = """
 copy copy_p name stop_gradient pvary sharding_constraint layout_constraint mesh_cast reshard
 relayout pin unpin device_put with_memory_space_constraint
 """
-IDENTITIES = frozenset(_IDENTITIES.split())
+IDENTITY_PRIMITIVES = frozenset(_IDENTITIES.split())
 # Replicated, these would give every device something else, or have no meaning on one device.
 _COLLECTIVES = """
 all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast pmax pmin
@@ -148,7 +148,7 @@ class Inner(NamedTuple):
     name: str
 
 
-def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+def unpack_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     """A jaxpr and the values of its constants."""
     return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
 
@@ -156,7 +156,7 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 def call_of(eqn: Any) -> Inner | None:
     """The program that an equation calls, if the equation does nothing else."""
     name, params = eqn.primitive.name, eqn.params
-    key = next((key for key in CALLS.get(name, ()) if key in params), None)
+    key = next((key for key in CALL_PRIMITIVES.get(name, ()) if key in params), None)
     if key is None:
         return None
     called, operands = params[key], slice(None)
@@ -166,7 +166,7 @@ def call_of(eqn: Any) -> Inner | None:
         if lengths.transpose_solve:  # between the constants of the solver and the right-hand side
             return None
         operands = slice(first, None)
-    jaxpr, constants = opened(called)
+    jaxpr, constants = unpack_jaxpr(called)
     if len(jaxpr.invars) != len(eqn.invars[operands]) or len(jaxpr.outvars) != len(eqn.outvars):
         return None
     given = params.get("name", "") if name in ("jit", "pjit") else ""
@@ -193,7 +193,7 @@ def loop_of(eqn: Any) -> Loop:
             f"the parameters {', '.join(sorted(params))} of a scan in JAX {jax.__version__} are "
             "not known to tensorstate: use a JAX from 0.10.2 to 0.12, or a newer tensorstate"
         )
-    jaxpr, constants = opened(params["jaxpr"])
+    jaxpr, constants = unpack_jaxpr(params["jaxpr"])
     return Loop(jaxpr, constants, *parts[:2], int(params["length"]), bool(params["reverse"]))
 
 
@@ -203,7 +203,7 @@ def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     None are given where only one of them may run: if the choice is of a platform, on which the
     others may not exist, or if one has a ``while_loop``, which might then never end.
     """
-    branches = [opened(branch) for branch in eqn.params["branches"]]
+    branches = [unpack_jaxpr(branch) for branch in eqn.params["branches"]]
     if eqn.params.get("branches_platforms") or any(_holds(one, "while") for one, _ in branches):
         return []
     return branches

@@ -66,21 +66,22 @@ class Baselines:
                     found |= {
                         factor
                         for factor, label in zip(dims, table.labels, strict=True)
-                        if label not in operator.reduced and label not in operator.frozen
+                        if label not in operator.reductions
+                        and label not in operator.need_replication
                     }
         return frozenset(found)
 
     @functools.cached_property
     def label_factors(self) -> tuple[tuple[int | None, ...], ...]:
         """The factor of every label of every class."""
-        return tuple(self._label_factors(g) for g in range(len(self.graph.classes)))
+        return tuple(self._label_factors(g) for g in range(len(self.graph.node_classes)))
 
-    def _label_factors(self, group: int) -> tuple[int | None, ...]:
-        entity = self.problem.entity(group)
-        found: list[int | None] = [None] * len(entity.sizes)
-        if entity.tensor is not None:
-            return self.graph.tensors[entity.tensor].dims
-        for member in entity.members:
+    def _label_factors(self, class_id: int) -> tuple[int | None, ...]:
+        node = self.problem.node(class_id)
+        found: list[int | None] = [None] * len(node.sizes)
+        if node.tensor is not None:
+            return self.graph.tensors[node.tensor].dims
+        for member in node.members:
             operator = self.graph.operators[member.operator]
             for use in (*operator.operands, *operator.results):
                 dims = self.graph.tensors[use.tensor].dims
@@ -98,29 +99,31 @@ class Baselines:
         """
         chosen = [names[axis] for axis in self.problem.mesh.names]
         found = []
-        for group, strategies in enumerate(self.problem.strategies):
+        for class_id, strategies in enumerate(self.problem.strategies):
             candidates = [
-                strategy for strategy in strategies.all if self._allows(chosen, group, strategy)
+                strategy for strategy in strategies.all if self._allows(chosen, class_id, strategy)
             ]
             # What should be sharded is, as far as its sizes allow.
             for axis, name in enumerate(chosen):
                 cut = [
-                    strategy for strategy in candidates if self._is_cut(name, group, strategy[axis])
+                    strategy
+                    for strategy in candidates
+                    if self._is_cut(name, class_id, strategy[axis])
                 ]
                 candidates = cut or candidates
             found.append(tuple(candidates))
         return tuple(found)
 
-    def _allows(self, names: list[str], group: int, strategy: Strategy) -> bool:
+    def _allows(self, names: list[str], class_id: int, strategy: Strategy) -> bool:
         pairs = zip(names, strategy, strict=True)
-        return all(self._allows_entry(name, group, placement) for name, placement in pairs)
+        return all(self._allows_entry(name, class_id, placement) for name, placement in pairs)
 
-    def _is_cut(self, name: str, group: int, placement: int) -> bool:
+    def _is_cut(self, name: str, class_id: int, placement: int) -> bool:
         """Whether a class is sharded as the name asks: inputs, or work along the batch."""
-        entity = self.problem.entity(group)
-        if entity.tensor is None:
-            if name in DATA and entity.phase != "optimizer":
-                return placement >= 0 and self.label_factors[group][placement] in self.batch
+        node = self.problem.node(class_id)
+        if node.tensor is None:
+            if name in DATA and node.phase != "optimizer":
+                return placement >= 0 and self.label_factors[class_id][placement] in self.batch
             return False
         sharded = {
             "ddp": ("input",),
@@ -128,17 +131,17 @@ class Baselines:
             "zero2": ("input", "optimizer"),
             "fsdp": ("input", "optimizer", "parameter"),
         }
-        role = self.graph.tensors[entity.tensor].role
-        wanted = sharded.get(name, ("parameter",) if len(entity.sizes) > 1 else ())
+        role = self.graph.tensors[node.tensor].role
+        wanted = sharded.get(name, ("parameter",) if len(node.sizes) > 1 else ())
         return placement >= 0 and role in wanted
 
-    def _allows_entry(self, name: str, group: int, placement: int) -> bool:
-        entity = self.problem.entity(group)
+    def _allows_entry(self, name: str, class_id: int, placement: int) -> bool:
+        node = self.problem.node(class_id)
         if placement == REPLICATED:
             return True
-        factor = self.label_factors[group][placement] if placement >= 0 else None
-        if entity.tensor is not None:
-            role = self.graph.tensors[entity.tensor].role
+        factor = self.label_factors[class_id][placement] if placement >= 0 else None
+        if node.tensor is not None:
+            role = self.graph.tensors[node.tensor].role
             if role == "input":
                 return name in DATA and factor in self.batch
             if role == "constant":
@@ -147,7 +150,7 @@ class Baselines:
                 return factor not in self.batch | self.residual | self.sequence
             replicated_roles = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
             return role not in replicated_roles.get(name, ("parameter",))
-        if entity.phase == "optimizer":
+        if node.phase == "optimizer":
             return name != "ddp"
         if placement < REPLICATED:
             return True
@@ -156,7 +159,7 @@ class Baselines:
         if factor in self.batch | self.residual:
             return False
         if factor in self.sequence:
-            return name == "megatron-sp" and entity.kind != "einsum"
+            return name == "megatron-sp" and node.kind != "einsum"
         return True
 
 

@@ -37,7 +37,7 @@ def apply_constraints(
     found = [tuple(w) for w in strategies]
     by_name: dict[str, tuple[str, Placements]] = {}
     for pattern, spec in pin.items():
-        for group, tensors in _matched(problem, pattern).items():
+        for class_id, tensors in _matched(problem, pattern).items():
             for tensor in tensors:
                 placements = from_partition_spec(problem, tensor, spec)
                 first, before = by_name.setdefault(tensor.name, (pattern, placements))
@@ -45,20 +45,20 @@ def apply_constraints(
                     raise PlanError(
                         f"pins {first!r} and {pattern!r} contradict each other on {tensor.name}"
                     )
-                found[group] = tuple(
-                    strategy for strategy in found[group] if strategy == placements
+                found[class_id] = tuple(
+                    strategy for strategy in found[class_id] if strategy == placements
                 )
-                if not found[group]:
+                if not found[class_id]:
                     raise PlanError(f"pin {pattern!r}: {tensor.name} cannot be sharded as {spec}")
     for pattern, axes in forbid.items():
         numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
-        for group in _matched(problem, pattern):
-            found[group] = tuple(
+        for class_id in _matched(problem, pattern):
+            found[class_id] = tuple(
                 strategy
-                for strategy in found[group]
+                for strategy in found[class_id]
                 if all(strategy[axis] == REPLICATED for axis in numbers)
             )
-            if not found[group]:
+            if not found[class_id]:
                 raise PlanError(f"forbid {pattern!r} contradicts a pin of the same tensors")
     return tuple(found)
 
@@ -67,8 +67,8 @@ def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
     """Inputs whose names match, by class; all of a class or none."""
     wanted = re.compile(_regex(pattern))
     found: dict[int, list[Tensor]] = {}
-    for group, members in enumerate(problem.graph.classes):
-        tensors = [problem.graph.entities[e].tensor for e in members]
+    for class_id, members in enumerate(problem.graph.node_classes):
+        tensors = [problem.graph.nodes[e].tensor for e in members]
         named = [problem.graph.tensors[t] for t in tensors if t is not None]
         matched = [tensor for tensor in named if wanted.fullmatch(tensor.name)]
         if matched and len(matched) < len(named):
@@ -78,7 +78,7 @@ def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
                 f"of an identical layer: name them together"
             )
         if matched:
-            found[group] = matched
+            found[class_id] = matched
     if not found:
         names = [problem.graph.tensors[i].name for i in problem.graph.inputs]
         some = ", ".join(names[:8])

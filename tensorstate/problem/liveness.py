@@ -172,10 +172,10 @@ class Timeline:
         their results. The gradient of tanh, for one, is a cheap function of its value.
         """
         found = []
-        for entity in self.graph.entities:
-            last = max((self.at[m.operator] for m in entity.members), default=self.end)
+        for node in self.graph.nodes:
+            last = max((self.at[m.operator] for m in node.members), default=self.end)
             made = [
-                u.tensor for m in entity.members for u in self.graph.operators[m.operator].results
+                u.tensor for m in node.members for u in self.graph.operators[m.operator].results
             ]
             found += [
                 t for t in made if not self.is_fused(t) and max(self.read(t), default=-1) > last
@@ -188,10 +188,10 @@ class Timeline:
         return sorted(places | ({self.end} if tensor in self.returned else set()))
 
     def _points(self) -> np.ndarray:
-        entities = {e for members in self.graph.classes for e in (members[0], members[-1])}
+        nodes = {e for members in self.graph.node_classes for e in (members[0], members[-1])}
         places = {self.end}
-        for entity in entities:
-            runs = (self.runs[m.operator] for m in self.graph.entities[entity].members)
+        for node in nodes:
+            runs = (self.runs[m.operator] for m in self.graph.nodes[node].members)
             places |= {max(found) for found in [set().union(*runs)] if found}
         return np.array(sorted(places))
 
@@ -211,10 +211,9 @@ class Timeline:
         for tensor in tensors:
             for name, there in self._spans(tensor, early, stays):
                 counts[name] += there
-        entities = self.graph.entities
+        nodes = self.graph.nodes
         places = [
-            [self.at[m.operator] for e in found for m in entities[e].members[:1]]
-            for found in readers
+            [self.at[m.operator] for e in found for m in nodes[e].members[:1]] for found in readers
         ]
         before = [[p for p in found if p < self.turn] for found in places]
         after = [[p for p in found if p >= self.turn] for found in places]
@@ -234,8 +233,7 @@ class Timeline:
             if self.at[o] < self.turn <= max(self.runs[o], default=-1)
         }
         demanding = [
-            {m.operator for e in entities for m in self.graph.entities[e].members}
-            for entities in readers
+            {m.operator for e in nodes for m in self.graph.nodes[e].members} for nodes in readers
         ]
         own = users.difference(*demanding)
         places = [[last[o] for o in one & last.keys()] for one in (*demanding, own)]

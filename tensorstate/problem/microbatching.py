@@ -22,7 +22,7 @@ from typing import Literal
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph, Operator
 from tensorstate.ir.placements import PARTIAL, REPLICATED, SUM
-from tensorstate.tracing.node_classes import tie
+from tensorstate.tracing.node_classes import group_nodes
 
 Stage = Literal["loop", "after"]
 
@@ -82,14 +82,14 @@ class Pipeline:
             )
             for operator, label in zip(graph.operators, self.labels, strict=True)
         )
-        entities, classes, edges = tie(tensors, operators, graph.outputs, self.stages)
+        nodes, node_classes, edges = group_nodes(tensors, operators, graph.outputs, self.stages)
         return dataclasses.replace(
             graph,
             tensors=tensors,
             operators=operators,
             factors=cut(graph.factors, self.factor),
-            entities=entities,
-            classes=classes,
+            nodes=nodes,
+            node_classes=node_classes,
             edges=edges,
         )
 
@@ -194,7 +194,11 @@ class _Follower:
             if dim == self.factor
         }
         read = {label for use in operator.operands for label in use.labels}
-        return found.pop() if len(found) == 1 and not found & (read | operator.frozen) else None
+        return (
+            found.pop()
+            if len(found) == 1 and not found & (read | operator.need_replication)
+            else None
+        )
 
     def _dims(self, tensor: int) -> tuple[int, ...]:
         return self.graph.tensors[tensor].dims
@@ -210,7 +214,7 @@ class _Follower:
         label = min(found)
         if len(found) > 1:
             self._refuse(operator, "it reads different examples of the batch together")
-        if label in operator.frozen:
+        if label in operator.need_replication:
             self._refuse(operator, "it reads or writes all examples at once")
         for use, placement in uses:
             if label in use.labels and (placement < 0 or use.labels.count(label) > 1):
@@ -221,9 +225,9 @@ class _Follower:
     def _result(self, operator: Operator, label: int, labels: tuple[int, ...]) -> int:
         if label in labels:
             return labels.index(label)
-        if label not in operator.reduced:
+        if label not in operator.reductions:
             self._refuse(operator, "what it makes does not depend on examples one by one")
-        return PARTIAL[operator.reduced[label]]
+        return PARTIAL[operator.reductions[label]]
 
     def _make(
         self, operator: Operator, stage: Stage, entries: Iterable[int], origin: int | None

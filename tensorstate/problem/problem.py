@@ -20,7 +20,7 @@ import functools
 import math
 
 from tensorstate.hardware import Hardware, Network
-from tensorstate.ir.graph import Entity, Graph
+from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MeshShape, Placements
 from tensorstate.problem.liveness import Spans, Timeline
 from tensorstate.problem.microbatching import batch_of, pipelined
@@ -64,7 +64,7 @@ class Problem:
         self.pipeline = pipelined(graph, batch_of(graph, batch)) if looped else None
         self.graph = graph = self.pipeline.piece(microbatches) if self.pipeline else graph
         self.strategies = tuple(
-            NodeStrategies(graph, self.entity(g), self.mesh) for g in range(len(graph.classes))
+            NodeStrategies(graph, self.node(g), self.mesh) for g in range(len(graph.node_classes))
         )
         self.flows = flows_of(graph, self.pipeline, self.timeline.lasting)
         self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
@@ -81,22 +81,22 @@ class Problem:
         """The device mesh."""
         return self.network.mesh
 
-    def entity(self, group: int) -> Entity:
+    def node(self, class_id: int) -> Node:
         """An entity of a class, which stands for all."""
-        return self.graph.entities[self.graph.classes[group][0]]
+        return self.graph.nodes[self.graph.node_classes[class_id][0]]
 
-    def weight(self, group: int) -> int:
+    def multiplicity(self, class_id: int) -> int:
         """How many entities a class has."""
-        return len(self.graph.classes[group])
+        return len(self.graph.node_classes[class_id])
 
-    def is_early(self, group: int) -> bool:
+    def is_early(self, class_id: int) -> bool:
         """Whether a class runs in the forward pass, and in the loop where there is one."""
-        entity = self.entity(group)
-        return entity.phase == "forward" and is_looped(entity, self.pipeline)
+        node = self.node(class_id)
+        return node.phase == "forward" and is_looped(node, self.pipeline)
 
-    def turns(self, group: int) -> int:
+    def turns(self, class_id: int) -> int:
         """How often a class runs."""
-        return self.microbatches if is_looped(self.entity(group), self.pipeline) else 1
+        return self.microbatches if is_looped(self.node(class_id), self.pipeline) else 1
 
     def routes(self, flow: Flow) -> Routes:
         """The ways of a flow's tensor between its states."""
@@ -116,7 +116,7 @@ class Problem:
         if number not in self._spans:
             flow = self.flows[number]
             readers = [
-                () if demand.crosses else [e for entities in of_tensor for e in entities]
+                () if demand.crosses else [e for nodes in of_tensor for e in nodes]
                 for demand, of_tensor in zip(
                     flow.demands, zip(*flow.readers, strict=True), strict=True
                 )
@@ -126,13 +126,15 @@ class Problem:
 
     def source(self, flow: Flow, strategy: Strategy) -> Placements:
         """The state in which a flow's tensor is made."""
-        return self.strategies[flow.group].output_placements(strategy, flow.labels, flow.port)
+        return self.strategies[flow.class_id].output_placements(strategy, flow.labels, flow.port)
 
     def target(self, demand: Demand, strategy: Strategy) -> Placements:
         """The state in which a class demands a tensor."""
-        if demand.group is None:
+        if demand.class_id is None:
             raise ValueError("the caller of the step demands no state in particular")
-        return self.strategies[demand.group].input_placements(strategy, demand.labels, demand.ports)
+        return self.strategies[demand.class_id].input_placements(
+            strategy, demand.labels, demand.ports
+        )
 
     def local_bytes(self, flow: Flow, placements: Placements) -> int:
         """Bytes of a flow's tensor, or of a microbatch's piece of it, on a device."""
@@ -145,13 +147,13 @@ class Problem:
         )
 
     @functools.cache  # noqa: B019 - a problem lives as long as its search
-    def seconds(self, group: int, strategy: Strategy) -> float:
+    def seconds(self, class_id: int, strategy: Strategy) -> float:
         """Seconds that an entity of a class computes in all turns.
 
         In each it takes the longer of arithmetic and memory.
         """
-        entity, tensors = self.entity(group), self.graph.tensors
-        operators = [self.graph.operators[member.operator] for member in entity.members]
+        node, tensors = self.node(class_id), self.graph.tensors
+        operators = [self.graph.operators[member.operator] for member in node.members]
         if not operators:
             return 0.0
         parts = self.mesh.num_shards(strategy)
@@ -161,28 +163,28 @@ class Problem:
             for operator in operators
             if operator.kind in ("einsum", "window") and operator.operands
         )
-        moved = self.traffic(group, strategy)
+        moved = self.traffic(class_id, strategy)
         if all(operator.primitive in SLICES for operator in operators):
             # Of what a slice is taken from nothing else is read: a layer's part of all layers'.
             made = {use.tensor for operator in operators for use in operator.results}
             moved = min(moved, 2 * sum(tensors[tensor].nbytes for tensor in made) / parts)
         turn = max(arithmetic / parts, moved / self.hardware.memory_bandwidth)
-        return self.turns(group) * turn
+        return self.turns(class_id) * turn
 
     @functools.cache  # noqa: B019
-    def traffic(self, group: int, strategy: Strategy) -> int:
+    def traffic(self, class_id: int, strategy: Strategy) -> int:
         """Bytes that an entity of a class reads and writes on a device, each tensor once.
 
         What a chain of operators makes for itself alone stays in registers.
         """
-        entity, tensors = self.entity(group), self.graph.tensors
+        node, tensors = self.node(class_id), self.graph.tensors
         read, made = {}, {}
-        for member in entity.members:
+        for member in node.members:
             operator = self.graph.operators[member.operator]
             for uses, into in ((operator.operands, read), (operator.results, made)):
                 for use in uses:
                     into[use.tensor] = tuple(member.labels[label] for label in use.labels)
-        own = {operator.operator for operator in entity.members}
+        own = {operator.operator for operator in node.members}
         total = 0
         for tensor, labels in {**read, **made}.items():
             readers = {consumer.operator for consumer in tensors[tensor].consumers}

@@ -14,7 +14,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from tensorstate.ir.graph import Entity, Graph, Operator
+from tensorstate.ir.graph import Graph, Node, Operator
 from tensorstate.ir.placements import (
     PARTIAL,
     REPLICATED,
@@ -41,17 +41,17 @@ class NodeStrategies:
 
     Args:
         graph: the training step.
-        entity: one of the class.
+        node: one of the class.
         mesh: the device mesh.
     """
 
-    def __init__(self, graph: Graph, entity: Entity, mesh: MeshShape):
-        self.entity, self.mesh = entity, mesh
-        self.linear = linear_sets([graph.operators[m.operator] for m in entity.members])
-        self.reduced: Mapping[int, int] = {
+    def __init__(self, graph: Graph, node: Node, mesh: MeshShape):
+        self.node, self.mesh = node, mesh
+        self.linear = linear_sets([graph.operators[m.operator] for m in node.members])
+        self.reductions: Mapping[int, int] = {
             member.labels[label]: PARTIAL[how]
-            for member in entity.members
-            for label, how in graph.operators[member.operator].reduced.items()
+            for member in node.members
+            for label, how in graph.operators[member.operator].reductions.items()
         }
 
     @functools.cached_property
@@ -59,13 +59,17 @@ class NodeStrategies:
         """Every way that cuts all labels evenly, the replicated one first."""
         placements_on_axis = (
             REPLICATED,
-            *(label for label in range(len(self.entity.sizes)) if label not in self.entity.frozen),
+            *(
+                label
+                for label in range(len(self.node.sizes))
+                if label not in self.node.need_replication
+            ),
             *(partial_of(i) for i in range(len(self.linear))),
         )
         axes = [placements_on_axis if size > 1 else (REPLICATED,) for size in self.mesh.sizes]
         every = itertools.product(*axes)
         return tuple(
-            strategy for strategy in every if divides_evenly(strategy, self.entity.sizes, self.mesh)
+            strategy for strategy in every if divides_evenly(strategy, self.node.sizes, self.mesh)
         )
 
     def output_placements(
@@ -79,7 +83,7 @@ class NodeStrategies:
             return (
                 labels.index(placement)
                 if placement in labels
-                else self.reduced.get(placement, REPLICATED)
+                else self.reductions.get(placement, REPLICATED)
             )
         if placement == REPLICATED:
             return REPLICATED

@@ -11,7 +11,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from tensorstate.ir.graph import Edge, Entity, Graph, Output
+from tensorstate.ir.graph import Edge, Graph, Node, Output
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.microbatching import Pipeline
 from tensorstate.problem.strategies import Port
@@ -22,14 +22,15 @@ class Demand:
     """A class reads a flow's tensor.
 
     Attributes:
-        group: the class; ``None`` for the caller of the step, who takes any state but partial ones.
+        class_id: the class; ``None`` for the caller of the step, who takes any state but partial
+            ones.
         labels: label of the class for every position of the tensor.
         ports: the operands that read it; of a stack, whose rows are alike, the first.
         late: whether it is read after the forward pass.
         crosses: whether it is read after the loop over microbatches, though it is there before.
     """
 
-    group: int | None
+    class_id: int | None
     labels: tuple[int, ...]
     ports: frozenset[Port]
     late: bool
@@ -44,7 +45,7 @@ class Flow:
         tensors: all of them, in the order of execution.
         makers: the entity that makes each of them, or the input's.
         readers: for every tensor and demand the entities that read it so; none for the caller.
-        group: the class that makes them, or the input's.
+        class_id: the class that makes them, or the input's.
         labels: label of the class for every position.
         port: which result of which member; (0, 0) for an input.
         stored: whether it is an input, which stays in memory.
@@ -59,7 +60,7 @@ class Flow:
     tensors: tuple[int, ...]
     makers: tuple[int, ...]
     readers: tuple[tuple[tuple[int, ...], ...], ...]
-    group: int
+    class_id: int
     labels: tuple[int, ...]
     port: Port
     stored: bool
@@ -71,7 +72,7 @@ class Flow:
     looped: bool
 
     @property
-    def weight(self) -> int:
+    def multiplicity(self) -> int:
         """How many tensors it stands for."""
         return len(self.tensors)
 
@@ -81,7 +82,7 @@ class Flow:
         return any(demand.late and not demand.crosses for demand in self.demands)
 
     @functools.cached_property
-    def entities(self) -> frozenset[int]:
+    def nodes(self) -> frozenset[int]:
         """All that make or read them."""
         readers = (
             one for of_tensor in self.readers for of_demand in of_tensor for one in of_demand
@@ -102,9 +103,9 @@ class _TensorUses:
         self.readers[demand] = self.readers.get(demand, ()) + readers
 
 
-def is_looped(entity: Entity, pipeline: Pipeline | None) -> bool:
+def is_looped(node: Node, pipeline: Pipeline | None) -> bool:
     """Whether an entity runs in the loop, as all do where there is none."""
-    stages = {pipeline.stages[m.operator] for m in entity.members} if pipeline else set()
+    stages = {pipeline.stages[m.operator] for m in node.members} if pipeline else set()
     return "after" not in stages
 
 
@@ -120,8 +121,8 @@ def flows_of(
             because they stay in memory after it has run (see ``Timeline.lasting``).
     """
     found: dict[int, _TensorUses] = {}
-    members = {m.operator: (e, m) for e in graph.entities for m in e.members}
-    inputs = {e.tensor: e for e in graph.entities if e.tensor is not None}
+    members = {m.operator: (e, m) for e in graph.nodes for m in e.members}
+    inputs = {e.tensor: e for e in graph.nodes if e.tensor is not None}
 
     def uses(tensor: int) -> _TensorUses:
         if tensor not in found:
@@ -131,12 +132,12 @@ def flows_of(
 
     def when(demand: Demand, tensor: int, *, looped: bool) -> Demand:
         """A demand for a tensor, read in the loop or after it."""
-        if not is_looped(graph.entities[uses(tensor).maker], pipeline):
+        if not is_looped(graph.nodes[uses(tensor).maker], pipeline):
             return dataclasses.replace(demand, late=True)
         return demand if looped else dataclasses.replace(demand, late=True, crosses=True)
 
     for edge in graph.edges:
-        looped = is_looped(graph.entities[edge.target], pipeline)
+        looped = is_looped(graph.nodes[edge.target], pipeline)
         demand = when(_demand(graph, edge), edge.tensor, looped=looped)
         uses(edge.tensor).read(demand, edge.target)
     for output in graph.outputs:
@@ -159,26 +160,26 @@ def _maker(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, 
     t = graph.tensors[tensor]
     if t.producer is None:
         return inputs[tensor].index, tuple(range(len(t.sizes)))
-    entity, member = members[t.producer]
+    node, member = members[t.producer]
     use = graph.operators[t.producer].results[t.result]
-    return entity.index, tuple(member.labels[label] for label in use.labels)
+    return node.index, tuple(member.labels[label] for label in use.labels)
 
 
 def _flow(
     graph: Graph, tensors: list[int], found: Mapping[int, _TensorUses], pipeline: Pipeline | None
 ) -> Flow:
     first = found[tensors[0]]
-    tensor, entity = graph.tensors[tensors[0]], graph.entities[first.maker]
-    demands, looped = tuple(first.readers), is_looped(entity, pipeline)
+    tensor, node = graph.tensors[tensors[0]], graph.nodes[first.maker]
+    demands, looped = tuple(first.readers), is_looped(node, pipeline)
     return Flow(
         tuple(tensors),
         tuple(found[t].maker for t in tensors),
         tuple(tuple(found[t].readers[d] for d in demands) for t in tensors),
-        entity.group,
+        node.class_id,
         first.labels,
-        _made_at(graph, tensors[0], entity),
-        entity.tensor is not None,
-        looped and entity.phase in (None, "forward"),
+        _made_at(graph, tensors[0], node),
+        node.tensor is not None,
+        looped and node.phase in (None, "forward"),
         demands,
         tensor.sizes,
         tensor.nbytes,
@@ -187,22 +188,22 @@ def _flow(
     )
 
 
-def _made_at(graph: Graph, tensor: int, entity: Entity) -> Port:
+def _made_at(graph: Graph, tensor: int, node: Node) -> Port:
     producer = graph.tensors[tensor].producer
     if producer is None:
         return 0, 0
-    port = next(i for i, m in enumerate(entity.members) if m.operator == producer)
+    port = next(i for i, m in enumerate(node.members) if m.operator == producer)
     return port, graph.tensors[tensor].result
 
 
 def _demand(graph: Graph, edge: Edge) -> Demand:
-    entity = graph.entities[edge.target]
-    port = {member.operator: i for i, member in enumerate(entity.members)}
+    node = graph.nodes[edge.target]
+    port = {member.operator: i for i, member in enumerate(node.members)}
     ports = frozenset(
         (port[operator], 0 if graph.operators[operator].primitive == "concatenate" else operand)
         for operator, operand in edge.operands
     )
-    return Demand(entity.group, edge.target_labels, ports, entity.phase != "forward")
+    return Demand(node.class_id, edge.target_labels, ports, node.phase != "forward")
 
 
 def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand] | tuple[Demand, int]:
@@ -210,20 +211,20 @@ def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand] | tuple[Dem
     free = (Demand(None, (), frozenset(), late=True),)
     if output.updates is None or graph.inputs[output.updates] not in inputs:
         return free
-    entity = inputs[graph.inputs[output.updates]]
-    there = [p for dimension in graph.tensors[entity.tensor].array_dims or () for p in dimension]
+    node = inputs[graph.inputs[output.updates]]
+    there = [p for dimension in graph.tensors[node.tensor].array_dims or () for p in dimension]
     here = [p for dimension in output.view.positions for p in dimension]
     made = graph.tensors[output.view.tensor or 0].sizes
     labels = dict(zip(here, there, strict=False))
     if len(here) != len(there) or any(
-        h is None or made[h] != entity.sizes[t] for h, t in labels.items()
+        h is None or made[h] != node.sizes[t] for h, t in labels.items()
     ):
         return free
     read = tuple(labels[p] for p in range(len(made)))
-    return Demand(entity.group, read, frozenset(), late=True), entity.index
+    return Demand(node.class_id, read, frozenset(), late=True), node.index
 
 
 def _signature(graph: Graph, tensor: int, uses: _TensorUses) -> object:
-    entity, t = graph.entities[uses.maker], graph.tensors[tensor]
-    made = _made_at(graph, tensor, entity)
-    return entity.group, made, uses.labels, t.sizes, t.nbytes, frozenset(uses.readers)
+    node, t = graph.nodes[uses.maker], graph.tensors[tensor]
+    made = _made_at(graph, tensor, node)
+    return node.class_id, made, uses.labels, t.sizes, t.nbytes, frozenset(uses.readers)

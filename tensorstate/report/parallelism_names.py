@@ -66,14 +66,14 @@ def work_by_factor(
 ) -> dict[int | None, float]:
     """Floating-point operations of the forward pass's products by the factor that an axis cuts."""
     found: dict[int | None, float] = defaultdict(float)
-    for group, strategy in enumerate(decisions.strategies):
-        entity = problem.entity(group)
-        if entity.kind not in ("einsum", "window") or entity.phase != "forward":
+    for class_id, strategy in enumerate(decisions.strategies):
+        node = problem.node(class_id)
+        if node.kind not in ("einsum", "window") or node.phase != "forward":
             continue
-        flops = sum(problem.graph.operators[m.operator].flops for m in entity.members)
+        flops = sum(problem.graph.operators[m.operator].flops for m in node.members)
         placement = strategy[axis]
-        factor = baselines.label_factors[group][placement] if placement >= 0 else None
-        found[factor] += problem.weight(group) * flops
+        factor = baselines.label_factors[class_id][placement] if placement >= 0 else None
+        found[factor] += problem.multiplicity(class_id) * flops
     return dict(found)
 
 
@@ -98,7 +98,7 @@ def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int
     """DDP or one of ZeRO's stages, by what of the state is sharded along the axis."""
     if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
         copies = sum(
-            trip.weight
+            trip.multiplicity
             for trip in cost.trips
             if problem.flows[trip.flow].stored and (trip.kept or trip.held) is not None
         )
@@ -112,10 +112,10 @@ def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int
 def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:
     """The share of the bytes of a role that an axis shards."""
     sharded, total = [], []
-    for group, strategy in enumerate(decisions.strategies):
-        tensor = problem.entity(group).tensor
+    for class_id, strategy in enumerate(decisions.strategies):
+        tensor = problem.node(class_id).tensor
         if tensor is not None and problem.graph.tensors[tensor].role == role:
-            nbytes = problem.weight(group) * problem.graph.tensors[tensor].nbytes
+            nbytes = problem.multiplicity(class_id) * problem.graph.tensors[tensor].nbytes
             total.append(nbytes)
             sharded.append(nbytes * (strategy[axis] >= 0))
     return math.fsum(sharded) / max(1, math.fsum(total))
@@ -126,15 +126,15 @@ def _elementwise_along(
 ) -> bool:
     """Whether elementwise work of the forward pass is mostly sharded along the sequence."""
     along = total = 0
-    for group, strategy in enumerate(decisions.strategies):
-        entity = problem.entity(group)
-        if entity.kind != "elementwise" or entity.phase != "forward":
+    for class_id, strategy in enumerate(decisions.strategies):
+        node = problem.node(class_id)
+        if node.kind != "elementwise" or node.phase != "forward":
             continue
-        factors = baselines.label_factors[group]
+        factors = baselines.label_factors[class_id]
         if not baselines.residual & set(factors):
             continue
-        total += problem.weight(group)
+        total += problem.multiplicity(class_id)
         placement = strategy[axis]
         if placement >= 0 and factors[placement] in baselines.sequence:
-            along += problem.weight(group)
+            along += problem.multiplicity(class_id)
     return total > 0 and along >= MIN_SHARE * total

@@ -124,10 +124,10 @@ def _inputs(problem: Problem, found: Found) -> list[str]:
             tensor = problem.graph.tensors[flow.tensors[0]]
             if not flow.stored or tensor.role != role:
                 continue
-            placements = problem.source(flow, found.decisions.strategies[flow.group])
+            placements = problem.source(flow, found.decisions.strategies[flow.class_id])
             names = [problem.graph.tensors[t].name for t in flow.tensors]
-            name = common_name(names) + (f" x {flow.weight}" if flow.weight > 1 else "")
-            local = flow.weight * problem.stored_bytes(flow, placements)
+            name = common_name(names) + (f" x {flow.multiplicity}" if flow.multiplicity > 1 else "")
+            local = flow.multiplicity * problem.stored_bytes(flow, placements)
             full = sum(problem.traced.tensors[t].nbytes for t in flow.tensors)
             rows.append((-full, name, format_placements(problem, tensor, placements), local))
         if rows:
@@ -144,7 +144,7 @@ def _activations(problem: Problem, found: Found) -> list[str]:
     groups: dict[str, list[Trip]] = defaultdict(list)
     for trip in found.cost.trips:
         flow = problem.flows[trip.flow]
-        phase = problem.entity(flow.group).phase
+        phase = problem.node(flow.class_id).phase
         if flow.stored:
             if trip.held is not None:
                 groups["gathered copies held through all microbatches"].append(trip)
@@ -156,7 +156,7 @@ def _activations(problem: Problem, found: Found) -> list[str]:
             elif trip.kept is not None:
                 groups["activations kept for the backward pass"].append(trip)
         elif phase == "backward" and any(
-            d.group is not None and problem.entity(d.group).phase == "optimizer"
+            d.class_id is not None and problem.node(d.class_id).phase == "optimizer"
             for d in flow.demands
         ):
             summed = "gradients" if trip.held is None else "gradients, summed over microbatches"
@@ -168,10 +168,10 @@ def _activations(problem: Problem, found: Found) -> list[str]:
         for trip in trips:
             flow = problem.flows[trip.flow]
             placements = trip.held or trip.kept or trip.source
-            nbytes = trip.weight * problem.local_bytes(flow, placements)
+            nbytes = trip.multiplicity * problem.local_bytes(flow, placements)
             total += nbytes
             bytes_by_placements[_by_factor(problem, trip, placements)] += nbytes
-        lines.append(f"{name}: {sum(t.weight for t in trips)}, {size(total)} a device")
+        lines.append(f"{name}: {sum(t.multiplicity for t in trips)}, {size(total)} a device")
         best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])[:4]
         lines += [f"  {size(nbytes):>9} {text}" for text, nbytes in best]
     return lines
@@ -226,7 +226,7 @@ def explain(problem: Problem, found: Found, name: str) -> str:
         if tensor.index not in trip.tensors:
             continue
         flow = problem.flows[trip.flow]
-        tied = f", like {flow.weight - 1} others" if flow.weight > 1 else ""
+        tied = f", like {flow.multiplicity - 1} others" if flow.multiplicity > 1 else ""
         local = size(problem.local_bytes(flow, trip.source))
         lines.append(
             f"state: {format_placements(problem, tensor, trip.source)}, {local} a device{tied}"
@@ -262,17 +262,17 @@ def explain(problem: Problem, found: Found, name: str) -> str:
 def _readers(problem: Problem, found: Found, tensor: Tensor, trip: Trip) -> Iterable[str]:
     flow = problem.flows[trip.flow]
     for demand in flow.demands:
-        if demand.group is None:
+        if demand.class_id is None:
             yield "  returned"
             continue
-        entity = problem.entity(demand.group)
-        placements = problem.target(demand, found.decisions.strategies[demand.group])
-        if entity.tensor is not None:
-            yield f"  becomes {problem.graph.tensors[entity.tensor].name}"
+        node = problem.node(demand.class_id)
+        placements = problem.target(demand, found.decisions.strategies[demand.class_id])
+        if node.tensor is not None:
+            yield f"  becomes {problem.graph.tensors[node.tensor].name}"
             continue
-        operator = problem.graph.operators[entity.members[0].operator]
+        operator = problem.graph.operators[node.members[0].operator]
         spec = format_placements(problem, tensor, placements)
-        yield f"  read by {operator.primitive} ({entity.phase}) in {spec}, {operator.source}"
+        yield f"  read by {operator.primitive} ({node.phase}) in {spec}, {operator.source}"
 
 
 # ---------------------------------------------------------------------- units

@@ -9,7 +9,7 @@ import colorsys
 from html import escape
 
 from tensorstate.cost.result import Found
-from tensorstate.ir.graph import Entity
+from tensorstate.ir.graph import Node
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
@@ -59,14 +59,14 @@ def _table(title: str, rows: list[str]) -> list[str]:
 
 
 def _inputs(problem: Problem) -> list[int]:
-    every = range(len(problem.graph.classes))
-    return [g for g in every if problem.entity(g).tensor is not None]
+    every = range(len(problem.graph.node_classes))
+    return [g for g in every if problem.node(g).tensor is not None]
 
 
 def _in_phase(problem: Problem, phase: str) -> list[int]:
-    every = range(len(problem.graph.classes))
-    chosen = [g for g in every if problem.entity(g).phase == phase]
-    return sorted(chosen, key=lambda g: problem.entity(g).index)
+    every = range(len(problem.graph.node_classes))
+    chosen = [g for g in every if problem.node(g).phase == phase]
+    return sorted(chosen, key=lambda g: problem.node(g).index)
 
 
 def way_text(problem: Problem, strategy: Strategy) -> str:
@@ -94,12 +94,12 @@ def _colours(problem: Problem, found: Found) -> dict[str, str]:
     return found_colours
 
 
-def _input_row(problem: Problem, found: Found, group: int, colours: dict[str, str]) -> str:
-    tensor = problem.traced.tensors[problem.entity(group).tensor or 0]
-    strategy = found.decisions.strategies[group]
+def _input_row(problem: Problem, found: Found, class_id: int, colours: dict[str, str]) -> str:
+    tensor = problem.traced.tensors[problem.node(class_id).tensor or 0]
+    strategy = found.decisions.strategies[class_id]
     colour = colours[way_text(problem, strategy)]
-    weight = problem.weight(group)
-    name = tensor.name + (f" and {weight - 1} like it" if weight > 1 else "")
+    multiplicity = problem.multiplicity(class_id)
+    name = tensor.name + (f" and {multiplicity - 1} like it" if multiplicity > 1 else "")
     placements = format_placements(problem, tensor, strategy)
     local = size(tensor.nbytes // problem.mesh.num_shards(strategy))
     return (
@@ -108,22 +108,22 @@ def _input_row(problem: Problem, found: Found, group: int, colours: dict[str, st
     )
 
 
-def _row(problem: Problem, found: Found, group: int, colours: dict[str, str]) -> str:
-    entity, strategy = problem.entity(group), found.decisions.strategies[group]
+def _row(problem: Problem, found: Found, class_id: int, colours: dict[str, str]) -> str:
+    node, strategy = problem.node(class_id), found.decisions.strategies[class_id]
     colour = colours[way_text(problem, strategy)]
-    operators = [problem.graph.operators[m.operator] for m in entity.members]
-    weight = problem.weight(group)
-    times = f" x {weight}" if weight > 1 else ""
-    if problem.turns(group) > 1:
-        times += f", in each of {problem.turns(group)} microbatches"
+    operators = [problem.graph.operators[m.operator] for m in node.members]
+    multiplicity = problem.multiplicity(class_id)
+    times = f" x {multiplicity}" if multiplicity > 1 else ""
+    if problem.turns(class_id) > 1:
+        times += f", in each of {problem.turns(class_id)} microbatches"
     names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
-    again = sum(index in found.cost.remade for index in problem.graph.classes[group])
+    again = sum(index in found.cost.remade for index in problem.graph.node_classes[class_id])
     remade = f", {again} made again" if again else ""
     flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
     work = (
-        f"{flops:.3g} flop" if entity.kind == "einsum" else size(problem.traffic(group, strategy))
+        f"{flops:.3g} flop" if node.kind == "einsum" else size(problem.traffic(class_id, strategy))
     )
-    cuts = escape(_cuts(problem, entity, strategy))
+    cuts = escape(_cuts(problem, node, strategy))
     return (
         f"<tr><td>{escape(names + times + remade)}</td>"
         f'<td class=state style="background:{colour}">{cuts}</td>'
@@ -131,12 +131,12 @@ def _row(problem: Problem, found: Found, group: int, colours: dict[str, str]) ->
     )
 
 
-def _cuts(problem: Problem, entity: Entity, strategy: Strategy) -> str:
+def _cuts(problem: Problem, node: Node, strategy: Strategy) -> str:
     """What each axis cuts, by the label's size."""
     parts = []
     for name, placement in zip(problem.mesh.names, strategy, strict=True):
         if placement >= 0:
-            parts.append(f"{name} cuts {entity.sizes[placement]}")
+            parts.append(f"{name} cuts {node.sizes[placement]}")
         elif placement < REPLICATED:
             parts.append(f"partial over {name}")
     return ", ".join(parts) or "replicated"

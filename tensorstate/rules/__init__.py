@@ -13,16 +13,16 @@ from tensorstate.rules import elementwise, indexing, products, random, reduction
 from tensorstate.rules.inferred import infer
 from tensorstate.rules.sharding_rule import (
     FALLBACK_RULE,
-    Argument,
-    Equation,
-    Rule,
-    Signature,
+    AbstractArray,
+    LocalEqn,
+    PrimitiveRule,
+    ShardingRule,
 )
 
 # Of keys there is little to shard.
 _OF_KEYS = ("random_wrap", "random_unwrap", "random_seed", "random_split")
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, PrimitiveRule] = {
     **elementwise.RULES,
     **products.RULES,
     **reductions.RULES,
@@ -35,10 +35,10 @@ RULES: dict[str, Rule] = {
 
 def rule_of(
     primitive: Any,
-    arguments: Sequence[Argument],
-    results: Sequence[Argument],
+    arguments: Sequence[AbstractArray],
+    results: Sequence[AbstractArray],
     params: Mapping[str, Any],
-) -> Rule:
+) -> PrimitiveRule:
     """The rule of an equation: written for its primitive, or else inferred."""
     written = RULES.get(primitive.name)
     return written or infer(primitive, arguments, results, params)
@@ -47,9 +47,9 @@ def rule_of(
 __all__ = [
     "FALLBACK_RULE",
     "RULES",
-    "Argument",
-    "Equation",
-    "Rule",
-    "Signature",
+    "AbstractArray",
+    "LocalEqn",
+    "PrimitiveRule",
+    "ShardingRule",
     "rule_of",
 ]

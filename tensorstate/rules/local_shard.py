@@ -56,8 +56,8 @@ class Turn(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LocalBlock:
-    """The part of an operator's labels that one device has: see ``rules.LocalBlock``.
+class LocalShard:
+    """The part of an operator's labels that one device has: see ``rules``.
 
     Attributes:
         sizes: elements of every label.
@@ -74,37 +74,37 @@ class LocalBlock:
     batch: int | None = None
 
     @classmethod
-    def all_of(cls, sizes: Sequence[int]) -> LocalBlock:
+    def all_of(cls, sizes: Sequence[int]) -> LocalShard:
         """The whole."""
         return cls(tuple(sizes), (1,) * len(sizes), {})
 
-    def local(self, label: int) -> int:
+    def local_size(self, label: int) -> int:
         """Elements of a label that the device has."""
         return self.sizes[label] // self.counts[label]
 
     def size(self, labels: Sequence[int]) -> int:
-        return math.prod(self.local(label) for label in labels)
+        return math.prod(self.local_size(label) for label in labels)
 
     def global_size(self, labels: Sequence[int]) -> int:
         return math.prod(self.sizes[label] for label in labels)
 
-    def split(self, labels: Sequence[int]) -> bool:
+    def is_sharded(self, labels: Sequence[int]) -> bool:
         return any(self.counts[label] > 1 for label in labels)
 
     def start(self, label: int) -> Any:
         """The first of the device's elements of a label, or of its microbatch."""
-        return self.indices[label] * self.local(label) if label in self.indices else 0
+        return self.indices[label] * self.local_size(label) if label in self.indices else 0
 
-    def positions(self, labels: Sequence[int]) -> Any:
+    def global_indices(self, labels: Sequence[int]) -> Any:
         places = jnp.zeros((), jnp.int32)
         for label in labels:
-            own = jnp.arange(self.local(label), dtype=jnp.int32) + self.start(label)
+            own = jnp.arange(self.local_size(label), dtype=jnp.int32) + self.start(label)
             if self.turn is not None and label == self.batch:
                 own = self.turn.global_indices(own, self.sizes[label])
             places = (places[..., None] * self.sizes[label] + own).astype(jnp.int32)
         return places.reshape(self.size(labels))
 
-    def locate(self, index: Any, labels: Sequence[int]) -> tuple[Any, Any]:
+    def to_local(self, index: Any, labels: Sequence[int]) -> tuple[Any, Any]:
         place, has = jnp.zeros_like(index), jnp.ones(index.shape, bool)
         stride = self.global_size(labels)
         for label in labels:
@@ -114,11 +114,11 @@ class LocalBlock:
                 own, now = self.turn.piece(own, self.sizes[label])
                 has &= now
             own -= self.start(label)
-            has &= (own >= 0) & (own < self.local(label))
-            place = place * self.local(label) + own
+            has &= (own >= 0) & (own < self.local_size(label))
+            place = place * self.local_size(label) + own
         return jnp.where(has, place, 0), has
 
-    def is_first(self, labels: Sequence[int]) -> Any:
+    def is_first_shard(self, labels: Sequence[int]) -> Any:
         parts = [self.indices[label] == 0 for label in labels if label in self.indices]
         if self.turn is not None and self.batch in labels:
             parts.append(self.turn.index == 0)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tensorstate.ir.graph import Kind, Reduce
-from tensorstate.rules.local_shard import LocalBlock
+from tensorstate.rules.local_shard import LocalShard
 
 Labels = tuple[int | None, ...]
 
 
-class Argument(NamedTuple):
+class AbstractArray(NamedTuple):
     """An argument or result of an equation.
 
     Attributes:
@@ -29,7 +29,7 @@ class Argument(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Signature:
+class ShardingRule:
     """An equation in labels, one for each dimension of its arguments and results.
 
     Dimensions with the same label have the same size and are sharded together. ``None`` stands for
@@ -38,22 +38,22 @@ class Signature:
     Attributes:
         kind: see ``tensorstate.ir.graph.Operator``, as for the others.
         arguments, results: labels of every dimension.
-        reduced: labels over which it reduces, and how.
+        reductions: labels over which it reduces, and how.
         linear: sets of arguments in which it is linear together.
-        frozen: labels that cannot be sharded.
+        need_replication: labels that cannot be sharded.
         flops: floating-point operations.
     """
 
     kind: Kind
     arguments: tuple[Labels, ...]
     results: tuple[Labels, ...]
-    reduced: Mapping[int, Reduce] = dataclasses.field(default_factory=dict)
+    reductions: Mapping[int, Reduce] = dataclasses.field(default_factory=dict)
     linear: tuple[frozenset[int], ...] = ()
-    frozen: frozenset[int] = frozenset()
+    need_replication: frozenset[int] = frozenset()
     flops: int = 0
 
 
-class Equation(NamedTuple):
+class LocalEqn(NamedTuple):
     """What a runner is given besides its arrays.
 
     Attributes:
@@ -66,63 +66,65 @@ class Equation(NamedTuple):
     params: Mapping[str, Any]
     arguments: tuple[tuple[tuple[int, ...], ...], ...]
     results: tuple[tuple[tuple[int, ...], ...], ...]
-    outputs: tuple[Argument, ...]
+    outputs: tuple[AbstractArray, ...]
 
 
-Describe = Callable[[Sequence[Argument], Sequence[Argument], Mapping[str, Any]], Signature]
-Run = Callable[[Equation, Sequence[Any], LocalBlock], Sequence[Any]]
+DescribeRule = Callable[
+    [Sequence[AbstractArray], Sequence[AbstractArray], Mapping[str, Any]], ShardingRule
+]
+RunLocal = Callable[[LocalEqn, Sequence[Any], LocalShard], Sequence[Any]]
 
 
-def bind(equation: Equation, arrays: Sequence[Any], block: LocalBlock) -> Sequence[Any]:
+def bind(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
     """Bind the primitive as it was traced: for those whose parameters name no sizes."""
     return bind_with(equation, arrays)
 
 
-def bind_with(equation: Equation, arrays: Sequence[Any], **changed: Any) -> Sequence[Any]:
+def bind_with(equation: LocalEqn, arrays: Sequence[Any], **changed: Any) -> Sequence[Any]:
     """Bind the primitive with some parameters changed."""
     out = equation.primitive.bind(*arrays, **{**equation.params, **changed})
     return out if equation.primitive.multiple_results else [out]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rule:
+class PrimitiveRule:
     """How a primitive is read and run.
 
     Attributes:
-        describe: its signature, from whole arguments, results and parameters.
-        run: its results on one device's blocks.
+        sharding_rule: its signature, from whole arguments, results and parameters.
+        run_local: its results on one device's blocks.
         origin: "written" by hand; inferred as "elementwise", or by "dimensions" that JAX's own
             rules show to be independent; or "replicated", for want of anything better.
     """
 
-    describe: Describe
-    run: Run = bind
+    sharding_rule: DescribeRule
+    run_local: RunLocal = bind
     origin: Literal["written", "elementwise", "dimensions", "replicated"] = "written"
 
 
-def elements(argument: Argument) -> int:
+def num_elements(argument: AbstractArray) -> int:
     """Number of elements."""
     return math.prod(argument.shape)
 
 
-def is_zero(argument: Argument) -> bool:
+def is_zero(argument: AbstractArray) -> bool:
     """Whether it is the constant 0."""
     return argument.value is not None and bool(argument.value == 0)
 
 
-def fresh() -> itertools.count[int]:
+def label_counter() -> itertools.count[int]:
     """A source of labels."""
     return itertools.count()
 
 
-def replicate(
-    arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-) -> Signature:
+def replicated_rule(
+    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
+) -> ShardingRule:
     """The signature of what is not known: every dimension stands alone and is whole."""
-    labels = fresh()
+    labels = label_counter()
     ins = tuple(tuple(next(labels) for _ in argument.shape) for argument in arguments)
     outs = tuple(tuple(next(labels) for _ in result.shape) for result in results)
-    return Signature("opaque", ins, outs, frozen=frozenset(range(next(labels))))
+    return ShardingRule("opaque", ins, outs, need_replication=frozenset(range(next(labels))))
 
 
-FALLBACK_RULE = Rule(replicate, origin="replicated")
+FALLBACK_RULE = PrimitiveRule(replicated_rule, origin="replicated")

@@ -238,7 +238,7 @@ def why(
         key=lambda pair: -pair[0],
     )[:3]
     names = ", ".join(
-        f"{problem.graph.tensors[trip.tensors[0]].name} x {trip.weight}: {_bytes(nbytes)}"
+        f"{problem.graph.tensors[trip.tensors[0]].name} x {trip.multiplicity}: {_bytes(nbytes)}"
         for nbytes, trip in largest
     )
     return (
@@ -254,7 +254,7 @@ def _stays(problem: Problem, trip: Trip) -> int:
     flow = problem.flows[trip.flow]
     copies = [placements for placements in (trip.kept, trip.held) if placements is not None]
     stored = problem.stored_bytes(flow, trip.source) if flow.stored else 0
-    return trip.weight * (
+    return trip.multiplicity * (
         stored + sum(problem.local_bytes(flow, placements) for placements in copies)
     )
 

@@ -135,7 +135,7 @@ class Formulation:
             ends = [*late, *sums]
             return {}, self._era(flow, arcs, [start] * len(ends), ends, turns)[0], [], []
         early = [d for d in flow.demands if not d.late]
-        repeats = [d for d in early if self.recompute and d.group is not None]
+        repeats = [d for d in early if self.recompute and d.class_id is not None]
         again = [self._ends(flow, d, again=True) for d in repeats]
         ends = [self._ends(flow, d) for d in early] + sums
         starts = [start] * len(ends)
@@ -173,7 +173,7 @@ class Formulation:
         found: list[set[int]] = [{REPLICATED} for _ in self.problem.mesh.sizes]
         every = [*sources]
         for demand in flow.demands:
-            if demand.group is not None:
+            if demand.class_id is not None:
                 every += self.choices.targets(demand)
         for placements in every:
             for axis, placement in enumerate(placements):
@@ -184,7 +184,7 @@ class Formulation:
         self, flow: Flow, demand: Demand, again: bool | None = None
     ) -> dict[Placements, Terms]:
         """What of a demand ends in each state."""
-        if demand.group is not None:
+        if demand.class_id is not None:
             targets = self.choices.targets(demand, again)
             return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
         ends = {s: self.program.part() for s in all_placements(flow.sizes, self.problem.mesh)}
@@ -215,7 +215,7 @@ class Formulation:
             if starts and (seconds or not shared or self.room is not None):
                 paid[move] = self.program.part()
                 if seconds:
-                    self.communication.append((paid[move], turns * flow.weight * seconds))
+                    self.communication.append((paid[move], turns * flow.multiplicity * seconds))
         for start, end in zip(starts, ends, strict=True):
             taken = paid
             if shared:
@@ -262,7 +262,7 @@ class Formulation:
             return None
         self.kept[number][placements] = kept = self.program.variable(high=1.0)
         if self.room is not None:
-            self.choices.count(kept, flow.weight)
+            self.choices.count(kept, flow.multiplicity)
         return kept
 
     def _hold(self, number: int, flow: Flow, arcs: Sequence[tuple[Move, float]]) -> None:
@@ -271,7 +271,7 @@ class Formulation:
         for placements in sorted(every):
             self.held[number][placements] = held = self.program.variable(high=1.0)
             if self.room is not None:
-                self.choices.count(held, flow.weight)
+                self.choices.count(held, flow.multiplicity)
 
     def _lasting(self, flow: Flow) -> dict[Placements, list[int]]:
         """The choices by which a flow is there to be kept: what is made again is not."""
@@ -281,18 +281,18 @@ class Formulation:
         """Nothing is made again that neither the backward pass nor what is made again reads."""
         flows: dict[int, list[Flow]] = defaultdict(list)
         for flow in self.problem.flows:
-            flows[flow.group].append(flow)
-        for group, choices in enumerate(self.choices.x):
+            flows[flow.class_id].append(flow)
+        for class_id, choices in enumerate(self.choices.x):
             terms: dict[int, float] = defaultdict(float)
             for (_, again), variable in choices.items():
-                terms[variable] += again * self.problem.weight(group)
-            if not any(terms.values()) or any(flow.stays for flow in flows[group]):
+                terms[variable] += again * self.problem.multiplicity(class_id)
+            if not any(terms.values()) or any(flow.stays for flow in flows[class_id]):
                 continue
-            for flow in flows[group]:
+            for flow in flows[class_id]:
                 for number, demand in enumerate(flow.demands):
-                    if demand.group is not None:
+                    if demand.class_id is not None:
                         reads = sum(len(readers[number]) for readers in flow.readers)
-                        for (_, again), variable in self.choices.x[demand.group].items():
+                        for (_, again), variable in self.choices.x[demand.class_id].items():
                             terms[variable] -= again * reads
             self.program.row([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
 
@@ -344,7 +344,7 @@ class Formulation:
         """The decisions of a solution: shares become whole layers, the first ones made again."""
         values, graph = solution.values, self.problem.graph
         strategies, again = [], set()
-        for group, choices in enumerate(self.choices.x):
+        for class_id, choices in enumerate(self.choices.x):
             shares: dict[Strategy, float] = defaultdict(float)
             for (strategy, _), variable in choices.items():
                 shares[strategy] += values[variable]
@@ -352,7 +352,7 @@ class Formulation:
             share = (
                 values[choices[strategies[-1], True]] if (strategies[-1], True) in choices else 0.0
             )
-            members = graph.classes[group]
+            members = graph.node_classes[class_id]
             again |= set(members[: math.ceil(share * len(members) - 1e-6)])
         kept: dict[int, Placements] = {}
         if self.room is not None:
@@ -362,7 +362,7 @@ class Formulation:
                     placements: values[v] for placements, v in variables.items() if values[v] > 1e-6
                 }
                 if flow.stored:  # of the rest only the input itself stays
-                    source = self.problem.source(flow, strategies[flow.group])
+                    source = self.problem.source(flow, strategies[flow.class_id])
                     kept |= dict.fromkeys(flow.tensors, source)
                 kept |= _dealt(flow.tensors[::-1], shares)
         return Decisions(tuple(strategies), frozenset(again), kept, self._held_in(values))

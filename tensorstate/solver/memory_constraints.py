@@ -75,7 +75,7 @@ class Room:
                 self._add(variable, packed_bytes(move) * packed)
         for placements, variables in choices.sources(flow).items() if flow.stored else ():
             for variable in variables:
-                nbytes = flow.weight * self.problem.stored_bytes(flow, placements)
+                nbytes = flow.multiplicity * self.problem.stored_bytes(flow, placements)
                 self.inputs[variable] += nbytes / self.unit
         self._keep(number, flow, kept)
         self._bind(number, flow, kept, reread)
@@ -107,7 +107,7 @@ class Room:
         With no demand, or one of the caller, those of its maker.
         """
         demand = None if number is None else flow.demands[number]
-        if demand is None or demand.group is None:
+        if demand is None or demand.class_id is None:
             return self.choices.sources(flow, again)
         return self.choices.targets(demand, again)
 

@@ -42,21 +42,23 @@ class Choices:
     ):
         self.program, self.problem, self.recompute = program, problem, recompute
         self.seconds: list[tuple[int, float]] = []
-        self.x = [self._of(group, strategies) for group, strategies in enumerate(candidates)]
+        self.x = [self._of(class_id, strategies) for class_id, strategies in enumerate(candidates)]
 
-    def _of(self, group: int, candidates: Sequence[Strategy]) -> dict[tuple[Strategy, bool], int]:
+    def _of(
+        self, class_id: int, candidates: Sequence[Strategy]
+    ) -> dict[tuple[Strategy, bool], int]:
         """The choices of a class, of which exactly one is taken."""
-        problem, weight = self.problem, self.problem.weight(group)
-        again = self.recompute and problem.is_early(group)
+        problem, multiplicity = self.problem, self.problem.multiplicity(class_id)
+        again = self.recompute and problem.is_early(class_id)
         choices, strategies = {}, []
         for strategy in candidates:
             strategies.append(self.program.variable(high=1.0, integer=True))
-            seconds = weight * problem.seconds(group, strategy)
+            seconds = multiplicity * problem.seconds(class_id, strategy)
             choices[strategy, False] = strategies[-1]
             if again:
                 choices[strategy, False] = self.program.part()
                 choices[strategy, True] = self.program.part()
-                self.count(choices[strategy, True], weight)
+                self.count(choices[strategy, True], multiplicity)
                 parts = [(choices[strategy, a], 1.0) for a in (False, True)]
                 self.program.row([*parts, (strategies[-1], -1.0)], 0.0, 0.0)
                 self.seconds.append((choices[strategy, True], 2 * seconds))
@@ -64,16 +66,16 @@ class Choices:
         self.program.row([(v, 1.0) for v in strategies], 1.0, 1.0)
         return choices
 
-    def count(self, share: int, weight: int) -> None:
+    def count(self, share: int, multiplicity: int) -> None:
         """A share stands for whole layers or tensors; few are counted, many are rounded."""
-        if weight <= FEW:
-            number = self.program.variable(integer=True, within=weight)
-            self.program.row([(share, 1.0), (number, -1.0 / weight)], 0.0, 0.0)
+        if multiplicity <= FEW:
+            number = self.program.variable(integer=True, within=multiplicity)
+            self.program.row([(share, 1.0), (number, -1.0 / multiplicity)], 0.0, 0.0)
 
     def sources(self, flow: Flow, again: bool | None = None) -> dict[Placements, list[int]]:
         """The choices that put a flow's tensor in each state."""
         found: dict[Placements, list[int]] = defaultdict(list)
-        for (strategy, a), variable in self.x[flow.group].items():
+        for (strategy, a), variable in self.x[flow.class_id].items():
             if again is None or a == again:
                 found[self.problem.source(flow, strategy)].append(variable)
         return found
@@ -81,7 +83,7 @@ class Choices:
     def targets(self, demand: Demand, again: bool | None = None) -> dict[Placements, list[int]]:
         """The choices that demand a flow's tensor in each state."""
         found: dict[Placements, list[int]] = defaultdict(list)
-        for (strategy, a), variable in self.x[demand.group or 0].items():
+        for (strategy, a), variable in self.x[demand.class_id or 0].items():
             if again is None or a == again:
                 found[self.problem.target(demand, strategy)].append(variable)
         return found

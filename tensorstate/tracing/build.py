@@ -12,10 +12,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from tensorstate.ir.graph import Call, Kind, Reduce, Source, Use, View
-from tensorstate.rules import Rule, Signature
-from tensorstate.tracing.flat_jaxpr import Atom, Constant, FlatEqn, FlatJaxpr, Variable
-from tensorstate.tracing.propagate import FactorTable, relate
+from tensorstate.ir.graph import Kind, Reduce, SourceLocation, TracedEqn, Use, View
+from tensorstate.rules import PrimitiveRule, ShardingRule
+from tensorstate.tracing.flat_jaxpr import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
+from tensorstate.tracing.propagate import FactorTable, propagate_factors
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -38,12 +38,12 @@ class Operation:
     sizes: tuple[int, ...]
     operands: tuple[Use, ...]
     results: tuple[Use, ...]
-    reduced: dict[int, Reduce]
+    reductions: dict[int, Reduce]
     linear: tuple[frozenset[int], ...]
-    frozen: frozenset[int]
+    need_replication: frozenset[int]
     flops: int
-    source: Source
-    call: Call
+    source: SourceLocation
+    call: TracedEqn
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -68,15 +68,15 @@ def build(program: FlatJaxpr, unknown: str) -> Body:
         PlanError: naming the primitive without a rule, and where in the model it stands.
     """
     dims = FactorTable()
-    related = [relate(eqn, dims, unknown) for eqn in program.eqns]
+    related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
     builder = _GraphBuilder(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
-        builder.make(variable, None, 0)
+        builder.add_tensor(variable, None, 0)
     array_dims = [builder.array_dims(v) for v in program.inputs]
     array_dims += [builder.array_dims(v) for v, _ in program.constants]
     for eqn, found in zip(program.eqns, related, strict=True):
         if found is None:
-            builder.view_of(eqn)
+            builder.add_view(eqn)
         else:
             builder.operator(eqn, *found)
     outputs = [builder.view(atom) for atom in program.outputs]
@@ -93,40 +93,40 @@ class _GraphBuilder:
         self.dims = dims
         self.values: list[Value] = []
         self.operations: list[Operation] = []
-        self._views: dict[Variable, View] = {}
-        self._numbers: dict[int, int] = {}
+        self._views: dict[FlatVar, View] = {}
+        self._factor_ids: dict[int, int] = {}
         self._sizes_of: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def factors(self) -> tuple[int, ...]:
         """Sizes of the factors that tensors name."""
-        return tuple(self.dims.factors.size(factor) for factor in self._numbers)
+        return tuple(self.dims.factors.size(factor) for factor in self._factor_ids)
 
-    def parts(self, atom: Atom) -> tuple[tuple[int, ...], ...]:
+    def factor_sizes(self, atom: FlatAtom) -> tuple[tuple[int, ...], ...]:
         """For every dimension the sizes of what it is the product of."""
-        if isinstance(atom, Variable):
+        if isinstance(atom, FlatVar):
             return self._views[atom].sizes
         return tuple((size,) if size != 1 else () for size in atom.shape)
 
-    def make(self, variable: Variable, producer: int | None, result: int) -> None:
+    def add_tensor(self, variable: FlatVar, producer: int | None, result: int) -> None:
         """A tensor with the positions of a variable's dimensions."""
         leaves = self.dims.leaves(variable)
         flat = tuple(itertools.chain.from_iterable(leaves))
-        parts = tuple(map(self._sizes, leaves))
+        factor_sizes = tuple(map(self._sizes, leaves))
         tensor = len(self.values)
         self.values.append(
             Value(
-                tuple(map(self._number, flat)),
-                tuple(itertools.chain.from_iterable(parts)),
+                tuple(map(self._factor_id, flat)),
+                tuple(itertools.chain.from_iterable(factor_sizes)),
                 variable.dtype,
                 producer,
                 result,
             )
         )
-        grouped = _grouped(range(len(flat)), leaves)
-        self._views[variable] = View(tensor, grouped, parts, variable.dtype)
+        grouped = _regroup(range(len(flat)), leaves)
+        self._views[variable] = View(tensor, grouped, factor_sizes, variable.dtype)
 
-    def _number(self, factor: int) -> int:
-        return self._numbers.setdefault(factor, len(self._numbers))
+    def _factor_id(self, factor: int) -> int:
+        return self._factor_ids.setdefault(factor, len(self._factor_ids))
 
     def _sizes(self, leaves: tuple[int, ...]) -> tuple[int, ...]:
         known = self._sizes_of.get(leaves)
@@ -135,17 +135,17 @@ class _GraphBuilder:
             known = self._sizes_of[leaves] = tuple(map(size, leaves))
         return known
 
-    def array_dims(self, variable: Variable) -> tuple[tuple[int, ...], ...]:
+    def array_dims(self, variable: FlatVar) -> tuple[tuple[int, ...], ...]:
         return self._views[variable].positions  # pyright: ignore[reportReturnType]
 
-    def view(self, atom: Atom) -> View:
-        if isinstance(atom, Variable):
+    def view(self, atom: FlatAtom) -> View:
+        if isinstance(atom, FlatVar):
             return self._views[atom]
-        sizes = self.parts(atom)
+        sizes = self.factor_sizes(atom)
         positions = tuple((None,) * len(one) for one in sizes)
         return View(None, positions, sizes, atom.dtype, atom.value)
 
-    def view_of(self, eqn: FlatEqn) -> None:
+    def add_view(self, eqn: FlatEqn) -> None:
         """Read the result of a view as its argument's tensor is read."""
         source, out = eqn.inputs[0], eqn.outputs[0]
         view, name = self.view(source), eqn.primitive.name
@@ -161,17 +161,17 @@ class _GraphBuilder:
             positions = tuple(found)
         else:
             flat = itertools.chain.from_iterable(view.positions)
-            positions = _grouped(flat, leaves)
+            positions = _regroup(flat, leaves)
         self._views[out] = View(view.tensor, positions, sizes, view.dtype, view.value)
 
-    def operator(self, eqn: FlatEqn, rule: Rule, signature: Signature) -> None:
+    def operator(self, eqn: FlatEqn, rule: PrimitiveRule, sharding: ShardingRule) -> None:
         """Append an operator and the tensors that it makes."""
         index, first = len(self.operations), len(self.values)
         for k, out in enumerate(eqn.outputs):
-            self.make(out, index, k)
-        labels = _Labels(self, eqn, signature)
+            self.add_tensor(out, index, k)
+        labels = _Labels(self, eqn, sharding)
         inputs = tuple(
-            labels.view(atom, names) if isinstance(atom, Constant) else self._views[atom]
+            labels.view(atom, names) if isinstance(atom, SplatConstant) else self._views[atom]
             for atom, names in zip(eqn.inputs, labels.arguments, strict=True)
         )
         pairs = zip(inputs, labels.arguments, strict=True)
@@ -180,7 +180,7 @@ class _GraphBuilder:
             Use(first + k, tuple(itertools.chain.from_iterable(names)))
             for k, names in enumerate(labels.results)
         )
-        call = Call(
+        call = TracedEqn(
             eqn.primitive,
             eqn.params,
             inputs,
@@ -188,19 +188,19 @@ class _GraphBuilder:
             labels.arguments,
             labels.results,
             rule,
-            eqn.region,
+            eqn.remat_region,
         )
         self.operations.append(
             Operation(
-                signature.kind,
+                sharding.kind,
                 eqn.primitive.name,
                 tuple(labels.sizes),
                 tuple(operands.values()),
                 tuple(results),
-                labels.reduced(),
-                _linear(signature, eqn, list(operands)),
-                frozenset(labels.frozen),
-                signature.flops,
+                labels.reductions(),
+                _linear(sharding, eqn, list(operands)),
+                frozenset(labels.need_replication),
+                sharding.flops,
                 eqn.source,
                 call,
             )
@@ -213,58 +213,64 @@ class _Labels:
     A label whose dimensions were split in ways that do not fit is whole, and everywhere another.
 
     Attributes:
-        sizes, frozen: of the operator's labels.
+        sizes, need_replication: of the operator's labels.
         arguments, results: for every array and dimension its labels, major first.
     """
 
-    def __init__(self, builder: _GraphBuilder, eqn: FlatEqn, signature: Signature) -> None:
+    def __init__(self, builder: _GraphBuilder, eqn: FlatEqn, sharding: ShardingRule) -> None:
         self.sizes: list[int] = []
-        self.frozen: set[int] = set()
-        self._signature = signature
+        self.need_replication: set[int] = set()
+        self._signature = sharding
         self._of: dict[int, tuple[int, ...]] = {}
-        arrays = [*zip(eqn.inputs, signature.arguments, strict=True)]
-        arrays += zip(eqn.outputs, signature.results, strict=True)
-        own = [builder.parts(atom) for atom, _ in arrays]
-        self._parts: dict[int, tuple[int, ...] | None] = {}
-        for (atom, names), parts in zip(arrays, own, strict=True):
-            if isinstance(atom, Variable):
-                for name, one in zip(names, parts, strict=True):
-                    if name is not None and self._parts.setdefault(name, one) != one:
-                        self._parts[name] = None
+        arrays = [*zip(eqn.inputs, sharding.arguments, strict=True)]
+        arrays += zip(eqn.outputs, sharding.results, strict=True)
+        array_factor_sizes = [builder.factor_sizes(atom) for atom, _ in arrays]
+        self._factor_sizes: dict[int, tuple[int, ...] | None] = {}
+        for (atom, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True):
+            if isinstance(atom, FlatVar):
+                for name, one in zip(names, factor_sizes, strict=True):
+                    if name is not None and self._factor_sizes.setdefault(name, one) != one:
+                        self._factor_sizes[name] = None
         found = [
-            tuple(itertools.starmap(self._dimension, zip(names, parts, strict=True)))
-            for (_, names), parts in zip(arrays, own, strict=True)
+            tuple(itertools.starmap(self._dimension, zip(names, factor_sizes, strict=True)))
+            for (_, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True)
         ]
         self.arguments = tuple(found[: len(eqn.inputs)])
         self.results = tuple(found[len(eqn.inputs) :])
 
-    def _dimension(self, name: int | None, own: tuple[int, ...]) -> tuple[int, ...]:
-        """Labels of a dimension that is called ``name`` and has parts of its ``own``."""
-        if not own:
+    def _dimension(self, name: int | None, array_factor_sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Labels of a dimension that is called ``name`` and has factors of its own sizes."""
+        if not array_factor_sizes:
             return ()
-        parts = self._parts.get(name, own) if name is not None else own
-        if name is None or parts is None:
-            return self._new(own, frozen=True)
+        factor_sizes = (
+            self._factor_sizes.get(name, array_factor_sizes)
+            if name is not None
+            else array_factor_sizes
+        )
+        if name is None or factor_sizes is None:
+            return self._new(array_factor_sizes, need_replication=True)
         if name not in self._of:
-            self._of[name] = self._new(parts, frozen=name in self._signature.frozen)
+            self._of[name] = self._new(
+                factor_sizes, need_replication=name in self._signature.need_replication
+            )
         return self._of[name]
 
-    def _new(self, sizes: Sequence[int], frozen: bool) -> tuple[int, ...]:
+    def _new(self, sizes: Sequence[int], need_replication: bool) -> tuple[int, ...]:
         labels = tuple(range(len(self.sizes), len(self.sizes) + len(sizes)))
         self.sizes.extend(sizes)
-        if frozen:
-            self.frozen.update(labels)
+        if need_replication:
+            self.need_replication.update(labels)
         return labels
 
-    def reduced(self) -> dict[int, Reduce]:
+    def reductions(self) -> dict[int, Reduce]:
         """How every label is reduced that is."""
         return {
             label: how
-            for name, how in self._signature.reduced.items()
+            for name, how in self._signature.reductions.items()
             for label in self._of.get(name, ())
         }
 
-    def view(self, constant: Constant, labels: Sequence[Sequence[int]]) -> View:
+    def view(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
         """A constant split as the dimensions that its own are."""
         sizes = tuple(tuple(self.sizes[label] for label in one) for one in labels)
         positions = tuple((None,) * len(one) for one in sizes)
@@ -285,23 +291,23 @@ def _use(view: View, labels: Sequence[Sequence[int]]) -> Use:
 
 
 def _linear(
-    signature: Signature, eqn: FlatEqn, operands: Sequence[int]
+    sharding: ShardingRule, eqn: FlatEqn, operands: Sequence[int]
 ) -> tuple[frozenset[int], ...]:
     """The sets of arguments, in numbers of operands, of which partial sums make sense.
 
     A sum with a constant is not linear, and of truth values and random keys there are no sums.
     """
     found = []
-    for one in signature.linear:
+    for one in sharding.linear:
         if any(getattr(eqn.inputs[k].dtype, "kind", "O") in "bO" for k in one):
             continue
         constants = [atom for k, atom in enumerate(eqn.inputs) if k in one and k not in operands]
-        if all(isinstance(atom, Constant) and atom.value == 0 for atom in constants):
+        if all(isinstance(atom, SplatConstant) and atom.value == 0 for atom in constants):
             found.append(frozenset(operands.index(k) for k in one if k in operands))
     return tuple(one for one in found if one)
 
 
-def _grouped(
+def _regroup(
     flat: Iterable[int | None], like: Sequence[Sequence[int]]
 ) -> tuple[tuple[int | None, ...], ...]:
     """A flat sequence cut into the lengths of others."""

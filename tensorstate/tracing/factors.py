@@ -55,11 +55,11 @@ class Factors:
         if a == b:
             return
         if a in self._parts or b in self._parts:
-            self.align((a,), (b,))
+            self.align_products((a,), (b,))
         else:
             self._parent[b] = a
 
-    def align(self, a: Iterable[int], b: Iterable[int]) -> None:
+    def align_products(self, a: Iterable[int], b: Iterable[int]) -> None:
         """Unite two products of factors, each given major first, splitting where needed.
 
         Raises:

@@ -9,25 +9,26 @@ from typing import Any, TypeGuard
 import numpy as np
 from jax.extend import source_info_util as info
 
-from tensorstate.ir.graph import Source
+from tensorstate.ir.graph import SourceLocation
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Variable:
+class FlatVar:
     """An array of the program.
 
     Attributes:
         shape, dtype: of it.
-        rows: what it is the stack of, along its first dimension; ``None`` if that is not known.
+        unstacked: what it is the stack of, along its first dimension; ``None`` if that is not
+            known.
     """
 
     shape: tuple[int, ...]
     dtype: Any
-    rows: tuple[Atom, ...] | None = None
+    unstacked: tuple[FlatAtom, ...] | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Constant:
+class SplatConstant:
     """A scalar, repeated over a shape."""
 
     shape: tuple[int, ...]
@@ -35,7 +36,7 @@ class Constant:
     value: Any
 
 
-Atom = Variable | Constant
+FlatAtom = FlatVar | SplatConstant
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -47,19 +48,19 @@ class FlatEqn:
         inputs, outputs: what it reads and makes.
         stack: names of the functions and transformations that it stands in.
         infos: where the user wrote it, and where the call that it stands in, if jax wrote it.
-        region: number of the checkpoint region that recomputes it, or ``None``.
+        remat_region: number of the checkpoint region that recomputes it, or ``None``.
     """
 
     primitive: Any
     params: Mapping[str, Any]
-    inputs: list[Atom]
-    outputs: list[Variable]
+    inputs: list[FlatAtom]
+    outputs: list[FlatVar]
     stack: str
     infos: tuple[Any, Any]
-    region: int | None
+    remat_region: int | None
 
     @property
-    def source(self) -> Source:
+    def source(self) -> SourceLocation:
         """Where in the model it came from."""
         return source_of(self.stack, self.infos)
 
@@ -68,16 +69,16 @@ class FlatEqn:
 class FlatJaxpr:
     """A flat program: what it is given, what it closes over, what it does, what it returns."""
 
-    inputs: list[Variable]
-    constants: list[tuple[Variable, np.ndarray]]
+    inputs: list[FlatVar]
+    constants: list[tuple[FlatVar, np.ndarray]]
     eqns: list[FlatEqn]
-    outputs: list[Atom]
+    outputs: list[FlatAtom]
 
 
-def source_of(stack: str, infos: tuple[Any, Any]) -> Source:
+def source_of(stack: str, infos: tuple[Any, Any]) -> SourceLocation:
     """Names, and the user's line: the equation's own, or that of the call it stands in."""
     own, call = infos
-    return Source(stack, line_of(own) or line_of(call))
+    return SourceLocation(stack, line_of(own) or line_of(call))
 
 
 def line_of(source_info) -> str:
@@ -85,15 +86,15 @@ def line_of(source_info) -> str:
     return "" if source_info is None else info.summarize(source_info)
 
 
-def is_constant(atom: Atom) -> TypeGuard[Constant]:
+def is_constant(atom: FlatAtom) -> TypeGuard[SplatConstant]:
     """Whether an array is a repeated scalar."""
-    return isinstance(atom, Constant)
+    return isinstance(atom, SplatConstant)
 
 
-def without_checkpoints(program: FlatJaxpr) -> FlatJaxpr:
+def drop_remat(program: FlatJaxpr) -> FlatJaxpr:
     """The program without what ``jax.checkpoint`` makes again: equations that are alike are one."""
-    first: dict[object, list[Variable]] = {}
-    same: dict[int, Atom] = {}
+    first: dict[object, list[FlatVar]] = {}
+    same: dict[int, FlatAtom] = {}
     eqns = []
     for eqn in program.eqns:
         inputs = [same.get(id(atom), atom) for atom in eqn.inputs]
@@ -101,18 +102,18 @@ def without_checkpoints(program: FlatJaxpr) -> FlatJaxpr:
         known = first.get(key)
         if known is None:
             first[key] = eqn.outputs
-            eqns.append(dataclasses.replace(eqn, inputs=inputs, region=None))
+            eqns.append(dataclasses.replace(eqn, inputs=inputs, remat_region=None))
         else:
             same.update(zip(map(id, eqn.outputs), known, strict=True))
     outputs = [same.get(id(atom), atom) for atom in program.outputs]
-    return dataclasses.replace(program, eqns=needed(eqns, outputs), outputs=outputs)
+    return dataclasses.replace(program, eqns=eliminate_dead_code(eqns, outputs), outputs=outputs)
 
 
-def _look(eqn: FlatEqn, inputs: Sequence[Atom]) -> object:
+def _look(eqn: FlatEqn, inputs: Sequence[FlatAtom]) -> object:
     """What equations of equal results have in common."""
     reads = tuple(
         (atom.shape, str(atom.dtype), np.asarray(atom.value).tobytes())
-        if isinstance(atom, Constant)
+        if isinstance(atom, SplatConstant)
         else id(atom)
         for atom in inputs
     )
@@ -124,7 +125,7 @@ def _look(eqn: FlatEqn, inputs: Sequence[Atom]) -> object:
     return key
 
 
-def needed(eqns: Sequence[FlatEqn], outputs: Sequence[Atom]) -> list[FlatEqn]:
+def eliminate_dead_code(eqns: Sequence[FlatEqn], outputs: Sequence[FlatAtom]) -> list[FlatEqn]:
     """The steps that some output depends on, in order."""
     live = {id(atom) for atom in outputs}
     kept = []

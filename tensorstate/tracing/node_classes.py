@@ -12,19 +12,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Hashable, Iterable, Sequence
 
-from tensorstate.ir.graph import Edge, Entity, Member, Operator, Output, Tensor
+from tensorstate.ir.graph import Edge, Member, Node, Operator, Output, Tensor
 
 ROUNDS = 2
 
 Classes = tuple[tuple[int, ...], ...]
 
 
-def tie(
+def group_nodes(
     tensors: Sequence[Tensor],
     operators: Sequence[Operator],
     outputs: Sequence[Output],
     stages: Sequence[Hashable] | None = None,
-) -> tuple[tuple[Entity, ...], Classes, tuple[Edge, ...]]:
+) -> tuple[tuple[Node, ...], Classes, tuple[Edge, ...]]:
     """The entities of a graph, their classes, and the edges between them.
 
     Args:
@@ -32,40 +32,49 @@ def tie(
             once does.
     """
     stages = stages or [None] * len(operators)
-    clusters = _clusters(tensors, operators, stages)
-    entities = [_chain(i, members, operators) for i, members in enumerate(clusters)]
+    clusters = _fused_chains(tensors, operators, stages)
+    nodes = [_chain(i, members, operators) for i, members in enumerate(clusters)]
     for tensor in tensors:
         if tensor.producer is None:  # also what nothing reads: it takes memory
-            entities.append(_given(len(entities), tensor))
-    edges = _edges(entities, tensors, operators)
-    groups = _refine(entities, edges, tensors, operators, outputs, stages)
+            nodes.append(_input_node(len(nodes), tensor))
+    edges = _edges(nodes, tensors, operators)
+    groups = _refine(nodes, edges, tensors, operators, outputs, stages)
     classes: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
-    for entity, group in zip(entities, groups, strict=True):
-        classes[group].append(entity.index)
+    for node, class_id in zip(nodes, groups, strict=True):
+        classes[class_id].append(node.index)
     tied = tuple(
-        dataclasses.replace(e, group=group) for e, group in zip(entities, groups, strict=True)
+        dataclasses.replace(e, class_id=class_id) for e, class_id in zip(nodes, groups, strict=True)
     )
     return tied, tuple(map(tuple, classes)), edges
 
 
-def _chain(index: int, members: list[Member], operators: Sequence[Operator]) -> Entity:
+def _chain(index: int, members: list[Member], operators: Sequence[Operator]) -> Node:
     first = operators[members[0].operator]
-    frozen = {m.labels[label] for m in members for label in operators[m.operator].frozen}
-    return Entity(
-        index, first.kind, first.phase, first.sizes, frozenset(frozen), tuple(members), None, -1
+    need_replication = {
+        m.labels[label] for m in members for label in operators[m.operator].need_replication
+    }
+    return Node(
+        index,
+        first.kind,
+        first.phase,
+        first.sizes,
+        frozenset(need_replication),
+        tuple(members),
+        None,
+        -1,
     )
 
 
-def _given(index: int, tensor: Tensor) -> Entity:
+def _input_node(index: int, tensor: Tensor) -> Node:
     """An input: a PartitionSpec cuts dimensions, so only the major part of each can be sharded."""
     minor = frozenset(position for one in tensor.array_dims or () for position in one[1:])
-    return Entity(index, "input", None, tensor.sizes, minor, (), tensor.index, -1)
+    return Node(index, "input", None, tensor.sizes, minor, (), tensor.index, -1)
 
 
 # ---------------------------------------------------------------------- chains
 
 
-def _clusters(
+def _fused_chains(
     tensors: Sequence[Tensor], operators: Sequence[Operator], stages: Sequence[Hashable]
 ) -> list[list[Member]]:
     """The operators of every entity, with their labels in those of its first."""
@@ -73,13 +82,13 @@ def _clusters(
     labels = [tuple(range(len(operator.sizes))) for operator in operators]
     members = [[i] for i in of]
     for operator in operators:
-        if not _chains(operator):
+        if not _can_fuse(operator):
             continue
         for use in operator.operands:
             producer = tensors[use.tensor].producer
             if producer is None or stages[producer] != stages[operator.index]:
                 continue
-            if not _follows(operator, operators[producer], use.labels):
+            if not _fuses_with(operator, operators[producer], use.labels):
                 continue
             made = operators[producer].results[tensors[use.tensor].result].labels
             a, b = of[producer], of[operator.index]
@@ -101,28 +110,28 @@ def _members(operators: list[int], labels: Sequence[tuple[int, ...]]) -> list[Me
     return [Member(i, tuple(own[label] for label in labels[i])) for i in operators]
 
 
-def _chains(operator: Operator) -> bool:
+def _can_fuse(operator: Operator) -> bool:
     """Whether an operator may be part of a chain.
 
     Operators on scalars may not: one that many layers read would tell them apart.
     """
     if operator.kind != "elementwise" or len(operator.results) != 1 or not operator.sizes:
         return False
-    full = sum(_is_full(operator, use.labels) for use in operator.operands)
+    full = sum(_has_all_labels(operator, use.labels) for use in operator.operands)
     joins = operator.primitive in ("add", "add_any") and full > 1
     return not joins or operator.phase == "optimizer"
 
 
-def _follows(operator: Operator, producer: Operator, labels: Sequence[int]) -> bool:
+def _fuses_with(operator: Operator, producer: Operator, labels: Sequence[int]) -> bool:
     return (
         producer.phase == operator.phase
         and len(producer.sizes) == len(operator.sizes)
-        and _is_full(operator, labels)
-        and _chains(producer)
+        and _has_all_labels(operator, labels)
+        and _can_fuse(producer)
     )
 
 
-def _is_full(operator: Operator, labels: Sequence[int]) -> bool:
+def _has_all_labels(operator: Operator, labels: Sequence[int]) -> bool:
     return len(labels) == len(operator.sizes)
 
 
@@ -130,23 +139,23 @@ def _is_full(operator: Operator, labels: Sequence[int]) -> bool:
 
 
 def _edges(
-    entities: Sequence[Entity], tensors: Sequence[Tensor], operators: Sequence[Operator]
+    nodes: Sequence[Node], tensors: Sequence[Tensor], operators: Sequence[Operator]
 ) -> tuple[Edge, ...]:
     """Every tensor's ways to those that read it, one for each pair of entities and labels."""
     home: dict[int, tuple[int, tuple[int, ...]]] = {}
-    for entity in entities:
-        if entity.tensor is not None:
-            home[entity.tensor] = (entity.index, tuple(range(len(entity.sizes))))
-        for member in entity.members:
+    for node in nodes:
+        if node.tensor is not None:
+            home[node.tensor] = (node.index, tuple(range(len(node.sizes))))
+        for member in node.members:
             for use in operators[member.operator].results:
-                home[use.tensor] = (entity.index, _renamed(use.labels, member))
+                home[use.tensor] = (node.index, _relabel(use.labels, member))
     found: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, int]]] = {}
-    for entity in entities:
-        for member in entity.members:
+    for node in nodes:
+        for member in node.members:
             for k, use in enumerate(operators[member.operator].operands):
-                labels = _renamed(use.labels, member)
-                if home[use.tensor] != (entity.index, labels):
-                    key = (use.tensor, entity.index, labels)
+                labels = _relabel(use.labels, member)
+                if home[use.tensor] != (node.index, labels):
+                    key = (use.tensor, node.index, labels)
                     found.setdefault(key, []).append((member.operator, k))
     return tuple(
         Edge(tensor, *home[tensor], target, labels, tuple(operands))
@@ -154,7 +163,7 @@ def _edges(
     )
 
 
-def _renamed(labels: Iterable[int], member: Member) -> tuple[int, ...]:
+def _relabel(labels: Iterable[int], member: Member) -> tuple[int, ...]:
     return tuple(member.labels[label] for label in labels)
 
 
@@ -162,7 +171,7 @@ def _renamed(labels: Iterable[int], member: Member) -> tuple[int, ...]:
 
 
 def _refine(
-    entities: Sequence[Entity],
+    nodes: Sequence[Node],
     edges: Sequence[Edge],
     tensors: Sequence[Tensor],
     operators: Sequence[Operator],
@@ -170,55 +179,55 @@ def _refine(
     stages: Sequence[Hashable],
 ) -> list[int]:
     """The class of every entity, numbered by first occurrence."""
-    looks = [_looks(entity, tensors, operators) for entity in entities]
-    when = [{stages[member.operator] for member in entity.members} for entity in entities]
-    colours = _numbered(zip(map(frozenset, when), looks, strict=True))
-    ends = _ends(entities, edges, tensors, operators, outputs)
+    signatures = [_node_signature(node, tensors, operators) for node in nodes]
+    when = [{stages[member.operator] for member in node.members} for node in nodes]
+    colours = _canonical_ids(zip(map(frozenset, when), signatures, strict=True))
+    ends = _edge_signatures(nodes, edges, tensors, operators, outputs)
     for _ in range(ROUNDS):
-        around: list[list[tuple[int, int]]] = [[] for _ in entities]
+        around: list[list[tuple[int, int]]] = [[] for _ in nodes]
         for a, b, out, into in ends:
             around[a].append((out, colours[b]))
             around[b].append((into, colours[a]))
-        colours = _numbered(
+        colours = _canonical_ids(
             (colour, tuple(sorted(seen))) for colour, seen in zip(colours, around, strict=True)
         )
     return colours
 
 
-def _looks(
-    entity: Entity, tensors: Sequence[Tensor], operators: Sequence[Operator]
+def _node_signature(
+    node: Node, tensors: Sequence[Tensor], operators: Sequence[Operator]
 ) -> tuple[Hashable, ...]:
     """All of an entity that its neighbours do not tell."""
-    if entity.tensor is not None:
-        tensor = tensors[entity.tensor]
+    if node.tensor is not None:
+        tensor = tensors[node.tensor]
         return ("input", tensor.role, str(tensor.dtype), tensor.sizes, tensor.array_dims)
-    numbers = {member.operator: i for i, member in enumerate(entity.members)}
+    numbers = {member.operator: i for i, member in enumerate(node.members)}
     parts = []
-    for member in entity.members:
+    for member in node.members:
         operator = operators[member.operator]
         inside = tuple(
             (
                 numbers.get(producer, -1)
                 if (producer := tensors[use.tensor].producer) is not None
                 else -1,
-                _renamed(use.labels, member),
+                _relabel(use.labels, member),
                 str(tensors[use.tensor].dtype),
             )
             for use in operator.operands
         )
         results = tuple(
-            (_renamed(use.labels, member), str(tensors[use.tensor].dtype), tensors[use.tensor].role)
+            (_relabel(use.labels, member), str(tensors[use.tensor].dtype), tensors[use.tensor].role)
             for use in operator.results
         )
-        reduced = tuple(operator.reduced.items())
+        reductions = tuple(operator.reductions.items())
         parts.append(
-            (operator.primitive, operator.sizes, inside, results, reduced, operator.linear)
+            (operator.primitive, operator.sizes, inside, results, reductions, operator.linear)
         )
-    return (entity.kind, entity.phase, entity.sizes, entity.frozen, tuple(parts))
+    return (node.kind, node.phase, node.sizes, node.need_replication, tuple(parts))
 
 
-def _ends(
-    entities: Sequence[Entity],
+def _edge_signatures(
+    nodes: Sequence[Node],
     edges: Sequence[Edge],
     tensors: Sequence[Tensor],
     operators: Sequence[Operator],
@@ -226,19 +235,17 @@ def _ends(
 ) -> list[tuple[int, int, int, int]]:
     """Pairs of neighbours, with a number for how each of them sees the other."""
     place = {
-        member.operator: (entity.index, i)
-        for entity in entities
-        for i, member in enumerate(entity.members)
+        member.operator: (node.index, i) for node in nodes for i, member in enumerate(node.members)
     }
-    given = {entity.tensor: entity.index for entity in entities if entity.tensor is not None}
-    pairs, looks = [], []
+    given = {node.tensor: node.index for node in nodes if node.tensor is not None}
+    pairs, signatures = [], []
     for edge in edges:
         producer = tensors[edge.tensor].producer
         made = -1 if producer is None else place[producer][1]
-        operands = tuple((place[o][1], _which(operators[o], k)) for o, k in edge.operands)
-        look = (made, edge.source_labels, edge.target_labels, operands)
+        operands = tuple((place[o][1], _operand_key(operators[o], k)) for o, k in edge.operands)
+        signature = (made, edge.source_labels, edge.target_labels, operands)
         pairs.append((edge.source, edge.target))
-        looks += [("reads", look), ("read", look)]
+        signatures += [("reads", signature), ("read", signature)]
     for output in outputs:
         tensor = output.view.tensor
         if output.updates is None or tensor is None:
@@ -246,17 +253,17 @@ def _ends(
         producer = tensors[tensor].producer
         if producer is not None and output.updates in given:
             pairs.append((place[producer][0], given[output.updates]))
-            looks += [("updates", place[producer][1]), ("updated", place[producer][1])]
-    numbers = iter(_numbered(looks))
+            signatures += [("updates", place[producer][1]), ("updated", place[producer][1])]
+    numbers = iter(_canonical_ids(signatures))
     return [(a, b, next(numbers), next(numbers)) for a, b in pairs]
 
 
-def _which(operator: Operator, operand: int) -> int:
+def _operand_key(operator: Operator, operand: int) -> int:
     """The number of an operand; that of any in a stack, whose rows are alike."""
     return -1 if operator.primitive == "concatenate" else operand
 
 
-def _numbered(things: Iterable[Hashable]) -> list[int]:
+def _canonical_ids(things: Iterable[Hashable]) -> list[int]:
     """Equal things get equal numbers, counted in the order of first occurrence."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(thing, len(numbers)) for thing in things]

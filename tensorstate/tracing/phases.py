@@ -19,7 +19,7 @@ def phases(body: Body) -> list[Phase]:
     optimizer's. All operators of a function without gradients run forward.
     """
     found: list[Phase | None] = [
-        _phase_from_stack(o.call.region, o.source.stack) for o in body.operations
+        _phase_from_stack(o.call.remat_region, o.source.stack) for o in body.operations
     ]
     if all(phase is None for phase in found):
         return [*itertools.repeat("forward", len(found))]
@@ -36,8 +36,8 @@ def phases(body: Body) -> list[Phase]:
     return ["forward" if b else phase for b, phase in zip(before, rest, strict=True)]
 
 
-def _phase_from_stack(region: int | None, stack: str) -> Phase | None:
-    if region is not None or "transpose(" in stack:
+def _phase_from_stack(remat_region: int | None, stack: str) -> Phase | None:
+    if remat_region is not None or "transpose(" in stack:
         return "backward"
     return "forward" if "jvp(" in stack else None
 

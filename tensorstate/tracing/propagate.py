@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tensorstate.errors import PlanError
-from tensorstate.rules import Argument, Rule, Signature, rule_of
+from tensorstate.rules import AbstractArray, PrimitiveRule, ShardingRule, rule_of
 from tensorstate.tracing.factors import Factors, UnalignedError, reshape_segments
-from tensorstate.tracing.flat_jaxpr import Atom, Constant, FlatEqn, Variable
+from tensorstate.tracing.flat_jaxpr import FlatAtom, FlatEqn, FlatVar, SplatConstant
 
 VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "transpose", "broadcast_in_dim"})
 
@@ -21,20 +21,20 @@ class FactorTable:
 
     def __init__(self) -> None:
         self.factors = Factors()
-        self._of: dict[Variable, Dims] = {}
+        self._of: dict[FlatVar, Dims] = {}
 
-    def of(self, variable: Variable) -> Dims:
+    def of(self, variable: FlatVar) -> Dims:
         """Factors of every dimension."""
         known = self._of.get(variable)
         if known is None:
             known = self._of[variable] = tuple(self.factors.new(size) for size in variable.shape)
         return known
 
-    def set(self, variable: Variable, dims: Sequence[int]) -> None:
+    def set(self, variable: FlatVar, dims: Sequence[int]) -> None:
         """Say which factors a variable's dimensions are."""
         self._of[variable] = tuple(dims)
 
-    def leaves(self, variable: Variable) -> tuple[tuple[int, ...], ...]:
+    def leaves(self, variable: FlatVar) -> tuple[tuple[int, ...], ...]:
         """The parts of every dimension that are not split further, major first."""
         return tuple(self.factors.leaves(factor) for factor in self.of(variable))
 
@@ -42,11 +42,11 @@ class FactorTable:
 class Related(NamedTuple):
     """An equation that is no view: its rule, and what the rule says of it."""
 
-    rule: Rule
-    signature: Signature
+    rule: PrimitiveRule
+    sharding: ShardingRule
 
 
-def relate(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related | None:
+def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related | None:
     """Unite what an equation shows to be one.
 
     Args:
@@ -61,7 +61,7 @@ def relate(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related | None:
     """
     name = eqn.primitive.name
     source = eqn.inputs[0] if name in VIEWS else None
-    if isinstance(source, Variable) and _relate_view(name, eqn, source, dims):
+    if isinstance(source, FlatVar) and _propagate_view(name, eqn, source, dims):
         return None
     arguments = [_argument(atom) for atom in eqn.inputs]
     results = [_argument(out) for out in eqn.outputs]
@@ -72,11 +72,11 @@ def relate(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related | None:
             "the model without it, or pass unknown='replicate' to run it on whole arrays on every "
             "device"
         )
-    signature = rule.describe(arguments, results, eqn.params)
+    sharding = rule.sharding_rule(arguments, results, eqn.params)
     first: dict[int, int] = {}
     factors = dims.factors
-    for atom, labels in zip(eqn.inputs, signature.arguments, strict=True):
-        if isinstance(atom, Constant):
+    for atom, labels in zip(eqn.inputs, sharding.arguments, strict=True):
+        if isinstance(atom, SplatConstant):
             continue
         for label, factor in zip(labels, dims.of(atom), strict=True):
             if label is None:
@@ -84,7 +84,7 @@ def relate(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related | None:
             known = first.setdefault(label, factor)
             if known != factor:
                 _unite(factors, known, factor)
-    for out, labels in zip(eqn.outputs, signature.results, strict=True):
+    for out, labels in zip(eqn.outputs, sharding.results, strict=True):
         found = []
         for label, size in zip(labels, out.shape, strict=True):
             if label is None:
@@ -95,11 +95,13 @@ def relate(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related | None:
                 found.append(factors.new(size))
                 first[label] = found[-1]
         dims.set(out, found)
-    return Related(rule, signature)
+    return Related(rule, sharding)
 
 
-def _argument(atom: Atom) -> Argument:
-    return Argument(atom.shape, atom.dtype, atom.value if isinstance(atom, Constant) else None)
+def _argument(atom: FlatAtom) -> AbstractArray:
+    return AbstractArray(
+        atom.shape, atom.dtype, atom.value if isinstance(atom, SplatConstant) else None
+    )
 
 
 def _unite(factors: Factors, a: int, b: int) -> None:
@@ -108,7 +110,7 @@ def _unite(factors: Factors, a: int, b: int) -> None:
         factors.unite(a, b)
 
 
-def _relate_view(name: str, eqn: FlatEqn, source: Variable, dims: FactorTable) -> bool:
+def _propagate_view(name: str, eqn: FlatEqn, source: FlatVar, dims: FactorTable) -> bool:
     """Give the result of a view its factors; false for a reshape that no splitting explains."""
     out, of_source = eqn.outputs[0], dims.of(source)
     if name == "transpose":
@@ -135,7 +137,7 @@ def _relate_view(name: str, eqn: FlatEqn, source: Variable, dims: FactorTable) -
         of_out = dims.of(out)
         for ins, outs in splits:
             try:
-                dims.factors.align([of_source[d] for d in ins], [of_out[d] for d in outs])
+                dims.factors.align_products([of_source[d] for d in ins], [of_out[d] for d in outs])
             except UnalignedError:
                 return False
     return True

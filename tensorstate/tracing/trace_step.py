@@ -14,9 +14,9 @@ import numpy as np
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Phase, Tensor
 from tensorstate.tracing.build import Body, Operation, build
-from tensorstate.tracing.flat_jaxpr import without_checkpoints
-from tensorstate.tracing.inline import flatten
-from tensorstate.tracing.node_classes import tie
+from tensorstate.tracing.flat_jaxpr import drop_remat
+from tensorstate.tracing.inline import inline_and_unroll
+from tensorstate.tracing.node_classes import group_nodes
 from tensorstate.tracing.phases import phases, roles
 
 _DATA_DEPENDENT = (
@@ -81,7 +81,7 @@ def _uncollected():
 def _trace(step_fn, args: tuple[Any, ...], updates, unknown: str, drop: bool) -> Graph:
     shapes = [jax.tree.map_with_path(_shape, arg) for arg in args]
     closed, out_shape = _jaxpr(step_fn, shapes)
-    program = without_checkpoints(flatten(closed)) if drop else flatten(closed)
+    program = drop_remat(inline_and_unroll(closed)) if drop else inline_and_unroll(closed)
     body = build(program, unknown)
 
     in_tree = jax.tree.structure(tuple(shapes))
@@ -284,7 +284,7 @@ def _graph(
         Output(name, view, updates.get(i))
         for i, (name, view) in enumerate(zip(output_names, body.outputs, strict=True))
     )
-    entities, classes, edges = tie(tensors, operators, outputs)
+    nodes, node_classes, edges = group_nodes(tensors, operators, outputs)
     first = len(input_names)
     return Graph(
         tensors=tuple(tensors),
@@ -293,8 +293,8 @@ def _graph(
         constants=tuple((first + i, value) for i, value in enumerate(constants)),
         outputs=outputs,
         factors=body.factors,
-        entities=entities,
-        classes=classes,
+        nodes=nodes,
+        node_classes=node_classes,
         edges=edges,
         in_tree=in_tree,
         out_tree=out_tree,
@@ -309,9 +309,9 @@ def _operator(index: int, operation: Operation, phase: Phase) -> Operator:
         operation.sizes,
         operation.operands,
         operation.results,
-        operation.reduced,
+        operation.reductions,
         operation.linear,
-        operation.frozen,
+        operation.need_replication,
         operation.flops,
         phase,
         operation.source,

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 import numpy as np
 
 from tensorstate.cost.memory import EXACT, input_bytes, occupied
-from tensorstate.cost.reshard_plan import Decisions, is_held, remade_entities, trips_of
+from tensorstate.cost.reshard_plan import Decisions, is_held, remade_nodes, trips_of
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
@@ -69,7 +69,7 @@ class Every:
             for kept in _kept(problem, candidates, again) if keep else [{}]:
                 for held in helds:
                     decisions = Decisions((), again, kept, held)
-                    remade = remade_entities(problem, decisions)
+                    remade = remade_nodes(problem, decisions)
                     stays = frozenset(kept.items()), frozenset(held.items())
                     found.setdefault((remade, stays), decisions)
         self.columns = [self._columns(decisions) for decisions in found.values()]
@@ -102,15 +102,15 @@ class Every:
 
     def _columns(self, decisions: Decisions) -> Columns:
         problem, candidates = self.problem, self.candidates
-        remade = remade_entities(problem, decisions)
+        remade = remade_nodes(problem, decisions)
         shape = tuple(map(len, candidates))
         compute, communication, inputs = (np.zeros(shape) for _ in range(3))
         there = [np.zeros(shape) for _ in range(self.points)]
-        for group, choices in enumerate(candidates):
-            members = problem.graph.classes[group]
+        for class_id, choices in enumerate(candidates):
+            members = problem.graph.node_classes[class_id]
             runs = len(members) + len(remade.intersection(members))
-            seconds = [runs * problem.seconds(group, strategy) for strategy in choices]
-            compute += _along(np.array(seconds), (group,), shape)
+            seconds = [runs * problem.seconds(class_id, strategy) for strategy in choices]
+            compute += _along(np.array(seconds), (class_id,), shape)
         for number in range(len(problem.flows)):
             groups, table = self._table(decisions, remade, number)
             totals = (communication, inputs, *there)
@@ -126,16 +126,16 @@ class Every:
         """Seconds, and bytes of inputs, and of others at every point, of a flow."""
         flow, candidates = self.problem.flows[number], self.candidates
         stays = tuple((decisions.kept.get(t), decisions.held.get(t)) for t in flow.tensors)
-        key = number, remade & flow.entities, stays
+        key = number, remade & flow.nodes, stays
         if key in self._tables:
             return self._tables[key]
-        readers = (d.group for d in flow.demands if d.group is not None)
-        groups = tuple(sorted({flow.group, *readers}))
+        readers = (d.class_id for d in flow.demands if d.class_id is not None)
+        groups = tuple(sorted({flow.class_id, *readers}))
         table = np.zeros((*(len(candidates[g]) for g in groups), 2 + self.points))
         strategies = [choices[0] for choices in candidates]
         for at in itertools.product(*(range(len(candidates[g])) for g in groups)):
-            for group, i in zip(groups, at, strict=True):
-                strategies[group] = candidates[group][i]
+            for class_id, i in zip(groups, at, strict=True):
+                strategies[class_id] = candidates[class_id][i]
             decided = dataclasses.replace(decisions, strategies=tuple(strategies))
             table[at] = _costs(self.problem, decided, remade, number)[: 2 + self.points]
         self._tables[key] = groups, table
@@ -144,7 +144,7 @@ class Every:
 
 def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np.ndarray:
     """A table over the ways of some classes, in order, to be broadcast over all."""
-    return table.reshape([n if group in groups else 1 for group, n in enumerate(shape)])
+    return table.reshape([n if class_id in groups else 1 for class_id, n in enumerate(shape)])
 
 
 def _costs(
@@ -154,7 +154,7 @@ def _costs(
         trips = list(trips_of(problem, decisions, remade, number))
     except PlanError:  # it cannot be kept so
         return np.full(2 + len(problem.timeline.points), math.inf)
-    seconds = sum(t.weight * t.seconds for t in trips)
+    seconds = sum(t.multiplicity * t.seconds for t in trips)
     there = occupied(problem, number, decisions.strategies, trips, remade).sum(0)
     return np.array([seconds, input_bytes(problem, trips), *there])
 
@@ -163,7 +163,7 @@ def _costs(
 
 
 def _sets_made_again(problem: Problem) -> Iterator[frozenset[int]]:
-    early = [e.index for e in problem.graph.entities if e.phase == "forward"]
+    early = [e.index for e in problem.graph.nodes if e.phase == "forward"]
     for size in range(len(early) + 1):
         yield from map(frozenset, itertools.combinations(early, size))
 
@@ -198,7 +198,7 @@ def _kept(
 
 def _states(problem: Problem, flow: Flow, candidates: CandidateStrategies) -> list[Placements]:
     """States in which a flow can be kept: whole ones, and partial as one of its ways makes it."""
-    sources = {problem.source(flow, strategy) for strategy in candidates[flow.group]}
+    sources = {problem.source(flow, strategy) for strategy in candidates[flow.class_id]}
     entries = {
         (axis, placement) for placements in sources for axis, placement in enumerate(placements)
     }

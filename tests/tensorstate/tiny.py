@@ -116,6 +116,6 @@ def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, ...], 
     """
     kept = [list(strategies.all) for strategies in problem.strategies]
     while math.prod(map(len, kept)) > most:
-        largest = max(range(len(kept)), key=lambda group: len(kept[group]))
+        largest = max(range(len(kept)), key=lambda class_id: len(kept[class_id]))
         kept[largest].pop(draw(st.integers(1, len(kept[largest]) - 1)))
     return tuple(map(tuple, kept))

@@ -200,11 +200,11 @@ def called_back(p, x, key):
 
 
 def checkpointed(p, x, key):
-    block = jax.checkpoint(
+    shard = jax.checkpoint(
         lambda y: jnp.sin(y @ p["up"]) @ p["down"],
         policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     )
-    return block(block(x))
+    return shard(shard(x))
 
 
 def by_example(p, x, key):

@@ -58,7 +58,7 @@ def test_volumes_of_zero(name, volume):
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "gradients"),
+    ("name", "placements", "gradients"),
     [("ddp", 1, 1), ("zero2", DEVICES, DEVICES), ("fsdp", DEVICES, DEVICES)],
 )
 def test_memory_of_zero(name, placements, gradients):
@@ -89,7 +89,7 @@ def test_gradients_wait_for_each_other_where_their_norm_is_taken(clipped):
     kernel = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     traced = trace(step, ([kernel] * 3, jax.ShapeDtypeStruct((1, 64), jnp.float32)))
     problem = Problem(traced, AlphaBeta(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
-    memory = price(problem, Decisions(tuple((REPLICATED,) for _ in traced.classes))).memory
+    memory = price(problem, Decisions(tuple((REPLICATED,) for _ in traced.node_classes))).memory
     there = memory.gradients + memory.work
     assert there // kernel.size == (3 if clipped else 1) * 4
 
@@ -107,10 +107,10 @@ def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
         kernel, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (64, 8)))
         traced = trace(step, ([kernel] * 2, x))
         problem = Problem(traced, AlphaBeta(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
-        early = (g for g in range(len(traced.classes)) if again and problem.is_early(g))
-        entities = frozenset(e for g in early for e in traced.classes[g])
-        strategies = tuple((REPLICATED,) for _ in traced.classes)
-        return price(problem, Decisions(strategies, entities)).memory
+        early = (g for g in range(len(traced.node_classes)) if again and problem.is_early(g))
+        nodes = frozenset(e for g in early for e in traced.node_classes[g])
+        strategies = tuple((REPLICATED,) for _ in traced.node_classes)
+        return price(problem, Decisions(strategies, nodes)).memory
 
     for again in (False, True):
         value, slope = (memory(kept, again) for kept in ("value", "slope"))
@@ -124,8 +124,8 @@ def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
     for number, flow in enumerate(problem.flows):
         bound = problem.spans(number).bound
-        readers = {e for each in flow.readers for entities in each for e in entities}
-        again = frozenset(e for e in readers if problem.is_early(problem.graph.entities[e].group))
+        readers = {e for each in flow.readers for nodes in each for e in nodes}
+        again = frozenset(e for e in readers if problem.is_early(problem.graph.nodes[e].class_id))
         if flow.stored or not bound.any() or not again:
             continue
         kept = dict.fromkeys(flow.tensors, (REPLICATED,))
@@ -145,8 +145,8 @@ def test_what_runs_again_has_its_operands_when_it_does():
     for number, flow in enumerate(problem.flows):
         spans = problem.spans(number)
         sooner = (spans.moved_again > 0) & (spans.moved_late == 0)
-        readers = {e for each in flow.readers for entities in each for e in entities}
-        again = frozenset(e for e in readers if problem.is_early(problem.graph.entities[e].group))
+        readers = {e for each in flow.readers for nodes in each for e in nodes}
+        again = frozenset(e for e in readers if problem.is_early(problem.graph.nodes[e].class_id))
         remade = (frozenset[int](), again)
         trips = [[*trips_of(problem, plan, one, number)] for one in remade]
         assert not any(trip.again.moves for trip in trips[0])
@@ -179,7 +179,7 @@ def test_a_layer_of_megatron_has_two_and_two_all_reduces():
 
 def test_compute_is_arithmetic_or_memory_whichever_is_longer():
     mesh = LINES[0]
-    strategies = tuple((REPLICATED,) for _ in graph("chain").classes)
+    strategies = tuple((REPLICATED,) for _ in graph("chain").node_classes)
     seconds = {}
     for flops, bandwidth in ((1e9, 1e18), (1e18, 1e9)):
         device = Hardware("one-sided", {4: flops}, bandwidth, 1e9)

@@ -106,7 +106,7 @@ def test_schedules_are_asked_for_by_kind_axis_and_bytes():
     assert asked == [("all_gather", move.axis, move.nbytes)]
 
 
-@pytest.mark.parametrize("state", [(0, 1), (0, 0), (REPLICATED, 1), (1, 1)])
+@pytest.mark.parametrize("placements", [(0, 1), (0, 0), (REPLICATED, 1), (1, 1)])
 def test_cutting_a_whole_array(placements):
     def run(x):
         return cut(x, placements, MESH)[None]

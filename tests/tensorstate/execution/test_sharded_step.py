@@ -56,8 +56,8 @@ def drawn(problem: Problem, seed: int) -> Decisions:
     whole = [
         [w for w in strategies.all if min(w) >= REPLICATED] for strategies in problem.strategies
     ]
-    forward = [e.index for e in problem.graph.entities if e.phase == "forward"]
-    again = frozenset(entity for entity in forward if draw.random() < 0.3)
+    forward = [e.index for e in problem.graph.nodes if e.phase == "forward"]
+    again = frozenset(node for node in forward if draw.random() < 0.3)
     return Decisions(tuple(draw.choice(strategies) for strategies in whole), again)
 
 
@@ -104,18 +104,18 @@ def data_parallel(problem: Problem) -> tuple[tuple[int, ...], ...]:
     batch = [graph.tensors[i] for i in graph.inputs if graph.tensors[i].role == "input"]
     factors = {tensor.dims[0] for tensor in batch if tensor.name.startswith("batch")}
     strategies = []
-    for group in range(len(graph.classes)):
-        entity = problem.entity(group)
+    for class_id in range(len(graph.node_classes)):
+        node = problem.node(class_id)
         labels = {}
-        for member in entity.members:
+        for member in node.members:
             operator = graph.operators[member.operator]
             for use in (*operator.operands, *operator.results):
                 for label, factor in zip(use.labels, graph.tensors[use.tensor].dims, strict=True):
                     labels[member.labels[label]] = factor
-        if entity.tensor is not None:
-            labels = dict(enumerate(graph.tensors[entity.tensor].dims))
+        if node.tensor is not None:
+            labels = dict(enumerate(graph.tensors[node.tensor].dims))
         shared = [label for label, factor in labels.items() if factor in factors]
-        fits = [label for label in shared if label not in entity.frozen]
+        fits = [label for label in shared if label not in node.need_replication]
         strategies.append((fits[0],) if fits else (REPLICATED,))
     return tuple(strategies)
 
@@ -149,8 +149,8 @@ COLLECTIVE = re.compile(
 def compiled_bytes(text: str) -> dict[tuple[str, int], int]:
     """Bytes of the larger buffer of all collectives, by kind and size of their groups."""
     found: dict[tuple[str, int], int] = defaultdict(int)
-    for shapes, kind, group, axis in COLLECTIVE.findall(text):
-        size = PLANE[axis] if axis else len(group.split(","))
+    for shapes, kind, class_id, axis in COLLECTIVE.findall(text):
+        size = PLANE[axis] if axis else len(class_id.split(","))
         for shape in re.findall(r"[fsu]32\[([\d,]*)\]", shapes):
             count = math.prod(int(n) for n in shape.split(",") if n)
             found[kind, size] += 4 * count * (size if kind == "reduce-scatter" else 1)
@@ -179,8 +179,8 @@ def test_what_is_made_again_is_not_kept():
         AlphaBeta(MeshShape.of({"data": 1}), (1.0,), (1.0,)),
         HARDWARE["CPU"],
     )
-    strategies = tuple((REPLICATED,) for _ in problem.graph.classes)
-    forward = {e.index for e in problem.graph.entities if e.phase == "forward"}
+    strategies = tuple((REPLICATED,) for _ in problem.graph.node_classes)
+    forward = {e.index for e in problem.graph.nodes if e.phase == "forward"}
     temporary, results = [], []
     for again in (frozenset(), _chains(problem, forward)):
         decisions = Decisions(strategies, again)
@@ -194,7 +194,7 @@ def test_what_is_made_again_is_not_kept():
 
 def _chains(problem: Problem, forward: set[int]) -> frozenset[int]:
     """All but the products: what lies between them costs little to make again."""
-    return frozenset(i for i in forward if problem.graph.entities[i].kind == "elementwise")
+    return frozenset(i for i in forward if problem.graph.nodes[i].kind == "elementwise")
 
 
 def test_annotations_say_what_they_leave_open():
@@ -207,7 +207,7 @@ def test_annotations_say_what_they_leave_open():
     args = model.init(0)
     assert_alike(jax.device_get(run(*args)), jax.jit(model.step)(*args), 1e-4)
 
-    forward = frozenset(e.index for e in problem.graph.entities if e.phase == "forward")
+    forward = frozenset(e.index for e in problem.graph.nodes if e.phase == "forward")
     again = Decisions(plain.strategies, forward)
     applied = apply(problem, again, price(problem, again), devices(LINE), native)
     with pytest.warns(UserWarning, match=r"leave open that \d+ groups of operators run again"):

@@ -80,4 +80,4 @@ def test_both_branches_of_a_choice_can_be_sharded():
     assert not graph.replicated
     (choice,) = [o for o in graph.operators if o.primitive == "select_n"]
     assert choice.sizes == (8, 8)
-    assert not choice.frozen
+    assert not choice.need_replication

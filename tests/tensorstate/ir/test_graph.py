@@ -29,7 +29,9 @@ def test_tensors_and_operators_name_each_other(name):
     seen = set(graph.inputs) | {tensor for tensor, _ in graph.constants}
     for operator in graph.operators:
         assert operator.index == graph.operators.index(operator)
-        assert operator.frozen | operator.reduced.keys() <= set(range(len(operator.sizes)))
+        assert operator.need_replication | operator.reductions.keys() <= set(
+            range(len(operator.sizes))
+        )
         for k, use in enumerate(operator.operands):
             assert use.tensor in seen  # in the order of execution
             consumer = (operator.index, k, operator.phase)
@@ -37,7 +39,7 @@ def test_tensors_and_operators_name_each_other(name):
         for k, use in enumerate(operator.results):
             tensor = graph.tensors[use.tensor]
             assert (tensor.producer, tensor.result) == (operator.index, k)
-            assert not operator.reduced.keys() & set(use.labels)
+            assert not operator.reductions.keys() & set(use.labels)
             seen.add(use.tensor)
         for use in (*operator.operands, *operator.results):
             sizes = [operator.sizes[label] for label in use.labels]
@@ -53,7 +55,7 @@ def test_tensors_and_operators_name_each_other(name):
 def test_views_read_every_position_once(name):
     graph = graph_of(name)
     for operator in graph.operators:
-        for view in operator.call.inputs:
+        for view in operator.eqn.inputs:
             positions = [p for one in view.positions for p in one if p is not None]
             known = [] if view.tensor is None else range(len(graph.tensors[view.tensor].sizes))
             assert sorted(positions) == list(known)
@@ -62,24 +64,24 @@ def test_views_read_every_position_once(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_operator_is_in_one_entity_and_reads_by_edges(name):
     graph = graph_of(name)
-    members = [m.operator for entity in graph.entities for m in entity.members]
+    members = [m.operator for node in graph.nodes for m in node.members]
     assert sorted(members) == list(range(len(graph.operators)))
     edges = {operand: edge for edge in graph.edges for operand in edge.operands}
-    home = {m.operator: (e, m) for e in graph.entities for m in e.members}
-    for entity in graph.entities:
-        for member in entity.members:
+    home = {m.operator: (e, m) for e in graph.nodes for m in e.members}
+    for node in graph.nodes:
+        for member in node.members:
             operator = graph.operators[member.operator]
             for label, size in enumerate(operator.sizes):
-                assert entity.sizes[member.labels[label]] == size
-                if label in operator.frozen:
-                    assert member.labels[label] in entity.frozen
+                assert node.sizes[member.labels[label]] == size
+                if label in operator.need_replication:
+                    assert member.labels[label] in node.need_replication
             for k, use in enumerate(operator.operands):
                 labels = tuple(member.labels[label] for label in use.labels)
                 edge = edges.get((operator.index, k))
                 if edge is not None:
                     assert (edge.tensor, edge.target, edge.target_labels) == (
                         use.tensor,
-                        entity.index,
+                        node.index,
                         labels,
                     )
                     continue
@@ -87,31 +89,31 @@ def test_every_operator_is_in_one_entity_and_reads_by_edges(name):
                 assert producer is not None
                 maker, made = home[producer]
                 out = graph.operators[producer].results[graph.tensors[use.tensor].result]
-                assert maker is entity
+                assert maker is node
                 assert tuple(made.labels[label] for label in out.labels) == labels
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_entities_of_a_class_are_alike(name):
     graph = graph_of(name)
-    assert sorted(index for one in graph.classes for index in one) == list(
-        range(len(graph.entities))
+    assert sorted(index for one in graph.node_classes for index in one) == list(
+        range(len(graph.nodes))
     )
-    for number, one in enumerate(graph.classes):
+    for number, one in enumerate(graph.node_classes):
         looks = set()
         for index in one:
-            entity = graph.entities[index]
-            assert entity.group == number
-            operators = [graph.operators[m.operator] for m in entity.members]
+            node = graph.nodes[index]
+            assert node.class_id == number
+            operators = [graph.operators[m.operator] for m in node.members]
             looks.add(
                 (
-                    entity.kind,
-                    entity.phase,
-                    entity.sizes,
-                    entity.frozen,
-                    tuple(m.labels for m in entity.members),
+                    node.kind,
+                    node.phase,
+                    node.sizes,
+                    node.need_replication,
+                    tuple(m.labels for m in node.members),
                     tuple(o.primitive for o in operators),
-                    tuple(tuple(o.reduced.items()) for o in operators),
+                    tuple(tuple(o.reductions.items()) for o in operators),
                     tuple(o.linear for o in operators),
                 )
             )
@@ -125,9 +127,11 @@ def test_layers_are_tied(name):
         trace(model.step, model.abstract_args)
         for model in (load_model(name, layers=n) for n in (5, 9))
     ]
-    assert len(graphs[0].classes) == len(graphs[1].classes)
-    per_layer = (len(graphs[1].entities) - len(graphs[0].entities)) / 4
-    grown = [len(b) - len(a) for a, b in zip(graphs[0].classes, graphs[1].classes, strict=True)]
+    assert len(graphs[0].node_classes) == len(graphs[1].node_classes)
+    per_layer = (len(graphs[1].nodes) - len(graphs[0].nodes)) / 4
+    grown = [
+        len(b) - len(a) for a, b in zip(graphs[0].node_classes, graphs[1].node_classes, strict=True)
+    ]
     assert sum(grown) == 4 * per_layer
     assert all(count % 4 == 0 for count in grown)
 
@@ -146,13 +150,12 @@ def test_flops_of_a_transformer():
 
 def test_chains_of_the_optimizer_are_one_entity_a_parameter():
     graph = graph_of("mlp")
-    chains = [e for e in graph.entities if e.phase == "optimizer" and e.sizes]
+    chains = [e for e in graph.nodes if e.phase == "optimizer" and e.sizes]
     parameters = [i for i in graph.inputs if graph.tensors[i].role == "parameter"]
     assert len(chains) == len(parameters)
-    for entity in chains:
+    for node in chains:
         updated = {
-            graph.tensors[graph.operators[m.operator].results[0].tensor].role
-            for m in entity.members
+            graph.tensors[graph.operators[m.operator].results[0].tensor].role for m in node.members
         }
         assert {"parameter", "optimizer"} <= updated
 
@@ -160,7 +163,7 @@ def test_chains_of_the_optimizer_are_one_entity_a_parameter():
 def test_a_sum_of_branches_stands_alone():
     """Where a residual stream is added to, states change."""
     graph = trace(lambda x, w: (x + (x @ w)) * 2, [s(4, 6), s(6, 6)], updates={})
-    kinds = [[graph.operators[m.operator].primitive for m in e.members] for e in graph.entities]
+    kinds = [[graph.operators[m.operator].primitive for m in e.members] for e in graph.nodes]
     assert [one for one in kinds if one] == [["dot_general"], ["add"], ["mul"]]
 
 

@@ -40,7 +40,7 @@ def test_sequence_parallelism_gathers_again_what_it_cut(layers):
     for trip in found.cost.trips:
         for move in trip.moves:
             if move.nbytes == large and move.kind != "slice":
-                counts[move.kind] += trip.weight
+                counts[move.kind] += trip.multiplicity
     assert counts == {"all_gather": 6 * layers + 3, "reduce_scatter": 4 * layers + 2}
 
 

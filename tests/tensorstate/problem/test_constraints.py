@@ -30,12 +30,12 @@ def every(problem: Problem):
 
 
 def placements(problem: Problem, found, name: str) -> Placements:
-    (group,) = [
-        e.group
-        for e in problem.graph.entities
+    (class_id,) = [
+        e.class_id
+        for e in problem.graph.nodes
         if e.tensor is not None and problem.graph.tensors[e.tensor].name == name
     ]
-    return found.decisions.strategies[group]
+    return found.decisions.strategies[class_id]
 
 
 SPECS = st.lists(st.sampled_from((None, "data", "model", ("data", "model"))), max_size=2)

@@ -16,7 +16,7 @@ from tensorstate.execution.interpreter import interpret, read, run_operator
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM
 from tensorstate.problem.microbatching import Pipeline, batch_of, pipelined
-from tensorstate.rules.local_shard import LocalBlock, Turn
+from tensorstate.rules.local_shard import LocalShard, Turn
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import MODELS, QUICK, arguments, assert_alike
 from tests.tensorstate.steps import I32, KEY, STEPS, s
@@ -28,12 +28,12 @@ def in_pieces(pipeline: Pipeline, count: int, shares: int):
     """The step, a microbatch after the other, then what comes after them."""
     graph = pipeline.traced
 
-    def block(operator: Operator, turn: Turn) -> LocalBlock:
+    def shard(operator: Operator, turn: Turn) -> LocalShard:
         label = pipeline.labels[operator.index]
         counts = tuple(count if i == label else 1 for i in range(len(operator.sizes)))
-        return LocalBlock(operator.sizes, counts, {}, turn if label is not None else None, label)
+        return LocalShard(operator.sizes, counts, {}, turn if label is not None else None, label)
 
-    def run(operator: Operator, values, how: LocalBlock) -> None:
+    def run(operator: Operator, values, how: LocalShard) -> None:
         arrays = [values[use.tensor] for use in operator.operands]
         results = run_operator(operator, arrays, how)
         values.update({u.tensor: x for u, x in zip(operator.results, results, strict=True)})
@@ -51,7 +51,7 @@ def in_pieces(pipeline: Pipeline, count: int, shares: int):
             }
             for operator, stage in zip(graph.operators, pipeline.stages, strict=True):
                 if stage == "loop":
-                    run(operator, values, block(operator, turn))
+                    run(operator, values, shard(operator, turn))
             turns.append(values)
         values = {
             i: joined([values[i] for values in turns], pipeline.entries[i], shares)
@@ -59,7 +59,7 @@ def in_pieces(pipeline: Pipeline, count: int, shares: int):
         }
         for operator, stage in zip(graph.operators, pipeline.stages, strict=True):
             if stage == "after":
-                run(operator, values, LocalBlock.all_of(operator.sizes))
+                run(operator, values, LocalShard.all_of(operator.sizes))
         outputs = [
             read(o.view, None if o.view.tensor is None else values[o.view.tensor], o.view.sizes)
             for o in graph.outputs
@@ -246,8 +246,8 @@ def test_a_microbatch_is_a_smaller_step(name):
     graph = trace(model.step, model.abstract_args)
     pipeline = pipelined(graph)
     piece = pipeline.piece(2)
-    assert len(piece.entities) <= len(graph.entities) + 4
-    assert len(piece.classes) <= len(graph.classes) + 4
+    assert len(piece.nodes) <= len(graph.nodes) + 4
+    assert len(piece.node_classes) <= len(graph.node_classes) + 4
     for operator, whole, label in zip(
         piece.operators, graph.operators, pipeline.labels, strict=True
     ):

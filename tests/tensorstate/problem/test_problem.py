@@ -19,32 +19,32 @@ def test_every_tensor_that_crosses_entities_is_in_one_flow(name):
     one = graph(name) if name in TINY else trace(STEPS[name][0], STEPS[name][1:])
     flows = flows_of(one)
     crossing = {edge.tensor for edge in one.edges}
-    crossing |= {e.tensor for e in one.entities if e.tensor is not None}
+    crossing |= {e.tensor for e in one.nodes if e.tensor is not None}
     crossing |= {out.view.tensor for out in one.outputs if out.view.tensor is not None}
     assert sorted(t for flow in flows for t in flow.tensors) == sorted(crossing)
     read = {
         (tensor, reader)
         for flow in flows
         for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
-        for demand, entities in zip(flow.demands, readers, strict=True)
+        for demand, nodes in zip(flow.demands, readers, strict=True)
         if demand.ports
-        for reader in entities
+        for reader in nodes
     }
     assert read == {(edge.tensor, edge.target) for edge in one.edges}
     for flow in flows:
         for tensor, maker in zip(flow.tensors, flow.makers, strict=True):
-            assert one.entities[maker].group == flow.group
+            assert one.nodes[maker].class_id == flow.class_id
             assert one.tensors[tensor].sizes == flow.sizes
 
 
 def test_new_values_are_wanted_where_the_old_ones_are():
     one = graph("linear")
     (flow,) = [
-        f for f in flows_of(one) if any(d.group is not None and not d.ports for d in f.demands)
+        f for f in flows_of(one) if any(d.class_id is not None and not d.ports for d in f.demands)
     ]
-    (demand,) = [d for d in flow.demands if d.group is not None and not d.ports]
-    (w,) = [e for e in one.entities if e.tensor is not None and one.tensors[e.tensor].name == "w"]
-    assert demand.group == w.group
+    (demand,) = [d for d in flow.demands if d.class_id is not None and not d.ports]
+    (w,) = [e for e in one.nodes if e.tensor is not None and one.tensors[e.tensor].name == "w"]
+    assert demand.class_id == w.class_id
     assert demand.late
 
 
@@ -56,8 +56,10 @@ def test_flows_do_not_grow_with_depth():
         one = trace(model.step, model.abstract_args)
         problems.append(Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"]))
     assert len(problems[0].flows) == len(problems[1].flows)
-    assert len(problems[0].graph.classes) == len(problems[1].graph.classes)
-    assert sum(f.weight for f in problems[1].flows) > sum(f.weight for f in problems[0].flows)
+    assert len(problems[0].graph.node_classes) == len(problems[1].graph.node_classes)
+    assert sum(f.multiplicity for f in problems[1].flows) > sum(
+        f.multiplicity for f in problems[0].flows
+    )
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -65,12 +67,12 @@ def test_sharded_work_is_a_share(name):
     """Along a label that all its tensors have, half the bytes; never less than half."""
     mesh = MeshShape.of({"data": 2})
     problem = Problem(graph(name), AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
-    for group, strategies in enumerate(problem.strategies):
-        whole, seconds = (f(group, (REPLICATED,)) for f in (problem.traffic, problem.seconds))
+    for class_id, strategies in enumerate(problem.strategies):
+        whole, seconds = (f(class_id, (REPLICATED,)) for f in (problem.traffic, problem.seconds))
         for strategy in strategies.all:
-            assert whole / 2 <= problem.traffic(group, strategy) <= whole
-            assert seconds / 2 <= problem.seconds(group, strategy) * (1 + 1e-12)
-            assert problem.seconds(group, strategy) <= seconds
+            assert whole / 2 <= problem.traffic(class_id, strategy) <= whole
+            assert seconds / 2 <= problem.seconds(class_id, strategy) * (1 + 1e-12)
+            assert problem.seconds(class_id, strategy) <= seconds
 
 
 def test_a_slice_reads_what_it_takes():
@@ -82,11 +84,11 @@ def test_a_slice_reads_what_it_takes():
         mesh = MeshShape.of({"data": 2})
         problem = Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
         slices = [
-            problem.weight(group) * problem.seconds(group, (REPLICATED,))
-            for group in range(len(one.classes))
+            problem.multiplicity(class_id) * problem.seconds(class_id, (REPLICATED,))
+            for class_id in range(len(one.node_classes))
             if any(
                 one.operators[m.operator].primitive == "slice"
-                for m in problem.entity(group).members
+                for m in problem.node(class_id).members
             )
         ]
         assert slices

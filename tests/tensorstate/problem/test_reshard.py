@@ -115,7 +115,7 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
     graph = nx.DiGraph()
     for placements in all_placements(sizes, MESH, (SUM,)):
         for move, seconds in strategy.out(placements):
-            graph.add_edge(move.source, move.target, weight=seconds)
+            graph.add_edge(move.source, move.target, multiplicity=seconds)
     graph.add_node(source)
     tree = strategy.tree(frozenset({source}), targets)
     here = {source}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tensorstate.execution.interpreter import run_operator, values_of
-from tensorstate.ir.graph import Entity, Graph
+from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
 from tensorstate.problem.strategies import NodeStrategies, Strategy
-from tensorstate.rules.local_shard import LocalBlock
+from tensorstate.rules.local_shard import LocalShard
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import arguments, close
 from tests.tensorstate.steps import STEPS
@@ -19,20 +19,20 @@ MESH = MeshShape.of({"i": 2})
 COMBINE = {SUM: np.sum, MAX: np.max, MIN: np.min}
 
 
-def _home(graph: Graph, entity: Entity) -> dict[int, tuple[int, ...]]:
+def _home(graph: Graph, node: Node) -> dict[int, tuple[int, ...]]:
     """The labels in which an entity has the tensors that it makes."""
     return {
         use.tensor: tuple(member.labels[label] for label in use.labels)
-        for member in entity.members
+        for member in node.members
         for use in graph.operators[member.operator].results
     }
 
 
-def _reads(graph: Graph, entity: Entity):
+def _reads(graph: Graph, node: Node):
     """What it reads from elsewhere: places by (tensor, labels)."""
-    home = _home(graph, entity)
+    home = _home(graph, node)
     found: dict[tuple[int, tuple[int, ...]], set[tuple[int, int]]] = {}
-    for m, member in enumerate(entity.members):
+    for m, member in enumerate(node.members):
         for k, use in enumerate(graph.operators[member.operator].operands):
             labels = tuple(member.labels[label] for label in use.labels)
             if home.get(use.tensor) != labels:
@@ -63,10 +63,10 @@ def _whole(parts: list[np.ndarray], placement: int) -> np.ndarray:
     return COMBINE[placement](np.stack(parts), axis=0)
 
 
-def _run(graph: Graph, entity: Entity, strategy: int, device: int, given) -> dict[int, np.ndarray]:
+def _run(graph: Graph, node: Node, strategy: int, device: int, given) -> dict[int, np.ndarray]:
     """What a device makes of what it is given, by place."""
-    home, made = _home(graph, entity), {}
-    for m, member in enumerate(entity.members):
+    home, made = _home(graph, node), {}
+    for m, member in enumerate(node.members):
         operator = graph.operators[member.operator]
         counts = tuple(2 if label == strategy else 1 for label in member.labels)
         indices = {i: np.int32(device) for i, count in enumerate(counts) if count > 1}
@@ -75,18 +75,18 @@ def _run(graph: Graph, entity: Entity, strategy: int, device: int, given) -> dic
             labels = tuple(member.labels[label] for label in use.labels)
             own = home.get(use.tensor) == labels
             arrays.append(made[use.tensor] if own else given[m, k][device])
-        results = run_operator(operator, arrays, LocalBlock(operator.sizes, counts, indices))
+        results = run_operator(operator, arrays, LocalShard(operator.sizes, counts, indices))
         for use, result in zip(operator.results, results, strict=True):
             made[use.tensor] = np.asarray(result)
     return made
 
 
-def check_entity(graph: Graph, entity: Entity, values) -> int:
+def check_entity(graph: Graph, node: Node, values) -> int:
     """All ways of an entity; returns how many there are."""
     strategies, home, reads = (
-        NodeStrategies(graph, entity, MESH),
-        _home(graph, entity),
-        _reads(graph, entity),
+        NodeStrategies(graph, node, MESH),
+        _home(graph, node),
+        _reads(graph, node),
     )
     for strategy in strategies.all:
         given = {}
@@ -94,8 +94,8 @@ def check_entity(graph: Graph, entity: Entity, values) -> int:
             (placement,) = strategies.input_placements(strategy, labels, frozenset(ports))
             parts = _parts(values[tensor], placement)
             given |= dict.fromkeys(ports, parts)
-        one, two = (_run(graph, entity, strategy[0], device, given) for device in range(2))
-        for m, member in enumerate(entity.members):
+        one, two = (_run(graph, node, strategy[0], device, given) for device in range(2))
+        for m, member in enumerate(node.members):
             for k, use in enumerate(graph.operators[member.operator].results):
                 (placement,) = strategies.output_placements(strategy, home[use.tensor], (m, k))
                 found = _whole([one[use.tensor], two[use.tensor]], placement)
@@ -122,13 +122,13 @@ def test_every_way_makes_the_whole(name):
         one = trace(function, shapes)
     made = values_of(one, arguments(tuple(shapes)))
     values = {index: np.asarray(value) for index, value in made.items()}
-    entities = [entity for entity in one.entities if entity.members]
-    assert sum(check_entity(one, entity, values) for entity in entities) > len(entities)
+    nodes = [node for node in one.nodes if node.members]
+    assert sum(check_entity(one, node, values) for node in nodes) > len(nodes)
 
 
 def _ways_of(function, *shapes) -> list[tuple[Strategy, ...]]:
     one = trace(function, shapes)
-    return [NodeStrategies(one, entity, MESH).all for entity in one.entities if entity.members]
+    return [NodeStrategies(one, node, MESH).all for node in one.nodes if node.members]
 
 
 def test_a_sum_takes_partial_sums_together_and_a_product_one_by_one():

@@ -22,17 +22,17 @@ def test_nothing_is_lost(name):
         (tensor, reader)
         for flow in flows
         for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
-        for entities in readers
-        for reader in entities
+        for nodes in readers
+        for reader in nodes
     }
     assert {(edge.tensor, edge.target) for edge in graph.edges} <= read
     for flow in flows:
-        assert len(flow.makers) == len(flow.readers) == flow.weight
+        assert len(flow.makers) == len(flow.readers) == flow.multiplicity
         assert len(set(flow.demands)) == len(flow.demands)
         for readers in flow.readers:
-            for demand, entities in zip(flow.demands, readers, strict=True):
-                assert {graph.entities[one].group for one in entities} <= {demand.group}
-                assert bool(entities) == (demand.group is not None)
+            for demand, nodes in zip(flow.demands, readers, strict=True):
+                assert {graph.nodes[one].class_id for one in nodes} <= {demand.class_id}
+                assert bool(nodes) == (demand.class_id is not None)
 
 
 def test_entities_of_a_class_that_read_alike_are_all_readers():
@@ -42,8 +42,8 @@ def test_entities_of_a_class_that_read_alike_are_all_readers():
     shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 3
     graph = trace(step, shapes, updates={})
     flow = next(flow for flow in flows_of(graph) if graph.inputs[0] in flow.tensors)
-    products = [e.index for e in graph.entities if e.kind == "einsum"]
-    assert graph.entities[products[0]].group == graph.entities[products[1]].group
+    products = [e.index for e in graph.nodes if e.kind == "einsum"]
+    assert graph.nodes[products[0]].class_id == graph.nodes[products[1]].class_id
     ((readers,),) = flow.readers
     assert sorted(readers) == products
 

@@ -18,7 +18,7 @@ import tensorstate
 from tensorstate.errors import PlanError
 from tensorstate.execution.interpreter import values_of
 from tensorstate.ir import jaxprs
-from tensorstate.rules import RULES, Argument, rule_of
+from tensorstate.rules import RULES, AbstractArray, rule_of
 from tensorstate.rules.inferred import Slice, mapped
 from tensorstate.tracing.propagate import VIEWS
 from tensorstate.tracing.trace_step import trace
@@ -52,9 +52,9 @@ def row(primitive: core.Primitive) -> Row:
     name = primitive.name
     if name in jaxprs.UNSHARED | jaxprs.REFERENCES or name.startswith("jaxcoll_"):
         return Row("refused", "of several devices, or no pure function")
-    if name in jaxprs.IDENTITIES:
+    if name in jaxprs.IDENTITY_PRIMITIVES:
         return Row("identity", "")
-    if name in jaxprs.CALLS or name in INLINED:
+    if name in jaxprs.CALL_PRIMITIVES or name in INLINED:
         return Row("inlined", "")
     if name in VIEWS:
         return Row("view", "")
@@ -75,8 +75,8 @@ def row(primitive: core.Primitive) -> Row:
     if not operators:
         return Row("decomposed", ", ".join(sorted({o.primitive for o in graph.operators})))
     (operator,) = operators[:1]
-    free = len(operator.sizes) - len(operator.frozen)
-    return Row(operator.call.rule.origin, f"{free} of {len(operator.sizes)} labels can be sharded")
+    free = len(operator.sizes) - len(operator.need_replication)
+    return Row(operator.eqn.rule.origin, f"{free} of {len(operator.sizes)} labels can be sharded")
 
 
 def test_every_primitive_of_this_jax_has_its_place():
@@ -107,7 +107,7 @@ def test_examples_are_of_their_primitive(name):
     """An example that no longer uses its primitive would prove nothing."""
     found = example(REGISTERED[name])
     assert found is not None
-    jaxpr, _ = jaxprs.opened(jax.make_jaxpr(found.function)(*found.shapes))
+    jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(found.function)(*found.shapes))
     assert any(jaxprs._first(eqn, frozenset({name})) for eqn in jaxpr.eqns)
 
 
@@ -137,7 +137,7 @@ def test_an_inferred_rule_cuts_as_a_written_one(name):
     values = values_of(graph, jax.tree.leaves(leaves))
     checked = 0
     for operator in graph.operators:
-        if operator.call.rule.origin in ("elementwise", "dimensions"):
+        if operator.eqn.rule.origin in ("elementwise", "dimensions"):
             operands = [values[use.tensor] for use in operator.operands]
             checked += check_operator(graph, operator, operands=operands)
     assert checked > 0
@@ -176,7 +176,7 @@ def test_a_batching_rule_that_mixes_is_not_believed():
         mixed.bind(operands[0] * 2) / 2,
         dims[0],
     )
-    argument = Argument((4, 6), np.dtype("float32"))
+    argument = AbstractArray((4, 6), np.dtype("float32"))
     assert rule_of(mixed, [argument], [argument], {}).origin == "replicated"
 
 
@@ -184,7 +184,7 @@ def test_a_solve_is_cut_by_its_batch_and_not_by_its_matrix():
     function, *shapes = EXAMPLES["triangular_solve"]
     graph = trace(function, shapes, updates={})
     (solve,) = [o for o in graph.operators if o.primitive == "triangular_solve"]
-    free = {*range(len(solve.sizes))} - solve.frozen
+    free = {*range(len(solve.sizes))} - solve.need_replication
     assert [solve.sizes[label] for label in free] == [2]
     (label,) = free
     assert all(use.labels[0] == label for use in (*solve.operands, *solve.results))
@@ -195,7 +195,7 @@ def test_parameters_are_those_that_are_read(name):
     """A JAX whose equations have other parameters is named before anything is misread."""
     found = example(REGISTERED[name])
     assert found is not None
-    jaxpr, _ = jaxprs.opened(jax.make_jaxpr(found.function)(*found.shapes))
+    jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(found.function)(*found.shapes))
     sets = {frozenset(eqn.params) for eqn in _equations(jaxpr) if eqn.primitive.name == name}
     assert sets
     unknown = [sorted(one) for one in sets if one not in jaxprs.PARAMETERS[name]]
@@ -208,7 +208,7 @@ def _equations(jaxpr):
     for eqn in jaxpr.eqns:
         yield eqn
         for inner in core.jaxprs_in_params(eqn.params):
-            yield from _equations(jaxprs.opened(inner)[0])
+            yield from _equations(jaxprs.unpack_jaxpr(inner)[0])
 
 
 def test_one_file_knows_what_changes_between_versions():
@@ -230,7 +230,7 @@ def test_one_file_knows_what_changes_between_versions():
 
 
 def test_a_scan_of_another_jax_is_refused_by_name():
-    jaxpr, _ = jaxprs.opened(jax.make_jaxpr(EXAMPLES["scan"][0])(s(4, 6)))
+    jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(EXAMPLES["scan"][0])(s(4, 6)))
     (eqn,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
     params = {k: v for k, v in eqn.params.items() if k not in ("ft_in", "num_carry")}
     with pytest.raises(PlanError, match=rf"JAX {jax.__version__} are not known"):

@@ -20,7 +20,7 @@ def test_a_reshape_splits_a_factor_wherever_it_occurs():
     flat, elsewhere = factors.new(12), factors.new(12)
     factors.unite(flat, elsewhere)
     batch, sequence = factors.new(3), factors.new(4)
-    factors.align([flat], [batch, sequence])
+    factors.align_products([flat], [batch, sequence])
     assert sizes_of(factors, elsewhere) == (3, 4)
     assert factors.leaves(elsewhere) == factors.leaves(batch) + factors.leaves(sequence)
 
@@ -28,9 +28,9 @@ def test_a_reshape_splits_a_factor_wherever_it_occurs():
 def test_two_splittings_of_one_factor_are_refined():
     factors = Factors()
     flat = factors.new(24)
-    factors.align([flat], [factors.new(2), factors.new(12)])
+    factors.align_products([flat], [factors.new(2), factors.new(12)])
     last = factors.new(2)
-    factors.align([flat], [factors.new(12), last])
+    factors.align_products([flat], [factors.new(12), last])
     assert sizes_of(factors, flat) == (2, 6, 2)
     assert factors.leaves(flat)[-1:] == factors.leaves(last)
 
@@ -38,14 +38,14 @@ def test_two_splittings_of_one_factor_are_refined():
 def test_dimensions_of_size_one_have_no_factors():
     factors = Factors()
     assert factors.leaves(factors.new(1)) == ()
-    factors.align([factors.new(1), factors.new(5)], [factors.new(5)])
+    factors.align_products([factors.new(1), factors.new(5)], [factors.new(5)])
 
 
 @pytest.mark.parametrize(("a", "b"), [((4, 6), (6, 4)), ((2, 3), (3, 2)), ((8,), (4,))])
 def test_what_fits_no_splitting_is_refused(a, b):
     factors = Factors()
     with pytest.raises(UnalignedError):
-        factors.align([factors.new(n) for n in a], [factors.new(n) for n in b])
+        factors.align_products([factors.new(n) for n in a], [factors.new(n) for n in b])
 
 
 @given(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=4), st.data())
@@ -59,7 +59,7 @@ def test_all_groupings_of_the_same_parts_align(parts, data):
         groups.append([factors.new(size) for size in shape])
     try:
         for group in groups[1:]:
-            factors.align(groups[0], group)
+            factors.align_products(groups[0], group)
     except UnalignedError:
         return  # (2, 3, 2, 2): 6 and 4 do not divide each other
     leaves = [[leaf for factor in group for leaf in factors.leaves(factor)] for group in groups]

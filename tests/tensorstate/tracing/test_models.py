@@ -59,7 +59,7 @@ def test_published_sizes(name, parameters):
 
 def test_classes_do_not_grow_with_depth():
     counts = [
-        len(trace(model.step, model.abstract_args).classes)
+        len(trace(model.step, model.abstract_args).node_classes)
         for model in (load_model("llama", layers=layers) for layers in (6, 12))
     ]
     assert counts[0] == counts[1] < 260
@@ -70,7 +70,7 @@ def test_a_graph_of_32_layers_takes_less_than_5_seconds():
     start = time.process_time()
     graph = trace(model.step, model.abstract_args)
     assert time.process_time() - start < 5
-    assert len(graph.classes) < 260
+    assert len(graph.node_classes) < 260
 
 
 def test_heads_experts_and_vocabulary_can_be_sharded():
@@ -82,13 +82,11 @@ def test_heads_experts_and_vocabulary_can_be_sharded():
         ("moe", "params/layers/0/experts/up", (4, 32, 64)),
     ]:
         graph = graphs[name]
-        (entity,) = [
-            e
-            for e in graph.entities
-            if e.tensor is not None and graph.tensors[e.tensor].name == path
+        (node,) = [
+            e for e in graph.nodes if e.tensor is not None and graph.tensors[e.tensor].name == path
         ]
-        assert entity.sizes == sizes
-        assert not entity.frozen
+        assert node.sizes == sizes
+        assert not node.need_replication
     dispatched = [o for o in graphs["moe"].operators if o.kind == "einsum" and 4 in o.sizes]
     assert any(o.sizes[use.labels[0]] == 4 for o in dispatched for use in o.results)
 

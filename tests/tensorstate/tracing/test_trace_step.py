@@ -169,7 +169,7 @@ def test_heads_split_a_factor_and_nothing_else():
 def test_what_an_operator_sums_over_and_where_it_is_linear():
     (operator,) = traced("matmul").operators
     assert operator.sizes[operator.operands[0].labels[1]] == 6
-    assert operator.reduced == {operator.operands[0].labels[1]: "sum"}
+    assert operator.reductions == {operator.operands[0].labels[1]: "sum"}
     assert operator.linear == (frozenset({0}), frozenset({1}))
     assert operator.flops == 2 * 4 * 6 * 2
 
@@ -188,8 +188,8 @@ def test_sums_are_linear_together_and_with_constants_not_at_all():
 def test_a_vocabulary_can_be_sharded():
     (gather,) = [o for o in traced("embedding").operators if o.kind == "gather"]
     vocabulary = gather.operands[0].labels[0]
-    assert gather.reduced == {vocabulary: "sum"}
-    assert vocabulary not in gather.frozen
+    assert gather.reductions == {vocabulary: "sum"}
+    assert vocabulary not in gather.need_replication
 
 
 def test_rows_of_scans_meet_without_being_stacked():
@@ -202,15 +202,15 @@ def test_rows_of_scans_meet_without_being_stacked():
 
 def test_recomputed_operators_are_backward_and_in_one_region():
     graph = traced("recomputed")
-    regions = {operator.call.region for operator in graph.operators}
+    regions = {operator.eqn.remat_region for operator in graph.operators}
     assert regions == {None, 1}
-    assert {o.phase for o in graph.operators if o.call.region} == {"backward"}
+    assert {o.phase for o in graph.operators if o.eqn.remat_region} == {"backward"}
 
 
 def test_checkpoints_can_be_left_to_the_search():
     function, *shapes = STEPS["recomputed"]
     graph = trace(function, shapes, checkpoints="drop")
-    assert {operator.call.region for operator in graph.operators} == {None}
+    assert {operator.eqn.remat_region for operator in graph.operators} == {None}
     products = [
         sum(o.primitive == "sin" for o in g.operators) for g in (traced("recomputed"), graph)
     ]
