@@ -187,10 +187,10 @@ def solve_baseline(
     """
     chosen = baseline_by_axis(problem, name)
     found = milp(problem, Baselines(problem).strategies(chosen), objective=objective, gap=gap)
-    kept = _gathered_anew(problem, found, frozenset(chosen.values()))
-    if not kept:
+    saved = _gathered_anew(problem, found, frozenset(chosen.values()))
+    if not saved:
         return found
-    decisions = dataclasses.replace(found.decisions, kept=kept)
+    decisions = dataclasses.replace(found.decisions, saved=saved)
     cost = price(problem, decisions)
     return dataclasses.replace(
         found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
@@ -205,16 +205,16 @@ def _gathered_anew(
     ZeRO-3 does so with parameters; Megatron's sequence parallelism with activations, of which every
     device keeps its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
     """
-    kept: dict[int, Placements] = {}
-    for trip in found.cost.trips:
-        flow, own = problem.flows[trip.flow], trip.source
-        if flow.stored and "fsdp" in baselines:
-            kept |= dict.fromkeys(trip.tensors, own)
-        if not flow.stored and "megatron-sp" in baselines and trip.kept is not None:
-            larger = problem.local_bytes(flow, trip.kept) > problem.local_bytes(flow, own)
+    saved: dict[int, Placements] = {}
+    for reshard in found.cost.reshards:
+        group, own = problem.tensor_groups[reshard.group], reshard.produced_placements
+        if group.is_input and "fsdp" in baselines:
+            saved |= dict.fromkeys(reshard.tensors, own)
+        if not group.is_input and "megatron-sp" in baselines and reshard.saved is not None:
+            larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(group, own)
             if has_no_partial(own) and larger:
-                kept |= dict.fromkeys(trip.tensors, own)
-    return kept
+                saved |= dict.fromkeys(reshard.tensors, own)
+    return saved
 
 
 def search(

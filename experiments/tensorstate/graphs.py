@@ -164,12 +164,12 @@ def collectives(config: Config) -> list[dict[str, Any]]:
     problem = Problem(graph, rings((config.axis,)), HARDWARE[config.hardware])
     found = solve_baseline(problem, "fsdp")
     counts = dict.fromkeys(_FSDP, 0)
-    for trip in found.cost.trips:
-        for phase, tree in (("forward", trip.early), ("backward", trip.late)):
-            for move in tree.moves:
-                if move.nbytes == 4 * side * side:
-                    case = (phase, move.kind)
-                    counts[case] = counts.get(case, 0) + trip.multiplicity
+    for reshard in found.cost.reshards:
+        for phase, tree in (("forward", reshard.in_forward), ("backward", reshard.after_forward)):
+            for reshard_step in tree.steps:
+                if reshard_step.nbytes == 4 * side * side:
+                    case = (phase, reshard_step.kind)
+                    counts[case] = counts.get(case, 0) + reshard.multiplicity
     return [
         {
             "of": "Fig. 5.1",

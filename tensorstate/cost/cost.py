@@ -11,8 +11,13 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from tensorstate.cost.memory import Memory, memory_of
-from tensorstate.cost.reshard_plan import Decisions, Trip, remade_nodes, trips_of
+from tensorstate.cost.memory import Memory, estimate_memory
+from tensorstate.cost.reshard_plan import (
+    Decisions,
+    ReshardPlan,
+    find_recomputed_nodes,
+    reshard_plans,
+)
 from tensorstate.problem.problem import Problem
 
 
@@ -26,8 +31,8 @@ class Cost:
         volume: bytes (of the larger buffer of a device) by (kind, mesh axis) of the collectives.
         count: how many there are, likewise.
         memory: bytes.
-        trips: how tensors travel.
-        remade: entities that run again after the forward pass.
+        reshards: how tensors travel.
+        recomputed_nodes: entities that run again after the forward pass.
     """
 
     compute: float
@@ -35,8 +40,8 @@ class Cost:
     volume: Mapping[tuple[str, int], int]
     count: Mapping[tuple[str, int], int]
     memory: Memory
-    trips: tuple[Trip, ...]
-    remade: frozenset[int]
+    reshards: tuple[ReshardPlan, ...]
+    recomputed_nodes: frozenset[int]
 
     @property
     def seconds(self) -> float:
@@ -55,38 +60,42 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     Raises:
         PlanError: a tensor cannot reach a state in which it is kept or demanded.
     """
-    remade = remade_nodes(problem, decisions)
-    trips = [
-        trip
-        for number in range(len(problem.flows))
-        for trip in trips_of(problem, decisions, remade, number)
+    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+    reshards = [
+        reshard
+        for number in range(len(problem.tensor_groups))
+        for reshard in reshard_plans(problem, decisions, recomputed_nodes, number)
     ]
     volume: dict[tuple[str, int], int] = defaultdict(int)
     count: dict[tuple[str, int], int] = defaultdict(int)
     communication = []
-    for trip in trips:
-        communication.append(trip.multiplicity * trip.seconds)
-        for move, turns in trip.counted:
-            if move.kind != "slice":
-                volume[move.kind, move.axis] += trip.multiplicity * turns * move.nbytes
-                count[move.kind, move.axis] += trip.multiplicity * turns
+    for reshard in reshards:
+        communication.append(reshard.multiplicity * reshard.seconds)
+        for step, turns in reshard.counted:
+            if step.kind != "slice":
+                volume[step.kind, step.axis] += reshard.multiplicity * turns * step.nbytes
+                count[step.kind, step.axis] += reshard.multiplicity * turns
     twice: dict[int, int] = defaultdict(int)
-    for node in remade:
+    for node in recomputed_nodes:
         twice[problem.graph.nodes[node].class_id] += 1
     compute = math.fsum(
         (problem.multiplicity(g) + twice[g]) * problem.seconds(g, strategy)
         for g, strategy in enumerate(decisions.strategies)
     )
-    memory = memory_of(problem, decisions, trips, remade)
-    return Cost(compute, math.fsum(communication), volume, count, memory, tuple(trips), remade)
+    memory = estimate_memory(problem, decisions, reshards, recomputed_nodes)
+    return Cost(
+        compute, math.fsum(communication), volume, count, memory, tuple(reshards), recomputed_nodes
+    )
 
 
 def times(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
     """Seconds of the collectives by (kind, mesh axis)."""
     spent: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for trip in cost.trips:
-        routes = problem.routes(problem.flows[trip.flow])
-        for move, turns in trip.counted:
-            if move.kind != "slice":
-                spent[move.kind, move.axis].append(trip.multiplicity * turns * routes.seconds(move))
+    for reshard in cost.reshards:
+        reshard_graph = problem.reshard_graph(problem.tensor_groups[reshard.group])
+        for step, turns in reshard.counted:
+            if step.kind != "slice":
+                spent[step.kind, step.axis].append(
+                    reshard.multiplicity * turns * reshard_graph.seconds(step)
+                )
     return {key: math.fsum(values) for key, values in spent.items()}

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tensorstate.cost.reshard_plan import Decisions, Trip
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.ir.placements import Placements
-from tensorstate.problem.liveness import Spans
+from tensorstate.problem.liveness import LiveRanges
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.reshard import Move
+from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import Demand, Flow
+from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
 
 # Rounding of sums of shares, in bytes.
 EXACT = 1e-6
@@ -27,71 +27,75 @@ class Memory:
 
     Attributes:
         inputs: parameters, optimizer state, batch and constants: there all the time.
-        kept: activations and gathered copies, kept from the forward to the backward pass.
-        held: gathered copies and sums, held through the loop over microbatches.
+        saved: activations and gathered copies, kept from the forward to the backward pass.
+        loop_resident: gathered copies and sums, held through the loop over microbatches.
         gradients: that wait for the optimizer.
-        work: what else the operators have there.
+        temporaries: what else the operators have there.
     """
 
     inputs: int
-    kept: int
-    held: int
+    saved: int
+    loop_resident: int
     gradients: int
-    work: int
+    temporaries: int
 
     @property
     def peak(self) -> int:
         """The most that is there at once."""
-        return self.inputs + self.kept + self.held + self.gradients + self.work
+        return self.inputs + self.saved + self.loop_resident + self.gradients + self.temporaries
 
     def fits(self, limit: float | None) -> bool:
         """Whether it stays within a limit in bytes, should there be one."""
         return limit is None or self.peak <= limit
 
 
-def memory_of(
-    problem: Problem, decisions: Decisions, trips: Sequence[Trip], remade: frozenset[int]
+def estimate_memory(
+    problem: Problem,
+    decisions: Decisions,
+    reshards: Sequence[ReshardPlan],
+    recomputed_nodes: frozenset[int],
 ) -> Memory:
     """The memory that decisions take.
 
     Args:
-        trips: how all tensors travel.
-        remade: entities that run again.
+        reshards: how all tensors travel.
+        recomputed_nodes: entities that run again.
     """
-    by_flow: dict[int, list[Trip]] = defaultdict(list)
-    for trip in trips:
-        by_flow[trip.flow].append(trip)
-    inputs, there = 0, np.zeros((4, len(problem.timeline.points)))
+    by_flow: dict[int, list[ReshardPlan]] = defaultdict(list)
+    for reshard in reshards:
+        by_flow[reshard.group].append(reshard)
+    inputs, nbytes = 0, np.zeros((4, len(problem.liveness.program_points)))
     for number, found in by_flow.items():
         inputs += input_bytes(problem, found)
-        there += occupied(problem, number, decisions.strategies, found, remade)
-    return memory_at_peak(inputs, there)
+        nbytes += bytes_by_point(problem, number, decisions.strategies, found, recomputed_nodes)
+    return peak_memory(inputs, nbytes)
 
 
-def memory_at_peak(inputs: float, there: np.ndarray) -> Memory:
-    """When most is there, of what is there beside the inputs at all points (``occupied``)."""
-    total = there.sum(0)
-    kept, held, gradients, _ = there[:, int(total.argmax())]
-    parts = round(kept), round(held), round(gradients)
+def peak_memory(inputs: float, nbytes: np.ndarray) -> Memory:
+    """When most is there, of what is there beside the inputs at all points (``bytes_by_point``)."""
+    total = nbytes.sum(0)
+    saved, loop_resident, gradients, _ = nbytes[:, int(total.argmax())]
+    parts = round(saved), round(loop_resident), round(gradients)
     return Memory(round(inputs), *parts, math.ceil(total.max() - EXACT) - sum(parts))
 
 
-def input_bytes(problem: Problem, trips: Iterable[Trip]) -> int:
+def input_bytes(problem: Problem, reshards: Iterable[ReshardPlan]) -> int:
     """Bytes of inputs on a device, where they are stored."""
-    flows = problem.flows
+    tensor_groups = problem.tensor_groups
     return sum(
-        trip.multiplicity * problem.stored_bytes(flows[trip.flow], trip.source)
-        for trip in trips
-        if flows[trip.flow].stored
+        reshard.multiplicity
+        * problem.input_bytes(tensor_groups[reshard.group], reshard.produced_placements)
+        for reshard in reshards
+        if tensor_groups[reshard.group].is_input
     )
 
 
-def occupied(
+def bytes_by_point(
     problem: Problem,
     number: int,
     strategies: Sequence[Strategy],
-    trips: Iterable[Trip],
-    remade: frozenset[int],
+    reshards: Iterable[ReshardPlan],
+    recomputed_nodes: frozenset[int],
 ) -> np.ndarray:
     """Bytes of a flow on a device at every point: kept, held, gradients, and others.
 
@@ -100,97 +104,146 @@ def occupied(
 
     Args:
         number: of the flow.
-        trips: all of the flow.
-        remade: entities that run again.
+        reshards: all of the flow.
+        recomputed_nodes: entities that run again.
     """
-    flow, spans = problem.flows[number], problem.spans(number)
-    kept, held, gradients, others = there = np.zeros((4, len(spans.made)))
+    group, live_ranges = problem.tensor_groups[number], problem.live_ranges(number)
+    saved, loop_resident, gradients, others = nbytes = np.zeros((4, len(live_ranges.producing)))
 
     def size(placements: Placements) -> int:
-        return problem.local_bytes(flow, placements)
+        return problem.local_bytes(group, placements)
 
-    for trip in trips:
-        share = trip.multiplicity / flow.multiplicity
-        source = trip.source
-        others += share * size(source) * spans.made
+    for reshard in reshards:
+        share = reshard.multiplicity / group.multiplicity
+        source = reshard.produced_placements
+        others += share * size(source) * live_ranges.producing
         for tree, span, packed in (
-            (trip.early, spans.moved_early, spans.packed_early),
-            (trip.late, spans.moved_late, spans.packed_late),
-            (trip.after, spans.moved_after, spans.packed_after),
-            (trip.again, spans.moved_again, spans.packed_again),
+            (
+                reshard.in_forward,
+                live_ranges.resharded_in_forward,
+                live_ranges.receive_buffer_in_forward,
+            ),
+            (
+                reshard.after_forward,
+                live_ranges.resharded_after_forward,
+                live_ranges.receive_buffer_after_forward,
+            ),
+            (
+                reshard.after_loop,
+                live_ranges.resharded_after_loop,
+                live_ranges.receive_buffer_after_loop,
+            ),
+            (
+                reshard.for_recompute,
+                live_ranges.resharded_for_recompute,
+                live_ranges.receive_buffer_for_recompute,
+            ),
         ):
-            others += share * sum(moved_bytes(problem, flow, move) for move in tree.moves) * span
-            others += share * sum(map(packed_bytes, tree.moves)) * packed
-        if trip.kept is not None:
-            span = spans.kept if trip.kept == source else spans.copied
-            kept += share * size(trip.kept) * (span + _is_reread(flow, trip, remade) * spans.bound)
-        if trip.held is not None:
-            held += share * size(trip.held) * spans.held
-        if trip.remade:
-            span = made_again(flow, spans) + _is_reread(flow, trip, remade) * spans.sooner
+            others += (
+                share * sum(resharded_bytes(problem, group, step) for step in tree.steps) * span
+            )
+            others += share * sum(map(receive_buffer_bytes, tree.steps)) * packed
+        if reshard.saved is not None:
+            span = live_ranges.saved if reshard.saved == source else live_ranges.saved_copy
+            saved += (
+                share
+                * size(reshard.saved)
+                * (
+                    span
+                    + _is_read_for_recompute(group, reshard, recomputed_nodes)
+                    * live_ranges.saved_for_recompute
+                )
+            )
+        if reshard.loop_resident is not None:
+            loop_resident += share * size(reshard.loop_resident) * live_ranges.loop_resident
+        if reshard.is_recomputed:
+            span = (
+                recomputed_counts(group, live_ranges)
+                + _is_read_for_recompute(group, reshard, recomputed_nodes)
+                * live_ranges.recomputed_early
+            )
             others += share * size(source) * span
-        if flow.early:
-            waiting = size(_waiting(problem, flow, spans.last_early, strategies, source))
-            if not flow.stored and not flow.stays:
-                others += share * waiting * spans.early
-            lent = size(_waiting(problem, flow, spans.lender, strategies, source))
-            again = trip.remade
-            if spans.lender is not None:
-                again = _remade_share(flow, spans.lender, remade)
-            kept += share * (1 - again) * lent * spans.lent
+        if group.in_forward:
+            pending = size(
+                _placements_awaiting(
+                    problem, group, live_ranges.last_forward_use, strategies, source
+                )
+            )
+            if not group.is_input and not group.needed_after_forward:
+                others += share * pending * live_ranges.awaiting_forward_use
+            lent = size(
+                _placements_awaiting(problem, group, live_ranges.fused_consumer, strategies, source)
+            )
+            recomputed = reshard.is_recomputed
+            if live_ranges.fused_consumer is not None:
+                recomputed = _recomputed_share(group, live_ranges.fused_consumer, recomputed_nodes)
+            saved += share * (1 - recomputed) * lent * live_ranges.fused_input
         else:
-            waiting = size(_waiting(problem, flow, spans.last_late, strategies, source))
-            late = others if optimizer_demand(problem, flow) is None else gradients
-            late += share * waiting * spans.late
-    return there
+            pending = size(
+                _placements_awaiting(
+                    problem, group, live_ranges.last_backward_use, strategies, source
+                )
+            )
+            after_forward = others if gradient_consumer(problem, group) is None else gradients
+            after_forward += share * pending * live_ranges.awaiting_backward_use
+    return nbytes
 
 
-def made_again(flow: Flow, spans: Spans) -> np.ndarray:
+def recomputed_counts(group: TensorGroup, live_ranges: LiveRanges) -> np.ndarray:
     """Where tensors of a flow are there that are made again."""
-    return spans.again + spans.early if flow.stays else spans.again
+    return (
+        live_ranges.recomputed + live_ranges.awaiting_forward_use
+        if group.needed_after_forward
+        else live_ranges.recomputed
+    )
 
 
-def moved_bytes(problem: Problem, flow: Flow, move: Move) -> int:
+def resharded_bytes(problem: Problem, group: TensorGroup, step: ReshardStep) -> int:
     """Bytes of what a move makes; a sum takes the place of its parts."""
-    return 0 if move.kind == "all_reduce" else problem.local_bytes(flow, move.target)
+    return 0 if step.kind == "all_reduce" else problem.local_bytes(group, step.target)
 
 
-def packed_bytes(move: Move) -> int:
+def receive_buffer_bytes(step: ReshardStep) -> int:
     """Bytes in which a move finds what it receives, before it is brought in order."""
-    return move.nbytes if move.kind in ("all_gather", "all_to_all") else 0
+    return step.nbytes if step.kind in ("all_gather", "all_to_all") else 0
 
 
-def _is_reread(flow: Flow, trip: Trip, remade: frozenset[int]) -> bool:
+def _is_read_for_recompute(
+    group: TensorGroup, reshard: ReshardPlan, recomputed_nodes: frozenset[int]
+) -> bool:
     """Whether something that runs again reads tensors that travel alike."""
-    readers = flow.readers[flow.tensors.index(trip.tensors[0])]
-    return any(not remade.isdisjoint(nodes) for nodes in readers)
+    consumers = group.consumers[group.tensors.index(reshard.tensors[0])]
+    return any(not recomputed_nodes.isdisjoint(nodes) for nodes in consumers)
 
 
-def _waiting(
+def _placements_awaiting(
     problem: Problem,
-    flow: Flow,
+    group: TensorGroup,
     number: int | None,
     strategies: Sequence[Strategy],
     source: Placements,
 ) -> Placements:
     """The state in which a tensor waits for its last reader."""
-    demand = None if number is None else flow.demands[number]
-    if demand is None or demand.class_id is None:
+    consumer_class = None if number is None else group.consumer_classes[number]
+    if consumer_class is None or consumer_class.class_id is None:
         return source
-    return problem.target(demand, strategies[demand.class_id])
+    return problem.required_placements(consumer_class, strategies[consumer_class.class_id])
 
 
-def _remade_share(flow: Flow, number: int, remade: frozenset[int]) -> float:
+def _recomputed_share(group: TensorGroup, number: int, recomputed_nodes: frozenset[int]) -> float:
     """Of the readers of a flow by a demand the share that run again."""
-    readers = [node for nodes in flow.readers for node in nodes[number]]
-    return sum(node in remade for node in readers) / max(1, len(readers))
+    consumers = [node for nodes in group.consumers for node in nodes[number]]
+    return sum(node in recomputed_nodes for node in consumers) / max(1, len(consumers))
 
 
-def optimizer_demand(problem: Problem, flow: Flow) -> Demand | None:
+def gradient_consumer(problem: Problem, group: TensorGroup) -> ConsumerClass | None:
     """The first demand of the optimizer for what the backward pass makes: such is a gradient."""
-    if problem.node(flow.class_id).phase != "backward":
+    if problem.node(group.class_id).phase != "backward":
         return None
-    for demand in flow.demands:
-        if demand.class_id is not None and problem.node(demand.class_id).phase == "optimizer":
-            return demand
+    for consumer_class in group.consumer_classes:
+        if (
+            consumer_class.class_id is not None
+            and problem.node(consumer_class.class_id).phase == "optimizer"
+        ):
+            return consumer_class
     return None

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.reshard import Move, Tree
+from tensorstate.problem.reshard import ReshardStep, ReshardTree
 from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import Demand, Flow
+from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,74 +27,79 @@ class Decisions:
 
     Attributes:
         strategies: the way of every class.
-        again: entities of the forward pass that are run again in the backward pass, from what is
-            kept, where something there needs what they make and it is not in ``kept``. Layers that
-            are tied run in the same way, but some may be run again and others not.
-        kept: for tensors the state in which they are kept between the eras, unless they are made
+        recomputed: entities of the forward pass that are run again in the backward pass, from what
+            is kept, where something there needs what they make and it is not in ``saved``. Layers
+            that are tied run in the same way, but some may be run again and others not.
+        saved: for tensors the state in which they are kept between the eras, unless they are made
             again. Of others the state is kept with which they travel the least, the smallest among
             equals.
-        held: in microbatches, for tensors that are not cut, the state in which they are held all
-            through the loop. An input is brought to it once, before the loop, and read there in
-            every turn; nothing of it is kept within a turn. What is read after the loop is brought
-            to it in every turn, and added up there. Of others it is again the state with which
-            they travel the least.
+        loop_resident: in microbatches, for tensors that are not cut, the state in which they are
+            held all through the loop. An input is brought to it once, before the loop, and read
+            there in every turn; nothing of it is kept within a turn. What is read after the loop is
+            brought to it in every turn, and added up there. Of others it is again the state with
+            which they travel the least.
     """
 
     strategies: tuple[Strategy, ...]
-    again: frozenset[int] = frozenset()
-    kept: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
-    held: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
+    recomputed: frozenset[int] = frozenset()
+    saved: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
+    loop_resident: Mapping[int, Placements] = dataclasses.field(default_factory=dict)
 
 
-NOTHING = Tree((), 0.0)
+NO_RESHARD = ReshardTree((), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trip:
+class ReshardPlan:
     """How tensors of a flow travel.
 
     Attributes:
-        flow: its number.
+        group: its number.
         tensors: those that travel so.
-        source: the state in which they are made.
-        early, late: the moves in the forward pass, and after it.
-        kept: the state kept between the eras; ``None`` where nothing is, or only an input's own.
-        remade: whether the maker makes them again after the forward pass.
+        produced_placements: the placements in which they are made.
+        in_forward, after_forward: the moves in the forward pass, and after it.
+        saved: the state kept between the eras; ``None`` where nothing is, or only an input's own.
+        is_recomputed: whether the maker makes them again after the forward pass.
         turns: how often the moves of both eras are made: in every microbatch.
-        before, after: the moves before and after the loop over microbatches, made once.
-        held: the state held through the loop; ``None`` where nothing is, or only an input's own.
-        again: of the late moves those by which they come to what runs again.
+        before_loop, after_loop: the moves before and after the loop over microbatches, made once.
+        loop_resident: the state held through the loop; ``None`` where nothing is, or only an
+            input's own.
+        for_recompute: of the late moves those by which they come to what runs again.
     """
 
-    flow: int
+    group: int
     tensors: tuple[int, ...]
-    source: Placements
-    early: Tree
-    late: Tree
-    kept: Placements | None
-    remade: bool
+    produced_placements: Placements
+    in_forward: ReshardTree
+    after_forward: ReshardTree
+    saved: Placements | None
+    is_recomputed: bool
     turns: int = 1
-    before: Tree = NOTHING
-    after: Tree = NOTHING
-    held: Placements | None = None
-    again: Tree = NOTHING
+    before_loop: ReshardTree = NO_RESHARD
+    after_loop: ReshardTree = NO_RESHARD
+    loop_resident: Placements | None = None
+    for_recompute: ReshardTree = NO_RESHARD
 
     @property
-    def moves(self) -> tuple[Move, ...]:
+    def steps(self) -> tuple[ReshardStep, ...]:
         """All moves."""
-        return tuple(move for move, _ in self.counted)
+        return tuple(step for step, _ in self.counted)
 
     @property
-    def counted(self) -> tuple[tuple[Move, int], ...]:
+    def counted(self) -> tuple[tuple[ReshardStep, int], ...]:
         """All moves, and how often a tensor makes each."""
-        trees = ((self.before, 1), (self.early, self.turns), (self.late, self.turns))
-        return tuple((m, n) for tree, n in (*trees, (self.after, 1)) for m in tree.moves)
+        trees = (
+            (self.before_loop, 1),
+            (self.in_forward, self.turns),
+            (self.after_forward, self.turns),
+        )
+        return tuple((m, n) for tree, n in (*trees, (self.after_loop, 1)) for m in tree.steps)
 
     @property
     def seconds(self) -> float:
         """Seconds of all moves of a tensor."""
-        turn = self.early.seconds + self.late.seconds
-        return self.before.seconds + self.turns * turn + self.after.seconds
+        turn = self.in_forward.seconds + self.after_forward.seconds
+        return self.before_loop.seconds + self.turns * turn + self.after_loop.seconds
 
     @property
     def multiplicity(self) -> int:
@@ -102,255 +107,326 @@ class Trip:
         return len(self.tensors)
 
 
-def remade_nodes(problem: Problem, decisions: Decisions) -> frozenset[int]:
+def find_recomputed_nodes(problem: Problem, decisions: Decisions) -> frozenset[int]:
     """Of the entities that may be run again those that something after the forward pass needs."""
-    remade: set[int] = set()
+    recomputed_nodes: set[int] = set()
     nodes = problem.graph.nodes
-    waiting = {one for one in decisions.again if problem.is_early(nodes[one].class_id)}
+    pending = {one for one in decisions.recomputed if problem.is_in_forward(nodes[one].class_id)}
     needs: dict[int, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
-    for flow in problem.flows:
-        for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-            if maker in waiting and tensor not in decisions.kept:
-                late = (demand.late and not demand.crosses for demand in flow.demands)
-                needs[maker] += zip(late, readers, strict=True)
+    for group in problem.tensor_groups:
+        for tensor, producer, consumers in zip(
+            group.tensors, group.producers, group.consumers, strict=True
+        ):
+            if producer in pending and tensor not in decisions.saved:
+                after_forward = (
+                    consumer_class.after_forward and not consumer_class.after_loop
+                    for consumer_class in group.consumer_classes
+                )
+                needs[producer] += zip(after_forward, consumers, strict=True)
     # Readers come after makers, so one pass against the order of execution finds all.
-    for node in sorted(waiting, reverse=True):
-        if any(late or not remade.isdisjoint(readers) for late, readers in needs[node]):
-            remade.add(node)
-    return frozenset(remade)
+    for node in sorted(pending, reverse=True):
+        if any(
+            after_forward or not recomputed_nodes.isdisjoint(consumers)
+            for after_forward, consumers in needs[node]
+        ):
+            recomputed_nodes.add(node)
+    return frozenset(recomputed_nodes)
 
 
-def trips_of(
-    problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
-) -> Iterable[Trip]:
+def reshard_plans(
+    problem: Problem, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
+) -> Iterable[ReshardPlan]:
     """Tensors of a flow by what becomes of their makers and readers and where they are kept.
 
     Of ``decisions.strategies`` only those of the classes that make and read the flow matter.
 
     Args:
-        remade: what ``remade_nodes`` finds.
+        recomputed_nodes: what ``find_recomputed_nodes`` finds.
         number: of the flow.
 
     Raises:
         PlanError: a tensor cannot reach a state in which it is kept or demanded.
     """
-    flow = problem.flows[number]
+    group = problem.tensor_groups[number]
     alike: dict[tuple, list[int]] = defaultdict(list)
-    for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-        again = tuple(not remade.isdisjoint(nodes) for nodes in readers)
-        kept = None if maker in remade else decisions.kept.get(tensor)
-        stays = kept, decisions.held.get(tensor)
-        alike[maker in remade, again, stays].append(tensor)
-    for (made_again, again, stays), tensors in alike.items():
-        late = [d for d, twice in zip(flow.demands, again, strict=True) if d.late or twice]
-        trip = _trip(problem, decisions.strategies, number, made_again, late, *stays)
-        yield dataclasses.replace(trip, tensors=tuple(tensors))
+    for tensor, producer, consumers in zip(
+        group.tensors, group.producers, group.consumers, strict=True
+    ):
+        recomputed = tuple(not recomputed_nodes.isdisjoint(nodes) for nodes in consumers)
+        saved = None if producer in recomputed_nodes else decisions.saved.get(tensor)
+        needed_after_forward = saved, decisions.loop_resident.get(tensor)
+        alike[producer in recomputed_nodes, recomputed, needed_after_forward].append(tensor)
+    for (recomputed_counts, recomputed, needed_after_forward), tensors in alike.items():
+        after_forward = [
+            d
+            for d, twice in zip(group.consumer_classes, recomputed, strict=True)
+            if d.after_forward or twice
+        ]
+        reshard = _reshard_plan(
+            problem,
+            decisions.strategies,
+            number,
+            recomputed_counts,
+            after_forward,
+            *needed_after_forward,
+        )
+        yield dataclasses.replace(reshard, tensors=tuple(tensors))
 
 
-def _trip(
+def _reshard_plan(
     problem: Problem,
     strategies: Sequence[Strategy],
     number: int,
-    remade: bool,
-    after: Sequence[Demand],
-    kept: Placements | None,
-    held: Placements | None,
-) -> Trip:
+    recomputed_nodes: bool,
+    after: Sequence[ConsumerClass],
+    saved: Placements | None,
+    loop_resident: Placements | None,
+) -> ReshardPlan:
     """A trip; where it is left open, with the state held that makes it the shortest."""
-    flow = problem.flows[number]
-    source = problem.source(flow, strategies[flow.class_id])
-    late = [d for d in after if not d.crosses]
-    crossing = [d for d in flow.demands if d.crosses]
+    group = problem.tensor_groups[number]
+    source = problem.produced_placements(group, strategies[group.class_id])
+    after_forward = [d for d in after if not d.after_loop]
+    uses_after_loop = [d for d in group.consumer_classes if d.after_loop]
 
-    def trip(held: Placements | None) -> Trip:
-        return _held(problem, strategies, number, source, remade, late, crossing, kept, held)
+    def reshard(loop_resident: Placements | None) -> ReshardPlan:
+        return _loop_resident_plan(
+            problem,
+            strategies,
+            number,
+            source,
+            recomputed_nodes,
+            after_forward,
+            uses_after_loop,
+            saved,
+            loop_resident,
+        )
 
-    if not is_held(problem, flow):
-        return trip(None)
-    if held is not None:
-        return trip(held)
-    best = trip(source)
+    if not is_loop_resident(problem, group):
+        return reshard(None)
+    if loop_resident is not None:
+        return reshard(loop_resident)
+    best = reshard(source)
     if not best.seconds:
         return best
 
-    def size(trip: Trip) -> tuple[float, int, Placements]:
-        held = trip.held or source
-        return trip.seconds, problem.local_bytes(flow, held), held
+    def size(reshard: ReshardPlan) -> tuple[float, int, Placements]:
+        loop_resident = reshard.loop_resident or source
+        return reshard.seconds, problem.local_bytes(group, loop_resident), loop_resident
 
     others = []
-    for placements in problem.routes(flow).reached([source]):
+    for placements in problem.reshard_graph(group).reachable([source]):
         with contextlib.suppress(PlanError):  # what is whole does not become partial again
-            others.append(trip(placements))
+            others.append(reshard(placements))
     return min([best, *others], key=size)
 
 
-def is_held(problem: Problem, flow: Flow) -> bool:
+def is_loop_resident(problem: Problem, group: TensorGroup) -> bool:
     """Whether a state of a flow is there through the loop: besides an input, or for after it."""
-    if problem.microbatches == 1 or flow.placement >= 0:
+    if problem.microbatches == 1 or group.placement >= 0:
         return False
-    if flow.stored:
-        return not all(demand.crosses for demand in flow.demands)
-    return any(demand.crosses for demand in flow.demands)
+    if group.is_input:
+        return not all(consumer_class.after_loop for consumer_class in group.consumer_classes)
+    return any(consumer_class.after_loop for consumer_class in group.consumer_classes)
 
 
-def _held(
+def _loop_resident_plan(
     problem: Problem,
     strategies: Sequence[Strategy],
     number: int,
-    source: Placements,
-    remade: bool,
-    late: Sequence[Demand],
-    crossing: Sequence[Demand],
-    kept: Placements | None,
-    held: Placements | None,
-) -> Trip:
+    produced: Placements,
+    recomputed_nodes: bool,
+    after_forward: Sequence[ConsumerClass],
+    uses_after_loop: Sequence[ConsumerClass],
+    saved: Placements | None,
+    loop_resident: Placements | None,
+) -> ReshardPlan:
     """A trip before, in and after the loop over microbatches, by way of the state that is held."""
-    flow = problem.flows[number]
-    routes, here = problem.routes(flow), frozenset({source})
+    group = problem.tensor_groups[number]
+    reshard_graph, here = problem.reshard_graph(group), frozenset({produced})
     # What is read after the loop is brought to where it is added up as soon as it is made.
-    extra = frozenset[Placements]() if held is None or flow.stored else frozenset({held})
-    there = here if held is None or not flow.stored else frozenset({held})
-    early, kept_in, second = _eras(problem, strategies, number, there, extra, remade, late, kept)
-    repeats = _targets(problem, strategies, [d for d in late if not d.late])
-    turns = problem.microbatches if flow.looped else 1
-    before = routes.tree(here, there)
-    after = _delivered(problem, strategies, flow, extra or here, crossing)
-    own = flow.stored and held == source
-    return Trip(
+    extra = (
+        frozenset[Placements]()
+        if loop_resident is None or group.is_input
+        else frozenset({loop_resident})
+    )
+    there = here if loop_resident is None or not group.is_input else frozenset({loop_resident})
+    in_forward, saved_in, second = _both_passes(
+        problem, strategies, number, there, extra, recomputed_nodes, after_forward, saved
+    )
+    recompute_consumers = _targets(
+        problem, strategies, [d for d in after_forward if not d.after_forward]
+    )
+    turns = problem.microbatches if group.in_loop else 1
+    before = reshard_graph.cheapest_tree(here, there)
+    after = _reshards_after_loop(problem, strategies, group, extra or here, uses_after_loop)
+    own = group.is_input and loop_resident == produced
+    return ReshardPlan(
         number,
         (),
-        source,
-        early,
+        produced,
+        in_forward,
         second,
-        kept_in,
-        remade,
+        saved_in,
+        recomputed_nodes,
         turns,
         before,
         after,
-        None if own else held,
-        Tree(tuple(_leading(second.moves, repeats)), 0.0),
+        None if own else loop_resident,
+        ReshardTree(tuple(_steps_leading_to(second.steps, recompute_consumers)), 0.0),
     )
 
 
-def _leading(moves: Sequence[Move], targets: frozenset[Placements]) -> Iterable[Move]:
+def _steps_leading_to(
+    steps: Sequence[ReshardStep], targets: frozenset[Placements]
+) -> Iterable[ReshardStep]:
     """The moves of a tree that lead to states."""
     wanted = set(targets)
-    for move in reversed(moves):  # one comes after that to whose target it goes on from
-        if move.target in wanted:
-            wanted.add(move.source)
-            yield move
+    for step in reversed(steps):  # one comes after that to whose target it goes on from
+        if step.target in wanted:
+            wanted.add(step.source)
+            yield step
 
 
-def _eras(
+def _both_passes(
     problem: Problem,
     strategies: Sequence[Strategy],
     number: int,
     here: frozenset[Placements],
     extra: frozenset[Placements],
-    remade: bool,
-    after: Sequence[Demand],
-    kept: Placements | None,
-) -> tuple[Tree, Placements | None, Tree]:
+    recomputed_nodes: bool,
+    after: Sequence[ConsumerClass],
+    saved: Placements | None,
+) -> tuple[ReshardTree, Placements | None, ReshardTree]:
     """The moves of both eras, and what is kept between them, from what is there at first.
 
     Args:
         extra: states that are wanted once the tensor is made, besides those that are demanded.
     """
-    flow = problem.flows[number]
-    early = [d for d in flow.demands if not d.late] if flow.early else []
-    wanted = _targets(problem, strategies, early)
-    late = _targets(problem, strategies, after)
-    if flow.early:
+    group = problem.tensor_groups[number]
+    in_forward = (
+        [d for d in group.consumer_classes if not d.after_forward] if group.in_forward else []
+    )
+    wanted = _targets(problem, strategies, in_forward)
+    after_forward = _targets(problem, strategies, after)
+    if group.in_forward:
         wanted |= extra
     else:
-        late |= extra
-    there = {*here, *late} if kept is None else {*here, *late, kept}
-    ends = [late]
+        after_forward |= extra
+    there = {*here, *after_forward} if saved is None else {*here, *after_forward, saved}
+    ends = [after_forward]
     if any(d.class_id is None for d in after) and not any(map(has_no_partial, there)):
         # The caller takes any state but partial ones: the cheapest beside the others.
-        ends = [late | {placements} for placements in all_placements(flow.sizes, problem.mesh)]
-    found = [_between(problem, number, here, wanted, end, remade, kept, after) for end in ends]
+        ends = [
+            after_forward | {placements} for placements in all_placements(group.sizes, problem.mesh)
+        ]
+    found = [
+        _reshards_both_passes(problem, number, here, wanted, end, recomputed_nodes, saved, after)
+        for end in ends
+    ]
     return min(found, key=lambda eras: eras[0].seconds + eras[2].seconds)
 
 
-def _delivered(
+def _reshards_after_loop(
     problem: Problem,
     strategies: Sequence[Strategy],
-    flow: Flow,
+    group: TensorGroup,
     here: frozenset[Placements],
-    demands: Sequence[Demand],
-) -> Tree:
+    consumer_classes: Sequence[ConsumerClass],
+) -> ReshardTree:
     """The moves from what is there at the end of the loop to where it is wanted."""
-    routes, wanted = problem.routes(flow), _targets(problem, strategies, demands)
+    reshard_graph, wanted = (
+        problem.reshard_graph(group),
+        _targets(problem, strategies, consumer_classes),
+    )
     ends = [wanted]
-    if any(d.class_id is None for d in demands) and not any(map(has_no_partial, {*here, *wanted})):
-        ends = [wanted | {placements} for placements in all_placements(flow.sizes, problem.mesh)]
-    return min((routes.tree(here, end) for end in ends), key=lambda tree: tree.seconds)
-
-
-def _targets(
-    problem: Problem, strategies: Sequence[Strategy], demands: Iterable[Demand]
-) -> frozenset[Placements]:
-    """The states that classes demand."""
-    return frozenset(
-        problem.target(d, strategies[d.class_id]) for d in demands if d.class_id is not None
+    if any(d.class_id is None for d in consumer_classes) and not any(
+        map(has_no_partial, {*here, *wanted})
+    ):
+        ends = [wanted | {placements} for placements in all_placements(group.sizes, problem.mesh)]
+    return min(
+        (reshard_graph.cheapest_tree(here, end) for end in ends), key=lambda tree: tree.seconds
     )
 
 
-def _between(
+def _targets(
+    problem: Problem, strategies: Sequence[Strategy], consumer_classes: Iterable[ConsumerClass]
+) -> frozenset[Placements]:
+    """The states that classes demand."""
+    return frozenset(
+        problem.required_placements(d, strategies[d.class_id])
+        for d in consumer_classes
+        if d.class_id is not None
+    )
+
+
+def _reshards_both_passes(
     problem: Problem,
     number: int,
     here: frozenset[Placements],
-    early: frozenset[Placements],
-    late: frozenset[Placements],
-    remade: bool,
-    kept: Placements | None,
-    after: Sequence[Demand],
-) -> tuple[Tree, Placements | None, Tree]:
+    in_forward: frozenset[Placements],
+    after_forward: frozenset[Placements],
+    recomputed_nodes: bool,
+    saved: Placements | None,
+    after: Sequence[ConsumerClass],
+) -> tuple[ReshardTree, Placements | None, ReshardTree]:
     """Moves to states in both eras, by way of the state that is kept."""
-    flow = problem.flows[number]
-    routes = problem.routes(flow)
-    if not flow.early:
-        return NOTHING, None, routes.tree(here, late)
-    if not after or remade or (flow.stored and is_held(problem, flow)):
-        return routes.tree(here, early), None, routes.tree(here, late)
-    if kept is None:
-        kept = _best_kept(problem, flow, here, early, late)
-    base = here if flow.stored else frozenset()
-    first = routes.tree(here, early | {kept})
-    tree = routes.tree(base | {kept}, late)
-    own = flow.stored and kept in here
-    return first, None if own else kept, tree
+    group = problem.tensor_groups[number]
+    reshard_graph = problem.reshard_graph(group)
+    if not group.in_forward:
+        return NO_RESHARD, None, reshard_graph.cheapest_tree(here, after_forward)
+    if not after or recomputed_nodes or (group.is_input and is_loop_resident(problem, group)):
+        return (
+            reshard_graph.cheapest_tree(here, in_forward),
+            None,
+            reshard_graph.cheapest_tree(here, after_forward),
+        )
+    if saved is None:
+        saved = _best_saved_placements(problem, group, here, in_forward, after_forward)
+    base = here if group.is_input else frozenset()
+    first = reshard_graph.cheapest_tree(here, in_forward | {saved})
+    tree = reshard_graph.cheapest_tree(base | {saved}, after_forward)
+    own = group.is_input and saved in here
+    return first, None if own else saved, tree
 
 
-def _best_kept(
+def _best_saved_placements(
     problem: Problem,
-    flow: Flow,
+    group: TensorGroup,
     here: frozenset[Placements],
-    early: frozenset[Placements],
-    late: frozenset[Placements],
+    in_forward: frozenset[Placements],
+    after_forward: frozenset[Placements],
 ) -> Placements:
     """The state to keep a flow in with which it travels the least; the smallest among equals."""
-    routes = problem.routes(flow)
+    reshard_graph = problem.reshard_graph(group)
 
     def cost(placements: Placements) -> tuple[float, int, Placements]:
-        after = routes.tree(
-            here | {placements} if flow.stored else frozenset({placements}), late
+        after = reshard_graph.cheapest_tree(
+            here | {placements} if group.is_input else frozenset({placements}), after_forward
         ).seconds
-        nbytes = 0 if flow.stored and placements in here else problem.local_bytes(flow, placements)
-        return routes.tree(here, early | {placements}).seconds + after, nbytes, placements
+        nbytes = (
+            0 if group.is_input and placements in here else problem.local_bytes(group, placements)
+        )
+        return (
+            reshard_graph.cheapest_tree(here, in_forward | {placements}).seconds + after,
+            nbytes,
+            placements,
+        )
 
-    near = {*here, *early, *(move.target for move in routes.tree(here, early).moves)}
+    near = {
+        *here,
+        *in_forward,
+        *(step.target for step in reshard_graph.cheapest_tree(here, in_forward).steps),
+    }
     # Maxima and minima that are still to be combined are not kept, so nothing may be near.
     first = (math.inf, 0, min(here))
     best = min((cost(placements) for placements in near if min(placements) >= SUM), default=first)
-    if best[0] > routes.tree(here, early).seconds:
+    if best[0] > reshard_graph.cheapest_tree(here, in_forward).seconds:
         partial = [
             placements
             for placements in near
             if not has_no_partial(placements) and min(placements) >= SUM
         ]
-        best = min(best, *map(cost, all_placements(flow.sizes, problem.mesh)), *map(cost, partial))
+        best = min(best, *map(cost, all_placements(group.sizes, problem.mesh)), *map(cost, partial))
     return best[2]
 
 

@@ -11,7 +11,7 @@ from jax import lax
 
 import jaxcoll as jc
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
-from tensorstate.problem.reshard import Move
+from tensorstate.problem.reshard import ReshardStep
 
 Choose = Callable[[str, int, int], Any]
 """A schedule for a kind of collective, number of a mesh axis, and bytes of the larger buffer."""
@@ -20,7 +20,7 @@ Choose = Callable[[str, int, int], Any]
 class Collectives(Protocol):
     """How collectives are made: by schedules, or by JAX's own."""
 
-    def __call__(self, move: Move, x: jax.Array, mesh: MeshShape) -> jax.Array:
+    def __call__(self, step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
         """What a device has after a move that sends something, from what it had before."""
         ...
 
@@ -33,53 +33,55 @@ def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
             ``hardware.Network.schedule`` is one.
     """
 
-    def run(move: Move, x: jax.Array, mesh: MeshShape) -> jax.Array:
-        axis, before, after = _parts(move, mesh)
+    def run(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
+        axis, before, after = _parts(step, mesh)
         if before in (MAX, MIN):
             take = jc.pmax if before == MAX else jc.pmin
-            return take(x, axis, schedule=choose("all_reduce", move.axis, move.nbytes))
-        schedule = choose(move.kind, move.axis, move.nbytes)
-        if move.kind == "all_gather":
+            return take(x, axis, schedule=choose("all_reduce", step.axis, step.nbytes))
+        schedule = choose(step.kind, step.axis, step.nbytes)
+        if step.kind == "all_gather":
             return jc.all_gather(x, axis, axis=before, tiled=True, schedule=schedule)
-        if move.kind == "all_reduce":
+        if step.kind == "all_reduce":
             return jc.psum(x, axis, schedule=schedule)
-        if move.kind == "reduce_scatter":
+        if step.kind == "reduce_scatter":
             return jc.psum_scatter(x, axis, scatter_dimension=after, tiled=True, schedule=schedule)
         return jc.all_to_all(x, axis, after, before, tiled=True, schedule=schedule)
 
     return run
 
 
-def native(move: Move, x: jax.Array, mesh: MeshShape) -> jax.Array:
+def native(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
     """Collectives of ``jax.lax``, which XLA names as such."""
-    axis, before, after = _parts(move, mesh)
+    axis, before, after = _parts(step, mesh)
     if before in (MAX, MIN):
         take = lax.pmax if before == MAX else lax.pmin
         return take(x.astype(jnp.int8), axis).astype(bool) if x.dtype == bool else take(x, axis)
-    if move.kind == "all_gather":
+    if step.kind == "all_gather":
         return lax.all_gather(x, axis, axis=before, tiled=True)
-    if move.kind == "all_reduce":
+    if step.kind == "all_reduce":
         return lax.psum(x, axis)
-    if move.kind == "reduce_scatter":
+    if step.kind == "reduce_scatter":
         return lax.psum_scatter(x, axis, scatter_dimension=after, tiled=True)
     return lax.all_to_all(x, axis, after, before, tiled=True)
 
 
-def _parts(move: Move, mesh: MeshShape) -> tuple[str, int, int]:
-    return mesh.names[move.axis], move.source[move.axis], move.target[move.axis]
+def _parts(step: ReshardStep, mesh: MeshShape) -> tuple[str, int, int]:
+    return mesh.names[step.axis], step.source[step.axis], step.target[step.axis]
 
 
-def carry_out(move: Move, x: jax.Array, mesh: MeshShape, collectives: Collectives) -> jax.Array:
+def apply_reshard_step(
+    step: ReshardStep, x: jax.Array, mesh: MeshShape, collectives: Collectives
+) -> jax.Array:
     """What a device has of a tensor after a move, from what it had before.
 
     Args:
         x: one dimension a position of the tensor.
     """
-    if move.kind != "slice":
-        return collectives(move, x, mesh)
-    position = move.target[move.axis]
-    size = x.shape[position] // mesh.sizes[move.axis]
-    start = lax.axis_index(mesh.names[move.axis]) * size
+    if step.kind != "slice":
+        return collectives(step, x, mesh)
+    position = step.target[step.axis]
+    size = x.shape[position] // mesh.sizes[step.axis]
+    start = lax.axis_index(mesh.names[step.axis]) * size
     return lax.dynamic_slice_in_dim(x, start, size, position)
 
 

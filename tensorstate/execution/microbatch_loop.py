@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tensorstate.cost.reshard_plan import NOTHING, Trip
+from tensorstate.cost.reshard_plan import NO_RESHARD, ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import num_shards
 from tensorstate.execution.ordering import after
@@ -54,9 +54,11 @@ class Loop:
         self.afterwards: list[Operator] = []
         for operator, stage in pairs:
             (self.inside if stage == "loop" else self.afterwards).append(operator)
-        given = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
+        inputs = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
         # A device's part of the batch is cut, whatever its state: see ``Turn``.
-        parts = [self._devices(t, table.source(t)) for t in given if self.placement(t) >= 0]
+        parts = [
+            self._devices(t, table.produced_placements(t)) for t in inputs if self.placement(t) >= 0
+        ]
         self.shares = math.lcm(*parts)
 
     def placement(self, tensor: int) -> int:
@@ -68,13 +70,13 @@ class Loop:
         return num_shards(placements, self.placement(tensor), self.mesh)
 
     @property
-    def crossing(self) -> list[Where]:
+    def uses_after_loop(self) -> list[Where]:
         """What is read after the loop, but for inputs."""
         found = []
-        for tensor, trip in self.table.trips.items():
-            flow = self.table.problem.flows[trip.flow]
-            if trip.held is not None and not flow.stored:
-                found.append((tensor, trip.held))
+        for tensor, reshard in self.table.reshards.items():
+            group = self.table.problem.tensor_groups[reshard.group]
+            if reshard.loop_resident is not None and not group.is_input:
+                found.append((tensor, reshard.loop_resident))
         return found
 
     @property
@@ -89,26 +91,28 @@ class Loop:
             )
         )
 
-    def trips(self) -> dict[int, Trip]:
+    def reshards(self) -> dict[int, ReshardPlan]:
         """How tensors travel after the loop."""
-        flows = self.table.problem.flows
+        tensor_groups = self.table.problem.tensor_groups
         return {
-            tensor: dataclasses.replace(trip, early=NOTHING, late=trip.after, kept=None)
-            if flows[trip.flow].looped
-            else trip
-            for tensor, trip in self.table.trips.items()
+            tensor: dataclasses.replace(
+                reshard, in_forward=NO_RESHARD, after_forward=reshard.after_loop, saved=None
+            )
+            if tensor_groups[reshard.group].in_loop
+            else reshard
+            for tensor, reshard in self.table.reshards.items()
         }
 
-    def given(self, before: Mapping[int, Copies], turn: Turn) -> dict[int, Copies]:
+    def inputs(self, before: Mapping[int, Copies], turn: Turn) -> dict[int, Copies]:
         """The inputs of a turn: pieces of the batch, and what is there all through the loop.
 
         What travels in every turn waits for it, or XLA would have it travel once.
         """
         found = {}
         for tensor, copies in before.items():
-            trip = self.table.trips[tensor]
-            if trip.held is not None:
-                copies = {trip.held: copies[trip.held]}
+            reshard = self.table.reshards[tensor]
+            if reshard.loop_resident is not None:
+                copies = {reshard.loop_resident: copies[reshard.loop_resident]}
             if self.placement(tensor) >= 0:
                 found[tensor] = {
                     placements: turn.take(
@@ -116,7 +120,10 @@ class Loop:
                     )
                     for placements, x in copies.items()
                 }
-            elif any(move.kind != "slice" for move in (*trip.early.moves, *trip.late.moves)):
+            elif any(
+                step.kind != "slice"
+                for step in (*reshard.in_forward.steps, *reshard.after_forward.steps)
+            ):
                 there = after([*copies.values()], turn.index)
                 found[tensor] = dict(zip(copies, there, strict=True))
             else:
@@ -131,10 +138,14 @@ class Loop:
         Args:
             body: a turn; it gives what there is of a tensor in a state at its end.
         """
-        dtypes = {tensor: self.table.graph.tensors[tensor].dtype for tensor, _ in self.crossing}
+        dtypes = {
+            tensor: self.table.graph.tensors[tensor].dtype for tensor, _ in self.uses_after_loop
+        }
         # Keys are no numbers to start from.
-        keys = [w for w in self.crossing if jnp.issubdtype(dtypes[w[0]], jax.dtypes.extended)]
-        carried = [where for where in self.crossing if where not in keys]
+        keys = [
+            w for w in self.uses_after_loop if jnp.issubdtype(dtypes[w[0]], jax.dtypes.extended)
+        ]
+        carried = [where for where in self.uses_after_loop if where not in keys]
         stacked = [*self.returned, *keys]
 
         def one(total: list[jax.Array], index: jax.Array):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jax.sharding import PartitionSpec
 
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.reshard_plan import Decisions, Trip
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.execution.collectives import num_shards
 from tensorstate.ir.graph import Output, View
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements
@@ -33,8 +33,10 @@ class PlacementTable:
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
         self.traced = problem.traced
         self.strategies: Sequence[Strategy] = decisions.strategies
-        self.remade = cost.remade
-        self.trips: dict[int, Trip] = {t: trip for trip in cost.trips for t in trip.tensors}
+        self.recomputed_nodes = cost.recomputed_nodes
+        self.reshards: dict[int, ReshardPlan] = {
+            t: reshard for reshard in cost.reshards for t in reshard.tensors
+        }
         self.positions = {
             member.operator: NodePosition(node.index, node.class_id, k, member.labels)
             for node in self.graph.nodes
@@ -47,12 +49,12 @@ class PlacementTable:
         """An operator's way, in its entity's labels."""
         return self.strategies[self.positions[operator].class_id]
 
-    def source(self, tensor: int) -> Placements:
+    def produced_placements(self, tensor: int) -> Placements:
         """The state in which a tensor is made or given."""
         producer = self.graph.tensors[tensor].producer
         if producer is None:
-            given = self._given[tensor]
-            labels, class_id, place = tuple(range(len(given.sizes))), given.class_id, (0, 0)
+            inputs = self._given[tensor]
+            labels, class_id, place = tuple(range(len(inputs.sizes))), inputs.class_id, (0, 0)
         else:
             at, result = self.positions[producer], self.graph.tensors[tensor].result
             use = self.graph.operators[producer].results[result]
@@ -89,7 +91,7 @@ class PlacementTable:
         if out.updates is not None:
             before = self.input_view(self.graph.inputs[out.updates])
             moved = placements_through_view(
-                before, self.source(self.graph.inputs[out.updates]), out.view
+                before, self.produced_placements(self.graph.inputs[out.updates]), out.view
             )
             if moved is not None:
                 return moved
@@ -100,13 +102,20 @@ class PlacementTable:
 
     def at_end(self, tensor: int) -> list[Placements]:
         """The states in which a tensor is there at the end."""
-        trip, flow = self.trips[tensor], self.problem.flows[self.trips[tensor].flow]
-        if any(demand.crosses for demand in flow.demands):
-            held = trip.source if flow.stored or trip.held is None else trip.held
-            return [held, *(move.target for move in trip.after.moves)]
-        given = [trip.source] if flow.stored or trip.kept is None else []
-        kept = [] if trip.kept is None else [trip.kept]
-        return [*kept, *given, *(move.target for move in trip.late.moves)]
+        reshard, group = (
+            self.reshards[tensor],
+            self.problem.tensor_groups[self.reshards[tensor].group],
+        )
+        if any(consumer_class.after_loop for consumer_class in group.consumer_classes):
+            loop_resident = (
+                reshard.produced_placements
+                if group.is_input or reshard.loop_resident is None
+                else reshard.loop_resident
+            )
+            return [loop_resident, *(step.target for step in reshard.after_loop.steps)]
+        inputs = [reshard.produced_placements] if group.is_input or reshard.saved is None else []
+        saved = [] if reshard.saved is None else [reshard.saved]
+        return [*saved, *inputs, *(step.target for step in reshard.after_forward.steps)]
 
 
 def placements_through_view(

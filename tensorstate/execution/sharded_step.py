@@ -115,7 +115,8 @@ def apply(
     table = PlacementTable(problem, decisions, cost)
     graph = problem.graph
     in_specs = [
-        to_partition_spec(table.input_view(i), table.source(i), problem.mesh) for i in graph.inputs
+        to_partition_spec(table.input_view(i), table.produced_placements(i), problem.mesh)
+        for i in graph.inputs
     ]
     out_specs = [to_partition_spec(o.view, table.returned(o), problem.mesh) for o in graph.outputs]
 
@@ -155,17 +156,23 @@ def apply(
 def _unsaid(table: PlacementTable) -> tuple[str, ...]:
     """What of a plan is said by no sharding of an argument or result."""
     inside = {
-        trip.flow
-        for tensor, trip in table.trips.items()
+        reshard.group
+        for tensor, reshard in table.reshards.items()
         if table.graph.tensors[tensor].role == "activation"
-        and any(move.kind in ("all_gather", "all_to_all", "reduce_scatter") for move in trip.moves)
+        and any(
+            step.kind in ("all_gather", "all_to_all", "reduce_scatter") for step in reshard.steps
+        )
     }
-    kept = {trip.flow for trip in table.trips.values() if trip.kept not in (None, trip.source)}
-    again = len(table.remade)
+    saved = {
+        reshard.group
+        for reshard in table.reshards.values()
+        if reshard.saved not in (None, reshard.produced_placements)
+    }
+    recomputed = len(table.recomputed_nodes)
     found = (
         (len(inside), "how {} kinds of activations change their states"),
-        (len(kept), "in which state {} kinds of tensors are kept for the backward pass"),
-        (again, "that {} groups of operators run again there"),
+        (len(saved), "in which state {} kinds of tensors are kept for the backward pass"),
+        (recomputed, "that {} groups of operators run again there"),
     )
     return tuple(text.format(count) for count, text in found if count)
 

@@ -155,10 +155,10 @@ class _Follower:
         """Note when an operator runs, and what it makes."""
         reads = [self.entries[use.tensor] for use in operator.operands]
         cut = [e >= 0 for e in reads]
-        late = [use.tensor for use in operator.operands if self._is_late(use.tensor)]
+        after_forward = [use.tensor for use in operator.operands if self._is_after_loop(use.tensor)]
         partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
-        if late or (partial and not self._passes(operator, partial, reads)):
-            unsplit = [*late, *(operator.operands[i].tensor for i in partial)]
+        if after_forward or (partial and not self._passes(operator, partial, reads)):
+            unsplit = [*after_forward, *(operator.operands[i].tensor for i in partial)]
             if any(cut):
                 self._refuse(operator, self._known_late(unsplit[0]))
             self._make(operator, "after", [REPLICATED] * len(operator.results), unsplit[0])
@@ -181,7 +181,7 @@ class _Follower:
         sums = all(reads[i] == SUM for i in partial)
         return sums and operator.phase != "optimizer" and partial in operator.linear
 
-    def _is_late(self, tensor: int) -> bool:
+    def _is_after_loop(self, tensor: int) -> bool:
         producer = self.graph.tensors[tensor].producer
         return producer is not None and self.stages[producer] == "after"
 
@@ -255,11 +255,11 @@ class _Follower:
 
 def _stages(graph: Graph, follower: _Follower) -> tuple[Stage, ...]:
     """What is whole all the time runs in the loop if the loop needs it, otherwise after it."""
-    looped = [stage == "loop" for stage in follower.stages]
+    in_loop = [stage == "loop" for stage in follower.stages]
     for operator in reversed(graph.operators):
-        if looped[operator.index]:
+        if in_loop[operator.index]:
             for use in operator.operands:
                 producer = graph.tensors[use.tensor].producer
                 if producer is not None:
-                    looped[producer] = True
-    return tuple("loop" if one else "after" for one in looped)
+                    in_loop[producer] = True
+    return tuple("loop" if one else "after" for one in in_loop)

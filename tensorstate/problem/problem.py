@@ -22,11 +22,16 @@ import math
 from tensorstate.hardware import Hardware, Network
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MeshShape, Placements
-from tensorstate.problem.liveness import Spans, Timeline
+from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_of, pipelined
-from tensorstate.problem.reshard import Routes
+from tensorstate.problem.reshard import ReshardGraph
 from tensorstate.problem.strategies import NodeStrategies, Strategy
-from tensorstate.problem.tensor_groups import Demand, Flow, flows_of, is_looped
+from tensorstate.problem.tensor_groups import (
+    ConsumerClass,
+    TensorGroup,
+    find_tensor_groups,
+    is_in_loop,
+)
 
 SLICES = frozenset({"slice", "dynamic_slice"})
 
@@ -60,15 +65,15 @@ class Problem:
     ):
         self.traced, self.network, self.hardware = graph, network, hardware
         self.microbatches, self.batch = microbatches, batch
-        looped = microbatches != 1
-        self.pipeline = pipelined(graph, batch_of(graph, batch)) if looped else None
+        in_loop = microbatches != 1
+        self.pipeline = pipelined(graph, batch_of(graph, batch)) if in_loop else None
         self.graph = graph = self.pipeline.piece(microbatches) if self.pipeline else graph
         self.strategies = tuple(
             NodeStrategies(graph, self.node(g), self.mesh) for g in range(len(graph.node_classes))
         )
-        self.flows = flows_of(graph, self.pipeline, self.timeline.lasting)
-        self._routes: dict[tuple[tuple[int, ...], int], Routes] = {}
-        self._spans: dict[int, Spans] = {}
+        self.tensor_groups = find_tensor_groups(graph, self.pipeline, self.liveness.lasting)
+        self._reshard_graphs: dict[tuple[tuple[int, ...], int], ReshardGraph] = {}
+        self._live_ranges: dict[int, LiveRanges] = {}
 
     def on(self, network: Network, hardware: Hardware | None = None) -> Problem:
         """The same step on another network, or on other devices."""
@@ -89,61 +94,63 @@ class Problem:
         """How many entities a class has."""
         return len(self.graph.node_classes[class_id])
 
-    def is_early(self, class_id: int) -> bool:
+    def is_in_forward(self, class_id: int) -> bool:
         """Whether a class runs in the forward pass, and in the loop where there is one."""
         node = self.node(class_id)
-        return node.phase == "forward" and is_looped(node, self.pipeline)
+        return node.phase == "forward" and is_in_loop(node, self.pipeline)
 
     def turns(self, class_id: int) -> int:
         """How often a class runs."""
-        return self.microbatches if is_looped(self.node(class_id), self.pipeline) else 1
+        return self.microbatches if is_in_loop(self.node(class_id), self.pipeline) else 1
 
-    def routes(self, flow: Flow) -> Routes:
+    def reshard_graph(self, group: TensorGroup) -> ReshardGraph:
         """The ways of a flow's tensor between its states."""
-        key = flow.sizes, flow.nbytes
-        if key not in self._routes:
-            self._routes[key] = Routes(*key, self.mesh, self.network.price)
-        return self._routes[key]
+        key = group.sizes, group.nbytes
+        if key not in self._reshard_graphs:
+            self._reshard_graphs[key] = ReshardGraph(*key, self.mesh, self.network.price)
+        return self._reshard_graphs[key]
 
     @functools.cached_property
-    def timeline(self) -> Timeline:
+    def liveness(self) -> Liveness:
         """When operators run and need their tensors."""
         stages = self.pipeline.stages if self.pipeline else ()
-        return Timeline(self.graph, frozenset(i for i, s in enumerate(stages) if s == "after"))
+        return Liveness(self.graph, frozenset(i for i, s in enumerate(stages) if s == "after"))
 
-    def spans(self, number: int) -> Spans:
+    def live_ranges(self, number: int) -> LiveRanges:
         """When the tensors of a flow are there."""
-        if number not in self._spans:
-            flow = self.flows[number]
-            readers = [
-                () if demand.crosses else [e for nodes in of_tensor for e in nodes]
-                for demand, of_tensor in zip(
-                    flow.demands, zip(*flow.readers, strict=True), strict=True
+        if number not in self._live_ranges:
+            group = self.tensor_groups[number]
+            consumers = [
+                () if consumer_class.after_loop else [e for nodes in of_tensor for e in nodes]
+                for consumer_class, of_tensor in zip(
+                    group.consumer_classes, zip(*group.consumers, strict=True), strict=True
                 )
             ]
-            self._spans[number] = self.timeline.spans(flow.tensors, flow.early, flow.stays, readers)
-        return self._spans[number]
+            self._live_ranges[number] = self.liveness.live_ranges(
+                group.tensors, group.in_forward, group.needed_after_forward, consumers
+            )
+        return self._live_ranges[number]
 
-    def source(self, flow: Flow, strategy: Strategy) -> Placements:
+    def produced_placements(self, group: TensorGroup, strategy: Strategy) -> Placements:
         """The state in which a flow's tensor is made."""
-        return self.strategies[flow.class_id].output_placements(strategy, flow.labels, flow.port)
+        return self.strategies[group.class_id].output_placements(strategy, group.labels, group.port)
 
-    def target(self, demand: Demand, strategy: Strategy) -> Placements:
+    def required_placements(self, consumer_class: ConsumerClass, strategy: Strategy) -> Placements:
         """The state in which a class demands a tensor."""
-        if demand.class_id is None:
+        if consumer_class.class_id is None:
             raise ValueError("the caller of the step demands no state in particular")
-        return self.strategies[demand.class_id].input_placements(
-            strategy, demand.labels, demand.ports
+        return self.strategies[consumer_class.class_id].input_placements(
+            strategy, consumer_class.labels, consumer_class.ports
         )
 
-    def local_bytes(self, flow: Flow, placements: Placements) -> int:
+    def local_bytes(self, group: TensorGroup, placements: Placements) -> int:
         """Bytes of a flow's tensor, or of a microbatch's piece of it, on a device."""
-        return flow.nbytes // self.mesh.num_shards(placements)
+        return group.nbytes // self.mesh.num_shards(placements)
 
-    def stored_bytes(self, flow: Flow, placements: Placements) -> int:
+    def input_bytes(self, group: TensorGroup, placements: Placements) -> int:
         """Bytes of an input on a device, the pieces of all microbatches together."""
-        return self.local_bytes(flow, placements) * (
-            self.microbatches if flow.placement >= 0 else 1
+        return self.local_bytes(group, placements) * (
+            self.microbatches if group.placement >= 0 else 1
         )
 
     @functools.cache  # noqa: B019 - a problem lives as long as its search
@@ -187,8 +194,8 @@ class Problem:
         own = {operator.operator for operator in node.members}
         total = 0
         for tensor, labels in {**read, **made}.items():
-            readers = {consumer.operator for consumer in tensors[tensor].consumers}
-            if tensor in made and readers and readers <= own:
+            consumers = {consumer.operator for consumer in tensors[tensor].consumers}
+            if tensor in made and consumers and consumers <= own:
                 continue
             cuts = {placement for placement in strategy if placement >= 0} & set(labels)
             axes = zip(self.mesh.sizes, strategy, strict=True)

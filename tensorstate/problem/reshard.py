@@ -16,7 +16,7 @@ from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, divides_evenly
 
 
-class Move(NamedTuple):
+class ReshardStep(NamedTuple):
     """One step from a state to another.
 
     Attributes:
@@ -41,9 +41,9 @@ Price = Callable[[str, int, int], float]
 # ---------------------------------------------------------------------- moves
 
 
-def moves(
+def reshard_steps(
     placements: Placements, sizes: Sequence[int], nbytes: int, mesh: MeshShape
-) -> Iterator[Move]:
+) -> Iterator[ReshardStep]:
     """All moves out of a state.
 
     Args:
@@ -65,7 +65,7 @@ def moves(
             ):
                 continue
             larger = here * mesh.sizes[axis] if placement >= 0 and there == REPLICATED else here
-            yield Move(_kind(placement, there), axis, placements, target, larger)
+            yield ReshardStep(_kind(placement, there), axis, placements, target, larger)
 
 
 def _kind(placement: int, there: int) -> str:
@@ -76,19 +76,19 @@ def _kind(placement: int, there: int) -> str:
     return "all_reduce" if there == REPLICATED else "reduce_scatter"
 
 
-class Tree(NamedTuple):
+class ReshardTree(NamedTuple):
     """The moves that bring a tensor from one state to several.
 
     Attributes:
-        moves: in an order in which each starts at the source or where another has ended.
+        steps: in an order in which each starts at the source or where another has ended.
         seconds: of all of them.
     """
 
-    moves: tuple[Move, ...]
+    steps: tuple[ReshardStep, ...]
     seconds: float
 
 
-class Routes:
+class ReshardGraph:
     """The cheapest ways of one kind of tensor between its states.
 
     Args:
@@ -100,33 +100,35 @@ class Routes:
 
     def __init__(self, sizes: Sequence[int], nbytes: int, mesh: MeshShape, price: Price):
         self.sizes, self.nbytes, self.mesh, self.price = tuple(sizes), nbytes, mesh, price
-        self._trees: dict[tuple[frozenset[Placements], frozenset[Placements]], Tree] = {}
-        self._out: dict[Placements, tuple[tuple[Move, float], ...]] = {}
-        self._into: dict[Placements, dict[Placements, list[tuple[Move, float]]]] = {}
+        self._trees: dict[tuple[frozenset[Placements], frozenset[Placements]], ReshardTree] = {}
+        self._steps_from: dict[Placements, tuple[tuple[ReshardStep, float], ...]] = {}
+        self._into: dict[Placements, dict[Placements, list[tuple[ReshardStep, float]]]] = {}
 
-    def out(self, placements: Placements) -> tuple[tuple[Move, float], ...]:
+    def steps_from(self, placements: Placements) -> tuple[tuple[ReshardStep, float], ...]:
         """The moves out of a state, with their seconds."""
-        if placements not in self._out:
-            every = moves(placements, self.sizes, self.nbytes, self.mesh)
-            self._out[placements] = tuple((move, self.seconds(move)) for move in every)
-        return self._out[placements]
+        if placements not in self._steps_from:
+            every = reshard_steps(placements, self.sizes, self.nbytes, self.mesh)
+            self._steps_from[placements] = tuple((step, self.seconds(step)) for step in every)
+        return self._steps_from[placements]
 
-    def reached(self, sources: Iterable[Placements]) -> list[Placements]:
+    def reachable(self, sources: Iterable[Placements]) -> list[Placements]:
         """The states that can be reached, the sources first."""
         found = dict.fromkeys(sources)
-        waiting = list(found)
-        while waiting:
-            for move, _ in self.out(waiting.pop()):
-                if move.target not in found:
-                    found[move.target] = None
-                    waiting.append(move.target)
+        pending = list(found)
+        while pending:
+            for step, _ in self.steps_from(pending.pop()):
+                if step.target not in found:
+                    found[step.target] = None
+                    pending.append(step.target)
         return list(found)
 
-    def seconds(self, move: Move) -> float:
+    def seconds(self, step: ReshardStep) -> float:
         """Seconds of a move."""
-        return 0.0 if move.kind == "slice" else self.price(move.kind, move.axis, move.nbytes)
+        return 0.0 if step.kind == "slice" else self.price(step.kind, step.axis, step.nbytes)
 
-    def tree(self, sources: frozenset[Placements], targets: frozenset[Placements]) -> Tree:
+    def cheapest_tree(
+        self, sources: frozenset[Placements], targets: frozenset[Placements]
+    ) -> ReshardTree:
         """The cheapest moves from states that are there to others (Dreyfus and Wagner, 1971).
 
         With several sources it is several trees.
@@ -139,56 +141,57 @@ class Routes:
             self._trees[key] = self._steiner(sorted(sources), sorted(key[1]))
         return self._trees[key]
 
-    def _steiner(self, sources: list[Placements], targets: list[Placements]) -> Tree:
+    def _steiner(self, sources: list[Placements], targets: list[Placements]) -> ReshardTree:
         if not targets:
-            return Tree((), 0.0)
-        # best[subset][state]: seconds from the state to all of the subset; how: the first choice.
+            return ReshardTree((), 0.0)
+        # best[subset][state]: seconds from the state to all of the subset; first_steps: the first
+        # choice.
         best: list[dict[Placements, float]] = [{} for _ in range(1 << len(targets))]
-        how: list[dict[Placements, Move | int]] = [{} for _ in best]
-        into = self._into_from(sources)
+        first_steps: list[dict[Placements, ReshardStep | int]] = [{} for _ in best]
+        into = self._steps_into(sources)
         # The same from whichever of the sources, or from several: a state or a part.
         root: list[tuple[float, Placements | int]] = [(math.inf, 0) for _ in best]
         for subset in range(1, len(best)):
             start: dict[Placements, float] = {}
             if subset & (subset - 1) == 0:
                 start[targets[subset.bit_length() - 1]] = 0.0
-            for part in _proper_parts(subset):
+            for part in _subset_splits(subset):
                 for placements in best[part].keys() & best[subset ^ part].keys():
                     total = best[part][placements] + best[subset ^ part][placements]
                     if total < start.get(placements, math.inf):
-                        start[placements], how[subset][placements] = total, part
-            best[subset] = _spread(start, how[subset], into)
+                        start[placements], first_steps[subset][placements] = total, part
+            best[subset] = _dijkstra(start, first_steps[subset], into)
             choices = [(best[subset].get(s, math.inf), s) for s in sources]
-            parts = _proper_parts(subset)
+            parts = _subset_splits(subset)
             split = [(root[part][0] + root[subset ^ part][0], part) for part in parts]
             root[subset] = min([*choices, *split], key=lambda choice: choice[0])
         if math.isinf(root[-1][0]):
             raise PlanError(f"no collectives lead from any of {sources} to all of {targets}")
-        found: list[Move] = []
-        waiting = [len(best) - 1]
-        while waiting:
-            subset = waiting.pop()
+        found: list[ReshardStep] = []
+        pending = [len(best) - 1]
+        while pending:
+            subset = pending.pop()
             choice = root[subset][1]
             if isinstance(choice, int):
-                waiting += [choice, subset ^ choice]
+                pending += [choice, subset ^ choice]
             else:
-                _collect(how, subset, choice, found)
+                _backtrack(first_steps, subset, choice, found)
         ordered = tuple(dict.fromkeys(found))
-        return Tree(ordered, math.fsum(self.seconds(move) for move in ordered))
+        return ReshardTree(ordered, math.fsum(self.seconds(step) for step in ordered))
 
-    def _into_from(
+    def _steps_into(
         self, sources: Sequence[Placements]
-    ) -> dict[Placements, list[tuple[Move, float]]]:
+    ) -> dict[Placements, list[tuple[ReshardStep, float]]]:
         """The moves into every state that can be reached."""
-        found: dict[Placements, list[tuple[Move, float]]] = {}
+        found: dict[Placements, list[tuple[ReshardStep, float]]] = {}
         # Which states can be reached depends on what is partial only.
         partial = {tuple(min(placement, REPLICATED) for placement in source) for source in sources}
         for kind in partial:
             if kind not in self._into:
                 one = self._into[kind] = {}
-                for placements in self.reached([s for s in sources if _is_kind(s, kind)]):
-                    for move, cost in self.out(placements):
-                        one.setdefault(move.target, []).append((move, cost))
+                for placements in self.reachable([s for s in sources if _same_partials(s, kind)]):
+                    for step, cost in self.steps_from(placements):
+                        one.setdefault(step.target, []).append((step, cost))
             if len(partial) == 1:
                 return self._into[kind]
             for placements, into in self._into[kind].items():
@@ -196,14 +199,14 @@ class Routes:
         return found
 
 
-def _is_kind(placements: Placements, kind: Placements) -> bool:
+def _same_partials(placements: Placements, kind: Placements) -> bool:
     return tuple(min(placement, REPLICATED) for placement in placements) == kind
 
 
-def _spread(
+def _dijkstra(
     start: dict[Placements, float],
-    how: dict[Placements, Move | int],
-    into: Mapping[Placements, Sequence[tuple[Move, float]]],
+    first_steps: dict[Placements, ReshardStep | int],
+    into: Mapping[Placements, Sequence[tuple[ReshardStep, float]]],
 ) -> dict[Placements, float]:
     """Dijkstra against the moves, from states whose seconds are known already."""
     best, done = dict(start), set()
@@ -214,14 +217,14 @@ def _spread(
         if placements in done:
             continue
         done.add(placements)
-        for move, cost in into.get(placements, ()):
-            if seconds + cost < best.get(move.source, math.inf):
-                best[move.source], how[move.source] = seconds + cost, move
-                heapq.heappush(heap, (seconds + cost, move.source))
+        for step, cost in into.get(placements, ()):
+            if seconds + cost < best.get(step.source, math.inf):
+                best[step.source], first_steps[step.source] = seconds + cost, step
+                heapq.heappush(heap, (seconds + cost, step.source))
     return best
 
 
-def _proper_parts(subset: int) -> Iterator[int]:
+def _subset_splits(subset: int) -> Iterator[int]:
     """Half of the ways to split a set in two: the parts with its highest member."""
     part = (subset - 1) & subset
     while part:
@@ -230,11 +233,11 @@ def _proper_parts(subset: int) -> Iterator[int]:
         part = (part - 1) & subset
 
 
-def _collect(how, subset: int, placements: Placements, found: list[Move]) -> None:
-    choice = how[subset].get(placements)
+def _backtrack(first_steps, subset: int, placements: Placements, found: list[ReshardStep]) -> None:
+    choice = first_steps[subset].get(placements)
     if isinstance(choice, int):
-        _collect(how, choice, placements, found)
-        _collect(how, subset ^ choice, placements, found)
+        _backtrack(first_steps, choice, placements, found)
+        _backtrack(first_steps, subset ^ choice, placements, found)
     elif choice is not None:
         found.append(choice)
-        _collect(how, subset, choice.target, found)
+        _backtrack(first_steps, subset, choice.target, found)

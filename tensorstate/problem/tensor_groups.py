@@ -18,7 +18,7 @@ from tensorstate.problem.strategies import Port
 
 
 @dataclasses.dataclass(frozen=True)
-class Demand:
+class ConsumerClass:
     """A class reads a flow's tensor.
 
     Attributes:
@@ -26,50 +26,50 @@ class Demand:
             ones.
         labels: label of the class for every position of the tensor.
         ports: the operands that read it; of a stack, whose rows are alike, the first.
-        late: whether it is read after the forward pass.
-        crosses: whether it is read after the loop over microbatches, though it is there before.
+        after_forward: whether it is read after the forward pass.
+        after_loop: whether it is read after the loop over microbatches, though it is there before.
     """
 
     class_id: int | None
     labels: tuple[int, ...]
     ports: frozenset[Port]
-    late: bool
-    crosses: bool = False
+    after_forward: bool
+    after_loop: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Flow:
+class TensorGroup:
     """Tensors that are alike: made by one class, demanded alike.
 
     Attributes:
         tensors: all of them, in the order of execution.
-        makers: the entity that makes each of them, or the input's.
-        readers: for every tensor and demand the entities that read it so; none for the caller.
+        producers: the entity that makes each of them, or the input's.
+        consumers: for every tensor and demand the entities that read it so; none for the caller.
         class_id: the class that makes them, or the input's.
         labels: label of the class for every position.
         port: which result of which member; (0, 0) for an input.
-        stored: whether it is an input, which stays in memory.
-        early: whether it is there in the forward pass.
-        demands: who reads it.
+        is_input: whether it is an input, which stays in memory.
+        in_forward: whether it is there in the forward pass.
+        consumer_classes: who reads it.
         sizes: of the whole tensor, or of a microbatch's piece of it.
         nbytes: likewise.
         placement: what it is over microbatches (see ``Pipeline.entries``).
-        looped: whether it is there in the loop over microbatches.
+        in_loop: whether it is there in the loop over microbatches.
     """
 
     tensors: tuple[int, ...]
-    makers: tuple[int, ...]
-    readers: tuple[tuple[tuple[int, ...], ...], ...]
+    producers: tuple[int, ...]
+    consumers: tuple[tuple[tuple[int, ...], ...], ...]
     class_id: int
     labels: tuple[int, ...]
     port: Port
-    stored: bool
-    early: bool
-    demands: tuple[Demand, ...]
+    is_input: bool
+    in_forward: bool
+    consumer_classes: tuple[ConsumerClass, ...]
     sizes: tuple[int, ...]
     nbytes: int
     placement: int
-    looped: bool
+    in_loop: bool
 
     @property
     def multiplicity(self) -> int:
@@ -77,48 +77,51 @@ class Flow:
         return len(self.tensors)
 
     @property
-    def stays(self) -> bool:
+    def needed_after_forward(self) -> bool:
         """Whether something reads them after the forward pass, in the loop where there is one."""
-        return any(demand.late and not demand.crosses for demand in self.demands)
+        return any(
+            consumer_class.after_forward and not consumer_class.after_loop
+            for consumer_class in self.consumer_classes
+        )
 
     @functools.cached_property
     def nodes(self) -> frozenset[int]:
         """All that make or read them."""
-        readers = (
-            one for of_tensor in self.readers for of_demand in of_tensor for one in of_demand
+        consumers = (
+            one for of_tensor in self.consumers for of_demand in of_tensor for one in of_demand
         )
-        return frozenset((*self.makers, *readers))
+        return frozenset((*self.producers, *consumers))
 
 
 @dataclasses.dataclass
 class _TensorUses:
     """A tensor on its way: who makes it, with which labels, and who reads it."""
 
-    maker: int
+    producer: int
     labels: tuple[int, ...]
-    readers: dict[Demand, tuple[int, ...]]
+    consumers: dict[ConsumerClass, tuple[int, ...]]
 
-    def read(self, demand: Demand, *readers: int) -> None:
+    def read(self, consumer_class: ConsumerClass, *consumers: int) -> None:
         """More readers."""
-        self.readers[demand] = self.readers.get(demand, ()) + readers
+        self.consumers[consumer_class] = self.consumers.get(consumer_class, ()) + consumers
 
 
-def is_looped(node: Node, pipeline: Pipeline | None) -> bool:
+def is_in_loop(node: Node, pipeline: Pipeline | None) -> bool:
     """Whether an entity runs in the loop, as all do where there is none."""
     stages = {pipeline.stages[m.operator] for m in node.members} if pipeline else set()
     return "after" not in stages
 
 
-def flows_of(
+def find_tensor_groups(
     graph: Graph, pipeline: Pipeline | None = None, lasting: Iterable[int] = ()
-) -> tuple[Flow, ...]:
+) -> tuple[TensorGroup, ...]:
     """The flows of a training step.
 
     Args:
         graph: the step, or that of a microbatch.
         pipeline: the loop over microbatches, if there is one.
         lasting: tensors that have a flow even if only the entity that makes them reads them,
-            because they stay in memory after it has run (see ``Timeline.lasting``).
+            because they stay in memory after it has run (see ``Liveness.lasting``).
     """
     found: dict[int, _TensorUses] = {}
     members = {m.operator: (e, m) for e in graph.nodes for m in e.members}
@@ -126,26 +129,30 @@ def flows_of(
 
     def uses(tensor: int) -> _TensorUses:
         if tensor not in found:
-            maker, labels = _maker(graph, tensor, members, inputs)
-            found[tensor] = _TensorUses(maker, labels, {})
+            producer, labels = _producer(graph, tensor, members, inputs)
+            found[tensor] = _TensorUses(producer, labels, {})
         return found[tensor]
 
-    def when(demand: Demand, tensor: int, *, looped: bool) -> Demand:
+    def when(consumer_class: ConsumerClass, tensor: int, *, in_loop: bool) -> ConsumerClass:
         """A demand for a tensor, read in the loop or after it."""
-        if not is_looped(graph.nodes[uses(tensor).maker], pipeline):
-            return dataclasses.replace(demand, late=True)
-        return demand if looped else dataclasses.replace(demand, late=True, crosses=True)
+        if not is_in_loop(graph.nodes[uses(tensor).producer], pipeline):
+            return dataclasses.replace(consumer_class, after_forward=True)
+        return (
+            consumer_class
+            if in_loop
+            else dataclasses.replace(consumer_class, after_forward=True, after_loop=True)
+        )
 
     for edge in graph.edges:
-        looped = is_looped(graph.nodes[edge.target], pipeline)
-        demand = when(_demand(graph, edge), edge.tensor, looped=looped)
-        uses(edge.tensor).read(demand, edge.target)
+        in_loop = is_in_loop(graph.nodes[edge.target], pipeline)
+        consumer_class = when(_consumer_class(graph, edge), edge.tensor, in_loop=in_loop)
+        uses(edge.tensor).read(consumer_class, edge.target)
     for output in graph.outputs:
         if (tensor := output.view.tensor) is not None:
-            demand, *readers = _returned(graph, output, inputs)
+            consumer_class, *consumers = _returned(graph, output, inputs)
             # Pieces are returned one by one.
-            looped = pipeline is None or pipeline.entries[tensor] >= 0
-            uses(tensor).read(when(demand, tensor, looped=looped), *readers)
+            in_loop = pipeline is None or pipeline.entries[tensor] >= 0
+            uses(tensor).read(when(consumer_class, tensor, in_loop=in_loop), *consumers)
     for tensor in (*inputs, *lasting):
         uses(tensor)
     alike: dict[object, list[int]] = defaultdict(list)
@@ -155,7 +162,7 @@ def flows_of(
     return tuple(_flow(graph, tensors, found, pipeline) for tensors in alike.values())
 
 
-def _maker(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, ...]]:
+def _producer(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, ...]]:
     """The entity that has a tensor, and the entity's label of every position."""
     t = graph.tensors[tensor]
     if t.producer is None:
@@ -167,28 +174,28 @@ def _maker(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, 
 
 def _flow(
     graph: Graph, tensors: list[int], found: Mapping[int, _TensorUses], pipeline: Pipeline | None
-) -> Flow:
+) -> TensorGroup:
     first = found[tensors[0]]
-    tensor, node = graph.tensors[tensors[0]], graph.nodes[first.maker]
-    demands, looped = tuple(first.readers), is_looped(node, pipeline)
-    return Flow(
+    tensor, node = graph.tensors[tensors[0]], graph.nodes[first.producer]
+    consumer_classes, in_loop = tuple(first.consumers), is_in_loop(node, pipeline)
+    return TensorGroup(
         tuple(tensors),
-        tuple(found[t].maker for t in tensors),
-        tuple(tuple(found[t].readers[d] for d in demands) for t in tensors),
+        tuple(found[t].producer for t in tensors),
+        tuple(tuple(found[t].consumers[d] for d in consumer_classes) for t in tensors),
         node.class_id,
         first.labels,
-        _made_at(graph, tensors[0], node),
+        _port_of(graph, tensors[0], node),
         node.tensor is not None,
-        looped and node.phase in (None, "forward"),
-        demands,
+        in_loop and node.phase in (None, "forward"),
+        consumer_classes,
         tensor.sizes,
         tensor.nbytes,
         REPLICATED if pipeline is None else pipeline.entries[tensors[0]],
-        looped,
+        in_loop,
     )
 
 
-def _made_at(graph: Graph, tensor: int, node: Node) -> Port:
+def _port_of(graph: Graph, tensor: int, node: Node) -> Port:
     producer = graph.tensors[tensor].producer
     if producer is None:
         return 0, 0
@@ -196,19 +203,21 @@ def _made_at(graph: Graph, tensor: int, node: Node) -> Port:
     return port, graph.tensors[tensor].result
 
 
-def _demand(graph: Graph, edge: Edge) -> Demand:
+def _consumer_class(graph: Graph, edge: Edge) -> ConsumerClass:
     node = graph.nodes[edge.target]
     port = {member.operator: i for i, member in enumerate(node.members)}
     ports = frozenset(
         (port[operator], 0 if graph.operators[operator].primitive == "concatenate" else operand)
         for operator, operand in edge.operands
     )
-    return Demand(node.class_id, edge.target_labels, ports, node.phase != "forward")
+    return ConsumerClass(node.class_id, edge.target_labels, ports, node.phase != "forward")
 
 
-def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand] | tuple[Demand, int]:
+def _returned(
+    graph: Graph, output: Output, inputs
+) -> tuple[ConsumerClass] | tuple[ConsumerClass, int]:
     """An output is demanded in the state of the input that it is the new value of."""
-    free = (Demand(None, (), frozenset(), late=True),)
+    free = (ConsumerClass(None, (), frozenset(), after_forward=True),)
     if output.updates is None or graph.inputs[output.updates] not in inputs:
         return free
     node = inputs[graph.inputs[output.updates]]
@@ -221,10 +230,10 @@ def _returned(graph: Graph, output: Output, inputs) -> tuple[Demand] | tuple[Dem
     ):
         return free
     read = tuple(labels[p] for p in range(len(made)))
-    return Demand(node.class_id, read, frozenset(), late=True), node.index
+    return ConsumerClass(node.class_id, read, frozenset(), after_forward=True), node.index
 
 
 def _signature(graph: Graph, tensor: int, uses: _TensorUses) -> object:
-    node, t = graph.nodes[uses.maker], graph.tensors[tensor]
-    made = _made_at(graph, tensor, node)
-    return node.class_id, made, uses.labels, t.sizes, t.nbytes, frozenset(uses.readers)
+    node, t = graph.nodes[uses.producer], graph.tensors[tensor]
+    made = _port_of(graph, tensor, node)
+    return node.class_id, made, uses.labels, t.sizes, t.nbytes, frozenset(uses.consumers)

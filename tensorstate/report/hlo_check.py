@@ -37,7 +37,7 @@ class HloCollective(NamedTuple):
     """A collective of a compiled program.
 
     Attributes:
-        kind: as in ``states.Move``; "permute" for what schedules are made of.
+        kind: as in ``states.ReshardStep``; "permute" for what schedules are made of.
         axes: the mesh axes along whose lines its groups lie; ``None`` where they lie otherwise.
         arrays: how many it carries.
         nbytes: of the larger of a device's buffers, of all of them.
@@ -190,16 +190,16 @@ class HloComparison:
         rows: by kind and axes.
         unknown_loops: as in ``HloCollectives``.
         predicted_inputs, compiled_inputs: bytes of the arguments on a device.
-        predicted_work, compiled_work: bytes beside them at the peak; as compiled, temporaries and
-            results that take no argument's place.
+        predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,
+            temporaries and results that take no argument's place.
     """
 
     rows: tuple[Row, ...]
     unknown_loops: int
     predicted_inputs: int
     compiled_inputs: int
-    predicted_work: int
-    compiled_work: int
+    predicted_temporaries: int
+    compiled_temporaries: int
 
     @property
     def agrees(self) -> bool:
@@ -219,7 +219,7 @@ class HloComparison:
             )
         for name, predicted, compiled in (
             ("memory of arguments", self.predicted_inputs, self.compiled_inputs),
-            ("memory beside them", self.predicted_work, self.compiled_work),
+            ("memory beside them", self.predicted_temporaries, self.compiled_temporaries),
         ):
             lines.append(f"{name:46} {predicted:>16,}{compiled:>16,}")
         if self.unknown_loops:

@@ -28,9 +28,9 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
     found = parallelism_by_axis(problem, decisions, cost)
     parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in found.items() if names]
-    remade = len(cost.remade)
-    if remade:
-        parts.append(f"recompute of {remade} entities")
+    recomputed_nodes = len(cost.recomputed_nodes)
+    if recomputed_nodes:
+        parts.append(f"recompute of {recomputed_nodes} entities")
     if problem.microbatches > 1:
         parts.append(f"{problem.microbatches} microbatches")
     return " + ".join(parts) or "replicated"
@@ -98,9 +98,10 @@ def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int
     """DDP or one of ZeRO's stages, by what of the state is sharded along the axis."""
     if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
         copies = sum(
-            trip.multiplicity
-            for trip in cost.trips
-            if problem.flows[trip.flow].stored and (trip.kept or trip.held) is not None
+            reshard.multiplicity
+            for reshard in cost.reshards
+            if problem.tensor_groups[reshard.group].is_input
+            and (reshard.saved or reshard.loop_resident) is not None
         )
         # Copies that stay for the backward pass take the memory that ZeRO-3 saves.
         return "ZeRO-2 (parameters gathered once)" if copies else "ZeRO-3 (FSDP)"

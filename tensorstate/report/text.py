@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from tensorstate.cost.cost import times
-from tensorstate.cost.reshard_plan import Trip
+from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.cost.result import Found
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
@@ -98,11 +99,13 @@ def _memory(problem: Problem, found: Found, limit: float | None) -> list[str]:
     filled = min(1.0, memory.peak / room)
     bar = "#" * round(30 * filled) + "." * (30 - round(30 * filled))
     over = "" if memory.peak <= room else " (too much)"
-    held = f"held through the loop {size(memory.held)}, " if problem.microbatches > 1 else ""
+    loop_resident = (
+        f"held through the loop {size(memory.loop_resident)}, " if problem.microbatches > 1 else ""
+    )
     return [
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
-        f"kept {size(memory.kept)}, {held}gradients {size(memory.gradients)}, "
-        f"work {size(memory.work)}"
+        f"kept {size(memory.saved)}, {loop_resident}gradients {size(memory.gradients)}, "
+        f"work {size(memory.temporaries)}"
     ]
 
 
@@ -120,15 +123,19 @@ def _inputs(problem: Problem, found: Found) -> list[str]:
     lines = []
     for role in ROLES:
         rows = []
-        for flow in problem.flows:
-            tensor = problem.graph.tensors[flow.tensors[0]]
-            if not flow.stored or tensor.role != role:
+        for group in problem.tensor_groups:
+            tensor = problem.graph.tensors[group.tensors[0]]
+            if not group.is_input or tensor.role != role:
                 continue
-            placements = problem.source(flow, found.decisions.strategies[flow.class_id])
-            names = [problem.graph.tensors[t].name for t in flow.tensors]
-            name = common_name(names) + (f" x {flow.multiplicity}" if flow.multiplicity > 1 else "")
-            local = flow.multiplicity * problem.stored_bytes(flow, placements)
-            full = sum(problem.traced.tensors[t].nbytes for t in flow.tensors)
+            placements = problem.produced_placements(
+                group, found.decisions.strategies[group.class_id]
+            )
+            names = [problem.graph.tensors[t].name for t in group.tensors]
+            name = common_name(names) + (
+                f" x {group.multiplicity}" if group.multiplicity > 1 else ""
+            )
+            local = group.multiplicity * problem.input_bytes(group, placements)
+            full = sum(problem.traced.tensors[t].nbytes for t in group.tensors)
             rows.append((-full, name, format_placements(problem, tensor, placements), local))
         if rows:
             total = sum(-row[0] for row in rows)
@@ -141,49 +148,53 @@ def _inputs(problem: Problem, found: Found) -> list[str]:
 
 
 def _activations(problem: Problem, found: Found) -> list[str]:
-    groups: dict[str, list[Trip]] = defaultdict(list)
-    for trip in found.cost.trips:
-        flow = problem.flows[trip.flow]
-        phase = problem.node(flow.class_id).phase
-        if flow.stored:
-            if trip.held is not None:
-                groups["gathered copies held through all microbatches"].append(trip)
-            elif trip.kept is not None:
-                groups["gathered copies kept for the backward pass"].append(trip)
+    groups: dict[str, list[ReshardPlan]] = defaultdict(list)
+    for reshard in found.cost.reshards:
+        group = problem.tensor_groups[reshard.group]
+        phase = problem.node(group.class_id).phase
+        if group.is_input:
+            if reshard.loop_resident is not None:
+                groups["gathered copies held through all microbatches"].append(reshard)
+            elif reshard.saved is not None:
+                groups["gathered copies kept for the backward pass"].append(reshard)
         elif phase == "forward":
-            if trip.remade:
-                groups["activations made again in the backward pass"].append(trip)
-            elif trip.kept is not None:
-                groups["activations kept for the backward pass"].append(trip)
+            if reshard.is_recomputed:
+                groups["activations made again in the backward pass"].append(reshard)
+            elif reshard.saved is not None:
+                groups["activations kept for the backward pass"].append(reshard)
         elif phase == "backward" and any(
             d.class_id is not None and problem.node(d.class_id).phase == "optimizer"
-            for d in flow.demands
+            for d in group.consumer_classes
         ):
-            summed = "gradients" if trip.held is None else "gradients, summed over microbatches"
-            groups[summed].append(trip)
+            summed = (
+                "gradients"
+                if reshard.loop_resident is None
+                else "gradients, summed over microbatches"
+            )
+            groups[summed].append(reshard)
     lines = []
-    for name, trips in groups.items():
+    for name, reshards in groups.items():
         bytes_by_placements: dict[str, int] = defaultdict(int)
         total = 0
-        for trip in trips:
-            flow = problem.flows[trip.flow]
-            placements = trip.held or trip.kept or trip.source
-            nbytes = trip.multiplicity * problem.local_bytes(flow, placements)
+        for reshard in reshards:
+            group = problem.tensor_groups[reshard.group]
+            placements = reshard.loop_resident or reshard.saved or reshard.produced_placements
+            nbytes = reshard.multiplicity * problem.local_bytes(group, placements)
             total += nbytes
-            bytes_by_placements[_by_factor(problem, trip, placements)] += nbytes
-        lines.append(f"{name}: {sum(t.multiplicity for t in trips)}, {size(total)} a device")
+            bytes_by_placements[_by_factor(problem, reshard, placements)] += nbytes
+        lines.append(f"{name}: {sum(t.multiplicity for t in reshards)}, {size(total)} a device")
         best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])[:4]
         lines += [f"  {size(nbytes):>9} {text}" for text, nbytes in best]
     return lines
 
 
-def _by_factor(problem: Problem, trip: Trip, placements: Placements) -> str:
+def _by_factor(problem: Problem, reshard: ReshardPlan, placements: Placements) -> str:
     """A state in words that do not depend on the order of dimensions."""
-    flow, axes = problem.flows[trip.flow], problem.mesh.names
+    group, axes = problem.tensor_groups[reshard.group], problem.mesh.names
     parts = []
     for axis, placement in enumerate(placements):
         if placement >= 0:
-            parts.append(f"{axes[axis]} cuts a factor of {flow.sizes[placement]}")
+            parts.append(f"{axes[axis]} cuts a factor of {group.sizes[placement]}")
         elif placement < REPLICATED:
             parts.append(f"{WORDS[placement]} over {axes[axis]}")
     return ", ".join(parts) or "replicated"
@@ -222,51 +233,52 @@ def explain(problem: Problem, found: Found, name: str) -> str:
     lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
     if full.sizes != tensor.sizes:
         lines.append(f"pipelined: {problem.microbatches} pieces of {size(tensor.nbytes)}")
-    for trip in found.cost.trips:
-        if tensor.index not in trip.tensors:
+    for reshard in found.cost.reshards:
+        if tensor.index not in reshard.tensors:
             continue
-        flow = problem.flows[trip.flow]
-        tied = f", like {flow.multiplicity - 1} others" if flow.multiplicity > 1 else ""
-        local = size(problem.local_bytes(flow, trip.source))
-        lines.append(
-            f"state: {format_placements(problem, tensor, trip.source)}, {local} a device{tied}"
-        )
-        if trip.kept is not None:
-            lines.append(
-                f"kept for the backward pass: {format_placements(problem, tensor, trip.kept)}"
-            )
-        if trip.held is not None:
-            lines.append(
-                f"held through all microbatches: {format_placements(problem, tensor, trip.held)}"
-            )
-        if trip.remade:
-            lines.append("made again in the backward pass")
-        times = f", {trip.turns} times" if trip.turns > 1 else ""
+        group = problem.tensor_groups[reshard.group]
+        tied = f", like {group.multiplicity - 1} others" if group.multiplicity > 1 else ""
+        spec = functools.partial(format_placements, problem, tensor)
+        local = size(problem.local_bytes(group, reshard.produced_placements))
+        placements = spec(reshard.produced_placements)
+        lines.append(f"placements: {placements}, {local} per device{tied}")
+        if reshard.saved is not None:
+            lines.append(f"saved for the backward pass: {spec(reshard.saved)}")
+        if reshard.loop_resident is not None:
+            resident = spec(reshard.loop_resident)
+            lines.append(f"resident through the microbatch loop: {resident}")
+        if reshard.is_recomputed:
+            lines.append("recomputed in the backward pass")
+        times = f", {reshard.turns} times" if reshard.turns > 1 else ""
         eras = (
-            ("before the microbatches", trip.before),
-            (f"forward{times}", trip.early),
-            (f"after it{times}", trip.late),
-            ("after the microbatches", trip.after),
+            ("before the microbatches", reshard.before_loop),
+            (f"forward{times}", reshard.in_forward),
+            (f"after it{times}", reshard.after_forward),
+            ("after the microbatches", reshard.after_loop),
         )
         for era, tree in eras:
             lines += [
-                f"  {era}: {move.kind} over {problem.mesh.names[move.axis]}, {size(move.nbytes)}, "
-                f"to {format_placements(problem, tensor, move.target)}: "
-                f"{seconds(problem.routes(flow).seconds(move))}"
-                for move in tree.moves
+                f"  {era}: {step.kind} over {problem.mesh.names[step.axis]}, {size(step.nbytes)}, "
+                f"to {format_placements(problem, tensor, step.target)}: "
+                f"{seconds(problem.reshard_graph(group).seconds(step))}"
+                for step in tree.steps
             ]
-        lines += _readers(problem, found, tensor, trip)
+        lines += _consumers(problem, found, tensor, reshard)
     return "\n".join(lines)
 
 
-def _readers(problem: Problem, found: Found, tensor: Tensor, trip: Trip) -> Iterable[str]:
-    flow = problem.flows[trip.flow]
-    for demand in flow.demands:
-        if demand.class_id is None:
+def _consumers(
+    problem: Problem, found: Found, tensor: Tensor, reshard: ReshardPlan
+) -> Iterable[str]:
+    group = problem.tensor_groups[reshard.group]
+    for consumer_class in group.consumer_classes:
+        if consumer_class.class_id is None:
             yield "  returned"
             continue
-        node = problem.node(demand.class_id)
-        placements = problem.target(demand, found.decisions.strategies[demand.class_id])
+        node = problem.node(consumer_class.class_id)
+        placements = problem.required_placements(
+            consumer_class, found.decisions.strategies[consumer_class.class_id]
+        )
         if node.tensor is not None:
             yield f"  becomes {problem.graph.tensors[node.tensor].name}"
             continue

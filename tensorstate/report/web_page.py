@@ -117,15 +117,17 @@ def _row(problem: Problem, found: Found, class_id: int, colours: dict[str, str])
     if problem.turns(class_id) > 1:
         times += f", in each of {problem.turns(class_id)} microbatches"
     names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
-    again = sum(index in found.cost.remade for index in problem.graph.node_classes[class_id])
-    remade = f", {again} made again" if again else ""
+    recomputed = sum(
+        index in found.cost.recomputed_nodes for index in problem.graph.node_classes[class_id]
+    )
+    recomputed_nodes = f", {recomputed} made again" if recomputed else ""
     flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
     work = (
         f"{flops:.3g} flop" if node.kind == "einsum" else size(problem.traffic(class_id, strategy))
     )
     cuts = escape(_cuts(problem, node, strategy))
     return (
-        f"<tr><td>{escape(names + times + remade)}</td>"
+        f"<tr><td>{escape(names + times + recomputed_nodes)}</td>"
         f'<td class=state style="background:{colour}">{cuts}</td>'
         f"<td>{work}</td><td>{escape(str(operators[0].source))}</td></tr>"
     )

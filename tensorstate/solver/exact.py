@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tensorstate.cost.cost import Cost, price
-from tensorstate.cost.reshard_plan import Decisions, Trip
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.result import Found, Unfit, objective_of
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
@@ -234,28 +234,33 @@ def why(
         return f"{none}: how much the least is, was not found in a minute"
     memory = least.cost.memory
     largest = sorted(
-        ((_stays(problem, trip), trip) for trip in least.cost.trips),
+        ((_persistent_bytes(problem, reshard), reshard) for reshard in least.cost.reshards),
         key=lambda pair: -pair[0],
     )[:3]
+    tensors = problem.graph.tensors
     names = ", ".join(
-        f"{problem.graph.tensors[trip.tensors[0]].name} x {trip.multiplicity}: {_bytes(nbytes)}"
-        for nbytes, trip in largest
+        f"{tensors[reshard.tensors[0]].name} x {reshard.multiplicity}: {_bytes(nbytes)}"
+        for nbytes, reshard in largest
     )
     return (
         f"{none}: the least is about "
         f"{_bytes(memory.peak)}, {_bytes(memory.peak - memory_limit)} more. Inputs take "
-        f"{_bytes(memory.inputs)}, what is kept {_bytes(memory.kept + memory.held)}, gradients "
-        f"{_bytes(memory.gradients)}; the largest are {names}"
+        f"{_bytes(memory.inputs)}, saved tensors {_bytes(memory.saved + memory.loop_resident)}, "
+        f"gradients {_bytes(memory.gradients)}; the largest are {names}"
     )
 
 
-def _stays(problem: Problem, trip: Trip) -> int:
+def _persistent_bytes(problem: Problem, reshard: ReshardPlan) -> int:
     """Bytes on a device of what is stored, kept or held."""
-    flow = problem.flows[trip.flow]
-    copies = [placements for placements in (trip.kept, trip.held) if placements is not None]
-    stored = problem.stored_bytes(flow, trip.source) if flow.stored else 0
-    return trip.multiplicity * (
-        stored + sum(problem.local_bytes(flow, placements) for placements in copies)
+    group = problem.tensor_groups[reshard.group]
+    copies = [
+        placements
+        for placements in (reshard.saved, reshard.loop_resident)
+        if placements is not None
+    ]
+    own = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
+    return reshard.multiplicity * (
+        own + sum(problem.local_bytes(group, placements) for placements in copies)
     )
 
 

@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost.memory import made_again, moved_bytes, packed_bytes
+from tensorstate.cost.memory import receive_buffer_bytes, recomputed_counts, resharded_bytes
 from tensorstate.ir.placements import Placements
-from tensorstate.problem.reshard import Move
-from tensorstate.problem.tensor_groups import Flow
+from tensorstate.problem.reshard import ReshardStep
+from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.linear_program import Terms
 from tensorstate.solver.variables import Choices
 
 # A memory limit in units of the program, whose solver has absolute tolerances.
 LIMIT = 1e3
 
-Paid = Mapping[Move, int]
+Paid = Mapping[ReshardStep, int]
 """The parts of a flow that take moves."""
 
 
@@ -46,84 +46,112 @@ class Room:
     def take(
         self,
         number: int,
-        kept: Mapping[Placements, int],
-        reread: Sequence[Mapping[Placements, Terms]],
-        held: Mapping[Placements, int],
-        early: Paid,
-        late: Paid,
-        again: Sequence[Paid],
+        saved: Mapping[Placements, int],
+        reads_for_recompute: Sequence[Mapping[Placements, Terms]],
+        loop_resident: Mapping[Placements, int],
+        in_forward: Paid,
+        after_forward: Paid,
+        recomputed: Sequence[Paid],
         after: Paid,
     ) -> None:
         """What a flow takes at every point.
 
         Args:
             number: of the flow.
-            kept, held: the shares that are, by state.
-            reread: from where what runs again takes its parts.
-            early, late, after: what is paid for in either era, and after the loop.
-            again: what is taken to each reader that runs again.
+            saved, loop_resident: the shares that are, by state.
+            reads_for_recompute: from where what runs again takes its parts.
+            in_forward, after_forward, after: what is paid for in either era, and after the loop.
+            recomputed: what is taken to each reader that runs again.
         """
-        flow, spans, choices = self.problem.flows[number], self.problem.spans(number), self.choices
+        group, live_ranges, choices = (
+            self.problem.tensor_groups[number],
+            self.problem.live_ranges(number),
+            self.choices,
+        )
         for paid, span, packed in (
-            (early, spans.moved_early, spans.packed_early),
-            (late, spans.moved_late, spans.packed_late),
-            (after, spans.moved_after, spans.packed_after),
-            (self._most(again), spans.moved_again, spans.packed_again),
+            (in_forward, live_ranges.resharded_in_forward, live_ranges.receive_buffer_in_forward),
+            (
+                after_forward,
+                live_ranges.resharded_after_forward,
+                live_ranges.receive_buffer_after_forward,
+            ),
+            (after, live_ranges.resharded_after_loop, live_ranges.receive_buffer_after_loop),
+            (
+                self._most(recomputed),
+                live_ranges.resharded_for_recompute,
+                live_ranges.receive_buffer_for_recompute,
+            ),
         ):
-            for move, variable in paid.items():
-                self._add(variable, moved_bytes(self.problem, flow, move) * span)
-                self._add(variable, packed_bytes(move) * packed)
-        for placements, variables in choices.sources(flow).items() if flow.stored else ():
+            for step, variable in paid.items():
+                self._add(variable, resharded_bytes(self.problem, group, step) * span)
+                self._add(variable, receive_buffer_bytes(step) * packed)
+        for placements, variables in choices.sources(group).items() if group.is_input else ():
             for variable in variables:
-                nbytes = flow.multiplicity * self.problem.stored_bytes(flow, placements)
+                nbytes = group.multiplicity * self.problem.input_bytes(group, placements)
                 self.inputs[variable] += nbytes / self.unit
-        self._keep(number, flow, kept)
-        self._bind(number, flow, kept, reread)
-        self._hold(number, flow, held)
-        self._wait(flow, choices.sources(flow), spans.made)
-        self._wait(flow, choices.sources(flow, again=True), made_again(flow, spans))
-        if not flow.early:
-            self._wait(flow, self._readers(flow, spans.last_late), spans.late)
+        self._keep(number, group, saved)
+        self._bind(number, group, saved, reads_for_recompute)
+        self._hold(number, group, loop_resident)
+        self._wait(group, choices.sources(group), live_ranges.producing)
+        self._wait(
+            group, choices.sources(group, recomputed=True), recomputed_counts(group, live_ranges)
+        )
+        if not group.in_forward:
+            self._wait(
+                group,
+                self._consumers(group, live_ranges.last_backward_use),
+                live_ranges.awaiting_backward_use,
+            )
             return
-        if not flow.stored and not flow.stays:
-            self._wait(flow, self._readers(flow, spans.last_early), spans.early)
-        self._wait(flow, self._readers(flow, spans.lender, again=False), spans.lent)
+        if not group.is_input and not group.needed_after_forward:
+            self._wait(
+                group,
+                self._consumers(group, live_ranges.last_forward_use),
+                live_ranges.awaiting_forward_use,
+            )
+        self._wait(
+            group,
+            self._consumers(group, live_ranges.fused_consumer, recomputed=False),
+            live_ranges.fused_input,
+        )
 
     def _most(self, taken: Sequence[Paid]) -> Paid:
         """The largest of the parts that take each move."""
         if len(taken) < 2:
             return taken[0] if taken else {}
-        most = {move: self.program.part() for move in taken[0]}
+        most = {step: self.program.part() for step in taken[0]}
         for one in taken:
-            for move, variable in one.items():
-                self.program.row([(most[move], 1.0), (variable, -1.0)], 0.0, np.inf)
+            for step, variable in one.items():
+                self.program.row([(most[step], 1.0), (variable, -1.0)], 0.0, np.inf)
         return most
 
-    def _readers(
-        self, flow: Flow, number: int | None, again: bool | None = None
+    def _consumers(
+        self, group: TensorGroup, number: int | None, recomputed: bool | None = None
     ) -> Mapping[Placements, list[int]]:
         """The choices by which a flow waits in each state for the readers of a demand.
 
         With no demand, or one of the caller, those of its maker.
         """
-        demand = None if number is None else flow.demands[number]
-        if demand is None or demand.class_id is None:
-            return self.choices.sources(flow, again)
-        return self.choices.targets(demand, again)
+        consumer_class = None if number is None else group.consumer_classes[number]
+        if consumer_class is None or consumer_class.class_id is None:
+            return self.choices.sources(group, recomputed)
+        return self.choices.targets(consumer_class, recomputed)
 
-    def _wait(self, flow: Flow, choices: Mapping[Placements, list[int]], span: np.ndarray) -> None:
+    def _wait(
+        self, group: TensorGroup, choices: Mapping[Placements, list[int]], span: np.ndarray
+    ) -> None:
         """A flow is there in the state that choices say."""
         for placements, variables in choices.items():
             for variable in variables:
-                self._add(variable, self.problem.local_bytes(flow, placements) * span)
+                self._add(variable, self.problem.local_bytes(group, placements) * span)
 
-    def _keep(self, number: int, flow: Flow, kept: Mapping[Placements, int]) -> None:
+    def _keep(self, number: int, group: TensorGroup, saved: Mapping[Placements, int]) -> None:
         """What is kept; of what is fused only copies in other states than it is made in."""
-        spans, sources = self.problem.spans(number), self.choices.sources(flow)
-        for placements, share in kept.items():
-            nbytes = self.problem.local_bytes(flow, placements)
-            self._add(share, nbytes * spans.kept)
-            extra = nbytes * (spans.copied - spans.kept)
+        live_ranges, sources = self.problem.live_ranges(number), self.choices.sources(group)
+        for placements, share in saved.items():
+            nbytes = self.problem.local_bytes(group, placements)
+            self._add(share, nbytes * live_ranges.saved)
+            extra = nbytes * (live_ranges.saved_copy - live_ranges.saved)
             if extra.any():
                 copied = self.program.part()
                 made = [(choice, 1.0) for choice in sources.get(placements, ())]
@@ -133,43 +161,51 @@ class Room:
     def _bind(
         self,
         number: int,
-        flow: Flow,
-        kept: Mapping[Placements, int],
-        reread: Sequence[Mapping[Placements, Terms]],
+        group: TensorGroup,
+        saved: Mapping[Placements, int],
+        reads_for_recompute: Sequence[Mapping[Placements, Terms]],
     ) -> None:
         """What is fused, but kept for what runs again; and what is made again for it."""
-        spans, remade = self.problem.spans(number), self.choices.sources(flow, again=True)
-        for placements, share in kept.items() if not flow.stored else ():
-            made = [(choice, 1.0) for choice in remade.get(placements, ())]
-            nbytes = self.problem.local_bytes(flow, placements)
+        live_ranges, recomputed_nodes = (
+            self.problem.live_ranges(number),
+            self.choices.sources(group, recomputed=True),
+        )
+        for placements, share in saved.items() if not group.is_input else ():
+            made = [(choice, 1.0) for choice in recomputed_nodes.get(placements, ())]
+            nbytes = self.problem.local_bytes(group, placements)
             # Only where it may be made again it is so sooner.
-            sooner = [(spans.sooner, [(share, 1.0)])] if made else []
-            for span, others in ((spans.bound, made), *sooner):
+            sooner = [(live_ranges.recomputed_early, [(share, 1.0)])] if made else []
+            for span, others in ((live_ranges.saved_for_recompute, made), *sooner):
                 if span.any():
-                    self._add(self._rest(placements, reread, others), nbytes * span)
+                    self._add(self._rest(placements, reads_for_recompute, others), nbytes * span)
 
     def _rest(
-        self, placements: Placements, reread: Sequence[Mapping[Placements, Terms]], others: Terms
+        self,
+        placements: Placements,
+        reads_for_recompute: Sequence[Mapping[Placements, Terms]],
+        others: Terms,
     ) -> int:
         """The most that what runs again takes in a state beside others."""
         rest = self.program.part()
-        for taken in reread:
+        for taken in reads_for_recompute:
             parts = [(variable, -factor) for variable, factor in taken.get(placements, ())]
             self.program.row([(rest, 1.0), *parts, *others], 0.0, np.inf)
         return rest
 
-    def _hold(self, number: int, flow: Flow, held: Mapping[Placements, int]) -> None:
+    def _hold(
+        self, number: int, group: TensorGroup, loop_resident: Mapping[Placements, int]
+    ) -> None:
         """What is held; an input that is held where it is stored is there once."""
-        span, sources = self.problem.spans(number).held, self.choices.sources(flow)
-        for placements, share in held.items():
-            there = self.problem.local_bytes(flow, placements) * span
+        span, sources = self.problem.live_ranges(number).loop_resident, self.choices.sources(group)
+        for placements, share in loop_resident.items():
+            there = self.problem.local_bytes(group, placements) * span
             self._add(share, there)
-            if flow.stored and placements in sources:
-                stays = self.program.part()
-                self.program.row([(stays, 1.0), (share, -1.0)], -np.inf, 0.0)
-                stored = [(choice, -1.0) for choice in sources[placements]]
-                self.program.row([(stays, 1.0), *stored], -np.inf, 0.0)
-                self._add(stays, -there)
+            if group.is_input and placements in sources:
+                in_place = self.program.part()
+                self.program.row([(in_place, 1.0), (share, -1.0)], -np.inf, 0.0)
+                produced = [(choice, -1.0) for choice in sources[placements]]
+                self.program.row([(in_place, 1.0), *produced], -np.inf, 0.0)
+                self._add(in_place, -there)
 
     def _add(self, variable: int, nbytes: np.ndarray) -> None:
         """Bytes at every point for all of a variable."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import Demand, Flow
+from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
 from tensorstate.solver.linear_program import LinearProgram, Solution
 
 # Layers of a class, and tensors of a flow, up to which those made again or kept are counted by an
@@ -49,13 +49,13 @@ class Choices:
     ) -> dict[tuple[Strategy, bool], int]:
         """The choices of a class, of which exactly one is taken."""
         problem, multiplicity = self.problem, self.problem.multiplicity(class_id)
-        again = self.recompute and problem.is_early(class_id)
+        recomputed = self.recompute and problem.is_in_forward(class_id)
         choices, strategies = {}, []
         for strategy in candidates:
             strategies.append(self.program.variable(high=1.0, integer=True))
             seconds = multiplicity * problem.seconds(class_id, strategy)
             choices[strategy, False] = strategies[-1]
-            if again:
+            if recomputed:
                 choices[strategy, False] = self.program.part()
                 choices[strategy, True] = self.program.part()
                 self.count(choices[strategy, True], multiplicity)
@@ -72,20 +72,24 @@ class Choices:
             number = self.program.variable(integer=True, within=multiplicity)
             self.program.row([(share, 1.0), (number, -1.0 / multiplicity)], 0.0, 0.0)
 
-    def sources(self, flow: Flow, again: bool | None = None) -> dict[Placements, list[int]]:
+    def sources(
+        self, group: TensorGroup, recomputed: bool | None = None
+    ) -> dict[Placements, list[int]]:
         """The choices that put a flow's tensor in each state."""
         found: dict[Placements, list[int]] = defaultdict(list)
-        for (strategy, a), variable in self.x[flow.class_id].items():
-            if again is None or a == again:
-                found[self.problem.source(flow, strategy)].append(variable)
+        for (strategy, a), variable in self.x[group.class_id].items():
+            if recomputed is None or a == recomputed:
+                found[self.problem.produced_placements(group, strategy)].append(variable)
         return found
 
-    def targets(self, demand: Demand, again: bool | None = None) -> dict[Placements, list[int]]:
+    def targets(
+        self, consumer_class: ConsumerClass, recomputed: bool | None = None
+    ) -> dict[Placements, list[int]]:
         """The choices that demand a flow's tensor in each state."""
         found: dict[Placements, list[int]] = defaultdict(list)
-        for (strategy, a), variable in self.x[demand.class_id or 0].items():
-            if again is None or a == again:
-                found[self.problem.target(demand, strategy)].append(variable)
+        for (strategy, a), variable in self.x[consumer_class.class_id or 0].items():
+            if recomputed is None or a == recomputed:
+                found[self.problem.required_placements(consumer_class, strategy)].append(variable)
         return found
 
     def likely(self, relaxed: Solution) -> list[list[Strategy]]:

@@ -14,13 +14,18 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost.memory import EXACT, input_bytes, occupied
-from tensorstate.cost.reshard_plan import Decisions, is_held, remade_nodes, trips_of
+from tensorstate.cost.memory import EXACT, bytes_by_point, input_bytes
+from tensorstate.cost.reshard_plan import (
+    Decisions,
+    find_recomputed_nodes,
+    is_loop_resident,
+    reshard_plans,
+)
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
-from tensorstate.problem.tensor_groups import Flow
+from tensorstate.problem.tensor_groups import TensorGroup
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 
@@ -48,7 +53,7 @@ class Every:
         problem: what to decide.
         candidates: for every class the ways to choose from.
         recompute: whether all sets of entities are made again too.
-        keep: whether all states to keep tensors in, and in microbatches to hold them in, are looked
+        save: whether all states to keep tensors in, and in microbatches to hold them in, are looked
             at, and memory; otherwise they are those that cost the least time.
     """
 
@@ -58,20 +63,23 @@ class Every:
         candidates: CandidateStrategies,
         *,
         recompute: bool = False,
-        keep: bool = False,
+        save: bool = False,
     ):
         self.problem, self.candidates = problem, candidates
-        self.points = len(problem.timeline.points) if keep else 0
+        self.program_points = len(problem.liveness.program_points) if save else 0
         self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
         found: dict[Hashable, Decisions] = {}
-        helds = list(_held(problem, candidates)) if keep else [{}]
-        for again in _sets_made_again(problem) if recompute else [frozenset()]:
-            for kept in _kept(problem, candidates, again) if keep else [{}]:
-                for held in helds:
-                    decisions = Decisions((), again, kept, held)
-                    remade = remade_nodes(problem, decisions)
-                    stays = frozenset(kept.items()), frozenset(held.items())
-                    found.setdefault((remade, stays), decisions)
+        helds = list(_loop_resident_plan(problem, candidates)) if save else [{}]
+        for recomputed in _sets_made_again(problem) if recompute else [frozenset()]:
+            for saved in _kept(problem, candidates, recomputed) if save else [{}]:
+                for loop_resident in helds:
+                    decisions = Decisions((), recomputed, saved, loop_resident)
+                    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+                    needed_after_forward = (
+                        frozenset(saved.items()),
+                        frozenset(loop_resident.items()),
+                    )
+                    found.setdefault((recomputed_nodes, needed_after_forward), decisions)
         self.columns = [self._columns(decisions) for decisions in found.values()]
 
     @property
@@ -102,17 +110,17 @@ class Every:
 
     def _columns(self, decisions: Decisions) -> Columns:
         problem, candidates = self.problem, self.candidates
-        remade = remade_nodes(problem, decisions)
+        recomputed_nodes = find_recomputed_nodes(problem, decisions)
         shape = tuple(map(len, candidates))
         compute, communication, inputs = (np.zeros(shape) for _ in range(3))
-        there = [np.zeros(shape) for _ in range(self.points)]
+        there = [np.zeros(shape) for _ in range(self.program_points)]
         for class_id, choices in enumerate(candidates):
             members = problem.graph.node_classes[class_id]
-            runs = len(members) + len(remade.intersection(members))
+            runs = len(members) + len(recomputed_nodes.intersection(members))
             seconds = [runs * problem.seconds(class_id, strategy) for strategy in choices]
             compute += _along(np.array(seconds), (class_id,), shape)
-        for number in range(len(problem.flows)):
-            groups, table = self._table(decisions, remade, number)
+        for number in range(len(problem.tensor_groups)):
+            groups, table = self._table(decisions, recomputed_nodes, number)
             totals = (communication, inputs, *there)
             for total, column in zip(totals, np.moveaxis(table, -1, 0), strict=True):
                 if column.any():
@@ -121,23 +129,27 @@ class Every:
         return Columns(decisions, compute, communication, peak)
 
     def _table(
-        self, decisions: Decisions, remade: frozenset[int], number: int
+        self, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
     ) -> tuple[tuple[int, ...], np.ndarray]:
         """Seconds, and bytes of inputs, and of others at every point, of a flow."""
-        flow, candidates = self.problem.flows[number], self.candidates
-        stays = tuple((decisions.kept.get(t), decisions.held.get(t)) for t in flow.tensors)
-        key = number, remade & flow.nodes, stays
+        group, candidates = self.problem.tensor_groups[number], self.candidates
+        needed_after_forward = tuple(
+            (decisions.saved.get(t), decisions.loop_resident.get(t)) for t in group.tensors
+        )
+        key = number, recomputed_nodes & group.nodes, needed_after_forward
         if key in self._tables:
             return self._tables[key]
-        readers = (d.class_id for d in flow.demands if d.class_id is not None)
-        groups = tuple(sorted({flow.class_id, *readers}))
-        table = np.zeros((*(len(candidates[g]) for g in groups), 2 + self.points))
+        consumers = (d.class_id for d in group.consumer_classes if d.class_id is not None)
+        groups = tuple(sorted({group.class_id, *consumers}))
+        table = np.zeros((*(len(candidates[g]) for g in groups), 2 + self.program_points))
         strategies = [choices[0] for choices in candidates]
         for at in itertools.product(*(range(len(candidates[g])) for g in groups)):
             for class_id, i in zip(groups, at, strict=True):
                 strategies[class_id] = candidates[class_id][i]
             decided = dataclasses.replace(decisions, strategies=tuple(strategies))
-            table[at] = _costs(self.problem, decided, remade, number)[: 2 + self.points]
+            table[at] = _costs(self.problem, decided, recomputed_nodes, number)[
+                : 2 + self.program_points
+            ]
         self._tables[key] = groups, table
         return groups, table
 
@@ -148,63 +160,77 @@ def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np
 
 
 def _costs(
-    problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
+    problem: Problem, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
 ) -> np.ndarray:
     try:
-        trips = list(trips_of(problem, decisions, remade, number))
+        reshards = list(reshard_plans(problem, decisions, recomputed_nodes, number))
     except PlanError:  # it cannot be kept so
-        return np.full(2 + len(problem.timeline.points), math.inf)
-    seconds = sum(t.multiplicity * t.seconds for t in trips)
-    there = occupied(problem, number, decisions.strategies, trips, remade).sum(0)
-    return np.array([seconds, input_bytes(problem, trips), *there])
+        return np.full(2 + len(problem.liveness.program_points), math.inf)
+    seconds = sum(t.multiplicity * t.seconds for t in reshards)
+    there = bytes_by_point(problem, number, decisions.strategies, reshards, recomputed_nodes).sum(0)
+    return np.array([seconds, input_bytes(problem, reshards), *there])
 
 
 # ---------------------------------------------------------------------- what is decided
 
 
 def _sets_made_again(problem: Problem) -> Iterator[frozenset[int]]:
-    early = [e.index for e in problem.graph.nodes if e.phase == "forward"]
-    for size in range(len(early) + 1):
-        yield from map(frozenset, itertools.combinations(early, size))
+    in_forward = [e.index for e in problem.graph.nodes if e.phase == "forward"]
+    for size in range(len(in_forward) + 1):
+        yield from map(frozenset, itertools.combinations(in_forward, size))
 
 
-def _held(problem: Problem, candidates: CandidateStrategies) -> Iterator[Mapping[int, Placements]]:
+def _loop_resident_plan(
+    problem: Problem, candidates: CandidateStrategies
+) -> Iterator[Mapping[int, Placements]]:
     """Every choice of a state held through the loop over microbatches, for every tensor."""
-    flows = [flow for flow in problem.flows if is_held(problem, flow)]
-    tensors = [tensor for flow in flows for tensor in flow.tensors]
-    choices = [_states(problem, flow, candidates) for flow in flows for _ in flow.tensors]
+    tensor_groups = [group for group in problem.tensor_groups if is_loop_resident(problem, group)]
+    tensors = [tensor for group in tensor_groups for tensor in group.tensors]
+    choices = [
+        _states(problem, group, candidates) for group in tensor_groups for _ in group.tensors
+    ]
     for one in itertools.product(*choices):
         yield dict(zip(tensors, one, strict=True))
 
 
 def _kept(
-    problem: Problem, candidates: CandidateStrategies, again: frozenset[int]
+    problem: Problem, candidates: CandidateStrategies, recomputed: frozenset[int]
 ) -> Iterator[Mapping[int, Placements]]:
     """Every choice of a kept state for every tensor that may be kept; none if it is made again."""
     tensors, choices = [], []
-    for flow in problem.flows:
-        for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-            late = any(d.late and not d.crosses for d in flow.demands) or any(
-                not again.isdisjoint(r) for r in readers
-            )
-            if flow.early and late and not (flow.stored and is_held(problem, flow)):
+    for group in problem.tensor_groups:
+        for tensor, producer, consumers in zip(
+            group.tensors, group.producers, group.consumers, strict=True
+        ):
+            after_forward = any(
+                d.after_forward and not d.after_loop for d in group.consumer_classes
+            ) or any(not recomputed.isdisjoint(r) for r in consumers)
+            if (
+                group.in_forward
+                and after_forward
+                and not (group.is_input and is_loop_resident(problem, group))
+            ):
                 tensors.append(tensor)
-                none = [None] if maker in again else []
-                choices.append([*none, *_states(problem, flow, candidates)])
+                none = [None] if producer in recomputed else []
+                choices.append([*none, *_states(problem, group, candidates)])
     for one in itertools.product(*choices):
         pairs = zip(tensors, one, strict=True)
         yield {tensor: placements for tensor, placements in pairs if placements is not None}
 
 
-def _states(problem: Problem, flow: Flow, candidates: CandidateStrategies) -> list[Placements]:
+def _states(
+    problem: Problem, group: TensorGroup, candidates: CandidateStrategies
+) -> list[Placements]:
     """States in which a flow can be kept: whole ones, and partial as one of its ways makes it."""
-    sources = {problem.source(flow, strategy) for strategy in candidates[flow.class_id]}
+    sources = {
+        problem.produced_placements(group, strategy) for strategy in candidates[group.class_id]
+    }
     entries = {
         (axis, placement) for placements in sources for axis, placement in enumerate(placements)
     }
     return [
         placements
-        for placements in all_placements(flow.sizes, problem.mesh, (SUM,))
+        for placements in all_placements(group.sizes, problem.mesh, (SUM,))
         if all(
             placement != SUM or (axis, SUM) in entries for axis, placement in enumerate(placements)
         )

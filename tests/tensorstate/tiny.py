@@ -37,8 +37,8 @@ def _tied(x, ws):
     return x.sum()
 
 
-def gate(kept):
-    """Half of tanh, of which the backward pass reads ``kept``: the value or the slope.
+def gate(saved):
+    """Half of tanh, of which the backward pass reads ``saved``: the value or the slope.
 
     JAX keeps the value up to 0.10, and the slope from 0.12 on.
     """
@@ -49,10 +49,10 @@ def gate(kept):
 
     def forward(x):
         value = jnp.tanh(x)
-        return 0.5 * value, value if kept == "value" else 1 - value * value
+        return 0.5 * value, value if saved == "value" else 1 - value * value
 
     def backward(residual, gradient):
-        slope = 1 - residual * residual if kept == "value" else residual
+        slope = 1 - residual * residual if saved == "value" else residual
         return (0.5 * gradient * slope,)
 
     half.defvjp(forward, backward)
@@ -114,8 +114,8 @@ def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, ...], 
     Where sharding is possible some of it is left in, and always the replicated way, so that the
     choices fit together.
     """
-    kept = [list(strategies.all) for strategies in problem.strategies]
-    while math.prod(map(len, kept)) > most:
-        largest = max(range(len(kept)), key=lambda class_id: len(kept[class_id]))
-        kept[largest].pop(draw(st.integers(1, len(kept[largest]) - 1)))
-    return tuple(map(tuple, kept))
+    saved = [list(strategies.all) for strategies in problem.strategies]
+    while math.prod(map(len, saved)) > most:
+        largest = max(range(len(saved)), key=lambda class_id: len(saved[class_id]))
+        saved[largest].pop(draw(st.integers(1, len(saved[largest]) - 1)))
+    return tuple(map(tuple, saved))

@@ -12,8 +12,8 @@ import pytest
 
 from experiments.models import load_model
 from tensorstate.cost.cost import price
-from tensorstate.cost.memory import occupied
-from tensorstate.cost.reshard_plan import Decisions, trips_of
+from tensorstate.cost.memory import bytes_by_point
+from tensorstate.cost.reshard_plan import Decisions, reshard_plans
 from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
@@ -90,50 +90,61 @@ def test_gradients_wait_for_each_other_where_their_norm_is_taken(clipped):
     traced = trace(step, ([kernel] * 3, jax.ShapeDtypeStruct((1, 64), jnp.float32)))
     problem = Problem(traced, AlphaBeta(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
     memory = price(problem, Decisions(tuple((REPLICATED,) for _ in traced.node_classes))).memory
-    there = memory.gradients + memory.work
+    there = memory.gradients + memory.temporaries
     assert there // kernel.size == (3 if clipped else 1) * 4
 
 
 def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
     """The slope is cheap, so it is recomputed from the value, which stays in memory."""
 
-    def memory(kept: str, again: bool):
+    def memory(residual: str, recomputed: bool):
         def step(w, x):
             def loss(w):
-                return jnp.square(gate(kept)(x @ w[0]) @ w[1]).sum()
+                return jnp.square(gate(residual)(x @ w[0]) @ w[1]).sum()
 
             return [a - b for a, b in zip(w, jax.grad(loss)(w), strict=True)]
 
         kernel, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (64, 8)))
         traced = trace(step, ([kernel] * 2, x))
         problem = Problem(traced, AlphaBeta(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
-        early = (g for g in range(len(traced.node_classes)) if again and problem.is_early(g))
-        nodes = frozenset(e for g in early for e in traced.node_classes[g])
+        in_forward = (
+            g for g in range(len(traced.node_classes)) if recomputed and problem.is_in_forward(g)
+        )
+        nodes = frozenset(e for g in in_forward for e in traced.node_classes[g])
         strategies = tuple((REPLICATED,) for _ in traced.node_classes)
         return price(problem, Decisions(strategies, nodes)).memory
 
-    for again in (False, True):
-        value, slope = (memory(kept, again) for kept in ("value", "slope"))
+    for recomputed in (False, True):
+        value, slope = (memory(saved, recomputed) for saved in ("value", "slope"))
         assert value == slope
-        assert (slope.kept >= 64 * 8 * 4) != again
+        assert (slope.saved >= 64 * 8 * 4) != recomputed
 
 
 def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
     """A barrier is between them: it cannot be made where it is read."""
     problem, found = problem_of("gpt", "data", 1), 0
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
-    for number, flow in enumerate(problem.flows):
-        bound = problem.spans(number).bound
-        readers = {e for each in flow.readers for nodes in each for e in nodes}
-        again = frozenset(e for e in readers if problem.is_early(problem.graph.nodes[e].class_id))
-        if flow.stored or not bound.any() or not again:
+    for number, group in enumerate(problem.tensor_groups):
+        bound = problem.live_ranges(number).saved_for_recompute
+        consumers = {e for each in group.consumers for nodes in each for e in nodes}
+        recomputed = frozenset(
+            e for e in consumers if problem.is_in_forward(problem.graph.nodes[e].class_id)
+        )
+        if group.is_input or not bound.any() or not recomputed:
             continue
-        kept = dict.fromkeys(flow.tensors, (REPLICATED,))
-        for remade, takes in ((again, 1), (frozenset(), 0)):
-            trips = list(trips_of(problem, Decisions(strategies, remade, kept), remade, number))
-            there = occupied(problem, number, strategies, trips, remade)[0]
-            assert (there[bound > 0] >= takes * flow.nbytes).all()
-            assert takes or not (there * (problem.spans(number).lent == 0)).any()
+        saved = dict.fromkeys(group.tensors, (REPLICATED,))
+        for recomputed_nodes, takes in ((recomputed, 1), (frozenset(), 0)):
+            reshards = list(
+                reshard_plans(
+                    problem,
+                    Decisions(strategies, recomputed_nodes, saved),
+                    recomputed_nodes,
+                    number,
+                )
+            )
+            there = bytes_by_point(problem, number, strategies, reshards, recomputed_nodes)[0]
+            assert (there[bound > 0] >= takes * group.nbytes).all()
+            assert takes or not (there * (problem.live_ranges(number).fused_input == 0)).any()
         found += 1
     assert found > 3
 
@@ -142,18 +153,22 @@ def test_what_runs_again_has_its_operands_when_it_does():
     """A kernel is gathered for it before what else reads it after the forward pass does."""
     problem, found = problem_of("llama", "data", 8), 0
     plan = solve_baseline(problem, "fsdp").decisions
-    for number, flow in enumerate(problem.flows):
-        spans = problem.spans(number)
-        sooner = (spans.moved_again > 0) & (spans.moved_late == 0)
-        readers = {e for each in flow.readers for nodes in each for e in nodes}
-        again = frozenset(e for e in readers if problem.is_early(problem.graph.nodes[e].class_id))
-        remade = (frozenset[int](), again)
-        trips = [[*trips_of(problem, plan, one, number)] for one in remade]
-        assert not any(trip.again.moves for trip in trips[0])
-        if not sooner.any() or not all(trip.again.moves for trip in trips[1]):
+    for number, group in enumerate(problem.tensor_groups):
+        live_ranges = problem.live_ranges(number)
+        sooner = (live_ranges.resharded_for_recompute > 0) & (
+            live_ranges.resharded_after_forward == 0
+        )
+        consumers = {e for each in group.consumers for nodes in each for e in nodes}
+        recomputed = frozenset(
+            e for e in consumers if problem.is_in_forward(problem.graph.nodes[e].class_id)
+        )
+        recomputed_nodes = (frozenset[int](), recomputed)
+        reshards = [[*reshard_plans(problem, plan, one, number)] for one in recomputed_nodes]
+        assert not any(reshard.for_recompute.steps for reshard in reshards[0])
+        if not sooner.any() or not all(reshard.for_recompute.steps for reshard in reshards[1]):
             continue
-        pairs = zip(trips, remade, strict=True)
-        once, twice = (occupied(problem, number, plan.strategies, *pair)[3] for pair in pairs)
+        pairs = zip(reshards, recomputed_nodes, strict=True)
+        once, twice = (bytes_by_point(problem, number, plan.strategies, *pair)[3] for pair in pairs)
         assert (twice[sooner] > once[sooner]).all()
         assert (twice >= once).all()
         found += 1

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tensorstate.execution.collectives import carry_out, cut, native, scheduled
+from tensorstate.execution.collectives import apply_reshard_step, cut, native, scheduled
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape, Placements
-from tensorstate.problem.reshard import Move, moves
+from tensorstate.problem.reshard import ReshardStep, reshard_steps
 
 MESH = MeshShape(("a", "b"), (2, 4))
 SIZES = (8, 16)
@@ -50,13 +50,13 @@ def neutral(placement: int, x: np.ndarray) -> np.ndarray:
     return {SUM: x * 0, MAX: x - 1000, MIN: x + 1000}[placement]
 
 
-def carried(move: Move, collectives) -> np.ndarray:
+def carried(step: ReshardStep, collectives) -> np.ndarray:
     """What every device has after a move, side by side."""
-    before = parts(move.source)
+    before = parts(step.source)
     stacked = jnp.asarray(np.stack([before[number] for number in range(MESH.num_devices)]))
 
     def run(x):
-        return carry_out(move, x[0], MESH, collectives)[None]
+        return apply_reshard_step(step, x[0], MESH, collectives)[None]
 
     both = PartitionSpec(("a", "b"))
     body = jax.shard_map(run, mesh=devices(), in_specs=both, out_specs=both, check_vma=False)
@@ -65,34 +65,34 @@ def carried(move: Move, collectives) -> np.ndarray:
 
 STATES = [(REPLICATED, 0), (0, 0), (1, 0), (SUM, 1), (1, SUM), (MAX, REPLICATED), (0, MIN)]
 MOVES = [
-    move
+    step
     for placements in STATES
-    for move in moves(placements, SIZES, WHOLE.nbytes, MESH)
-    if not (move.source[1 - move.axis] < REPLICATED)
+    for step in reshard_steps(placements, SIZES, WHOLE.nbytes, MESH)
+    if not (step.source[1 - step.axis] < REPLICATED)
 ]
 
 
-def name_of(move: Move) -> str:
-    return f"{move.source}-{move.target}"
+def name_of(step: ReshardStep) -> str:
+    return f"{step.source}-{step.target}"
 
 
-@pytest.mark.parametrize("move", MOVES, ids=name_of)
-def test_moves_end_where_they_say(move):
-    expected = parts(move.target)
-    for number, x in enumerate(carried(move, native)):
+@pytest.mark.parametrize("step", MOVES, ids=name_of)
+def test_moves_end_where_they_say(step):
+    expected = parts(step.target)
+    for number, x in enumerate(carried(step, native)):
         np.testing.assert_array_equal(x, expected[number])
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
 def test_schedules_do_the_same(kind):
-    for move in [move for move in MOVES if move.kind == kind][:2]:
-        np.testing.assert_array_equal(carried(move, scheduled()), carried(move, native))
+    for step in [step for step in MOVES if step.kind == kind][:2]:
+        np.testing.assert_array_equal(carried(step, scheduled()), carried(step, native))
 
 
 def test_extrema_travel_by_a_schedule_too():
     for placements in [(MAX, REPLICATED), (0, MIN)]:
-        (move,) = [m for m in MOVES if m.source == placements and m.kind == "all_reduce"]
-        np.testing.assert_array_equal(carried(move, scheduled()), carried(move, native))
+        (step,) = [m for m in MOVES if m.source == placements and m.kind == "all_reduce"]
+        np.testing.assert_array_equal(carried(step, scheduled()), carried(step, native))
 
 
 def test_schedules_are_asked_for_by_kind_axis_and_bytes():
@@ -101,9 +101,9 @@ def test_schedules_are_asked_for_by_kind_axis_and_bytes():
     def choose(*what):
         asked.append(what)
 
-    move = next(m for m in MOVES if m.kind == "all_gather")
-    carried(move, scheduled(choose))
-    assert asked == [("all_gather", move.axis, move.nbytes)]
+    step = next(m for m in MOVES if m.kind == "all_gather")
+    carried(step, scheduled(choose))
+    assert asked == [("all_gather", step.axis, step.nbytes)]
 
 
 @pytest.mark.parametrize("placements", [(0, 1), (0, 0), (REPLICATED, 1), (1, 1)])

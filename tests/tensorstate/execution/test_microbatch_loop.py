@@ -67,13 +67,13 @@ def test_collectives_run_by_schedules_in_the_loop():
 
 def _every_turn(problem: Problem, found: Found) -> Found:
     """Parameters gathered anew and gradients reduced in every turn."""
-    held = {}
-    for trip in found.cost.trips:
-        if problem.flows[trip.flow].stored:
-            held |= dict.fromkeys(trip.tensors, trip.source)
-        elif trip.after.moves:
-            held |= dict.fromkeys(trip.tensors, trip.after.moves[-1].target)
-    decisions = dataclasses.replace(found.decisions, held=held)
+    loop_resident = {}
+    for reshard in found.cost.reshards:
+        if problem.tensor_groups[reshard.group].is_input:
+            loop_resident |= dict.fromkeys(reshard.tensors, reshard.produced_placements)
+        elif reshard.after_loop.steps:
+            loop_resident |= dict.fromkeys(reshard.tensors, reshard.after_loop.steps[-1].target)
+    decisions = dataclasses.replace(found.decisions, loop_resident=loop_resident)
     return dataclasses.replace(found, decisions=decisions, cost=price(problem, decisions))
 
 
@@ -90,7 +90,7 @@ def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
     problem = problem_of("mlp", tuple(PLANE.items()), 2)
     once = solve_baseline(problem, strategy)
     often = _every_turn(problem, once)
-    assert often.cost.memory.held <= once.cost.memory.held
+    assert often.cost.memory.loop_resident <= once.cost.memory.loop_resident
     for found in (once, often):
         applied, report = _report("mlp", problem, found, PLANE)
         assert report.agrees, str(report)
@@ -112,8 +112,8 @@ def test_what_zero_moves_and_holds():
     assert often.volume[gathered] == 2 * plain.volume[gathered]
     assert often.volume[scattered] == 2 * parameters
     # Every parameter whole, and its gradient, still to be summed over devices; beside the loss.
-    assert once.cost.memory.held == 2 * parameters + 4
-    assert often.memory.held == parameters // 8 + 4
+    assert once.cost.memory.loop_resident == 2 * parameters + 4
+    assert often.memory.loop_resident == parameters // 8 + 4
 
 
 def test_the_more_microbatches_the_less_memory():
@@ -130,8 +130,8 @@ def test_the_more_microbatches_the_less_memory():
             applied.jit().lower(*model.abstract_args).compile(), mesh, found.cost
         )
         assert report.agrees, str(report)
-        measured.append(report.compiled_work)
-        predicted.append(report.predicted_work)
+        measured.append(report.compiled_temporaries)
+        predicted.append(report.predicted_temporaries)
     for before, after in itertools.pairwise(measured):
         assert after < 0.7 * before
     for before, after in itertools.pairwise(predicted):

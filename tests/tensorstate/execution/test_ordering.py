@@ -27,14 +27,14 @@ def alone(x, y):
     return lax.optimization_barrier((y, (x @ x).reshape(4, 16)))[0] @ x
 
 
-def held(x, y):
+def loop_resident(x, y):
     return after([y], (x @ x).reshape(4, 16))[0] @ x
 
 
 def test_one_barrier_does_not_hold():
     """It waits for nothing any more; should XLA keep it as it is, ``after`` needs one only."""
     assert barriers(alone) == [1]
-    assert barriers(held) == [2, 2]
+    assert barriers(loop_resident) == [2, 2]
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 1, 4)])

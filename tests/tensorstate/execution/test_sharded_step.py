@@ -57,8 +57,8 @@ def drawn(problem: Problem, seed: int) -> Decisions:
         [w for w in strategies.all if min(w) >= REPLICATED] for strategies in problem.strategies
     ]
     forward = [e.index for e in problem.graph.nodes if e.phase == "forward"]
-    again = frozenset(node for node in forward if draw.random() < 0.3)
-    return Decisions(tuple(draw.choice(strategies) for strategies in whole), again)
+    recomputed = frozenset(node for node in forward if draw.random() < 0.3)
+    return Decisions(tuple(draw.choice(strategies) for strategies in whole), recomputed)
 
 
 def check(name: str, applied: Applied, steps: int = 1) -> None:
@@ -182,8 +182,8 @@ def test_what_is_made_again_is_not_kept():
     strategies = tuple((REPLICATED,) for _ in problem.graph.node_classes)
     forward = {e.index for e in problem.graph.nodes if e.phase == "forward"}
     temporary, results = [], []
-    for again in (frozenset(), _chains(problem, forward)):
-        decisions = Decisions(strategies, again)
+    for recomputed in (frozenset(), _chains(problem, forward)):
+        decisions = Decisions(strategies, recomputed)
         applied = apply(problem, decisions, price(problem, decisions), devices({"data": 1}), native)
         compiled = applied.jit(donate=False).lower(*model.abstract_args).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)
@@ -208,8 +208,8 @@ def test_annotations_say_what_they_leave_open():
     assert_alike(jax.device_get(run(*args)), jax.jit(model.step)(*args), 1e-4)
 
     forward = frozenset(e.index for e in problem.graph.nodes if e.phase == "forward")
-    again = Decisions(plain.strategies, forward)
-    applied = apply(problem, again, price(problem, again), devices(LINE), native)
+    recomputed = Decisions(plain.strategies, forward)
+    applied = apply(problem, recomputed, price(problem, recomputed), devices(LINE), native)
     with pytest.warns(UserWarning, match=r"leave open that \d+ groups of operators run again"):
         applied.annotate(model.step)
 

@@ -44,8 +44,8 @@ def check(name: str, seeds: tuple[int, ...] = (0,)) -> None:
     for one in applied:
         run = jitted(one)
         found = run(*jax.device_put(args, one.in_shardings))
-        again = (found[0], found[1], *args[2:])
-        found = run(*jax.device_put(again, one.in_shardings))
+        recomputed = (found[0], found[1], *args[2:])
+        found = run(*jax.device_put(recomputed, one.in_shardings))
         assert_alike(jax.device_get(found), jax.device_get(expected), unseen.rtol)
 
 

@@ -8,7 +8,7 @@ from experiments.models import load_model
 from tensorstate.hardware import HARDWARE, AlphaBeta
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.tensor_groups import flows_of
+from tensorstate.problem.tensor_groups import find_tensor_groups
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import STEPS
 from tests.tensorstate.tiny import TINY, graph
@@ -17,35 +17,39 @@ from tests.tensorstate.tiny import TINY, graph
 @pytest.mark.parametrize("name", [*TINY, "attention", "gradient_of_layers", "experts", "dropout"])
 def test_every_tensor_that_crosses_entities_is_in_one_flow(name):
     one = graph(name) if name in TINY else trace(STEPS[name][0], STEPS[name][1:])
-    flows = flows_of(one)
-    crossing = {edge.tensor for edge in one.edges}
-    crossing |= {e.tensor for e in one.nodes if e.tensor is not None}
-    crossing |= {out.view.tensor for out in one.outputs if out.view.tensor is not None}
-    assert sorted(t for flow in flows for t in flow.tensors) == sorted(crossing)
+    tensor_groups = find_tensor_groups(one)
+    uses_after_loop = {edge.tensor for edge in one.edges}
+    uses_after_loop |= {e.tensor for e in one.nodes if e.tensor is not None}
+    uses_after_loop |= {out.view.tensor for out in one.outputs if out.view.tensor is not None}
+    assert sorted(t for group in tensor_groups for t in group.tensors) == sorted(uses_after_loop)
     read = {
-        (tensor, reader)
-        for flow in flows
-        for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
-        for demand, nodes in zip(flow.demands, readers, strict=True)
-        if demand.ports
-        for reader in nodes
+        (tensor, consumer)
+        for group in tensor_groups
+        for tensor, consumers in zip(group.tensors, group.consumers, strict=True)
+        for consumer_class, nodes in zip(group.consumer_classes, consumers, strict=True)
+        if consumer_class.ports
+        for consumer in nodes
     }
     assert read == {(edge.tensor, edge.target) for edge in one.edges}
-    for flow in flows:
-        for tensor, maker in zip(flow.tensors, flow.makers, strict=True):
-            assert one.nodes[maker].class_id == flow.class_id
-            assert one.tensors[tensor].sizes == flow.sizes
+    for group in tensor_groups:
+        for tensor, producer in zip(group.tensors, group.producers, strict=True):
+            assert one.nodes[producer].class_id == group.class_id
+            assert one.tensors[tensor].sizes == group.sizes
 
 
 def test_new_values_are_wanted_where_the_old_ones_are():
     one = graph("linear")
-    (flow,) = [
-        f for f in flows_of(one) if any(d.class_id is not None and not d.ports for d in f.demands)
+    (group,) = [
+        f
+        for f in find_tensor_groups(one)
+        if any(d.class_id is not None and not d.ports for d in f.consumer_classes)
     ]
-    (demand,) = [d for d in flow.demands if d.class_id is not None and not d.ports]
+    (consumer_class,) = [
+        d for d in group.consumer_classes if d.class_id is not None and not d.ports
+    ]
     (w,) = [e for e in one.nodes if e.tensor is not None and one.tensors[e.tensor].name == "w"]
-    assert demand.class_id == w.class_id
-    assert demand.late
+    assert consumer_class.class_id == w.class_id
+    assert consumer_class.after_forward
 
 
 def test_flows_do_not_grow_with_depth():
@@ -55,10 +59,10 @@ def test_flows_do_not_grow_with_depth():
         mesh = MeshShape.of({"data": 2})
         one = trace(model.step, model.abstract_args)
         problems.append(Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"]))
-    assert len(problems[0].flows) == len(problems[1].flows)
+    assert len(problems[0].tensor_groups) == len(problems[1].tensor_groups)
     assert len(problems[0].graph.node_classes) == len(problems[1].graph.node_classes)
-    assert sum(f.multiplicity for f in problems[1].flows) > sum(
-        f.multiplicity for f in problems[0].flows
+    assert sum(f.multiplicity for f in problems[1].tensor_groups) > sum(
+        f.multiplicity for f in problems[0].tensor_groups
     )
 
 

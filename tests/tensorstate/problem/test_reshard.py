@@ -19,7 +19,7 @@ from tensorstate.ir.placements import (
     all_placements,
     divides_evenly,
 )
-from tensorstate.problem.reshard import Routes, moves
+from tensorstate.problem.reshard import ReshardGraph, reshard_steps
 
 MESH = MeshShape.of({"data": 2, "model": 4})
 
@@ -29,8 +29,8 @@ def price(kind: str, axis: int, nbytes: int) -> float:
     return scale * (1e-6 + nbytes * (1e-9, 3e-9)[axis])
 
 
-def routes(sizes=(8, 16), mesh=MESH) -> Routes:
-    return Routes(sizes, 4 * math.prod(sizes), mesh, price)
+def reshard_graph(sizes=(8, 16), mesh=MESH) -> ReshardGraph:
+    return ReshardGraph(sizes, 4 * math.prod(sizes), mesh, price)
 
 
 @pytest.mark.parametrize("sizes", [{}, {"x": 0}, {"x": 2.0}, {"x": True}])
@@ -51,7 +51,7 @@ def test_states_divide():
 
 
 def test_moves_say_what_they_cost():
-    found = {move.target: move for move in moves((SUM, 1), (8, 16), 512, MESH)}
+    found = {step.target: step for step in reshard_steps((SUM, 1), (8, 16), 512, MESH)}
     assert found[REPLICATED, 1].kind == "all_reduce"
     assert found[REPLICATED, 1].nbytes == 128
     assert found[0, 1].kind == "reduce_scatter"
@@ -62,37 +62,37 @@ def test_moves_say_what_they_cost():
     assert found[SUM, 0].nbytes == 128
     # The model axis cuts what the data axis would have cut: the data axis cannot come later.
     assert (1, 1) not in found
-    assert {m.kind for m in moves((REPLICATED,) * 2, (8, 16), 512, MESH)} == {"slice"}
+    assert {m.kind for m in reshard_steps((REPLICATED,) * 2, (8, 16), 512, MESH)} == {"slice"}
 
 
 def test_only_the_last_axis_of_a_position_moves():
-    found = {move.target for move in moves((0, 0), (8, 16), 512, MESH)}
+    found = {step.target for step in reshard_steps((0, 0), (8, 16), 512, MESH)}
     assert found == {(0, REPLICATED), (0, 1)}
 
 
 def test_maxima_are_not_scattered():
-    targets = {move.target for move in moves((MAX, REPLICATED), (8, 16), 512, MESH)}
+    targets = {step.target for step in reshard_steps((MAX, REPLICATED), (8, 16), 512, MESH)}
     assert (0, REPLICATED) not in targets
     assert (REPLICATED, REPLICATED) in targets
 
 
 def test_an_axis_of_one_device_does_not_move():
     mesh = MeshShape.of({"one": 1, "x": 2})
-    assert all(move.axis == 1 for move in moves((REPLICATED, 0), (8, 8), 256, mesh))
+    assert all(step.axis == 1 for step in reshard_steps((REPLICATED, 0), (8, 8), 256, mesh))
 
 
 def test_known_trees():
-    strategy = routes()
+    strategy = reshard_graph()
     both = frozenset({(REPLICATED, REPLICATED), (0, REPLICATED)})
-    tree = strategy.tree(frozenset({(SUM, REPLICATED)}), both)
+    tree = strategy.cheapest_tree(frozenset({(SUM, REPLICATED)}), both)
     # An all-reduce serves both: what is whole is sharded by forgetting.
-    assert {move.kind for move in tree.moves} in (
+    assert {step.kind for step in tree.steps} in (
         {"all_reduce", "slice"},
         {"reduce_scatter", "all_gather"},
     )
-    assert strategy.tree(frozenset({(0, 1)}), frozenset({(0, 1)})).moves == ()
+    assert strategy.cheapest_tree(frozenset({(0, 1)}), frozenset({(0, 1)})).steps == ()
     with pytest.raises(PlanError, match="no collectives lead"):
-        strategy.tree(frozenset({(0, 1)}), frozenset({(SUM, 1)}))
+        strategy.cheapest_tree(frozenset({(0, 1)}), frozenset({(SUM, 1)}))
 
 
 SHAPES = st.sampled_from([(8, 16), (8,), (2, 4, 8), (3, 8)])
@@ -111,19 +111,19 @@ def questions(draw):
 @given(questions())
 def test_trees_lead_to_their_targets_and_are_cheapest(question):
     sizes, source, targets = question
-    strategy = routes(sizes)
+    strategy = reshard_graph(sizes)
     graph = nx.DiGraph()
     for placements in all_placements(sizes, MESH, (SUM,)):
-        for move, seconds in strategy.out(placements):
-            graph.add_edge(move.source, move.target, multiplicity=seconds)
+        for step, seconds in strategy.steps_from(placements):
+            graph.add_edge(step.source, step.target, weight=seconds)
     graph.add_node(source)
-    tree = strategy.tree(frozenset({source}), targets)
+    tree = strategy.cheapest_tree(frozenset({source}), targets)
     here = {source}
-    for move in tree.moves:
-        assert move.source in here
-        here.add(move.target)
+    for step in tree.steps:
+        assert step.source in here
+        here.add(step.target)
     assert targets <= here
-    assert tree.seconds == pytest.approx(sum(strategy.seconds(move) for move in tree.moves))
+    assert tree.seconds == pytest.approx(sum(strategy.seconds(step) for step in tree.steps))
     shortest = {t: nx.dijkstra_path_length(graph, source, t) for t in targets}
     assert max(shortest.values()) - 1e-12 <= tree.seconds <= sum(shortest.values()) + 1e-12
     if len(targets) == 1:
@@ -143,10 +143,10 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
 
 def test_three_axes():
     mesh = MeshShape.of({"a": 2, "b": 2, "c": 2})
-    strategy = Routes((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)
-    tree = strategy.tree(frozenset({(0, 0, 0)}), frozenset({(REPLICATED,) * 3}))
-    assert [move.axis for move in tree.moves] == [2, 1, 0]
-    assert [move.nbytes for move in tree.moves] == [64, 128, 256]
+    strategy = ReshardGraph((8, 8), 256, mesh, lambda kind, axis, nbytes: nbytes * 1.0)
+    tree = strategy.cheapest_tree(frozenset({(0, 0, 0)}), frozenset({(REPLICATED,) * 3}))
+    assert [step.axis for step in tree.steps] == [2, 1, 0]
+    assert [step.nbytes for step in tree.steps] == [64, 128, 256]
     assert len(list(itertools.islice(all_placements((8, 8), mesh), 100))) == 27
 
 
@@ -154,10 +154,10 @@ def test_three_axes():
 def test_several_sources_are_several_trees(one, other):
     sizes, source, targets = one
     _, second, _ = other
-    strategy = routes(sizes)
+    strategy = reshard_graph(sizes)
     if second not in set(all_placements(sizes, MESH, (SUM,))):
         return
-    both = strategy.tree(frozenset({source, second}), targets)
+    both = strategy.cheapest_tree(frozenset({source, second}), targets)
     best = math.inf
     for bits in itertools.product((0, 1), repeat=len(targets)):
         parts = [
@@ -165,5 +165,7 @@ def test_several_sources_are_several_trees(one, other):
             for which in (0, 1)
         ]
         pairs = zip((source, second), parts, strict=True)
-        best = min(best, sum(strategy.tree(frozenset({s}), part).seconds for s, part in pairs))
+        best = min(
+            best, sum(strategy.cheapest_tree(frozenset({s}), part).seconds for s, part in pairs)
+        )
     assert both.seconds == pytest.approx(best)

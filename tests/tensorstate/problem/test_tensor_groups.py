@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.models import load_model
-from tensorstate.problem.tensor_groups import flows_of
+from tensorstate.problem.tensor_groups import find_tensor_groups
 from tensorstate.tracing.trace_step import trace
 
 
@@ -15,24 +15,24 @@ from tensorstate.tracing.trace_step import trace
 def test_nothing_is_lost(name):
     model = load_model(name)
     graph = trace(model.step, model.abstract_args)
-    flows = flows_of(graph)
-    tensors = [tensor for flow in flows for tensor in flow.tensors]
+    tensor_groups = find_tensor_groups(graph)
+    tensors = [tensor for group in tensor_groups for tensor in group.tensors]
     assert len(tensors) == len(set(tensors))
     read = {
-        (tensor, reader)
-        for flow in flows
-        for tensor, readers in zip(flow.tensors, flow.readers, strict=True)
-        for nodes in readers
-        for reader in nodes
+        (tensor, consumer)
+        for group in tensor_groups
+        for tensor, consumers in zip(group.tensors, group.consumers, strict=True)
+        for nodes in consumers
+        for consumer in nodes
     }
     assert {(edge.tensor, edge.target) for edge in graph.edges} <= read
-    for flow in flows:
-        assert len(flow.makers) == len(flow.readers) == flow.multiplicity
-        assert len(set(flow.demands)) == len(flow.demands)
-        for readers in flow.readers:
-            for demand, nodes in zip(flow.demands, readers, strict=True):
-                assert {graph.nodes[one].class_id for one in nodes} <= {demand.class_id}
-                assert bool(nodes) == (demand.class_id is not None)
+    for group in tensor_groups:
+        assert len(group.producers) == len(group.consumers) == group.multiplicity
+        assert len(set(group.consumer_classes)) == len(group.consumer_classes)
+        for consumers in group.consumers:
+            for consumer_class, nodes in zip(group.consumer_classes, consumers, strict=True):
+                assert {graph.nodes[one].class_id for one in nodes} <= {consumer_class.class_id}
+                assert bool(nodes) == (consumer_class.class_id is not None)
 
 
 def test_entities_of_a_class_that_read_alike_are_all_readers():
@@ -41,11 +41,11 @@ def test_entities_of_a_class_that_read_alike_are_all_readers():
 
     shapes = [jax.ShapeDtypeStruct((8, 8), jnp.float32)] * 3
     graph = trace(step, shapes, updates={})
-    flow = next(flow for flow in flows_of(graph) if graph.inputs[0] in flow.tensors)
+    group = next(group for group in find_tensor_groups(graph) if graph.inputs[0] in group.tensors)
     products = [e.index for e in graph.nodes if e.kind == "einsum"]
     assert graph.nodes[products[0]].class_id == graph.nodes[products[1]].class_id
-    ((readers,),) = flow.readers
-    assert sorted(readers) == products
+    ((consumers,),) = group.consumers
+    assert sorted(consumers) == products
 
 
 def test_rows_of_a_stack_do_not_grow_with_it():
@@ -53,6 +53,8 @@ def test_rows_of_a_stack_do_not_grow_with_it():
     found = []
     for layers in (6, 9):
         model = load_model("llama", layers=layers)
-        flows = flows_of(trace(model.step, model.abstract_args))
-        found.append((len(flows), sum(len(flow.demands) for flow in flows)))
+        tensor_groups = find_tensor_groups(trace(model.step, model.abstract_args))
+        found.append(
+            (len(tensor_groups), sum(len(group.consumer_classes) for group in tensor_groups))
+        )
     assert found[0] == found[1]

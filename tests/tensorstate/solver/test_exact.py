@@ -28,8 +28,8 @@ GAP = 1e-7
 def _check(problem: Problem, found: Found, objective: str, least: float) -> None:
     """A plan is the best there is, its price is what the program said, and its bound holds."""
     cost = price(problem, found.decisions)
-    reached = cost.seconds if objective == "sum" else cost.overlapped
-    assert reached == pytest.approx(least, rel=1e-6)
+    reachable = cost.seconds if objective == "sum" else cost.overlapped
+    assert reachable == pytest.approx(least, rel=1e-6)
     assert found.bound <= least * (1 + 1e-6)
     assert found.bound >= least * (1 - 1e-4)
 
@@ -57,7 +57,7 @@ def test_nothing_made_again_is_better(data, objective):
 
 def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
     candidates, objective = data.draw(some_ways(problem, most)), data.draw(OBJECTIVES)
-    every = Every(problem, candidates, recompute=recompute, keep=True)
+    every = Every(problem, candidates, recompute=recompute, save=True)
     limit = every.least_peak * data.draw(st.floats(0.9, 1.4))
     least, _ = every.best(objective, limit)
 
@@ -101,8 +101,8 @@ def test_nothing_made_again_that_fits_is_better(data):
 @settings(max_examples=6)
 def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
     problem = data.draw(problems(("slope",), LINES))
-    (number,) = (n for n, flow in enumerate(problem.flows) if not flow.demands)
-    assert problem.spans(number).lent.any()
+    (number,) = (n for n, group in enumerate(problem.tensor_groups) if not group.consumer_classes)
+    assert problem.live_ranges(number).fused_input.any()
     _check_limited(data, problem, True, 60)
 
 
@@ -190,5 +190,5 @@ def test_the_same_search_finds_the_same():
     candidates = [strategies.all for strategies in problem.strategies]
     first, second = (milp(problem, candidates, recompute=True) for _ in range(2))
     assert first.decisions.strategies == second.decisions.strategies
-    assert first.decisions.again == second.decisions.again
+    assert first.decisions.recomputed == second.decisions.recomputed
     assert first.bound == second.bound

@@ -98,8 +98,8 @@ def test_to_make_again_gains_no_time_in_parts_either(name):
     problem = problem_of(name, {"data": 8})
     candidates = [strategies.all for strategies in problem.strategies]
     without = Formulation(problem, candidates).program.solve(relax=True)
-    again = Formulation(problem, candidates, recompute=True).program.solve(relax=True)
-    assert again.objective == pytest.approx(without.objective, rel=1e-6)
+    recomputed = Formulation(problem, candidates, recompute=True).program.solve(relax=True)
+    assert recomputed.objective == pytest.approx(without.objective, rel=1e-6)
 
 
 @given(st.data(), st.booleans(), st.sampled_from(("sum", "max")))
@@ -119,8 +119,8 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
     likely = formulation.choices.likely(inside)
     assert all(set(some) <= set(every) for some, every in zip(likely, candidates, strict=True))
     fewer = Formulation(problem, likely, recompute=recompute, objective=objective)
-    again = fewer.program.solve(relax=True)
-    assert again.objective == pytest.approx(relaxed.objective, rel=2e-2)
+    recomputed = fewer.program.solve(relax=True)
+    assert recomputed.objective == pytest.approx(relaxed.objective, rel=2e-2)
 
 
 @given(st.data())

@@ -126,16 +126,16 @@ class _Recorded:
     st.lists(st.sampled_from(MOVES), min_size=1, max_size=7),
     st.data(),
 )
-def test_drawn_programs(shape, moves, data):
+def test_drawn_programs(shape, steps, data):
     """Views, reductions, products and gathers in any order, and the first value again at last."""
     draw = _Recorded(data)
 
     def function(x):
         draw.at = 0
         y = x
-        for move in moves:
+        for step in steps:
             if y.size < 3000 and y.ndim < 6:
-                y = move(draw, y)
+                y = step(draw, y)
         return y, y.sum() + x
 
     graph = trace(function, [s(*shape)], updates={})
