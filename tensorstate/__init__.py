@@ -6,12 +6,12 @@ compared with the strategies that have names, and applied.
 """
 
 from tensorstate.errors import PlanError
-from tensorstate.graph import Graph
 from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Network, Scheduled
-from tensorstate.plan import Comparison, Plan, named, search
-from tensorstate.states import Mesh
-from tensorstate.trace import trace
-from tensorstate.wires import co_optimize
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import MeshShape
+from tensorstate.mesh_search import co_optimize
+from tensorstate.plan import Comparison, Plan, search, solve_baseline
+from tensorstate.tracing.trace_step import trace
 
 __all__ = [
     "HARDWARE",
@@ -19,13 +19,13 @@ __all__ = [
     "Comparison",
     "Graph",
     "Hardware",
-    "Mesh",
+    "MeshShape",
     "Network",
     "Plan",
     "PlanError",
     "Scheduled",
     "co_optimize",
-    "named",
     "search",
+    "solve_baseline",
     "trace",
 ]

@@ -20,7 +20,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
 from tensorstate.errors import PlanError
-from tensorstate.states import Mesh
+from tensorstate.ir.placements import MeshShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ HARDWARE: dict[str, Hardware] = {
 class Network:
     """Prices of collectives along the axes of a mesh. Subclasses say how."""
 
-    mesh: Mesh
+    mesh: MeshShape
 
     def price(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of a collective along an axis, in all its groups at once.
@@ -105,7 +105,7 @@ class AlphaBeta(Network):
         bandwidth: bytes per second of a device, for every axis.
     """
 
-    mesh: Mesh
+    mesh: MeshShape
     alpha: tuple[float, ...]
     bandwidth: tuple[float, ...]
 
@@ -160,7 +160,7 @@ class Scheduled(Network):
     def __init__(
         self,
         topology: Topology,
-        mesh: Mesh,
+        mesh: MeshShape,
         *,
         order: Sequence[int] | None = None,
         candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,

@@ -16,10 +16,10 @@ from experiments.forestcoll.networks import ClusterConfig
 from experiments.models import load_model
 from experiments.workloads.pictures import stacked_bars
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulation import simulate
-from tensorstate import HARDWARE, Graph, Mesh, Network, named, trace
-from tensorstate.cost import Cost
-from tensorstate.problem import Problem
+from jaxcoll.simulate import simulate
+from tensorstate import HARDWARE, Graph, MeshShape, Network, solve_baseline, trace
+from tensorstate.cost.cost import Cost
+from tensorstate.problem.problem import Problem
 
 RING, FOREST = "vendor ring", "ForestColl"
 
@@ -37,7 +37,7 @@ class Boxes(Network):
     """
 
     def __init__(self, cluster: ClusterConfig, algorithm: str, pieces: Sequence[int], seed: int):
-        self.mesh = Mesh.of({"data": cluster.boxes * cluster.ranks})
+        self.mesh = MeshShape.of({"data": cluster.boxes * cluster.ranks})
         self.cluster, self.algorithm = cluster, algorithm
         self.pieces, self.seed = tuple(pieces), seed
         self._schedules = functools.cache(self._made)
@@ -165,7 +165,7 @@ def _traced(model: ModelConfig, ranks: int) -> Graph:
 
 def _cost(config: Config, boxes: BoxesConfig, graph: Graph, network: Network) -> Cost:
     problem = Problem(graph, network, HARDWARE[boxes.hardware])
-    return named(problem, config.strategy).cost
+    return solve_baseline(problem, config.strategy).cost
 
 
 def _rows(start: dict[str, Any], costs: dict[str, Cost]) -> list[dict[str, Any]]:

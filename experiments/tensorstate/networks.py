@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
-from tensorstate import AlphaBeta, Mesh
+from tensorstate import AlphaBeta, MeshShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ def sizes_of(axes: Sequence[AxisConfig]) -> dict[str, int]:
 def rings(axes: Sequence[AxisConfig]) -> AlphaBeta:
     """The prices of ring collectives along the axes."""
     return AlphaBeta(
-        Mesh.of(sizes_of(axes)),
+        MeshShape.of(sizes_of(axes)),
         tuple(1e-6 * axis.alpha_us for axis in axes),
         tuple(1e9 * axis.bandwidth_gbps for axis in axes),
     )

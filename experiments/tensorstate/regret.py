@@ -17,8 +17,8 @@ from jaxcoll import topologies
 from jaxcoll.draw.style import FAINT, PALETTE
 from jaxcoll.synth import SYNTHESIZERS
 from jaxcoll.topology import Topology
-from tensorstate import HARDWARE, AlphaBeta, Graph, Mesh, Plan, Scheduled, search, trace
-from tensorstate.wires import co_optimize, layouts, repriced
+from tensorstate import HARDWARE, AlphaBeta, Graph, MeshShape, Plan, Scheduled, search, trace
+from tensorstate.mesh_search import co_optimize, mesh_assignments, repriced
 
 BLIND, STATES, BOTH = "blind", "states on the network", "mesh, wires and states"
 
@@ -141,7 +141,7 @@ def _order(plan: Plan) -> tuple[int, ...]:
 
 def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
     """The best plan of all mesh shapes on equal links."""
-    shapes = dict.fromkeys(lay.mesh for lay in layouts((topology.num_ranks,), config.axes))
+    shapes = dict.fromkeys(lay.mesh for lay in mesh_assignments((topology.num_ranks,), config.axes))
     degree = topology.num_links / topology.num_ranks
     bandwidth = (degree * 1e9 * config.bandwidth_gbps,) * len(config.axes)
     alpha = (1e-6 * config.alpha_us,) * len(config.axes)
@@ -149,7 +149,7 @@ def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
         search(
             graph,
             mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
-            network=AlphaBeta(Mesh(*mesh), alpha, bandwidth),
+            network=AlphaBeta(MeshShape(*mesh), alpha, bandwidth),
             hardware=config.hardware,
         )
         for mesh in shapes
@@ -159,7 +159,7 @@ def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
 
 def _figure(spread: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> Figure:
     """Every layout's best plan as a dot, over the best of all; the blind plan beside them."""
-    figure = Figure(figsize=(6.5, 3.8), layout="constrained")
+    figure = Figure(figsize=(6.5, 3.8), assignment="constrained")
     axes = figure.subplots()
     for x, (label, times) in enumerate(spread.items()):
         best = min(times)

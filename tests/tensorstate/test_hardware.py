@@ -11,9 +11,9 @@ from jaxcoll.simulation import simulate
 from jaxcoll.verifier import verify
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Scheduled
-from tensorstate.states import Mesh
+from tensorstate.ir.placements import MeshShape
 
-MESH = Mesh.of({"data": 2, "model": 4})
+MESH = MeshShape.of({"data": 2, "model": 4})
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
@@ -51,7 +51,7 @@ def test_the_order_says_which_wires_an_axis_gets():
 
 
 def test_axes_of_one_device_cost_nothing():
-    network = Scheduled(topologies.ring(4), Mesh.of({"one": 1, "x": 4}))
+    network = Scheduled(topologies.ring(4), MeshShape.of({"one": 1, "x": 4}))
     assert network.price("all_reduce", 0, 1 << 20) == 0
     assert network.price("all_reduce", 1, 0) == 0
     assert network.schedule("all_reduce", 0, 8) is None
