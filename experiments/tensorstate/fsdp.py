@@ -16,7 +16,7 @@ from experiments.forestcoll.networks import ClusterConfig
 from experiments.models import load_model
 from experiments.workloads.pictures import stacked_bars
 from jaxcoll.schedule import Schedule
-from jaxcoll.simulate import simulate
+from jaxcoll.simulation import simulate
 from tensorstate import HARDWARE, Graph, MeshShape, Network, solve_baseline, trace
 from tensorstate.cost.cost import Cost
 from tensorstate.problem.problem import Problem

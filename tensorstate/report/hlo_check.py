@@ -15,8 +15,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxcoll.execute.aot.groups import replica_groups
-from jaxcoll.execute.aot.hlo import Instruction, Module, parse
+from jaxcoll.aot.hlo import Instruction, Module, parse
+from jaxcoll.aot.replica_groups import replica_groups
 from tensorstate.cost.cost import Cost
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MeshShape

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh as Devices
 
 from experiments.models import load_model
-from jaxcoll.execute import aot
+from jaxcoll import aot
 from tensorstate.execution.collectives import native, scheduled
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBeta
