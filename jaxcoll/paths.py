@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import ScheduleError
+from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.topology import Topology, connected
@@ -207,6 +208,19 @@ def _graph_of(topology: Topology, lengths: np.ndarray) -> sp.csr_matrix:
     keep = order[np.append(True, pair[1:] != pair[:-1])] if len(order) else order
     ends = (topology.src[keep], topology.dst[keep])
     return sp.csr_matrix((lengths[keep], ends), shape=(topology.num_vertices,) * 2)
+
+
+def fewest_hops(size: int, tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
+    """Fewest arcs from vertex to vertex of a digraph, int32 of shape (size, size); -1 if no path.
+
+    Args:
+        size: number of vertices.
+        tails, heads: ends of each arc; loops and parallel arcs change nothing.
+    """
+    out = np.empty((size, size), np.int32)
+    ptr, arc = group_by(tails, size)
+    _all_hops(ptr, heads[arc].astype(np.int32), out)
+    return out
 
 
 @nb.njit(cache=True)

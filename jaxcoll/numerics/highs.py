@@ -5,6 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import highspy
+import numpy as np
+import scipy.sparse as sp
+
+
+def linear_program(
+    cost: np.ndarray, rows: sp.spmatrix, low: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Columns of at least 0 that cost least, and the dual price of every row.
+
+    One thread and a fixed seed: equal programs have equal answers.
+
+    Args:
+        cost: of each column.
+        rows: coefficients, of shape (rows, columns).
+        low, high: bounds of each row, infinite where there is none.
+
+    Raises:
+        RuntimeError: no optimum, or the solver refuses the program.
+    """
+    matrix = sp.csc_matrix(rows)
+    model = highspy.HighsLp()
+    model.num_row_, model.num_col_ = matrix.shape
+    model.col_cost_ = cost
+    model.col_lower_, model.col_upper_ = np.zeros(len(cost)), np.full(len(cost), np.inf)
+    model.row_lower_, model.row_upper_ = low, high
+    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    model.a_matrix_.start_ = matrix.indptr
+    model.a_matrix_.index_ = matrix.indices
+    model.a_matrix_.value_ = matrix.data
+    solver = solver_for(model, {"threads": 1, "random_seed": 0})
+    run(solver)
+    if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        raise RuntimeError(f"HiGHS ended with {solver.getModelStatus()}")
+    solution = solver.getSolution()
+    return np.asarray(solution.col_value), np.asarray(solution.row_dual)
 
 
 def solver_for(model: highspy.HighsLp, options: Mapping[str, float | str]) -> highspy.Highs:

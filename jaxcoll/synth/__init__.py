@@ -24,6 +24,7 @@ from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
 from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion
+from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
@@ -61,6 +62,7 @@ __all__ = [
     "Synthesizer",
     "Tacos",
     "Themis",
+    "TimeStepped",
     "Tto",
     "empty_schedule",
     "forest",

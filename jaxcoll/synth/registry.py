@@ -31,6 +31,7 @@ from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
 from jaxcoll.synth.routing.min_congestion import MinCongestion
+from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
@@ -218,6 +219,7 @@ REGISTRY: Mapping[str, Entry] = {
         ForestColl, _forests, (ForestColl(quick=True), ForestColl(order="steps", quick=True))
     ),
     "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
+    "time_stepped": Entry(TimeStepped, only(*_DOUBLINGS), sized=True, work=_hops),
     "blink": Entry(Blink, _trees, (Blink(),), work=_from_a_root),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),

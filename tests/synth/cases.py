@@ -38,6 +38,7 @@ from jaxcoll.synth import (
     Synthesizer,
     Tacos,
     Themis,
+    TimeStepped,
     Tto,
 )
 from jaxcoll.synth.tacos.rules import RULES
@@ -170,6 +171,11 @@ CASES = [
     *(
         Case(Bfb(nbytes), *family, grouped=False)
         for nbytes in (None, 1e3)
+        for family in (("random", RANDOM), ("mixed links", MIXED), ("one or two ranks", SMALL))
+    ),
+    *(
+        Case(each, *family, ("all_to_all",), grouped=False)
+        for each in (TimeStepped(), TimeStepped(width=1, tolerance=0.05))
         for family in (("random", RANDOM), ("mixed links", MIXED), ("one or two ranks", SMALL))
     ),
     *(

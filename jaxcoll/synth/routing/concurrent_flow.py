@@ -1,0 +1,275 @@
+"""The rate of all-to-all: the maximum concurrent flow between all pairs of ranks.
+
+The linear program (A.1) of the direct-connect paper has a flow from every source over every link.
+``flow_classes`` finds which of them are equal by symmetry; what is left is solved exactly where it
+is small. Elsewhere the dual is climbed at soft distances, until the two bounds meet. Either way
+both bounds are computed on the whole graph, in integers, and hold whatever the solver did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from fractions import Fraction
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.links import group_by
+from jaxcoll.numerics import checks, highs
+from jaxcoll.numerics.rational import common_denominator
+from jaxcoll.synth.routing import concurrent_flow_kernel as kernel
+from jaxcoll.synth.routing.flow_classes import FlowClasses, flow_classes
+from jaxcoll.synth.routing.soft_distances import climb
+from jaxcoll.topology import Topology, connected
+
+# Flow classes up to which the program is solved exactly.
+MOST_CLASSES = 20_000
+# Whole units of a flow of 1, and of the longest link.
+_UNIT, _LONGEST = 2**30, 2**24
+# Denominators tried for an exact solution.
+_DENOMINATORS = (1, 16, 64, 1024)
+# Sources times arcs: the flows are columns of as many numbers.
+_MOST_FLOWS = 2**27
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlowRate:
+    """Bounds of the rate f at which every rank can send to every other at the same time.
+
+    Attributes:
+        lower, upper: of f, in units of the capacity of a link. Equal where the rate is exact.
+        flow: of every source over every link for one unit to every vertex, whole units of
+            ``1 / unit``; int64 of shape (ranks, links).
+        unit: what one whole unit delivered to the vertex served worst is.
+        lengths: whole lengths of the links that prove ``upper``, int64 of shape (links,).
+    """
+
+    lower: Fraction
+    upper: Fraction
+    flow: np.ndarray
+    unit: int
+    lengths: np.ndarray
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the bounds meet."""
+        return self.lower == self.upper
+
+    @property
+    def gap(self) -> float:
+        """How far the upper bound lies above the lower, relative to it."""
+        return float(self.upper / self.lower - 1)
+
+    def pair_time(self, buffer_time: float, degree: int, size: int) -> float:
+        """Seconds of an all-to-all at the lower bound of the rate: (M/B) (d/n) / f.
+
+        Args:
+            buffer_time: M/B, seconds in which a rank sends the bytes of its buffer over all links.
+            degree: links out of a rank, self-loops included.
+            size: ranks.
+        """
+        return buffer_time * degree / size / float(self.lower)
+
+
+def concurrent_flow(topology: Topology, tolerance: float = 0.005) -> FlowRate:
+    """The rate of all-to-all on a direct network, in units of its slowest link's bandwidth.
+
+    Source: LP (A.1) of "Efficient Direct-Connect Topologies for Collective Communications"
+    (dissertation, App. A.1.5), with the bandwidth of each link as its capacity.
+
+    Args:
+        topology: without switches, of at least two ranks.
+        tolerance: the bounds may differ by this share.
+
+    Raises:
+        TopologyError: switches, one rank only, or a tolerance that is not above 0.
+    """
+    if not connected(topology).is_direct:
+        raise TopologyError(
+            f"the all-to-all rate is defined for direct networks; {topology} has switches"
+        )
+    least = min(topology.exact_bandwidth, default=Fraction(1))
+    capacity = [bandwidth / least for bandwidth in topology.exact_bandwidth]
+    return digraph_flow(
+        topology.num_ranks,
+        topology.src.astype(np.int64),
+        topology.dst.astype(np.int64),
+        capacity,
+        tolerance,
+    )
+
+
+def digraph_flow(
+    size: int,
+    tails: np.ndarray,
+    heads: np.ndarray,
+    capacity: list[Fraction] | None = None,
+    tolerance: float = 0.005,
+) -> FlowRate:
+    """The rate of all-to-all on a strongly connected digraph; self-loops carry nothing.
+
+    Args:
+        size: number of vertices, at least 2.
+        tails, heads: of each arc, int64; parallel arcs are arcs of their own.
+        capacity: of each arc; 1 when omitted.
+        tolerance: the bounds may differ by this share.
+
+    Raises:
+        TopologyError: fewer than two vertices, no path between two of them, a bad tolerance.
+    """
+    checks.integer(size, "size", TopologyError, least=2)
+    tolerance = float(checks.positive(tolerance, "tolerance", TopologyError))
+    graph = _Graph.of(size, tails, heads, capacity)
+    classes = flow_classes(size, graph.tails, graph.heads, graph.whole_capacity)
+    if len(classes.key) <= MOST_CLASSES:
+        return _exact(graph, classes)
+    flow, lengths = climb(classes, graph.tails, graph.heads, graph.capacity, tolerance)
+    whole = np.maximum(np.rint(lengths / lengths.max() * _LONGEST).astype(np.int64), 1)
+    return graph.certified(np.rint(flow * _UNIT).astype(np.int64), whole)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Graph:
+    """Arcs without loops, and where they stand among those given."""
+
+    size: int
+    tails: np.ndarray
+    heads: np.ndarray
+    kept: np.ndarray
+    given: int
+    exact: list[Fraction]
+
+    @classmethod
+    def of(cls, size, tails, heads, capacity) -> _Graph:
+        """The digraph, checked."""
+        tails, heads = np.asarray(tails), np.asarray(heads)
+        if tails.shape != heads.shape or tails.ndim != 1:
+            raise TopologyError(
+                f"tails and heads need one value per arc, got shapes {tails.shape}, {heads.shape}"
+            )
+        ends = np.concatenate([tails, heads])
+        if ends.dtype.kind not in "iu" or (len(ends) and not 0 <= ends.min() <= ends.max() < size):
+            raise TopologyError(f"tails and heads must hold vertices 0..{size - 1}")
+        exact = [Fraction(1)] * len(tails) if capacity is None else list(capacity)
+        if len(exact) != len(tails) or not all(c > 0 for c in exact):
+            raise TopologyError(f"capacity needs a number above 0 for each of {len(tails)} arcs")
+        if size * len(tails) > _MOST_FLOWS:
+            raise TopologyError(
+                f"the flows of {size} sources over {len(tails)} arcs are more than {_MOST_FLOWS}; "
+                f"take a smaller network"
+            )
+        adjacency = sp.csr_matrix((np.ones(len(tails)), (tails, heads)), (size, size))
+        parts, label = sp.csgraph.connected_components(adjacency, connection="strong")
+        if parts > 1:
+            other = int(np.flatnonzero(label != label[0])[0])
+            raise TopologyError(
+                f"every vertex must reach every other: vertices 0 and {other} do not both reach "
+                f"each other"
+            )
+        kept = np.flatnonzero(tails != heads)
+        ends = tails[kept].astype(np.int64), heads[kept].astype(np.int64)
+        return cls(size, *ends, kept, len(tails), [Fraction(exact[e]) for e in kept])
+
+    @property
+    def capacity(self) -> np.ndarray:
+        """Of each arc, float64."""
+        return np.asarray([float(c) for c in self.exact])
+
+    @property
+    def whole_capacity(self) -> np.ndarray:
+        """Integers in proportion to the capacities."""
+        unit = common_denominator(self.exact)
+        return np.asarray([int(c * unit) for c in self.exact], np.int64)
+
+    def capacity_of(self, classes: FlowClasses) -> np.ndarray:
+        """Of each class of arcs, float64."""
+        return self.capacity[np.unique(classes.arc_class, return_index=True)[1]]
+
+    def certified(self, flow: np.ndarray, lengths: np.ndarray) -> FlowRate:
+        """The bounds that a flow and lengths of the arcs prove on the whole graph."""
+        least, load = kernel.delivered(flow, self.tails, self.heads)
+        worst = max(Fraction(x) / c for x, c in {*zip(load.tolist(), self.exact, strict=True)})
+        ptr, arc = group_by(self.tails, self.size)
+        every = np.arange(self.size)
+        total = kernel.total_distance(ptr, arc, self.heads, lengths, every, np.ones_like(every))
+        room = sum(c * x for c, x in zip(self.exact, lengths.tolist(), strict=True))
+        all_flow = np.zeros((self.size, self.given), np.int64)
+        all_flow[:, self.kept] = flow
+        all_lengths = np.zeros(self.given, np.int64)
+        all_lengths[self.kept] = lengths
+        return FlowRate(int(least) / worst, room / int(total), all_flow, int(least), all_lengths)
+
+
+def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
+    """The rate where symmetry leaves a small program."""
+    value, price = _solve(classes, graph.capacity_of(classes))
+    capacity = [graph.exact[e] for e in np.unique(classes.arc_class, return_index=True)[1]]
+    flow = max(_whole(value), key=lambda found: _proved(found, classes, capacity))
+    ptr, arc = group_by(graph.tails, graph.size)
+    room = np.asarray([float(c) for c in capacity]) * classes.arc_size
+
+    def bound(lengths: np.ndarray) -> float:
+        each = lengths[classes.arc_class]
+        total = kernel.total_distance(ptr, arc, graph.heads, each, classes.sources, classes.weight)
+        return float(room @ lengths) / total if total else math.inf
+
+    lengths = min(_whole(price / price.max()), key=bound)
+    lifted = kernel.lifted(
+        flow, classes.key, classes.pair_colour, classes.arc_colour, graph.tails, graph.heads
+    )
+    return graph.certified(lifted, lengths[classes.arc_class])
+
+
+def _whole(values: np.ndarray) -> list[np.ndarray]:
+    """Numbers as whole multiples of a unit: of small denominators, and rounded finely."""
+    values = np.maximum(values, 0)
+    found = [np.rint(values * _UNIT).astype(np.int64)]
+    for most in _DENOMINATORS:
+        exact = [Fraction(value).limit_denominator(most) for value in values.tolist()]
+        unit = common_denominator(exact)
+        if unit <= _UNIT:
+            found.append(np.asarray([int(value * unit) for value in exact], np.int64))
+    return found
+
+
+def _proved(flow: np.ndarray, classes: FlowClasses, capacity: list[Fraction]) -> Fraction:
+    """The lower bound that a flow per class proves, if the classes are right."""
+    net = np.zeros(len(classes.pair_size), np.int64)
+    load = np.zeros(len(classes.arc_size), np.int64)
+    np.add.at(net, classes.enters, flow * classes.flow_size)
+    np.subtract.at(net, classes.leaves, flow * classes.flow_size)
+    np.add.at(load, classes.over, flow * classes.flow_size)
+    least = (net // classes.pair_size)[~classes.at_source].min()
+    loads = (load // classes.arc_size).tolist()
+    worst = max(Fraction(x) / c for x, c in zip(loads, capacity, strict=True))
+    return int(least) / worst if worst else Fraction(0)
+
+
+def _solve(classes: FlowClasses, capacity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """LP (A.1) with a variable per class: minimize the load at which 1 unit reaches every vertex.
+
+    Returns:
+        The flow of each class, and the lengths (dual prices) of the classes of arcs.
+    """
+    flows, arcs, pairs = len(classes.key), len(classes.arc_size), len(classes.pair_size)
+    column = np.arange(flows)
+    rows = np.concatenate([classes.over, arcs + classes.enters, arcs + classes.leaves])
+    values = np.concatenate(
+        [
+            classes.flow_size / classes.arc_size[classes.over] / capacity[classes.over],
+            classes.flow_size / classes.pair_size[classes.enters],
+            -classes.flow_size / classes.pair_size[classes.leaves],
+        ]
+    )
+    rows = np.concatenate([rows, np.arange(arcs)])
+    columns = np.concatenate([column, column, column, np.full(arcs, flows)])
+    matrix = sp.coo_matrix(
+        (np.concatenate([values, -np.ones(arcs)]), (rows, columns)), (arcs + pairs, flows + 1)
+    )
+    served = np.where(classes.at_source, -np.inf, 1.0)
+    low = np.concatenate([np.full(arcs, -np.inf), served])
+    high = np.concatenate([np.zeros(arcs), np.full(pairs, np.inf)])
+    found, price = highs.linear_program(np.append(np.zeros(flows), 1.0), matrix, low, high)
+    return found[:flows], -price[:arcs] / capacity / classes.arc_size

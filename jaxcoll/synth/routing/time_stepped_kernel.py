@@ -1,0 +1,237 @@
+"""Loops of the time-stepped all-to-all: paths that add up to a flow, and the steps of their sends.
+
+Paths are ragged rows: the links of chunk c are ``path[ptr[c]:ptr[c + 1]]``, in the order crossed.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.trees.stream import heap_add, heap_drop
+
+_FAR = np.int64(2**62)
+
+
+@nb.njit(cache=True, nogil=True)
+def round_to_paths(flow, unit, chunks, hops, in_ptr, in_link, tails, room):
+    """A path per chunk, so that every link carries about what the flow sends over it.
+
+    From its destination backwards, a chunk takes the link on which the flow of its source is
+    furthest ahead of the chunks rounded so far. A walk that meets itself, or that is longer than
+    ``room``, is replaced by a shortest path.
+
+    Args:
+        flow: of every source over every link, int64 of shape (ranks, links).
+        unit: the flow that delivers one shard.
+        chunks: chunks in a shard.
+        hops: fewest links from rank to rank.
+        room: the most links on a path.
+
+    Returns:
+        ptr and path, by chunk: of every ordered pair of ranks, destination fastest, none for a
+        rank's own.
+    """
+    size, links = flow.shape
+    ptr = np.zeros(size * size * chunks + 1, np.int64)
+    path = np.empty(size * size * chunks * min(room, 4) + room, np.int64)
+    walk = np.empty(room, np.int64)
+    left = np.empty(links)
+    used = 0
+    for s in range(size):
+        for e in range(links):
+            left[e] = flow[s, e] * chunks / unit
+        for t in range(size):
+            for c in range(chunks):
+                length = 0
+                if t != s:
+                    length = _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk)
+                if used + length > len(path):
+                    longer = np.empty(2 * len(path), np.int64)
+                    longer[:used] = path[:used]
+                    path = longer
+                for i in range(length):
+                    path[used + i] = walk[length - 1 - i]
+                    left[walk[i]] -= 1.0
+                used += length
+                ptr[(s * size + t) * chunks + c + 1] = used
+    return ptr, path[:used]
+
+
+@nb.njit(cache=True, nogil=True)
+def _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk):
+    """The links from t back to s, written to ``walk``; how many they are."""
+    u, length = t, 0
+    while u != s and length < len(walk):
+        best, most = -1, -np.inf
+        for i in range(in_ptr[u], in_ptr[u + 1]):
+            e = in_link[i]
+            if flow[s, e] > 0 and left[e] > most:
+                best, most = e, left[e]
+        if best < 0:
+            break
+        walk[length] = best
+        length += 1
+        u = tails[best]
+    if u == s and not _meets_itself(t, tails, walk, length):
+        return length
+    u, length = t, 0
+    while u != s:
+        best, most = -1, -np.inf
+        for i in range(in_ptr[u], in_ptr[u + 1]):
+            e = in_link[i]
+            if hops[s, tails[e]] < hops[s, u] and left[e] > most:
+                best, most = e, left[e]
+        walk[length] = best
+        length += 1
+        u = tails[best]
+    return length
+
+
+@nb.njit(cache=True, nogil=True)
+def _meets_itself(t, tails, walk, length):
+    for i in range(length):
+        at = tails[walk[i]]
+        if at == t:
+            return True
+        for j in range(i):
+            if tails[walk[j]] == at:
+                return True
+    return False
+
+
+@nb.njit(cache=True, nogil=True)
+def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
+    """Route chunks on overloaded links anew, until no link carries more than its target.
+
+    A link costs 1, and the square of its load beyond its target times more than any path is long;
+    a chunk moves where that is cheaper.
+
+    Args:
+        target: chunks per link.
+        most: the most links on a path.
+        passes: over all chunks, at most.
+
+    Returns:
+        ptr and path.
+    """
+    size, chunks = len(out_ptr) - 1, len(ptr) - 1
+    rows = np.empty((chunks, most), np.int32)
+    length = np.zeros(chunks, np.int64)
+    load = np.zeros(len(tails), np.int64)
+    for c in range(chunks):
+        length[c] = ptr[c + 1] - ptr[c]
+        for i in range(length[c]):
+            rows[c, i] = path[ptr[c] + i]
+            load[rows[c, i]] += 1
+    cost, into = np.empty(size, np.int64), np.empty(size, np.int64)
+    hop = np.empty(size, np.int64)
+    key, item = np.empty(len(tails) + 1, np.int64), np.empty(len(tails) + 1, np.int64)
+    for _ in range(passes):
+        moved = False
+        for c in range(chunks):
+            over = False
+            for i in range(length[c]):
+                over |= load[rows[c, i]] > target[rows[c, i]]
+            if not over:
+                continue
+            before = np.int64(0)
+            for i in range(length[c]):
+                load[rows[c, i]] -= 1
+            for i in range(length[c]):
+                before += _price(rows[c, i], load, target, size)
+            s, t = tails[rows[c, 0]], heads[rows[c, length[c] - 1]]
+            _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key, item)
+            if cost[t] < before and hop[t] <= most:
+                moved = True
+                length[c] = hop[t]
+                v = t
+                for i in range(hop[t] - 1, -1, -1):
+                    rows[c, i] = into[v]
+                    v = tails[into[v]]
+            for i in range(length[c]):
+                load[rows[c, i]] += 1
+        if not moved:
+            break
+    new_ptr = np.zeros(chunks + 1, np.int64)
+    new_ptr[1:] = np.cumsum(length)
+    new_path = np.empty(new_ptr[-1], np.int64)
+    for c in range(chunks):
+        new_path[new_ptr[c] : new_ptr[c + 1]] = rows[c, : length[c]]
+    return new_ptr, new_path
+
+
+@nb.njit(cache=True, inline="always")
+def _price(e, load, target, size):
+    beyond = max(load[e] + 1 - target[e], 0)
+    return 1 + 4 * size * beyond * beyond
+
+
+@nb.njit(cache=True, nogil=True)
+def _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key, item):
+    """Dijkstra's algorithm until t is reached."""
+    cost[:] = _FAR
+    cost[s], hop[s] = 0, 0
+    waiting = heap_add(key, item, 0, 0, 0, s)
+    while waiting:
+        reached, u = key[0], item[0]
+        if u == t:
+            return
+        waiting = heap_drop(key, item, 0, waiting)
+        if reached > cost[u]:
+            continue
+        for i in range(out_ptr[u], out_ptr[u + 1]):
+            e = out_link[i]
+            through = reached + _price(e, load, target, len(cost))
+            v = heads[e]
+            if through < cost[v]:
+                cost[v], into[v], hop[v] = through, e, hop[u] + 1
+                waiting = heap_add(key, item, 0, waiting, through, v)
+
+
+@nb.njit(cache=True, nogil=True)
+def steps_of(ptr, path, width):
+    """The step of every send: each step, a link takes the chunks with the longest way to go.
+
+    Args:
+        width: chunks that each link takes per step, at least 1.
+
+    Returns:
+        int64 of shape (sends,), in the order of ``path``.
+    """
+    links = len(width)
+    first = np.zeros(links + 1, np.int64)
+    for e in path:
+        first[e + 1] += 1
+    for e in range(links):
+        first[e + 1] += first[e]
+    key, item = np.empty(len(path), np.int64), np.empty(len(path), np.int64)
+    waiting = np.zeros(links, np.int64)
+    step = np.empty(len(path), np.int64)
+    last = np.zeros(len(path), np.bool_)
+    end = np.empty(len(path), np.int64)
+    for c in range(len(ptr) - 1):
+        if ptr[c] < ptr[c + 1]:
+            last[ptr[c + 1] - 1] = True
+            end[ptr[c] : ptr[c + 1]] = ptr[c + 1]
+            e = path[ptr[c]]
+            waiting[e] = heap_add(key, item, first[e], waiting[e], ptr[c] - ptr[c + 1], ptr[c])
+    sent, now = 0, 0
+    taken = np.empty(width.sum(), np.int64)
+    while sent < len(path):
+        count = 0
+        for e in range(links):
+            for _ in range(min(width[e], waiting[e])):
+                taken[count] = item[first[e]]
+                waiting[e] = heap_drop(key, item, first[e], waiting[e])
+                count += 1
+        for i in range(count):
+            send = taken[i]
+            step[send] = now
+            if not last[send]:
+                e = path[send + 1]
+                togo = send + 1 - end[send]
+                waiting[e] = heap_add(key, item, first[e], waiting[e], togo, send + 1)
+        sent += count
+        now += 1
+    return step
