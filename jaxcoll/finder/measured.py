@@ -97,7 +97,7 @@ def _small_diameters(size: int, count: int) -> list[tuple[int, ...]]:
         sets.add(tuple(sorted(power)))
     for _ in range(_DRAWN):
         sets.add(tuple(sorted(int(x) + 1 for x in random.choice(most, count, replace=False))))
-    proper = [s for s in sets if len(s) == count and 0 < s[0] and 2 * s[-1] < size]
+    proper = [s for s in sets if len(s) == count and s[0] > 0 and 2 * s[-1] < size]
     ranked = sorted((_diameter(size, chosen), chosen) for chosen in proper)
     return [chosen for diameter, chosen in ranked if diameter > 0]
 
