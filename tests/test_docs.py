@@ -1,4 +1,4 @@
-"""The pages under docs/ run as printed, and point to what is there."""
+"""The pages under docs/ run as printed, and the files they point to exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text(page: str) -> str:
 
 
 def run_page(page: str, blocks: int, folder: Path) -> list[str]:
-    """What a page's code prints on 8 devices."""
+    """The lines that a page's code prints on 8 devices."""
     code = re.findall(r"```python\n(.*?)```", text(page), re.DOTALL)
     assert len(code) == blocks
     environment = {

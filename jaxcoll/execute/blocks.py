@@ -1,7 +1,7 @@
 """Blocks: an operand's dimension split into one block per rank, and the blocks joined again.
 
-Both keep the sharding over Explicit axes outside the ``shard_map`` as ``jax.lax`` does: an axis
-that shards a dimension still shards it after it has shrunk or grown.
+Both keep the sharding over Explicit axes outside the ``shard_map`` as ``jax.lax`` does: the axes of
+a dimension still shard it after it has shrunk or grown.
 """
 
 from __future__ import annotations
