@@ -1,4 +1,4 @@
-"""What an experiment is to the command line, and how a study's results are published."""
+"""Experiments as the command line knows them, and how a study publishes its results."""
 
 from __future__ import annotations
 

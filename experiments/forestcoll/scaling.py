@@ -33,7 +33,7 @@ class Config:
     """The figure.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         clusters: smallest of each fabric first.
         algorithms: names in ``ALGORITHMS``, and the most ranks that each is run on.
         notes: what differs from the paper.

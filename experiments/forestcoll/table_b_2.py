@@ -42,7 +42,7 @@ class Config:
     """The table.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         clusters: by name; boxes on rails, as the paper's are.
         notes: what differs from the paper.
         seed: of nothing; there are no random choices.
@@ -155,7 +155,7 @@ class _Watch:
     seconds: dict[str, float]
 
     def timed(self, stage: str, call: Callable[..., T], *arguments: Any) -> T:
-        """What the call returns; the time it takes is added to the stage's."""
+        """The result of the call; its time is added to the stage's."""
         start = time.perf_counter()
         result = call(*arguments)
         self.seconds[stage] += time.perf_counter() - start

@@ -20,7 +20,7 @@ class Config:
     """The figure.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         networks: names in ``NETWORKS``.
         sizes: bytes of a rank's buffer, rising.
         notes: what differs from the paper.

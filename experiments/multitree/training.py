@@ -66,10 +66,10 @@ class Config:
 
     Attributes:
         title: of the table.
-        size: what it is run as.
-        setting: what is trained.
+        size: the preset, "ci" or "paper".
+        setting: the workloads that are trained.
         overlap: which all-reduces run beside compute.
-        claims: what the paper prints; models by the names in their tables.
+        claims: the paper's numbers; models by the names in their tables.
         notes: what differs from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.

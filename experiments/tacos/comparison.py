@@ -1,4 +1,4 @@
-"""What the comparing studies are told: networks, algorithms, sizes, and what the paper prints."""
+"""Settings of the comparing studies: networks, algorithms, sizes, and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Comparison:
         algorithms: by name.
         nbytes: bytes of a rank's buffer.
         link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
-        claims: what the paper prints.
-        notes: what differs from the paper, or what it does not say.
+        claims: the numbers that the paper prints.
+        notes: differences from the paper, and settings that it does not give.
         seed: of everything random.
         results: folder to write to.
     """

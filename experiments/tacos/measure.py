@@ -52,7 +52,7 @@ class AlgorithmConfig:
 
     Attributes:
         by: names in ``SYNTHESIZERS`` or ``VARIANTS``.
-        chunks: chunks per shard. At each size the quickest variant and number count.
+        chunks: chunks per shard. At each size the fastest variant and number count.
     """
 
     by: tuple[str, ...]
@@ -80,7 +80,7 @@ class AlgorithmConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The quickest schedule of an algorithm at one size, of its numbers of chunks.
+    """The fastest schedule of an algorithm at one size, over its numbers of chunks.
 
     Attributes:
         network, algorithm: their names in the configuration.
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def schedule(self) -> Schedule:
-        """What was run."""
+        """The label of the run."""
         return self.timeline.schedule
 
     @property
