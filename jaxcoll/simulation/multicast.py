@@ -42,12 +42,12 @@ def simulate_multicast(
 ) -> MessageTimes:
     """Time the trees of a forest when some switches copy and add (dissertation, Sec. 4.5.6).
 
-    A capable switch that a tree crosses takes each piece once and sends it on over every link that
-    the tree leaves it by; run backwards, it sends a sum once, when all that it adds has come. Links
-    serve first come, first served; a switch copies and adds in no time. Without capable switches
-    this times the same trees as ``flow.to_schedule(pieces)``, whose links keep another order.
-    Sums start piece by piece, as buffers are bounded: a rank sends a piece of a tree once the root
-    has the sum ``in_flight`` pieces before it, so that results are not queued behind all sums.
+    A capable switch receives each pipeline segment of a tree once and sends it over every link by
+    which the tree leaves the switch. In a reversed tree it sends a sum once, after all terms have
+    arrived. Links serve first come, first served; copying and adding take no time. Without capable
+    switches this times the same trees as ``flow.to_schedule(pieces)``, in another order per link.
+    Buffers are bounded, so a sum of segment i starts once the root has the sum of segment
+    i - ``in_flight``; otherwise results would be queued behind all sums.
 
     Args:
         flow: a forest in which every rank has an equal shard. For sums, of the transposed network.
