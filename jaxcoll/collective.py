@@ -41,7 +41,7 @@ class Collective:
     broadcast and reduce), and each shard into ``chunks_per_shard`` equal chunks. Chunks are
     numbered group by group, within a group shard by shard, within a shard in order; for
     all_to_all a group has a shard for every (source, destination) pair, destination fastest.
-    A rank's place in its group decides which shard is its own.
+    A rank's index in its group decides which shard is its own.
 
     Attributes:
         kind: one of ``KINDS``.
@@ -49,7 +49,7 @@ class Collective:
         chunks_per_shard: chunks in a shard (k).
         groups: disjoint tuples of ranks; all ranks in order as one group when omitted. Ranks in
             no group take part only by forwarding.
-        root: for broadcast, reduce, gather and scatter: the root's place in every group (which
+        root: for broadcast, reduce, gather and scatter: the root's index in every group (which
             is its rank when there is one group of all ranks); 0 when omitted.
 
     Raises:
@@ -85,7 +85,7 @@ class Collective:
         root = checks.integer(0 if self.root is None else self.root, "root", CollectiveError)
         if not 0 <= root < smallest:
             raise CollectiveError(
-                f"root must be a place in every group, 0..{smallest - 1}, got {root}"
+                f"root must be an index in every group, 0..{smallest - 1}, got {root}"
             )
         checks.put(self, root=root)
 
@@ -101,7 +101,7 @@ class Collective:
 
     @property
     def is_reducing(self) -> bool:
-        """Whether chunks are summed on their way."""
+        """Whether ranks add chunks."""
         return self.kind in REDUCING
 
     @property
