@@ -100,7 +100,7 @@ def blank(like: jax.Array, length: int) -> jax.Array:
 
 
 def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
-    """``x`` said to vary over the axes that ``like`` does."""
+    """``x`` typed as varying over the axes that ``like`` varies over."""
     missing = tuple(sorted(varying(like) - varying(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
