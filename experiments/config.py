@@ -1,4 +1,4 @@
-"""What experiments are told: frozen dataclasses, made and checked from plain mappings."""
+"""Configurations of experiments: frozen dataclasses, made and checked from plain mappings."""
 
 from __future__ import annotations
 

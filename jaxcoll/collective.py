@@ -1,4 +1,4 @@
-"""Collective: what every rank holds before and must hold after, chunk by chunk."""
+"""Collective: the chunks that every rank holds before and must hold after."""
 
 from __future__ import annotations
 

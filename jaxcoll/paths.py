@@ -19,7 +19,7 @@ from jaxcoll.topology import Topology, connected
 
 
 def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
-    """One contiguous column of integers; refuses what the type would round or wrap."""
+    """One contiguous column of integers; refuses numbers that the type would round or wrap."""
     try:
         given = np.asarray(checks.bounded(values, what, ScheduleError))
         with np.errstate(invalid="ignore"):

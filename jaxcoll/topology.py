@@ -47,7 +47,7 @@ class Topology:
         dst: destination vertex of each link, int32 of shape (links,).
         alpha: latency of each link in seconds, float64 of shape (links,), at least 0.
         bandwidth: bandwidth of each link in bytes per second, float64 of shape (links,), above 0.
-            May be given as integers or ``Fraction``; ``exact_bandwidth`` keeps what a float cannot.
+            May be given as integers or ``Fraction``; ``exact_bandwidth`` keeps them exact.
         num_vertices: ranks and switches together; num_ranks when omitted.
         name: a label for tables.
         vertex_names: one label per vertex, or empty.

@@ -43,7 +43,7 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
 
     Proved of a schedule: every edge is a path of links; every send has its chunk (in full for a
     copy) before its step begins; nothing is delivered twice; every contribution is added exactly
-    once; every rank ends with exactly what the collective asks for.
+    once; every rank ends with exactly the chunks that the collective asks for.
 
     Raises:
         ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first thing that is wrong.

@@ -80,7 +80,7 @@ class Config:
         pieces: that are tried, smallest first.
         nbytes: sizes of a rank's buffer, rising.
         claims: the numbers that the paper prints.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers.
         results: folder to write to.
     """

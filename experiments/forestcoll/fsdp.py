@@ -62,7 +62,7 @@ class Config:
         accelerator: a name in ``configs/accelerator``.
         value_bytes: bytes of a weight or gradient.
         pieces: that are tried, smallest first.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """

@@ -27,7 +27,7 @@ class Config:
         clusters: by name.
         pieces: into which every tree is cut, rising.
         nbytes: sizes of a rank's buffer, rising.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of nothing; there are no random choices.
         results: folder to write to.
     """

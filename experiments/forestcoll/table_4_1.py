@@ -27,7 +27,7 @@ class Config:
         size: the preset, "ci" or "paper".
         trees: trees per rank, rising; the optimum's own number is added.
         packed: most trees per rank for which trees are packed and counted, too.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of nothing; there are no random choices.
         results: folder to write to.
     """

@@ -44,7 +44,7 @@ class Config:
     Attributes:
         size: the preset, "ci" or "paper".
         clusters: by name; boxes on rails, as the paper's are.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of nothing; there are no random choices.
         results: folder to write to.
     """

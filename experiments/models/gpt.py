@@ -26,7 +26,7 @@ class Config:
         length: tokens of a sequence.
         batch: sequences a step.
         accumulate: microbatches of a step.
-        dropout: fraction of what every block adds that is dropped.
+        dropout: fraction of every block's output that is dropped.
         dtype: in which it computes; parameters are float32.
     """
 

@@ -23,7 +23,7 @@ class Config:
         size: the preset, "ci" or "paper".
         networks: names in ``NETWORKS``.
         sizes: bytes of a rank's buffer, rising.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """
@@ -84,7 +84,7 @@ def measure(network: str, sizes: Sequence[int]) -> Curves:
     }
 
 
-# ---------------------------------------------------------------------- what the paper says
+# ---------------------------------------------------------------------- claims of the paper
 
 
 def beats_all(speeds: Curves) -> bool:
@@ -130,7 +130,7 @@ _GRIDS = ("4x4 torus", "8x8 torus", "4x4 mesh", "8x8 mesh")
 _TORI = ("4x4 torus", "8x8 torus")
 _SWITCHED = ("16-rank fat tree", "64-rank fat tree", "4x8 BiGraph", "4x16 BiGraph")
 _BIGRAPHS = ("4x8 BiGraph", "4x16 BiGraph")
-# What Sec. VI-A says of Fig. 9, on which networks.
+# Claims of Sec. VI-A about Fig. 9, and their networks.
 CLAIMS: dict[str, tuple[Callable[[Curves], bool], Sequence[str]]] = {
     "MultiTree and MultiTreeMsg are best at every size": (beats_all, _GRIDS),
     "DBTree is the worst": (double_binary_tree_is_last, _TORI),
@@ -142,7 +142,7 @@ CLAIMS: dict[str, tuple[Callable[[Curves], bool], Sequence[str]]] = {
 
 
 def _remarks(measured: dict[str, Curves]) -> list[str]:
-    """Whether the rows do what the paper says of them, claim by claim."""
+    """Whether the rows hold the paper's claims, claim by claim."""
     found = []
     for text, (holds, networks) in CLAIMS.items():
         shown = {network: holds(measured[network]) for network in networks if network in measured}

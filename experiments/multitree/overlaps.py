@@ -25,7 +25,7 @@ class Config:
         setting: the workloads that are trained.
         algorithm: of the all-reduces, one of those in Fig. 11.
         overlaps: ways to overlap, by name.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """

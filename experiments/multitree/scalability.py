@@ -30,7 +30,7 @@ class Config:
         size: the preset, "ci" or "paper".
         rows, columns: sides of each torus, smallest first; rows even.
         kib_per_rank: KiB of the buffer for every rank of the torus.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """

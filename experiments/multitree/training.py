@@ -45,7 +45,7 @@ class Setting:
             one_of("models", model, known_models())
 
     def workloads(self) -> dict[str, Workload]:
-        """What every model computes and exchanges, by the name in its table."""
+        """The workload of every model, by the name in its table."""
         accelerator = load_accelerator(self.accelerator)
         models = [load_model(name) for name in self.models]
         return {
@@ -70,7 +70,7 @@ class Config:
         setting: the workloads that are trained.
         overlap: which all-reduces run beside compute.
         claims: the paper's numbers; models by the names in their tables.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers; none of them draws anything.
         results: folder to write to.
     """

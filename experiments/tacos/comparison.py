@@ -63,7 +63,7 @@ class Comparison:
         return measure(self.networks, self.algorithms, self.nbytes, self.link_model, self.seed)
 
     def said(self) -> list[str]:
-        """What stands below every table."""
+        """The notes below every table."""
         return said_of(self.link_model, self.size, self.algorithms)
 
 

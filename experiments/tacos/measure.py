@@ -85,7 +85,7 @@ class Run:
     Attributes:
         network, algorithm: their names in the configuration.
         nbytes: bytes of a rank's buffer.
-        synthesizer: what made it.
+        synthesizer: the synthesizer that made it.
         timeline: its simulated run.
         ideal: the paper's Ideal, seconds.
         cuts: seconds that a reduce-scatter and then an all-gather need to cross the worst cut.

@@ -33,7 +33,7 @@ def measure_mesh(
         "network": topology.name,
         "ranks": topology.num_ranks,
         "steps": compact.num_steps,
-        "bound": -(-(topology.num_ranks - 1) // len(sides)),  # what a corner's links can bring
+        "bound": -(-(topology.num_ranks - 1) // len(sides)),  # by the links of a corner
         "seconds": made,
         "processor seconds": spent,
         "replay seconds": replayed,

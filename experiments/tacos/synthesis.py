@@ -35,7 +35,7 @@ class Config:
         solved: sides of 2D meshes for the integer program.
         limit_s: seconds that it may take.
         threads: of TACOS.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of everything random.
         results: folder to write to.
     """

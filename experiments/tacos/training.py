@@ -68,7 +68,7 @@ class Config:
         overlap: which exchanges run beside compute.
         link_model: of the simulation.
         claims: the numbers that the paper prints.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers.
         results: folder to write to.
     """

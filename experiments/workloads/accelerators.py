@@ -16,7 +16,7 @@ from jaxcoll.numerics.rational import as_fraction
 
 
 class Accelerator(abc.ABC):
-    """What computes a layer: a frozen dataclass.
+    """A model of the hardware that computes a layer: a frozen dataclass.
 
     Attributes:
         key: its name as ``kind`` in the tables.

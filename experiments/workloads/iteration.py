@@ -182,7 +182,7 @@ class _Run:
         self.now += seconds
 
     def request(self, name: tuple[str, int], exchange: Exchange, place: int) -> None:
-        # What can begin before now does; whatever still waits has come by the time of the next
+        # Exchanges that can begin before now do; those still waiting have arrived by the next
         # beginning, so the first in order is the one to begin.
         while self._waiting and self._free < self.now:
             self._begin()

@@ -45,7 +45,7 @@ def move(x: jax.Array, source: int, destination: int) -> jax.Array:
 
 
 def _spec(x: jax.Array) -> list | None:
-    """What shards each dimension over Explicit axes; ``None`` where nothing does."""
+    """The Explicit axes that shard each dimension; ``None`` if none do."""
     spec, explicit = jax_internals.explicit_sharding(x)
     return [*spec, *(None,) * (x.ndim - len(spec))] if explicit else None
 

@@ -71,7 +71,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataflow:
-    """A program as values: value 0 is the input, value i + 1 what the i-th operation makes.
+    """A program as values: value 0 is the input, value i + 1 the i-th operation's result.
 
     Attributes:
         steps: the operations of each step; none of a step uses a permuted value of the same step.

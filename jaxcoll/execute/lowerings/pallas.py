@@ -83,7 +83,7 @@ def run(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-    """What each rank does, as tables whose leading dimension is the rank; -1 for nothing.
+    """The operations of each rank, as tables whose leading dimension is the rank; -1 for none.
 
     A column of ``send``, ``destination``, ``landing`` and ``recv`` is a chunk of a round: column
     ``round * size + chunk``.

@@ -189,9 +189,9 @@ def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np
         return np.where(collective.group_of_rank[rank] == group, local, -1)
     k = collective.chunks_per_shard
     size = np.asarray([len(g) for g in collective.groups], np.int64)[group]
-    source, (target, piece) = local // (size * k), np.divmod(local % (size * k), k)
-    row = np.where(rank == collective.target[chunk], source * k + piece, -1)
-    return np.where(rank == collective.owner[chunk], (size + target) * k + piece, row)
+    source, (target, part) = local // (size * k), np.divmod(local % (size * k), k)
+    row = np.where(rank == collective.target[chunk], source * k + part, -1)
+    return np.where(rank == collective.owner[chunk], (size + target) * k + part, row)
 
 
 # ---------------------------------------------------------------------- rounds
