@@ -1,4 +1,4 @@
-"""Shared by the studies of training time: their runs, their rows, their bars, the paper's numbers."""
+"""Shared by the studies of training time: runs, rows, bars, the paper's numbers."""
 
 from __future__ import annotations
 
