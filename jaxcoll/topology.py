@@ -10,7 +10,7 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from jaxcoll.connectivity import check_connected, check_survivors
+from jaxcoll.connectivity import check_connected, check_survivors, lost_ranks
 from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
 from jaxcoll.graphs import describe_graph, make_graph
@@ -240,11 +240,7 @@ class Topology:
             TopologyError: a link or rank that does not exist, no survivors, or survivors that
                 cannot reach each other; the message names the cut.
         """
-        lost = np.zeros(self.num_vertices, bool)
-        for rank in checks.members(ranks, "ranks", TopologyError):
-            if not 0 <= checks.integer(rank, "a rank", TopologyError) < self.num_ranks:
-                raise TopologyError(f"there is no rank {rank}; ranks are 0..{self.num_ranks - 1}")
-            lost[rank] = True
+        lost = lost_ranks(ranks, self.num_ranks, self.num_vertices)
         gone = chosen_links(links, self.src, self.dst) | lost[self.src] | lost[self.dst]
         stays = np.flatnonzero(~lost[: self.num_ranks])
         check_survivors(self.num_vertices, stays, self.src, self.dst, gone)
