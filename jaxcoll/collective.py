@@ -49,7 +49,7 @@ class Collective:
         chunks_per_shard: chunks in a shard (k).
         groups: disjoint tuples of ranks; all ranks in order as one group when omitted. Ranks in
             no group take part only by forwarding.
-        root: for broadcast, reduce, gather and scatter: the root's index in every group (which
+        root: for broadcast, reduce, gather and scatter: the root's place in every group (which
             is its rank when there is one group of all ranks); 0 when omitted.
 
     Raises:
