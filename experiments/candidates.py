@@ -70,13 +70,13 @@ def candidates(
 
 
 def best_at(found: Sequence[Candidate], size: int) -> Candidate:
-    """The quickest at the size with this index; of equals the one with fewer messages."""
+    """The fastest at the size with this index; of equals the one with fewer messages."""
     defined = [candidate for candidate in found if candidate.schedule is not None]
     return min(defined, key=lambda c: (c.times[size], c.schedule.num_messages if c.schedule else 0))
 
 
 def best_for(found: Sequence[Candidate], nbytes: int, model: str) -> Candidate:
-    """The candidate that is quickest for a buffer of ``nbytes``; of equals fewer messages win."""
+    """The candidate that is fastest for a buffer of ``nbytes``; of equals fewer messages win."""
     timed = [
         dataclasses.replace(candidate, times=(jc.simulate(candidate.schedule, nbytes, model).time,))
         for candidate in found

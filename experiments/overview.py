@@ -164,7 +164,7 @@ def line(name: str, size: str, run: Run) -> str:
 
 
 def sentences(name: str, size: str, run: Run) -> list[str]:
-    """What differs from the paper: notes filled from the recorded rows, and the run's remarks."""
+    """Differences from the paper: notes filled from the recorded rows, and the run's remarks."""
     _, config = configure([f"experiment={name}", f"size={size}"])
     notes = filled(getattr(config, "notes", ()), run.rows)
     told = [r for r in run.remarks if not r.startswith(_USUAL) and not _REFUSAL.search(r)]

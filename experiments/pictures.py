@@ -50,7 +50,7 @@ def pictures(
 
 
 def main(folder: Path = DOCUMENTATION) -> None:
-    """Draws what the quickstart, as configured, draws; runs nothing on devices."""
+    """Draws the figures of the configured quickstart; runs nothing on devices."""
     _, config = configure(["experiment=quickstart"])
     topology = build_topology(config.topology, config.hardware)
     sizes, model, seed = config.sizes, config.link_model, config.seed

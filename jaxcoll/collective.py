@@ -1,4 +1,4 @@
-"""Collective: what every rank holds before and must hold after, chunk by chunk."""
+"""Collective: the chunks that every rank holds before and must hold after."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Collective:
     broadcast and reduce), and each shard into ``chunks_per_shard`` equal chunks. Chunks are
     numbered group by group, within a group shard by shard, within a shard in order; for
     all_to_all a group has a shard for every (source, destination) pair, destination fastest.
-    A rank's place in its group decides which shard is its own.
+    A rank's index in its group decides which shard is its own.
 
     Attributes:
         kind: one of ``KINDS``.
@@ -85,7 +85,7 @@ class Collective:
         root = checks.integer(0 if self.root is None else self.root, "root", CollectiveError)
         if not 0 <= root < smallest:
             raise CollectiveError(
-                f"root must be a place in every group, 0..{smallest - 1}, got {root}"
+                f"root must be an index in every group, 0..{smallest - 1}, got {root}"
             )
         checks.put(self, root=root)
 
@@ -101,7 +101,7 @@ class Collective:
 
     @property
     def is_reducing(self) -> bool:
-        """Whether chunks are summed on their way."""
+        """Whether ranks add chunks."""
         return self.kind in REDUCING
 
     @property

@@ -303,19 +303,19 @@ def _read_header(path: Path, topology: Topology) -> _Header:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path} is not UTF-8 text: {error}") from None
-    said = fields.Fields(fields.parse(text), str(path))
-    said.take("format", fields.exactly(_FORMAT))
-    if said.take("topology", fields.text) != topology.digest:
+    header_fields = fields.Fields(fields.parse(text), str(path))
+    header_fields.take("format", fields.exactly(_FORMAT))
+    if header_fields.take("topology", fields.text) != topology.digest:
         raise FormatError(f"{path.parent} holds a schedule of another network than {topology}")
-    said.take("ranks", fields.whole(topology.num_ranks, topology.num_ranks))
+    header_fields.take("ranks", fields.whole(topology.num_ranks, topology.num_ranks))
     count = fields.whole(0, _MAX_COUNT)
     header = _Header(
-        said.take("chunks_per_shard", fields.whole(1, fields.INT32)),
-        said.take("steps", count),
-        said.take("sends", count),
-        said.take("provenance", decode_provenance),
+        header_fields.take("chunks_per_shard", fields.whole(1, fields.INT32)),
+        header_fields.take("steps", count),
+        header_fields.take("sends", count),
+        header_fields.take("provenance", decode_provenance),
     )
-    said.end()
+    header_fields.end()
     return header
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.numerics import checks
 
 
 def check_connected(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) -> None:
@@ -31,6 +32,20 @@ def check_connected(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.
         f"every rank must reach every other: there is no path from rank {u} to rank {v}; "
         f"add links or drop the ranks that are cut off"
     )
+
+
+def lost_ranks(ranks, num_ranks: int, num_vertices: int) -> np.ndarray:
+    """Whether each vertex is one of the given ranks, bool of shape (vertices,).
+
+    Raises:
+        TopologyError: a rank that does not exist.
+    """
+    lost = np.zeros(num_vertices, bool)
+    for rank in checks.members(ranks, "ranks", TopologyError):
+        if not 0 <= checks.integer(rank, "a rank", TopologyError) < num_ranks:
+            raise TopologyError(f"there is no rank {rank}; ranks are 0..{num_ranks - 1}")
+        lost[rank] = True
+    return lost
 
 
 def check_survivors(num_vertices: int, ranks: np.ndarray, src, dst, gone: np.ndarray) -> None:

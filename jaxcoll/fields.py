@@ -275,9 +275,9 @@ def decode(value: object, where: str, depth: int = 0) -> object:
     if isinstance(value, list):
         return tuple(decode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
     if isinstance(value, dict) and set(value) == {_FRACTION_KEY}:
-        said = text(value[_FRACTION_KEY], where)
-        return (-1 if said.startswith("-") else 1) * Fraction(
-            rational(said.removeprefix("-"), where)
+        written = text(value[_FRACTION_KEY], where)
+        return (-1 if written.startswith("-") else 1) * Fraction(
+            rational(written.removeprefix("-"), where)
         )
     if isinstance(value, dict):
         return {key: decode(item, f"{where}.{key}", depth + 1) for key, item in value.items()}

@@ -48,13 +48,13 @@ def decode_provenance(value: object, where: str) -> Provenance:
     Raises:
         FormatError: naming the field that is not as it should be.
     """
-    said = fields.Fields(value, where)
+    given = fields.Fields(value, where)
     arguments = (
-        said.take("synthesizer", fields.text, ""),
-        said.take("parameters", fields.decode_object, {}),
-        said.optional("seed", fields.whole(-fields.LARGEST, fields.LARGEST)),
-        said.take("seconds", fields.number, 0.0),
-        said.take("certificate", fields.decode_object, {}),
+        given.take("synthesizer", fields.text, ""),
+        given.take("parameters", fields.decode_object, {}),
+        given.optional("seed", fields.whole(-fields.LARGEST, fields.LARGEST)),
+        given.take("seconds", fields.number, 0.0),
+        given.take("certificate", fields.decode_object, {}),
     )
-    said.end()
+    given.end()
     return Provenance(*arguments)

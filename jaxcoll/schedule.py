@@ -191,9 +191,9 @@ class Schedule:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the content, as 64 hexadecimal digits; the same on every machine."""
-        carried = (self.collective.kind, self.collective.chunks_per_shard, self.collective.root)
-        state = hashlib.sha256(f"schedule {self.topology.digest} {carried}".encode())
-        state.update(repr(self.collective.groups).encode())
+        fields = dataclasses.fields(self.collective)
+        collective = [getattr(self.collective, field.name) for field in fields]
+        state = hashlib.sha256(f"schedule {self.topology.digest} {collective}".encode())
         for column in (
             self.edges.src,
             self.edges.dst,

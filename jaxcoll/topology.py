@@ -10,7 +10,7 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from jaxcoll.connectivity import check_connected, check_survivors
+from jaxcoll.connectivity import check_connected, check_survivors, lost_ranks
 from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
 from jaxcoll.graphs import describe_graph, make_graph
@@ -47,7 +47,7 @@ class Topology:
         dst: destination vertex of each link, int32 of shape (links,).
         alpha: latency of each link in seconds, float64 of shape (links,), at least 0.
         bandwidth: bandwidth of each link in bytes per second, float64 of shape (links,), above 0.
-            May be given as integers or ``Fraction``; ``exact_bandwidth`` keeps what a float cannot.
+            May be given as integers or ``Fraction``; ``exact_bandwidth`` keeps them exact.
         num_vertices: ranks and switches together; num_ranks when omitted.
         name: a label for tables.
         vertex_names: one label per vertex, or empty.
@@ -240,11 +240,7 @@ class Topology:
             TopologyError: a link or rank that does not exist, no survivors, or survivors that
                 cannot reach each other; the message names the cut.
         """
-        lost = np.zeros(self.num_vertices, bool)
-        for rank in checks.members(ranks, "ranks", TopologyError):
-            if not 0 <= checks.integer(rank, "a rank", TopologyError) < self.num_ranks:
-                raise TopologyError(f"there is no rank {rank}; ranks are 0..{self.num_ranks - 1}")
-            lost[rank] = True
+        lost = lost_ranks(ranks, self.num_ranks, self.num_vertices)
         gone = chosen_links(links, self.src, self.dst) | lost[self.src] | lost[self.dst]
         stays = np.flatnonzero(~lost[: self.num_ranks])
         check_survivors(self.num_vertices, stays, self.src, self.dst, gone)

@@ -1,6 +1,6 @@
 """Hypothesis strategies for networks, collectives and sound schedules, shared by all tests.
 
-Random structure is drawn as a few small numbers and a seed: examples stay quick to draw, and
+Random structure is drawn as a few small numbers and a seed: examples stay fast to draw, and
 shrink towards few ranks, few links and few chunks.
 """
 

@@ -33,10 +33,10 @@ class Config:
     """The figure.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         clusters: smallest of each fabric first.
         algorithms: names in ``ALGORITHMS``, and the most ranks that each is run on.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers.
         results: folder to write to.
     """

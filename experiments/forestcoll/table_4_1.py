@@ -24,10 +24,10 @@ class Config:
     """The table.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         trees: trees per rank, rising; the optimum's own number is added.
         packed: most trees per rank for which trees are packed and counted, too.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         results: folder to write to.
     """
 
@@ -44,7 +44,7 @@ class Config:
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """A row for each number of trees: what they can reach, and what packed ones do."""
+    """One row per number of trees: the bandwidth they can reach, and that of packed trees."""
     topology = mi250(2)
     best = optimum(topology)
     rows = []

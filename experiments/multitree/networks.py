@@ -106,7 +106,7 @@ def _ring_2d(topology: Topology) -> Time:
 
 
 def _double_binary_tree(topology: Topology) -> Time:
-    """Blind to the network; with the pieces, of few tried, that are quickest at each size."""
+    """A topology-oblivious baseline, with the number of segments that is fastest at each size."""
     ways = [(DoubleBinaryTree(pieces=1), 1), (DoubleBinaryTree(), 1), (DoubleBinaryTree(), 4)]
     return fastest([Simulated(topology, tree, k, framing=PACKETS) for tree, k in ways])
 

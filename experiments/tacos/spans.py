@@ -32,7 +32,7 @@ class Config:
         size: "ci" or "paper".
         networks: by name.
         printed: time spans that the paper says a network takes.
-        notes: what the paper does not say.
+        notes: settings that the paper does not give.
         seed: of everything random.
         results: folder to write to.
     """

@@ -108,7 +108,7 @@ def fastest(times: Sequence[Time]) -> Time:
 def in_turn(first: Sequence[Time], second: Sequence[Time], parts: int = 2) -> Time:
     """Collectives of equal parts of the data at the same time, then others.
 
-    Those of one turn must share no links.
+    Those that run together must not share links.
     """
 
     def seconds(nbytes: int) -> Fraction:

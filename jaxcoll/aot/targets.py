@@ -106,7 +106,7 @@ def is_available(platform: str) -> bool:
 
 
 def requirements(*platforms: str) -> list[str]:
-    """What ``pip install --no-deps`` takes to install the compilers for the installed JAX.
+    """Arguments of ``pip install --no-deps`` that install the compilers for the installed JAX.
 
     Args:
         platforms: "tpu", "gpu"; both if none is given.

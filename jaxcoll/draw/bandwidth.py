@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
@@ -50,7 +49,7 @@ def draw_algbw(
 
 
 def _draw_lines(
-    panels: Sequence[Axes], size: np.ndarray, reached: Mapping[str, np.ndarray], least
+    panels: np.ndarray, size: np.ndarray, reached: Mapping[str, np.ndarray], least
 ) -> None:
     """One line per name in the first panel; with a bound, its percent in the second."""
     for i, (name, values) in enumerate(reached.items()):
@@ -72,7 +71,7 @@ def _draw_lines(
         panels[1].set_ylabel("percent of the bound", color=INK)
 
 
-def _label_axes(panels: Sequence[Axes], size: np.ndarray) -> None:
+def _label_axes(panels: np.ndarray, size: np.ndarray) -> None:
     panels[0].set_xscale("log", base=2)
     panels[0].set_yscale("log")
     panels[0].set_ylabel("algbw (GB/s)", color=INK)

@@ -1,4 +1,4 @@
-"""What all drawings share: colours, and words for sizes and schedules."""
+"""Shared by all drawings: colours, and labels of sizes and schedules."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Axes:
         canonical: the names in the order of the mesh.
         over: the axes that the collective gathers or sums over; fewer than ``names`` when a
             schedule serves all groups along an axis at once.
-        auto: sizes of the mesh axes in Auto mode, over which XLA may shard what the ranks hold.
+        auto: sizes of the mesh axes in Auto mode, over which XLA may shard the ranks' arrays.
     """
 
     names: tuple[str, ...]

@@ -116,8 +116,8 @@ def _transpose(cotangent, *, axes, schedule, lowering, invarying, op):
 def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
     program = permute_program(schedule)
     size = x.shape[0] // program.group_size
-    place = lookup(program.place, axes.rank())
-    return read(x, place, 1, size)
+    index = lookup(program.group_index, axes.rank())
+    return read(x, index, 1, size)
 
 
 def _batch(x, dimension, *, schedule, **params):

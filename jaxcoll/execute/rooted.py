@@ -1,6 +1,6 @@
 """The collectives with a root: broadcast, reduce, gather and scatter.
 
-Arguments, errors and what is handed to ``jax.lax`` are those of ``jaxcoll.execute.functions``.
+Arguments, errors and calls that are handed to ``jax.lax``: as in ``jaxcoll.execute.functions``.
 """
 
 from __future__ import annotations

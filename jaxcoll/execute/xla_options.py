@@ -17,7 +17,7 @@ from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
-# What XLA's TPU compiler allows by default; less would hold back permutes that are not ours.
+# The default of XLA's TPU compiler; a lower limit would delay permutes of other code.
 _TPU_IN_FLIGHT = 5
 
 

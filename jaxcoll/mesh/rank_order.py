@@ -239,7 +239,7 @@ def _exchanged(wanted: np.ndarray, actual: np.ndarray) -> np.ndarray:
     order = np.arange(n)
     while True:
         near = actual[np.ix_(order, order)]
-        cost = weight @ near  # [u, v]: what rank u would cost in the place of v
+        cost = weight @ near  # [u, v]: cost of rank u at the position of v
         own = np.diagonal(cost)
         # Exchanging u and v, the distance between the two themselves stays.
         gain = own[:, None] + own[None, :] - cost - cost.T - 2 * weight * near

@@ -1,6 +1,6 @@
 """The simulator: times schedules and any other traffic, link by link, exactly.
 
-Two link models, after the simulators they come from; every time says which one it is.
+Two link models, after the simulators they come from; every result names its model.
 
 - ``"astra"``: a message that starts at t frees its link at t + bytes/bandwidth and arrives alpha
   later (the congestion-aware analytical backend of ASTRA-sim).

@@ -69,7 +69,7 @@ class Queues(NamedTuple):
 
 
 class _Replay(NamedTuple):
-    """What a replay has done so far.
+    """The state of a replay.
 
     Attributes:
         head: next message of each first link that has not joined the link's queue.

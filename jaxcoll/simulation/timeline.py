@@ -35,7 +35,7 @@ class Timeline:
         hop_start: when each hop starts to occupy its link, ticks, int64.
         hop_busy: how long it occupies its link, ticks, int64.
         hop_delay: from its start to its arrival at the link's end, ticks, int64.
-        framing: what heads cost, if they were counted.
+        framing: the heads of messages, if they were counted.
     """
 
     schedule: Schedule

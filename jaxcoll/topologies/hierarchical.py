@@ -24,7 +24,7 @@ def switch_2d(
     bandwidth: float | Sequence[float] = (300e9, 25e9),
     degree: int | Sequence[int | None] | None = None,
 ) -> Topology:
-    """Hosts of ``inner`` ranks around a switch each; equal ranks of all hosts share another one.
+    """Hosts of ``inner`` ranks around a switch each; a switch per rank of a host joins the hosts.
 
     The TACOS paper's 2D Switch (Table IV; 8 x 4 at 300 and 25 GB/s in Sec. VI-B.1). Ranks of a host
     are consecutive: rank = host * inner + index.

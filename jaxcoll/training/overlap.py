@@ -29,7 +29,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import calls, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, is_void, plan_buckets
 from jaxcoll.execute.calls import AxisName
-from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
+from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
@@ -85,19 +85,19 @@ def overlap(
                 f"overlap needs params for each of {len(layers)} layers, got {len(params)}"
             )
         value, pulls = _forward(layers, loss, _own(params, axis_name), x, arguments)
-        line = _Line()
+        active = _ActiveSums()
         (cotangent,) = pulls.pop()(jnp.ones_like(value))
         gradients: list[Any] = [None] * len(layers)
         for i in reversed(range(len(layers))):
             gradients[i], *before = pulls[i](cotangent)
-            gradients[i], before = line.advance((gradients[i], before))
+            gradients[i], before = active.advance((gradients[i], before))
             cotangent = before[0] if before else None
             leaves, structure = jax.tree.flatten_with_path(gradients[i])
             gradients[i] = structure, [leaf for _, leaf in leaves]
             for members in plan_buckets(leaves, bucket_bytes):
-                line.add(gradients[i][1], members, reduce)
-        while line.under_way:
-            line.advance(())
+                active.add(gradients[i][1], members, reduce)
+        while active.sums:
+            active.advance(())
         return value, [jax.tree.unflatten(structure, leaves) for structure, leaves in gradients]
 
     return value_and_grad
@@ -145,7 +145,7 @@ class _Sum:
         self.rank = self.axes.rank()
         self.width = -(-x.size // self.program.block_rows)
         x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
-        self.buffer = fill(self.program, x, self.rank, self.width)
+        self.buffer = initial_buffer(self.program, x, self.rank, self.width)
         # There is nothing to send of an empty vector, or to a single rank.
         self.left = list(self.program.steps) if x.size else []
         self.in_flight: list[jax.Array] = []
@@ -166,7 +166,7 @@ class _Sum:
 
     def result(self) -> list[jax.Array]:
         """The leaves, reduced."""
-        total = empty(self.program, self.buffer, self.rank, self.width)[: self.size]
+        total = read_result(self.program, self.buffer, self.rank, self.width)[: self.size]
         total = total if self.divisor is None else total / self.divisor
         if jax_internals.checks_vma():
             total = same(total, self.same)
@@ -179,20 +179,20 @@ class _Sum:
 
 
 @dataclasses.dataclass
-class _Line:
-    """The sums under way, oldest first.
+class _ActiveSums:
+    """The sums that are not complete, oldest first.
 
     Attributes:
-        under_way: each with the list and the places in it where its leaves go.
+        sums: each with the list that its leaves go to, and their indices in it.
     """
 
-    under_way: list[tuple[_Sum, list, list[int]]] = dataclasses.field(default_factory=list)
+    sums: list[tuple[_Sum, list, list[int]]] = dataclasses.field(default_factory=list)
 
     def add(self, leaves: list, members: list[int], start: Callable[[list], _Sum]) -> None:
         """Start a sum of some of a layer's leaves, which take their places when it is done."""
         kept = [i for i in members if not is_void(leaves[i])]
         if kept:
-            self.under_way.append((start([leaves[i] for i in kept]), leaves, kept))
+            self.sums.append((start([leaves[i] for i in kept]), leaves, kept))
             self._retire()
 
     def advance(self, computed: Any) -> Any:
@@ -203,21 +203,21 @@ class _Line:
         """
         flat, structure = jax.tree.flatten(computed)
         real = [i for i, leaf in enumerate(flat) if not is_void(leaf)]
-        flights = [summing.in_flight for summing, _, _ in self.under_way]
+        flights = [summing.in_flight for summing, _, _ in self.sums]
         if not flights:
             return computed
         before = [flat[i] for i in real]
         held, flights = lax.optimization_barrier((before, flights))
         for i, leaf in zip(real, typed_like(held, before), strict=True):
             flat[i] = leaf
-        for (summing, _, _), arrived in zip(self.under_way, flights, strict=True):
+        for (summing, _, _), arrived in zip(self.sums, flights, strict=True):
             summing.advance(arrived)
         self._retire()
         return jax.tree.unflatten(structure, flat)
 
     def _retire(self) -> None:
-        for summing, leaves, members in self.under_way:
+        for summing, leaves, members in self.sums:
             if not summing.left:
                 for i, leaf in zip(members, summing.result(), strict=True):
                     leaves[i] = leaf
-        self.under_way = [entry for entry in self.under_way if entry[0].left]
+        self.sums = [entry for entry in self.sums if entry[0].left]

@@ -31,7 +31,7 @@ from jaxcoll.synth import Bucket
 # fit into the fast memory of a TPU, where they would not count as temporary.
 SHARD = 6 * 2**19
 LOWERINGS = ("ssa", "scan")
-# Trailing dimensions of what is sent, where it is not flat.
+# Trailing dimensions of operands that are not flat.
 TRAILING = {"v5p": (1024,), "v5e": (8, 128)}
 GATHERS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -73,12 +73,12 @@ def with_and_without_options(target: aot.Target) -> None:
         pairs = [[(r, r ^ (1 << bit)) for r in range(n)] for bit in range((n - 1).bit_length())]
         return sum(lax.ppermute(x + i, "i", p) for i, p in enumerate(pairs))
 
-    def alike(x):
+    def identical(x):
         once = [(r, (r + 1) % n) for r in range(n)]
         return lax.ppermute(x, "i", once) + lax.ppermute(x + 1, "i", once)
 
     mesh = target.mesh()
-    for name, function in (("different", different), ("alike", alike)):
+    for name, function in (("different", different), ("identical", identical)):
         for options in ({}, jc.compiler_options(mesh)):
             x = [jax.ShapeDtypeStruct((n * SHARD // 1024,), jnp.float32)]
             compiled = aot.compile_for(mesh, function, x, [P("i")], P("i"), options=options)

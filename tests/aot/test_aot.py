@@ -1,4 +1,4 @@
-"""What is read from compiled programs: instructions from HLO text, and summaries of them."""
+"""Compiled programs: instructions read from HLO text, and summaries of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedule: columns, content equality, round trips, and what it refuses."""
+"""Schedule: columns, content equality, round trips, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topology: canonical links, content equality, round trips, and what it refuses."""
+"""Topology: canonical links, content equality, round trips, and refusals."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_descriptions_move_with_the_ranks(topology, data):
         generators=topology.generators,
     )
     p = data.draw(st.permutations(range(topology.num_ranks)))
-    moved = named.relabel(p)  # refuses generators that are no automorphisms
+    moved = named.relabel(p)  # refuses generators that are not automorphisms
     assert [moved.vertex_names[r] for r in p] == list(names[: topology.num_ranks])
     assert moved.vertex_names[topology.num_ranks :] == names[topology.num_ranks :]
     assert len(moved.generators) == len(named.generators)

@@ -1,4 +1,4 @@
-"""What the tests of execution share: meshes, schedules, and collectives in NumPy."""
+"""Shared by the tests of execution: meshes, schedules, and collectives in NumPy."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CASES = [
     ("broadcast", "ring", "hops", 2),
     ("gather", "mesh", "hops", 1),
 ]
-# Trailing dimensions of what a rank has: none, those of whole tiles, and tiles that would be cut.
+# Trailing dimensions of a rank's operand: none, those of whole tiles, and tiles that would be cut.
 TRAILING = [(), (128,), (8, 128), (5, 128), (24, 3)]
 
 

@@ -77,7 +77,7 @@ def test_neither_has_a_derivative(check_vma):
         f = sharded(lambda v: m.pmax(v, "x").sum(), mesh_of(8), P("x"), P(), check_vma=check_vma)  # noqa: B023
         with pytest.raises(NotImplementedError, match=r"[Dd]ifferentiation rule"):
             jax.grad(f)(jnp.ones(8))
-        # What is not differentiated may depend on one, as in a stable softmax.
+        # A value that is not differentiated may depend on one, as in a stable softmax.
         g = sharded(
             lambda v: lax.psum(jnp.exp(v - m.pmax(lax.stop_gradient(v), "x")).sum(), "x"),  # noqa: B023
             mesh_of(8),

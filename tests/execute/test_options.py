@@ -1,4 +1,4 @@
-"""Compiler options: which platform gets which, and what is refused."""
+"""Compiler options: which platform gets which, and refusals."""
 
 from __future__ import annotations
 

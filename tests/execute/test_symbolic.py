@@ -1,4 +1,4 @@
-"""Symbolic shapes: what is exported with them runs, as that of ``jax.lax`` does.
+"""Symbolic shapes: programs exported with them run, as those of ``jax.lax`` do.
 
 In processes of their own: XLA aborts the process where it cannot propagate a size into
 ``shard_map``.

@@ -255,14 +255,14 @@ def test_claims_are_means_beside_the_papers():
         is None
     )
     assert out_of_reach(runs) == []
-    quicker = overtaken(runs, "direct")
-    assert [line.partition(":")[0] for line in quicker] == [
+    overtaking = overtaken(runs, "direct")
+    assert [line.partition(":")[0] for line in overtaking] == [
         "a, 1 KB",
         "a, 1 GB",
         "b, 1 KB",
         "b, 1 GB",
     ]
-    assert all("tacos takes 0." in line for line in quicker)
+    assert all("tacos takes 0." in line for line in overtaking)
 
 
 def test_all_families_are_built():

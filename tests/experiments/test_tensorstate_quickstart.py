@@ -1,4 +1,4 @@
-"""The quickstart of the search: its text, its checks, and what it refuses."""
+"""The quickstart of the search: its text, its checks, and its refusals."""
 
 from __future__ import annotations
 

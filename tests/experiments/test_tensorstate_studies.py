@@ -1,4 +1,4 @@
-"""What the studies of the tensor-state search claim."""
+"""Claims of the studies of the tensor-state search."""
 
 from __future__ import annotations
 

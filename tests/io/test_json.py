@@ -377,7 +377,7 @@ REFUSED = [
     (RING, {"num_ranks": 2**16, "num_vertices": 2**16}, "no path|has 3 ranks", TopologyError),
     (GATHER, {"kind": "gathr"}, "unknown collective 'gathr'", JaxcollError),
     (GATHER, {"groups": [[0, 0]]}, "rank 0 is in more than one place", JaxcollError),
-    (GATHER, {"root": 2}, "place in every group", JaxcollError),
+    (GATHER, {"root": 2}, "index in every group", JaxcollError),
     (GATHER, {"chunks_per_shard": 2**31 - 1}, "more than the 2", JaxcollError),
     (SCHEDULE_3, {"chunk": [9]}, "one value per send", ScheduleError),
     (SCHEDULE_3, {"edges__path_link": [5, 5, 5, 5, 5, 5]}, "broken path", ScheduleError),

@@ -1,4 +1,4 @@
-"""MultiTree's schedule tables: the printed ones, round trips, and what is refused."""
+"""MultiTree's schedule tables: the printed ones, round trips, and refusals."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_idle_steps_are_nops():
 
 
 def replay(tables: multitree.Tables) -> list[dict[int, int]]:
-    """What a network interface does: entries in step, dependencies as the tables tell them.
+    """Replays the network interfaces: entries in step, dependencies as the tables give them.
 
     Returns for every rank how many contributions it holds of each flow.
     """

@@ -1,4 +1,4 @@
-"""The checks of arguments: what each takes, what it returns, and what it says of the rest."""
+"""The checks of arguments: accepted values, results, and messages of refusals."""
 
 from __future__ import annotations
 

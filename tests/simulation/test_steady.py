@@ -27,7 +27,7 @@ def test_it_is_the_busiest_link(schedule):
 
 
 def test_closed_forms():
-    # Of a ring's links each carries half of what the others have.
+    # Each link of a bidirectional ring carries half of the other ranks' chunks.
     around = Ring().synthesize(ring(5, bandwidth=2e9), Collective("all_gather", 5))
     assert steady_seconds(around) == Fraction(2, 5) / (2 * 10**9)
     for topology in (dgx_a100(2), torus(3, 3)):

@@ -312,7 +312,7 @@ def test_fat_tree(arity, levels):
         for v in range(n):
             level = next(t for t in range(levels + 1) if u // arity**t == v // arity**t)
             assert hops[u, v] == 2 * level
-    # Full bisection: what can enter the two halves is what all their ranks can send.
+    # Full bisection: the two halves can receive as much as all their ranks can send.
     if arity % 2 == 0 and levels > 1:
         flow = nx.DiGraph()
         for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):

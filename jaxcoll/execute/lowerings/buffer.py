@@ -100,7 +100,7 @@ def blank(like: jax.Array, length: int) -> jax.Array:
 
 
 def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
-    """``x`` said to vary over the axes that ``like`` does."""
+    """``x`` typed as varying over the axes that ``like`` varies over."""
     missing = tuple(sorted(varying(like) - varying(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
@@ -108,30 +108,32 @@ def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
 # ---------------------------------------------------------------------- in and out
 
 
-def fill(program: PermuteProgram, x: jax.Array, rank: jax.Array, width: int) -> jax.Array:
+def initial_buffer(program: PermuteProgram, x: jax.Array, rank: jax.Array, width: int) -> jax.Array:
     """The buffer before the first step."""
     collective, k = program.collective, program.collective.chunks_per_shard
     length = program.num_rows * width
     if collective.kind in ("all_gather", "gather"):
-        start = lookup(program.place * k, rank)
+        start = lookup(program.group_index * k, rank)
         return write(blank(x, length), x, start, width)
     if collective.kind == "all_to_all":
         # A rank's block for itself is at its final row from the start.
         buffer = write(blank(x, length), x, program.group_size * k, width)
-        start = lookup(program.place * k, rank)
+        start = lookup(program.group_index * k, rank)
         return write(buffer, read(x, start, k, width), start, width)
     return x if x.shape[0] == length else write(blank(x, length), x, 0, width)
 
 
-def empty(program: PermuteProgram, buffer: jax.Array, rank: jax.Array, width: int) -> jax.Array:
+def read_result(
+    program: PermuteProgram, buffer: jax.Array, rank: jax.Array, width: int
+) -> jax.Array:
     """The rows of the result, after the last step; zeros at ranks that have none."""
     collective, k = program.collective, program.collective.chunks_per_shard
     if collective.kind in ("reduce_scatter", "scatter"):
-        return read(buffer, lookup(program.place * k, rank), k, width)
+        return read(buffer, lookup(program.group_index * k, rank), k, width)
     shards = 1 if collective.kind in ("broadcast", "reduce") else program.group_size
     result = read(buffer, 0, shards * k, width)
     if collective.kind in ("reduce", "gather"):
-        is_root = lookup(program.place == collective.root, rank)
+        is_root = lookup(program.group_index == collective.root, rank)
         return lax.select(_everywhere(is_root, result), result, lax.full_like(result, 0))
     return result
 

@@ -71,7 +71,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataflow:
-    """A program as values: value 0 is the input, value i + 1 what the i-th operation makes.
+    """A program as values: value 0 is the input, value i + 1 the i-th operation's result.
 
     Attributes:
         steps: the operations of each step; none of a step uses a permuted value of the same step.
@@ -106,7 +106,7 @@ class _Irregular(Exception):
 class _DataflowBuilder:
     """Traces a program and records which rows of which values add up to each row of each rank.
 
-    Row ``row`` of rank r is the sum of rows ``place[r, row, :count[r, row]]`` of the values
+    Row ``row`` of rank r is the sum of rows ``offset[r, row, :count[r, row]]`` of the values
     ``value[r, row, :count[r, row]]``.
     """
 
@@ -115,7 +115,7 @@ class _DataflowBuilder:
         shape = (program.num_ranks, program.num_rows)
         self.count = np.zeros(shape, np.int32)
         self.value = np.full((*shape, 1), -1, np.int32)
-        self.place = np.full((*shape, 1), -1, np.int32)
+        self.offset = np.full((*shape, 1), -1, np.int32)
         self.sizes = [0]
         rows = program.input_rows()
         self.sizes[0] = rows.shape[1]
@@ -192,7 +192,7 @@ class _DataflowBuilder:
         for u, v in round_.pairs:
             filled = send[u] >= 0
             rows = send[u][filled]
-            order = np.lexsort((self.place[u, rows, 0], self.value[u, rows, 0]))
+            order = np.lexsort((self.offset[u, rows, 0], self.value[u, rows, 0]))
             send[u, : len(rows)] = rows[order]
             recv[v, : len(rows)] = recv[v][filled][order]
             add[v, : len(rows)] = add[v][filled][order]
@@ -203,18 +203,18 @@ class _DataflowBuilder:
         active = table >= 0
         rows = np.where(active, table, 0)
         ranks = np.arange(len(table))[:, None]
-        count, value, place = (a[ranks, rows] for a in (self.count, self.value, self.place))
+        count, value, offset = (a[ranks, rows] for a in (self.count, self.value, self.offset))
         count, value = np.where(active, count, 0), np.where(active[..., None], value, -1)
         if ((count == 0) & active).any():
             raise _Irregular
         goes_on = (active[:, 1:] == active[:, :-1]) & (count[:, 1:] == count[:, :-1])
         goes_on &= (value[:, 1:] == value[:, :-1]).all(-1)
-        follows = (place[:, 1:] == place[:, :-1] + 1) | (value[:, 1:] < 0)
+        follows = (offset[:, 1:] == offset[:, :-1] + 1) | (value[:, 1:] < 0)
         goes_on &= follows.all(-1)
         first = np.flatnonzero(np.concatenate([[True], ~goes_on.all(axis=0)]))
         lengths = np.diff(np.append(first, table.shape[1]))
         return tuple(
-            _segment(int(length), count[:, c], value[:, c], place[:, c])
+            _segment(int(length), count[:, c], value[:, c], offset[:, c])
             for c, length in zip(first, lengths, strict=True)
         )
 
@@ -253,20 +253,20 @@ class _DataflowBuilder:
                 else:
                     self._set(here, table[here, at], name, at)
 
-    def _set(self, ranks, rows, value: int, place: int) -> None:
+    def _set(self, ranks, rows, value: int, offset: int) -> None:
         self.count[ranks, rows] = 1
         self.value[ranks, rows] = -1
         self.value[ranks, rows, 0] = value
-        self.place[ranks, rows, 0] = place
+        self.offset[ranks, rows, 0] = offset
 
-    def _append(self, ranks, rows, value: int, place: int) -> None:
+    def _append(self, ranks, rows, value: int, offset: int) -> None:
         at = self.count[ranks, rows]
         while len(at) and at.max() >= self.value.shape[2]:
             longer = [(0, 0), (0, 0), (0, self.value.shape[2])]
             self.value = np.pad(self.value, longer, constant_values=-1)
-            self.place = np.pad(self.place, longer, constant_values=-1)
+            self.offset = np.pad(self.offset, longer, constant_values=-1)
         self.value[ranks, rows, at] = value
-        self.place[ranks, rows, at] = place
+        self.offset[ranks, rows, at] = offset
         self.count[ranks, rows] += 1
 
     def _found(self, wanted: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -274,10 +274,10 @@ class _DataflowBuilder:
         found = [np.full((n, size), -1, np.int32) for size in self.sizes]
         ranks, columns = np.nonzero(wanted >= 0)
         rows = wanted[ranks, columns]
-        values, places = self.value[ranks, rows, 0], self.place[ranks, rows, 0]
+        values, offsets = self.value[ranks, rows, 0], self.offset[ranks, rows, 0]
         for value in np.unique(values):
             here = values == value
-            found[value][ranks[here], places[here]] = columns[here]
+            found[value][ranks[here], offsets[here]] = columns[here]
         return tuple(found)
 
 
@@ -289,7 +289,7 @@ def _as_table(mask: np.ndarray) -> np.ndarray:
     return table
 
 
-def _segment(length: int, count: np.ndarray, value: np.ndarray, place: np.ndarray) -> Segment:
+def _segment(length: int, count: np.ndarray, value: np.ndarray, offset: np.ndarray) -> Segment:
     kinds, which = np.unique(value[count > 0], axis=0, return_inverse=True)
     if len(kinds) > MOST_VARIANTS:
         raise _Irregular
@@ -300,6 +300,6 @@ def _segment(length: int, count: np.ndarray, value: np.ndarray, place: np.ndarra
         terms = int((kind >= 0).sum())
         mine = (count > 0) & (variant == i)
         # Ranks of other variants read the rows that a rank of this one reads, which exist.
-        start = np.where(mine[:, None], place[:, :terms], place[np.argmax(mine), :terms])
+        start = np.where(mine[:, None], offset[:, :terms], offset[np.argmax(mine), :terms])
         variants.append(Variant(tuple(int(v) for v in kind[:terms]), start.T))
     return Segment(length, tuple(variants), variant)

@@ -99,36 +99,36 @@ class PermuteProgram:
         return shards * self.collective.chunks_per_shard
 
     @functools.cached_property
-    def place(self) -> np.ndarray:
-        """Place of each rank in its group, 0 for ranks in none; int32 of shape (ranks,)."""
-        place = np.zeros(self.num_ranks, np.int32)
+    def group_index(self) -> np.ndarray:
+        """Index of each rank in its group, 0 for ranks in none; int32 of shape (ranks,)."""
+        index = np.zeros(self.num_ranks, np.int32)
         for group in self.collective.groups:
-            place[list(group)] = np.arange(len(group))
-        return place
+            index[list(group)] = np.arange(len(group))
+        return index
 
     def input_rows(self) -> np.ndarray:
         """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
         kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
         if kind in ("all_gather", "gather"):
-            return (self.place * k)[:, None] + np.arange(k, dtype=np.int32)
+            return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
         if kind == "all_to_all":
             rows = np.tile(np.arange(self.group_size * k, dtype=np.int32), (n, 1))
-            own = rows // k == self.place[:, None]
+            own = rows // k == self.group_index[:, None]
             # A rank's block for itself is at its final row from the start.
             return np.where(own, rows, self.group_size * k + rows)
         rows = np.tile(np.arange(self.blocks[0] * self.block_rows, dtype=np.int32), (n, 1))
         if kind in ("broadcast", "scatter"):
-            rows[self.place != self.collective.root] = -1
+            rows[self.group_index != self.collective.root] = -1
         return rows
 
     def output_rows(self) -> np.ndarray:
         """The row of each row of the result, int32 of shape (ranks, rows); -1 where it is zeros."""
         kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
         if kind in ("reduce_scatter", "scatter"):
-            return (self.place * k)[:, None] + np.arange(k, dtype=np.int32)
+            return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
         rows = np.tile(np.arange(self.blocks[1] * self.block_rows, dtype=np.int32), (n, 1))
         if kind in ("reduce", "gather"):
-            rows[self.place != self.collective.root] = -1
+            rows[self.group_index != self.collective.root] = -1
         return rows
 
 
@@ -189,9 +189,9 @@ def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np
         return np.where(collective.group_of_rank[rank] == group, local, -1)
     k = collective.chunks_per_shard
     size = np.asarray([len(g) for g in collective.groups], np.int64)[group]
-    source, (target, piece) = local // (size * k), np.divmod(local % (size * k), k)
-    row = np.where(rank == collective.target[chunk], source * k + piece, -1)
-    return np.where(rank == collective.owner[chunk], (size + target) * k + piece, row)
+    source, (target, part) = local // (size * k), np.divmod(local % (size * k), k)
+    row = np.where(rank == collective.target[chunk], source * k + part, -1)
+    return np.where(rank == collective.owner[chunk], (size + target) * k + part, row)
 
 
 # ---------------------------------------------------------------------- rounds

@@ -24,10 +24,10 @@ from jax import lax
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings.buffer import (
     Run,
-    empty,
-    fill,
+    initial_buffer,
     put,
     read,
+    read_result,
     resolve,
     runs,
 )
@@ -51,10 +51,10 @@ def run(
     """
     program = split_long_steps(program) if target == "tpu" else program
     rank = axes.rank()
-    buffer = fill(program, x, rank, width)
+    buffer = initial_buffer(program, x, rank, width)
     for stage in stages(program):
         buffer = _run_stage(stage, buffer, axes, rank, width, target, op)
-    return empty(program, buffer, rank, width)
+    return read_result(program, buffer, rank, width)
 
 
 # ---------------------------------------------------------------------- stages
@@ -128,7 +128,7 @@ def _resend_own(program: PermuteProgram, pairs, send: np.ndarray, recv: np.ndarr
     for u, v in pairs:
         if group[u] == group[v]:
             idle = recv[:, v] < 0
-            recv[:, v][idle] = send[:, u][idle] = program.place[u] * k
+            recv[:, v][idle] = send[:, u][idle] = program.group_index[u] * k
 
 
 # ---------------------------------------------------------------------- running

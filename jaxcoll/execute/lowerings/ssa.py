@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.layout import at_least
-from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
+from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.grouped_permutes import permute_together
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
@@ -67,13 +67,13 @@ def run(
 
 def _run_buffer(program: PermuteProgram, x: jax.Array, axes: Axes, width: int, op) -> jax.Array:
     rank = axes.rank()
-    buffer = fill(program, x, rank, width)
+    buffer = initial_buffer(program, x, rank, width)
     for rounds in program.steps:
         # All of a step is read before any of it is written.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         arrived = [axes.permute(s, r.pairs) for s, r in zip(sources, rounds, strict=True)]
         buffer = receive(buffer, arrived, rounds, rank, width, op)
-    return empty(program, buffer, rank, width)
+    return read_result(program, buffer, rank, width)
 
 
 def _run_overlapped(program: PermuteProgram, x: jax.Array, axes: Axes, width: int, target: str, op):
@@ -82,7 +82,7 @@ def _run_overlapped(program: PermuteProgram, x: jax.Array, axes: Axes, width: in
     The rows that the next step sends are read then, too, unless they are only just arriving.
     """
     rank = axes.rank()
-    buffer = fill(program, x, rank, width)
+    buffer = initial_buffer(program, x, rank, width)
     arrived, behind = [], ()  # of the last step, if it is not written yet
     for t, rounds in enumerate(program.steps):
         if t == 0 or _depends(rounds, program.steps[t - 1]):
@@ -95,7 +95,7 @@ def _run_overlapped(program: PermuteProgram, x: jax.Array, axes: Axes, width: in
         buffer = receive(buffer, arrived, behind, rank, width, op)
         arrived, behind = here, rounds
     buffer = receive(buffer, arrived, behind, rank, width, op)
-    return empty(program, buffer, rank, width)
+    return read_result(program, buffer, rank, width)
 
 
 def _depends(rounds: tuple[Round, ...], before: tuple[Round, ...]) -> bool:

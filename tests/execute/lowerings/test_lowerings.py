@@ -193,7 +193,7 @@ def test_what_pallas_refuses():
 
 def test_without_its_waits_the_kernel_fails(monkeypatch):
     # A rank then sends on rows before they have arrived.
-    message = pallas._Place._message
+    message = pallas._RankKernel._message
 
     def impatient(*arguments):
         copy = message(*arguments)
@@ -201,7 +201,7 @@ def test_without_its_waits_the_kernel_fails(monkeypatch):
             start=copy.start, wait_send=copy.wait_send, wait_recv=lambda: None
         )
 
-    monkeypatch.setattr(pallas._Place, "_message", impatient)
+    monkeypatch.setattr(pallas._RankKernel, "_message", impatient)
     with pytest.raises(AssertionError):
         test_pallas_in_the_interpreter_without_races(("all_gather", "ring", "ring", 1, 4, None))
     pltpu.reset_tpu_interpret_mode_state()

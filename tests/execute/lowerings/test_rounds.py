@@ -64,7 +64,7 @@ def test_relays_take_rows_of_their_own():
     # Groups of opposite ranks of a ring: every chunk passes through strangers.
     program = permute_program(schedule_of("ring", 8, "all_gather", "hops", 1, PAIRS))
     assert program.num_rows > 2
-    end = run_on_sets(program, [{int(program.place[r]): [r]} for r in range(8)])
+    end = run_on_sets(program, [{int(program.group_index[r]): [r]} for r in range(8)])
     for group in PAIRS:
         for rank in group:
             assert [end[rank][row] for row in range(2)] == [[r] for r in group]
