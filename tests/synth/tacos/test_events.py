@@ -236,7 +236,7 @@ def test_a_deadline_keeps_slow_links_from_what_faster_ones_bring_in_time():
 
 
 def test_attempts_are_enough_on_a_large_unequal_mesh():
-    """16 attempts took 11,732 us, 3.9 % more than TACOS v1.3.0; the bound of one chunk is 11,284."""
+    """16 attempts took 11,732 us, 3.9 % above TACOS v1.3.0; the bound of one chunk is 11,284."""
     topology = mesh(12, 12, bandwidth=(73 * GIB, 16 * GIB))
     timeline = run(Tacos(nbytes=GIB), topology, Collective("all_gather", 144))
     assert round(timeline.time * 1e6) <= 11291
