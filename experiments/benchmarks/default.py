@@ -1,10 +1,10 @@
 """The default: what ``jc.synthesize`` chooses by itself, against an exhaustive search.
 
 For every network, collective and size: the time of the default's schedule by the link model
-"astra" beside the bound and beside the fastest of all synthesizers times all chunk counts, or, where
-that was not searched for and the time is near enough to it, beside a bound; and the CPU seconds
-that choosing took. Kernels are compiled before (Numba caches them on disk), so the
-seconds count no compilation.
+"astra" beside the bound and beside the fastest of all synthesizers times all chunk counts, and the
+CPU seconds that choosing took. Where that was not searched for, a time that is near enough to a
+bound stands beside the bound: nothing is faster. Kernels are compiled before (Numba caches them on
+disk), so the seconds count no compilation.
 
 ``--exhaustive`` runs the other side and records it (``exhaustive_search``).
 """

@@ -134,7 +134,7 @@ class Portfolio(Synthesizer):
             CollectiveError: no candidate is defined for the problem.
         """
         counts = (collective.chunks_per_shard,)
-        climbs = [_Climb(synthesizer, counts) for synthesizer in self._variants()]
+        climbs = [_Climb(synthesizer, counts) for synthesizer in self._variants(topology)]
         return self._race(topology, collective, seed, climbs)
 
     def with_chunks_chosen(
@@ -155,7 +155,7 @@ class Portfolio(Synthesizer):
         seed = self.checked(topology, collective, seed)
         climbs = [
             _Climb(synthesizer, counts)
-            for synthesizer in self._variants()
+            for synthesizer in self._variants(topology)
             for counts in chunk_counts(synthesizer, topology, one)
         ]
         found = self._race(topology, one, seed, climbs)
@@ -170,13 +170,14 @@ class Portfolio(Synthesizer):
             )
         )
 
-    def _variants(self) -> tuple[Synthesizer, ...]:
+    def _variants(self, topology: Topology) -> tuple[Synthesizer, ...]:
         """What is tried; one named on its own is tried even where auto leaves it out."""
         names = self.names or tuple(REGISTRY)
         found = []
         for name in names:
             entry = REGISTRY[name]
-            found += entry.variants or ((entry.make(),) if self.names else ())
+            variants = entry.variants or ((entry.make(),) if self.names else ())
+            found += [entry.suited(each, topology) for each in variants]
         return tuple(dict.fromkeys(told(each, self.nbytes) for each in found))
 
     def _race(

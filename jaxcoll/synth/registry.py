@@ -49,6 +49,7 @@ _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
 _MOST_ROOTS = 2**19  # work to find the root of all trees
 _MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
+_OPTIMUM = 0.4  # for each rank and link what finding and packing trees takes without switches
 _MATCHED = 0.6  # of what a plain send costs is what TACOS takes to match one
 _DOUBLINGS = tuple(2**i for i in range(9))
 
@@ -142,6 +143,12 @@ def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective)
     return twice * shards * collective.chunks_per_shard
 
 
+def _packed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Where there are no switches, trees are found in time for each rank and link."""
+    found = _OPTIMUM * topology.num_ranks * topology.num_links if topology.is_direct else 0.0
+    return found + _sends(synthesizer, topology, collective)
+
+
 def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Chunks take paths of several links, each of which is searched and simulated."""
     mean = float(hop_distances(topology).mean())
@@ -167,6 +174,17 @@ def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collecti
     return matched if topology.is_direct else 6 * matched * len(degrees(topology))
 
 
+def _as_it_is(synthesizer: Synthesizer, topology: Topology) -> Synthesizer:
+    return synthesizer
+
+
+def _any_direct(synthesizer: Synthesizer, topology: Topology) -> Synthesizer:
+    """Refusals by number are for networks with switches: on direct ones the work is known."""
+    if not topology.is_direct:
+        return synthesizer
+    return dataclasses.replace(synthesizer, quick=False)  # type: ignore[type-var, call-arg]
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A synthesizer, and how auto and ``synthesize`` use it.
@@ -178,6 +196,7 @@ class Entry:
             where another is known to be as fast.
         sized: whether it has a field ``nbytes``, the bytes of a rank's buffer to be fast for.
         work: see ``Work``.
+        suited: a variant as auto tries it on a network.
     """
 
     make: type[Synthesizer]
@@ -185,6 +204,7 @@ class Entry:
     variants: tuple[Synthesizer, ...] = ()
     sized: bool = False
     work: Work = _sends
+    suited: Callable[[Synthesizer, Topology], Synthesizer] = _as_it_is
 
 
 REGISTRY: Mapping[str, Entry] = {
@@ -216,7 +236,11 @@ REGISTRY: Mapping[str, Entry] = {
     "multitree": Entry(MultiTree, variants=(MultiTree(),)),
     "tacos": Entry(Tacos, only(1, 2, 3, 4, 8), (Tacos(), Tacos(aggregate=None)), True, _attempts),
     "forestcoll": Entry(
-        ForestColl, _forests, (ForestColl(quick=True), ForestColl(order="steps", quick=True))
+        ForestColl,
+        _forests,
+        (ForestColl(quick=True), ForestColl(order="steps", quick=True)),
+        work=_packed,
+        suited=_any_direct,
     ),
     "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
     "time_stepped": Entry(TimeStepped, only(*_DOUBLINGS), sized=True, work=_hops),

@@ -13,10 +13,11 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import Portfolio, Ring, synthesize
 from jaxcoll.topologies import ring, torus
 
-SMALL = ("torus-2x4", "switch-2d-2x3", "mesh-2x3-unequal", "a100-x1", "a100-x2", "dragonfly")
+SMALL = ("torus-2x4", "switch-2d-2x3", "mesh-2x3-unequal", "a100-x1")
+KINDS = ("all_gather", "all_reduce", "all_to_all")
 
 
-@pytest.mark.parametrize("kind", default.COLLECTIVES)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SMALL)
 def test_the_default_is_near_the_best_of_all(name, kind):
     topology, best = default.NETWORKS[name](), recorded()[name]["best"][kind]

@@ -194,6 +194,15 @@ def test_a_named_synthesizer_gets_chunks_for_the_size():
     assert seconds(large, 1e9) < seconds(one, 1e9)
 
 
+def test_forestcoll_is_tried_on_direct_networks_of_more_than_128_ranks():
+    """Trees are packed there in a moment; auto refused by the number of ranks."""
+    topology = torus(12, 12).without(links=[(0, 1)])
+    schedule = synthesize(topology, "all_gather", Portfolio(1e9, names=("forestcoll",)))
+    assert (
+        schedule.provenance.certificate["time"] <= 1.5 * jc.bound(topology, "all_gather", 1e9).time
+    )
+
+
 def test_no_candidate_is_tried_twice():
     """ForestColl's series of chunk counts have counts in common."""
     schedule = synthesize(dgx_a100(2), "all_gather", nbytes=1e8)

@@ -227,7 +227,7 @@ def test_below_a_limit_no_message_arrives_at_it_or_later(case, tacos, seed):
 def test_a_deadline_keeps_slow_links_from_what_faster_ones_bring_in_time():
     """Eleven chunks over the fast link into a corner and four over the slow one: the bound.
 
-    Without a deadline a slow link takes a fifth chunk, 8,931 us; TACOS v1.3.0 takes 8,708.
+    Without a deadline a slow link takes a fifth chunk: 8,931 us, 2.6 % more than TACOS v1.3.0.
     """
     topology = mesh(4, 4, bandwidth=(80 * GIB, 35 * GIB))
     timeline = run(Tacos(nbytes=GIB), topology, Collective("all_gather", 16))
@@ -236,7 +236,7 @@ def test_a_deadline_keeps_slow_links_from_what_faster_ones_bring_in_time():
 
 
 def test_attempts_are_enough_on_a_large_unequal_mesh():
-    """TACOS v1.3.0 takes 11,291 us; 16 attempts took 11,732. The bound of one chunk is 11,284."""
+    """16 attempts took 11,732 us, 3.9 % above TACOS v1.3.0; the bound of one chunk is 11,284."""
     topology = mesh(12, 12, bandwidth=(73 * GIB, 16 * GIB))
     timeline = run(Tacos(nbytes=GIB), topology, Collective("all_gather", 144))
     assert round(timeline.time * 1e6) <= 11291
