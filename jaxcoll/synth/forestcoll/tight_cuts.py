@@ -78,7 +78,7 @@ def pack_across(
     outer: Capacity = {}
     enters: dict[int, list[list[int]]] = {}
     leaves: dict[int, list[list[int]]] = {}
-    roots = [int(trees[v]) for v in ranks[0]]
+    roots = [trees[v] for v in ranks[0].tolist()]
     for (u, v), amount in capacity.items():
         if beyond[u] and beyond[v]:
             inner[int(place[u]), int(place[v])] = amount
@@ -90,9 +90,10 @@ def pack_across(
             roots[place[v]] += amount
         elif beyond[u]:
             leaves.setdefault(b, []).append([u, amount])
-    own = [[int(v), int(trees[v])] for v in ranks[0] if trees[v]]
+    own = [[v, trees[v]] for v in ranks[0].tolist() if trees[v]]
+    rooted = [trees[v] for v in ranks[1].tolist()]
     first = pack(inside, inner, tuple(roots))
-    second = pack(outside + 1, outer, (*(int(trees[v]) for v in ranks[1]), sum(a for _, a in own)))
+    second = pack(outside + 1, outer, (*rooted, sum(a for _, a in own)))
     return _joined(first, second, ranks, place, own, enters, leaves)
 
 
