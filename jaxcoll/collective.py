@@ -99,7 +99,8 @@ class Collective:
 
     def _check_shares(self) -> None:
         shares = checks.integers(self.shares, "shares", CollectiveError, least=0)
-        if self.kind not in SHARED or len(self.groups) > 1 or len(self.groups[0]) < self.num_ranks:
+        group, *others = self.groups
+        if self.kind not in SHARED or others or len(group) < self.num_ranks:
             raise CollectiveError(
                 f"shares are for {', '.join(sorted(SHARED))} of one group of all ranks, not for "
                 f"{self.kind} with {len(self.groups)} groups"
