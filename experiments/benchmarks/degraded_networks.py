@@ -174,7 +174,7 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "H100 x128 with a slow NIC": lambda: _cluster(dgx_h100, 128, slow=[77]),
     "MI250 x32 with a dead NIC": lambda: _cluster(mi250, 32, dead=[5]),
     "MI250 x64 with a slow NIC": lambda: _cluster(mi250, 64, slow=[5]),
-    "64 boxes of 8 on rails less a wire": lambda: less(multi_rail(64, 8), (3, 512 + 64 + 3)),
+    "64 boxes of 8 on rails less a wire": lambda: less(multi_rail(64, 8), (3, 512 + 3)),
     "dragonfly 33x16": lambda: listed(dragonfly(33, 16)),
     "dragonfly 32x32 less 8 wires": lambda: less_some(dragonfly(32, 32), 8, 2),
     "two rings of 128": lambda: two_rings(128),
