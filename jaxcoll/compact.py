@@ -123,8 +123,11 @@ def check_compact(topology: Topology, collective: Collective) -> None:
     """
     if not topology.is_direct:
         raise ScheduleError(f"compact schedules run on networks without switches, not {topology}")
-    if collective.kind != "all_gather" or collective.is_grouped:
-        raise ScheduleError(f"compact schedules carry an all_gather of all ranks, not {collective}")
+    unequal = collective.shares is not None
+    if collective.kind != "all_gather" or collective.is_grouped or unequal:
+        raise ScheduleError(
+            f"compact schedules carry an all_gather of equal shards of all ranks, not {collective}"
+        )
     if topology.num_ranks != collective.num_ranks:
         raise ScheduleError(
             f"the topology has {topology.num_ranks} ranks, the collective {collective.num_ranks}"

@@ -66,7 +66,7 @@ def wired(ranks: int, wires: Mapping[Pair, int], vertices: int | None = None) ->
     """Wires with their GB/s, each a link both ways."""
     ends = np.asarray(list(wires)).T
     src, dst = np.concatenate([ends, ends[::-1]], axis=1)
-    speeds = [speed * GB for speed in wires.values()] * 2
+    speeds = np.asarray([speed * GB for speed in wires.values()] * 2)
     return Topology(
         ranks, src, dst, np.full(len(src), 1e-6), speeds, num_vertices=vertices or ranks
     )  # type: ignore[arg-type]
@@ -95,7 +95,8 @@ def random_digraph(ranks: int, degree: int, seed: int) -> Topology:
     random = Random(seed)
     pairs = {(r, (r + 1) % ranks) for r in range(ranks)}
     while len(pairs) < degree * ranks:
-        pairs.add(tuple(random.sample(range(ranks), 2)))
+        u, v = random.sample(range(ranks), 2)
+        pairs.add((u, v))
     src, dst = np.asarray(sorted(pairs)).T
     speeds = [random.randint(1, 9) * GB for _ in src]
     return Topology(ranks, src, dst, np.full(len(src), 1e-6), speeds)  # type: ignore[arg-type]
@@ -173,7 +174,7 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "H100 x128 with a slow NIC": lambda: _cluster(dgx_h100, 128, slow=[77]),
     "MI250 x32 with a dead NIC": lambda: _cluster(mi250, 32, dead=[5]),
     "MI250 x64 with a slow NIC": lambda: _cluster(mi250, 64, slow=[5]),
-    "64 boxes of 8 on rails less a wire": lambda: less(multi_rail(64, 8), (3, 512 + 64 + 3)),
+    "64 boxes of 8 on rails less a wire": lambda: less(multi_rail(64, 8), (3, 512 + 3)),
     "dragonfly 33x16": lambda: listed(dragonfly(33, 16)),
     "dragonfly 32x32 less 8 wires": lambda: less_some(dragonfly(32, 32), 8, 2),
     "two rings of 128": lambda: two_rings(128),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.benchmarks.degraded_networks import NETWORKS, less, two_rings
 from experiments.benchmarks.report import report
 from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.collective import Collective
@@ -22,7 +23,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.tree_packing import pack_trees
-from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mi250, torus
+from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mesh, mi250, torus
 from jaxcoll.topology import Topology
 
 GB = 10**9
@@ -150,6 +151,23 @@ def measure_large(topology: Topology, peer: float | None) -> dict[str, Any]:
     return {column: figure for column, figure in figures.items() if figure is not None}
 
 
+def measure_scale(name: str, topology: Topology) -> dict[str, Any]:
+    """One row: a network without a known structure, its forest counted."""
+    best, search = seconds_of(lambda: optimum(topology))
+    flow, whole = seconds_of(lambda: forest(topology))
+    return {
+        "network": name,
+        "ranks": topology.num_ranks,
+        "vertices": topology.num_vertices,
+        "k": best.k,
+        "optimal": flow.check_load() == best.inverse,
+        "search CPU s": search,
+        "forest CPU s": whole,
+        "limit CPU s": 10 if topology.num_ranks <= 512 else 60,
+        "height": flow.height,
+    }
+
+
 def fixed_row(topology: Topology, k: int, paper: float | None) -> dict[str, Any]:
     """One row of Table 4.1."""
     algbw = Fraction(topology.num_ranks) / fixed_k(topology, k).inverse / GB
@@ -172,9 +190,25 @@ def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="forestcoll", description=__doc__)
     parser.add_argument("--large", action="store_true", help="also networks of up to 1024 ranks")
+    parser.add_argument(
+        "--scale",
+        nargs="*",
+        metavar="WORD",
+        help="only networks without a grid whose names contain one of the words, or all of them",
+    )
     options = parser.parse_args(argv)
     for topology in (torus(3, 3), dgx_a100(2), dgx_a100(3)):  # compile
         measure(topology)
+    if options.scale is not None:
+        chosen = [
+            (name, make)
+            for name, make in NETWORKS.items()
+            if not options.scale or any(word in name for word in options.scale)
+        ]
+        for make in (lambda: less(mesh(9, 9)), lambda: two_rings(33)):  # compile
+            forest(make())
+        report("forestcoll-scale", [measure_scale(name, make()) for name, make in chosen])
+        return
     report("forestcoll", [measure(make()) for make in SMALL])
     report("forestcoll-table-4-1", [fixed_row(mi250(2), k, x) for k, x in PAPER_FIXED_K.items()])
     networks = (dgx_a100(2), dgx_h100(2), mi250(2))

@@ -1,4 +1,4 @@
-"""Exact proofs for the all_reduce program (App. B.7): a bound from dual variables, trees from capacities.
+"""Exact proofs for the all_reduce program (App. B.7): bounds from dual variables, and trees.
 
 Every number here is a ``Fraction``: whatever a solver's floats were, what comes out is true.
 """
@@ -46,10 +46,10 @@ def proved_rate(topology: Topology, dual: DualVariables) -> Fraction | None:
     each byte from v over a length of at least dist_t(v); and so from each rank t. What flows on an
     arc is no more than its capacity for copies, or for sums, so that
 
-        sum_v x_v sum_t (min(worth_t, dist_t(v)) + the same of sums)  <=  sum_arcs capacity x dual variable
+        sum_v x_v sum_t (min(worth_t, dist_t(v)) + the same of sums)  <=  sum_arcs capacity x worth
 
-    with the larger of an arc's lengths over all t, of copies and of sums, as its dual variable. Capacity
-    between ranks that runs through switches is worth at least its shortest path by those of links.
+    with the larger of an arc's lengths over all t, of copies and of sums, as its worth. Capacity
+    between ranks through switches is worth at least the shortest path by the links' variables.
     """
     n = topology.num_ranks
     gains = [Fraction(0)] * n
@@ -71,7 +71,7 @@ def proved_rate(topology: Topology, dual: DualVariables) -> Fraction | None:
 
 
 def _cost(topology: Topology, dual: DualVariables, worth: Numbers) -> Fraction | None:
-    """What all capacity is worth, with the links' variables scaled until every arc is worth enough."""
+    """What all capacity is worth; the links' variables scaled until every arc is worth enough."""
     if topology.is_direct:
         return sum(
             (b * p for b, p in zip(topology.exact_bandwidth, worth, strict=True)), Fraction()
@@ -164,8 +164,8 @@ def paths_of_flows(
     """Flows through the switches as paths: (arc, links, amount), which make up the capacities.
 
     Args:
-        flows: for each rank, what of its capacity runs over each link; ``is_routable``. Circulations
-            among them are left out.
+        flows: for each rank, what of its capacity runs over each link (``is_routable``).
+            Circulations among them are left out.
     """
     for rank in range(topology.num_ranks):
         left = list(flows[rank])

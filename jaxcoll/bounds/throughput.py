@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -369,7 +370,7 @@ def _fewest_trees(
     return Scaling(k, U / unit, capacity, tuple(k * w for w in weights))
 
 
-def least_scale(crossing: Counter[int], trees: int) -> Fraction:
+def least_scale(crossing: Counter[Any], trees: int) -> Fraction:
     """The least U for which links of the given bandwidths let out enough whole trees."""
 
     def enough(scale: Fraction) -> bool:

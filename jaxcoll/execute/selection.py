@@ -120,6 +120,11 @@ def checked_groups(groups, axes: Axes) -> tuple[tuple[int, ...], ...] | None:
 
 def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
     given = schedule.collective
+    if given.shares is not None:
+        raise ScheduleError(
+            f"{schedule} gathers or reduces unequal shards, which jaxcoll.execute does not run; "
+            "synthesize one for equal shards"
+        )
     if given.num_ranks != axes.num_ranks:
         raise ScheduleError(
             f"{schedule} is for {given.num_ranks} ranks, but {axes} has {axes.num_ranks}; "

@@ -201,7 +201,7 @@ def _read_placement(value: object, where: str) -> Grid | Placement:
 
 def _write_collective(collective: Collective) -> dict:
     groups = [list(group) for group in collective.groups]
-    return {
+    said = {
         "format": COLLECTIVE,
         "kind": collective.kind,
         "num_ranks": collective.num_ranks,
@@ -209,6 +209,7 @@ def _write_collective(collective: Collective) -> dict:
         "groups": groups if collective.is_grouped else None,
         "root": collective.root,
     }
+    return said if collective.shares is None else said | {"shares": list(collective.shares)}
 
 
 def _read_collective(value: object, where: str = "collective") -> Collective:
@@ -220,6 +221,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
         fields.take("chunks_per_shard", readers.whole(1, readers.INT32), 1),
         fields.optional("groups", readers.list_of(_read_generator)),
         fields.optional("root", readers.whole(0, readers.INT32)),
+        fields.optional("shares", _read_generator),
     )
     fields.end()
     return Collective(*arguments)

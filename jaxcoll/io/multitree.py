@@ -121,6 +121,8 @@ def _check(schedule: Schedule) -> None:
         raise FormatError(
             f"schedule tables hold all_reduce, reduce_scatter or all_gather, got {collective.kind}"
         )
+    if collective.shares is not None:
+        raise FormatError(f"schedule tables hold equal shards, not those of {collective}")
     if collective.chunks_per_shard != 1:
         raise FormatError(
             f"schedule tables hold one chunk per flow, got {collective.chunks_per_shard} chunks "

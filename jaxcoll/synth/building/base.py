@@ -24,11 +24,13 @@ class Synthesizer(abc.ABC):
     write ``solve`` for the kinds in ``kinds``; the reducing kinds follow: reduce_scatter and reduce
     are the all_gather and broadcast of the transposed network run backwards, all_reduce is a
     reduce_scatter and an all_gather (TACOS, Sec. IV-E). An algorithm that sums in a way of its own,
-    as up and down a tree, writes all_reduce itself.
+    as up and down a tree, writes all_reduce itself. Those with ``takes_shares`` also solve
+    collectives of unequal shards.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    takes_shares: ClassVar[bool] = False
 
     @abc.abstractmethod
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
@@ -65,7 +67,7 @@ class Synthesizer(abc.ABC):
         """The seed, if it is one and the collective is for the topology's ranks.
 
         Raises:
-            CollectiveError: a bad seed.
+            CollectiveError: a bad seed, or unequal shards that the algorithm is not defined for.
             TopologyError: another number of ranks.
         """
         connected(topology)
@@ -75,6 +77,8 @@ class Synthesizer(abc.ABC):
                 f"the collective is for {collective.num_ranks} ranks, {topology} has "
                 f"{topology.num_ranks}"
             )
+        if not self.takes_shares:
+            collective.with_equal_shards(self.name)
         return checks.seed(seed, CollectiveError)
 
     @final

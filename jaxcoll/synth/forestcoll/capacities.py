@@ -106,7 +106,7 @@ class Capacities:
         return short is None
 
     def most_of(self, splits: Sequence[Split]) -> list[Split]:
-        """As much of some splits as leaves every rank every tree, or nearly as much as there can be.
+        """As much of some splits as leaves every rank every tree, or nearly the most.
 
         All are made tentatively. A rank that falls short by d names a cut, which only splits whose
         switch lies on the other side than both its ports have narrowed: d of these are taken back

@@ -79,7 +79,8 @@ def _levels(topology: Topology) -> tuple[dict[int, int], list[list[int]]]:
     """Hops from each vertex to the nearest rank; switches by hops and then by number of ports."""
     graph = nx.Graph(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     ranks = set(range(topology.num_ranks))
-    hops = nx.multi_source_dijkstra_path_length(graph, ranks & set(graph))
+    found = nx.multi_source_dijkstra_path_length(graph, ranks & set(graph))
+    hops = {int(v): int(h) for v, h in found.items()}
     tiers: dict[tuple[int, int], list[int]] = {}
     for w in range(topology.num_ranks, topology.num_vertices):
         if w in hops:

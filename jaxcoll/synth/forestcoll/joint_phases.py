@@ -1,9 +1,9 @@
 """All-reduce with both phases at once: in-trees that sum and out-trees that broadcast share links.
 
-The linear program of App. B.7 says how much of the vector is summed at each rank, and what trees of
-either kind may use of every link. In-trees and out-trees are packed into that, one of each per chunk,
-and a chunk starts on its way out as soon as it is complete. Steps are counted per chunk, so that
-chunks of the same tree follow each other through both phases.
+The linear program of App. B.7 says how much of the vector is summed at each rank, and what trees
+of either kind may use of every link. In-trees and out-trees are packed into that, one of each per
+chunk, and a chunk starts on its way out as soon as it is complete. Steps are counted per chunk, so
+that chunks of the same tree follow each other through both phases.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def joint_all_reduce(
     weights = _apportioned(chunks // times, bound.roots)
     receive, give = (side.trees(weights) for side in _sides(topology, _shared(bound)))
     edges, number = _all_edges(
-        topology, give.edges.reverse(topology.transpose_links()), receive.edges
+        topology, give.edges.reverse(topology.transpose().transpose_links()), receive.edges
     )
     start = np.cumsum([0, *weights]) * times
     up, down = (_sends(flow, start, times) for flow in (give, receive))

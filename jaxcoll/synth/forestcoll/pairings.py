@@ -62,8 +62,9 @@ def _transported(into: Ports, out: Ports) -> tuple[Pairing, dict[int, int], dict
     left_out = {v: c - receivers[v] for v, c in out.items() if c > receivers[v]}
     pairs = []
     for place, (t, wanted) in enumerate(receivers.items()):
-        part = _share_of(senders, wanted, place)
-        for u, amount in part.items():
+        if not wanted:
+            continue
+        for u, amount in _share_of(senders, wanted, place).items():
             if amount:
                 pairs.append((u, t, amount))
                 senders[u] -= amount

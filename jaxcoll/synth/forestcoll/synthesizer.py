@@ -62,6 +62,7 @@ class ForestColl(Synthesizer):
     phases: str = "separate"
 
     name: ClassVar[str] = "forestcoll"
+    takes_shares: ClassVar[bool] = True
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast", "all_reduce"})
 
     def __post_init__(self) -> None:
@@ -150,6 +151,9 @@ def _weights(topology: Topology, collective: Collective) -> list[int] | None:
         raise CollectiveError(
             f"forestcoll is defined for one group of all {n} ranks, not for {collective}"
         )
+    if collective.shares is not None:
+        shares = dict(zip(group, collective.shares, strict=True))
+        return [shares[r] for r in range(n)]
     if collective.kind in ("all_gather", "all_reduce"):
         return None
     root = group[collective.root or 0]

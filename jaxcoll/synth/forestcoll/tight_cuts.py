@@ -32,16 +32,16 @@ def tight_cut(num_ranks: int, capacity: Capacity, trees: Sequence[int]) -> np.nd
         bool of shape (ranks,).
     """
     n = num_ranks
-    src = np.asarray([u for u, _ in capacity] + [n] * n)
-    dst = np.asarray([v for _, v in capacity] + list(range(n)))
+    src = np.asarray([u for u, _ in capacity] + [n] * n, np.int64)
+    dst = np.asarray([v for _, v in capacity] + list(range(n)), np.int64)
     room = [*capacity.values(), *trees]
     network, last = FlowNetwork(n + 1, src, dst), None
     for target in range(n):
         carried = network.carried(room, n, target)
-        free = np.asarray([c > x for c, x in zip(room, carried, strict=True)])
-        used = np.asarray([x > 0 for x in carried])
+        free = np.asarray([c > x for c, x in zip(room, carried, strict=True)], np.bool_)
+        used = np.asarray([x > 0 for x in carried], np.bool_)
         # What is left of the network after the flow: arcs with room, and used ones backwards.
-        ends = np.concatenate([src[free], dst[used]]), np.concatenate([dst[free], src[used]])
+        ends = np.append(src[free], dst[used]), np.append(dst[free], src[used])
         left = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), (n + 1, n + 1))
         for side in (_reached(left.T.tocsr(), target), ~_reached(left, n)):
             size = int(side.sum())
@@ -55,7 +55,7 @@ def tight_cut(num_ranks: int, capacity: Capacity, trees: Sequence[int]) -> np.nd
 
 def _reached(graph: sp.csr_matrix, start: int) -> np.ndarray:
     """Whether each vertex can be reached, bool of shape (vertices,)."""
-    found = np.zeros(graph.shape[0], bool)
+    found = np.zeros(graph.indptr.size - 1, bool)
     found[sp.csgraph.breadth_first_order(graph, start, return_predecessors=False)] = True
     return found
 
@@ -78,7 +78,7 @@ def pack_across(
     outer: Capacity = {}
     enters: dict[int, list[list[int]]] = {}
     leaves: dict[int, list[list[int]]] = {}
-    roots = [int(trees[v]) for v in ranks[0]]
+    roots = [trees[v] for v in ranks[0].tolist()]
     for (u, v), amount in capacity.items():
         if beyond[u] and beyond[v]:
             inner[int(place[u]), int(place[v])] = amount
@@ -90,9 +90,10 @@ def pack_across(
             roots[place[v]] += amount
         elif beyond[u]:
             leaves.setdefault(b, []).append([u, amount])
-    own = [[int(v), int(trees[v])] for v in ranks[0] if trees[v]]
+    own = [[v, trees[v]] for v in ranks[0].tolist() if trees[v]]
+    rooted = [trees[v] for v in ranks[1].tolist()]
     first = pack(inside, inner, tuple(roots))
-    second = pack(outside + 1, outer, (*(int(trees[v]) for v in ranks[1]), sum(a for _, a in own)))
+    second = pack(outside + 1, outer, (*rooted, sum(a for _, a in own)))
     return _joined(first, second, ranks, place, own, enters, leaves)
 
 

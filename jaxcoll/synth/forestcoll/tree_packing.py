@@ -49,12 +49,14 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         )
     if num_ranks > _SEVERAL and sum(map(bool, trees)) > 1:
         arcs = arcs_of(num_ranks, capacity)
-        found = balanced_trees(arcs, trees)
+        found = balanced_trees(arcs, trees, brief=True)
+        if found is None:
+            beyond = tight_cut(num_ranks, capacity, trees)
+            if beyond is not None:
+                return pack_across(num_ranks, capacity, trees, beyond, pack_trees)
+            found = balanced_trees(arcs, trees)
         if found is not None:
             return _by_depth(arcs, found)
-        beyond = tight_cut(num_ranks, capacity, trees)
-        if beyond is not None:
-            return pack_across(num_ranks, capacity, trees, beyond, pack_trees)
     left = np.zeros((num_ranks, num_ranks), np.int64)
     for (u, v), amount in capacity.items():
         left[u, v] = amount
