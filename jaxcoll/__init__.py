@@ -66,8 +66,9 @@ if TYPE_CHECKING:
     )
     from jaxcoll.training import transforms as optax  # noqa: F401
 
-# Public folders that are loaded when first used: aot and execute need jax, draw Matplotlib.
-_FOLDERS = frozenset(("aot", "draw", "execute", "io"))
+# Public folders that are loaded when first used: aot and execute need jax, draw Matplotlib; the
+# finder reads tables.
+_FOLDERS = frozenset(("aot", "draw", "execute", "finder", "io"))
 
 # Names of jaxcoll.execute, which needs jax.
 _NEED_JAX = frozenset(

@@ -1,0 +1,24 @@
+"""The topology finder: direct-connect topologies with the best schedules for a size and degree.
+
+- ``construction``: bases and expansions that make a topology, built on demand;
+- ``candidates``: predicted costs and properties, and the bases; ``measured``: costs no formula has;
+- ``search``: bottom-up over sizes and degrees;
+- ``found``: a frontier, printed beside the paper's, and the choice for a workload;
+- ``entry``: ``find`` for one size, ``frontiers`` for all, saved and loaded.
+"""
+
+from jaxcoll.finder.candidates import Candidate, Has
+from jaxcoll.finder.construction import Construction
+from jaxcoll.finder.entry import Frontiers, find, frontiers
+from jaxcoll.finder.found import Found, FoundTopology
+
+__all__ = [
+    "Candidate",
+    "Construction",
+    "Found",
+    "FoundTopology",
+    "Frontiers",
+    "Has",
+    "find",
+    "frontiers",
+]

@@ -17,8 +17,7 @@ import numpy as np
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.errors import FormatError
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
-from jaxcoll.topologies.generative.circulant import circulant
-from jaxcoll.topologies.generative.kautz import generalized_kautz
+from jaxcoll.topologies.generative import circulant, generalized_kautz
 
 VERSION = 1
 _FILE = "measured.json"
@@ -106,11 +105,13 @@ def _diameter(size: int, offsets: tuple[int, ...]) -> int:
     """Steps after which every number modulo ``size`` is a sum of offsets, -1 if never."""
     reached = np.zeros(size, bool)
     reached[0] = True
-    frontier, steps = np.zeros(1, np.int64), 0
+    frontier: np.ndarray = np.zeros(1, np.int64)
+    steps = 0
     moves = np.asarray([*offsets, *(-x for x in offsets)])
     while len(frontier):
-        ahead = np.unique((frontier[:, None] + moves) % size)
-        frontier = ahead[~reached[ahead]]
+        ahead = np.zeros(size, bool)
+        ahead[((frontier[:, None] + moves) % size).ravel()] = True
+        frontier = np.flatnonzero(ahead & ~reached)
         reached[frontier] = True
         steps += len(frontier) > 0
     return steps if reached.all() else -1

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 
 
 def linear_program(
-    cost: np.ndarray, rows: sp.spmatrix, low: np.ndarray, high: np.ndarray
+    cost: np.ndarray, rows: sp.spmatrix | np.ndarray, low: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Columns of at least 0 that cost least, and the dual price of every row.
 
@@ -26,13 +26,13 @@ def linear_program(
     """
     matrix = sp.csc_matrix(rows)
     model = highspy.HighsLp()
-    model.num_row_, model.num_col_ = matrix.shape
+    model.num_row_, model.num_col_ = len(low), len(cost)
     model.col_cost_ = cost
     model.col_lower_, model.col_upper_ = np.zeros(len(cost)), np.full(len(cost), np.inf)
     model.row_lower_, model.row_upper_ = low, high
     model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    model.a_matrix_.start_ = matrix.indptr
-    model.a_matrix_.index_ = matrix.indices
+    model.a_matrix_.start_ = np.asarray(matrix.indptr, np.int32)
+    model.a_matrix_.index_ = np.asarray(matrix.indices, np.int32)
     model.a_matrix_.value_ = matrix.data
     solver = solver_for(model, {"threads": 1, "random_seed": 0})
     run(solver)

@@ -42,7 +42,7 @@ class FlowRate:
         lower, upper: of f, in units of the capacity of a link. Equal where the rate is exact.
         flow: of every source over every link for one unit to every vertex, whole units of
             ``1 / unit``; int64 of shape (ranks, links).
-        unit: what one whole unit delivered to the vertex served worst is.
+        unit: whole units that the vertex served worst receives of every source.
         lengths: whole lengths of the links that prove ``upper``, int64 of shape (links,).
     """
 
@@ -194,7 +194,7 @@ class _Graph:
         ptr, arc = group_by(self.tails, self.size)
         every = np.arange(self.size)
         total = kernel.total_distance(ptr, arc, self.heads, lengths, every, np.ones_like(every))
-        room = sum(c * x for c, x in zip(self.exact, lengths.tolist(), strict=True))
+        room = sum((c * x for c, x in zip(self.exact, lengths.tolist(), strict=True)), Fraction(0))
         all_flow = np.zeros((self.size, self.given), np.int64)
         all_flow[:, self.kept] = flow
         all_lengths = np.zeros(self.given, np.int64)

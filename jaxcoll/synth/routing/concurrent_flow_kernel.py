@@ -92,7 +92,7 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, 
         in_ptr, in_arc: arcs into each vertex.
         length: of each arc, above 0.
         order: vertices of each source from near to far as of the last call, int of shape
-            (sources, vertices), the source first; sorted anew in place.
+            (sources, vertices), the source first; sorted again in place.
         weight: how many vertices each source stands for.
         flows: float64 of shape (sources, arcs), to which ``share`` of the flows is added; or of
             shape (0, 0).

@@ -35,7 +35,7 @@ class FlowClasses:
         flow_size: flows (source, arc) in each class, int64.
         flow_class: of each flow that starts at one of ``sources``, int64 of (sources, arcs).
         key: the colour of each flow class, uint64, ascending.
-        pair_colour, arc_colour: what flow colours are computed from, uint64.
+        pair_colour, arc_colour: colours that flow colours are computed from, uint64.
     """
 
     sources: np.ndarray

@@ -21,7 +21,7 @@ from jaxcoll.synth.routing import time_stepped_kernel as kernel
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, concurrent_flow
 from jaxcoll.topology import Topology
 
-# Chunks up to which they are routed anew one by one, and how often.
+# Chunks up to which they are rerouted one by one, and how often.
 _MOST_REROUTED, _PASSES = 2**17, 12
 # A path may be longer than the farthest ranks are apart by this factor.
 _DETOUR = 2
@@ -34,7 +34,7 @@ class TimeStepped(Synthesizer):
     The time-stepped schedule of Basu et al., "Efficient all-to-all collective communication
     schedules for direct-connect topologies" (HPDC 2024), by rounding: LP (A.1) says how much of
     every source's data crosses each link; chunks follow it, one path each; those on overloaded
-    links are routed anew; and in every step each link sends the same number of chunks, those with
+    links are rerouted; and in every step each link sends the same number of chunks, those with
     the longest way to go first. A message is all that a link sends in one step. More chunks per
     shard come nearer to the rate.
 
@@ -90,7 +90,7 @@ class TimeStepped(Synthesizer):
         chunk = as_fraction(self.nbytes) / int(collective.chunks_per_buffer.max())
         seconds = float(chunk) / topology.bandwidth
         widest = int(np.bincount(path, minlength=topology.num_links).max())
-        best, least, width = None, math.inf, 1
+        best, least, width = np.zeros(0, np.int64), math.inf, 1
         while width < 2 * widest:
             step = kernel.steps_of(ptr, path, speed * width)
             taken = _time(step, path, topology.alpha, seconds)

@@ -102,7 +102,7 @@ def _meets_itself(t, tails, walk, length):
 
 @nb.njit(cache=True, nogil=True)
 def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
-    """Route chunks on overloaded links anew, until no link carries more than its target.
+    """Reroute chunks on overloaded links, until no link carries more than its target.
 
     A link costs 1, and the square of its load beyond its target times more than any path is long;
     a chunk moves where that is cheaper.

@@ -1,0 +1,171 @@
+"""Candidates: predicted costs and properties of constructions, and the bases among them."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+from jaxcoll.bounds.moore import Cost, bandwidth_optimum
+from jaxcoll.finder.construction import Construction
+from jaxcoll.finder.measured import measured_bases
+from jaxcoll.synth.direct_connect.bfb import bfb_cost
+from jaxcoll.topologies.generative.circulants import theorem_22_offset
+from jaxcoll.topologies.generative.distance_regular_graphs import TABLE_A2_SIZES
+from jaxcoll.topologies.generative.finite_geometry import is_field_order
+
+
+class Has(enum.IntFlag):
+    """What expansions and constraints ask of a digraph and its schedule."""
+
+    NO_LOOPS = enum.auto()
+    NO_PARALLEL = enum.auto()
+    BOTH_WAYS = enum.auto()  # every arc has one that goes back
+    REVERSAL = enum.auto()  # isomorphic to its transpose
+    BFB = enum.auto()  # the schedule is the digraph's best BFB all_gather
+
+
+_SIMPLE = Has.NO_LOOPS | Has.NO_PARALLEL
+_DIRECTED = _SIMPLE | Has.REVERSAL | Has.BFB
+_UNDIRECTED = _DIRECTED | Has.BOTH_WAYS
+
+# Diameters of the graphs of Table A.2, by size.
+_TABLE_A2 = {
+    6: 2, 9: 2, 10: 3, 14: 3, 15: 3, 16: 4, 21: 3, 26: 3, 32: 4, 35: 3, 45: 4, 70: 7, 80: 4,
+    189: 6, 728: 6,
+}  # fmt: skip
+# T_L of the searched all_gathers of modified de Bruijn digraphs, all bandwidth-optimal.
+_REWIRED = {(2, 3): 4, (2, 4): 5, (3, 2): 3, (4, 2): 3}
+# Up to which size a base without a packaged cost is measured while searching.
+MOST_MEASURED = 4096
+
+
+class Candidate(NamedTuple):
+    """A construction and what its all_gather is predicted to cost.
+
+    Attributes:
+        steps: T_L in alpha.
+        bandwidth: T_B in M/B; line graphs of schedules other than BFB may cost less (Theorem 7).
+        has: its properties, as bits of ``Has``.
+        construction: how it is made.
+    """
+
+    steps: int
+    bandwidth: Fraction
+    has: int
+    construction: Construction
+
+    @property
+    def cost(self) -> Cost:
+        """T_L and T_B."""
+        return Cost(self.steps, self.bandwidth)
+
+    def fits_products(self, size: int) -> bool:
+        """Whether Theorem 13 takes it as a factor: simple, with a bandwidth-optimal BFB."""
+        wanted = _SIMPLE | Has.BFB
+        return self.has & wanted == wanted and self.bandwidth == bandwidth_optimum(size)
+
+    def is_beaten_by(self, other: Candidate) -> bool:
+        """Whether the other costs no more and has all its properties."""
+        return (
+            other.steps <= self.steps
+            and self.has & ~other.has == 0
+            and other.bandwidth <= self.bandwidth
+        )
+
+
+def bases(size: int, degree: int, *, measure: bool = False) -> Iterator[Candidate]:
+    """The bases of a size and degree (Tables A.2 and A.3, and geometries of other degrees).
+
+    Args:
+        measure: whether to compute costs that are not packaged by BFB.
+    """
+    yield from _complete_ones(size, degree)
+    yield from _rings(size, degree)
+    yield from _optimal_undirected(size, degree)
+    yield from _searched(size, degree)
+    if degree > 1 and size == degree:
+        yield _made(
+            "de_bruijn", (degree, 1), 1, Has.NO_PARALLEL | Has.REVERSAL | Has.BFB, Fraction(1)
+        )
+    if degree > 1 and size > degree:
+        yield from _generalized_kautz(size, degree, measure)
+
+
+def _made(name: str, arguments: tuple, steps: int, has: int, bandwidth: Fraction) -> Candidate:
+    return Candidate(steps, bandwidth, int(has), Construction(name, arguments))
+
+
+def _complete_ones(n: int, d: int) -> Iterator[Candidate]:
+    optimum = bandwidth_optimum(n)
+    if n == d + 1:
+        yield _made("complete", (n,), 1, _UNDIRECTED, optimum)
+    if n == 2 * d and d > 1:
+        yield _made("complete_bipartite", (d,), 2, _UNDIRECTED, optimum)
+    if n == d + 2:
+        yield _made("dense_circulant", (d,), 2, _DIRECTED, optimum)
+
+
+def _rings(n: int, d: int) -> Iterator[Candidate]:
+    optimum = bandwidth_optimum(n)
+    if d == 1 and n > 2:
+        yield _made("unidirectional_ring", (1, n), n - 1, _DIRECTED, optimum)
+    if d == 2 and n > 3:
+        yield _made("bidirectional_ring", (2, n), n // 2, _UNDIRECTED, optimum)
+    if d == 4 and n > 6:
+        m = theorem_22_offset(n)
+        yield _made("circulant", (n, (m, m + 1)), m, _UNDIRECTED, optimum)
+    found = measured_bases().get(("circulant", d, n))
+    if found is not None:
+        cost = found.cost
+        yield _made("circulant", found.arguments, cost.steps, _UNDIRECTED, cost.inverse_bandwidth)
+
+
+def _optimal_undirected(n: int, d: int) -> Iterator[Candidate]:
+    """Distance-regular graphs: a bandwidth-optimal BFB in as many steps as the diameter."""
+
+    def graph(name: str, steps: int, *arguments: int) -> Candidate:
+        return _made(name, arguments, steps, _UNDIRECTED, bandwidth_optimum(n))
+
+    if d == 4 and n in TABLE_A2_SIZES:
+        yield graph("distance_regular", _TABLE_A2[n], d, n)
+        return
+    if d > 2 and n == 2 * (d + 1):
+        yield graph("crown", 3, d)
+    if d > 2 and n == math.comb(2 * d - 1, d - 1) and d <= 6:
+        yield graph("odd_graph", d - 1, d)
+    for k in range(2, d // 2 + 1):
+        letters = d // k + k
+        if d % k == 0 and 2 * k <= letters and math.comb(letters, k) == n:
+            yield graph("johnson", k, letters, k)
+    if d > 2 and n == 2 * ((d - 1) ** 2 + d) and is_field_order(d - 1):
+        yield graph("projective_plane", 3, d - 1)
+    if d > 2 and n == 2 * d * d and is_field_order(d):
+        yield graph("affine_plane_minus_class", 4, d)
+    if d > 2 and n == 2 * d * ((d - 1) ** 2 + 1) and is_field_order(d - 1):
+        yield graph("generalized_quadrangle", 4, d - 1)
+
+
+def _searched(n: int, d: int) -> Iterator[Candidate]:
+    if (n, d) == (8, 2):
+        yield _made("diamond", (), 3, _SIMPLE, Fraction(7, 8))
+    for (degree, letters), steps in _REWIRED.items():
+        if (n, d) == (degree**letters, degree):
+            reversal = Has.REVERSAL if (degree, letters) == (2, 3) else 0
+            has = _SIMPLE | reversal
+            yield _made("modified_de_bruijn", (d, letters), steps, has, bandwidth_optimum(n))
+
+
+def _generalized_kautz(n: int, d: int, measure: bool) -> Iterator[Candidate]:
+    construction = Construction("generalized_kautz", (d, n))
+    found = measured_bases().get(("generalized_kautz", d, n))
+    if found is not None:
+        cost = found.cost
+    elif measure and n <= MOST_MEASURED:
+        cost = bfb_cost(construction.digraph())
+    else:
+        return
+    has = Has.NO_PARALLEL | Has.BFB | (Has.NO_LOOPS if n % (d + 1) == 0 else 0)
+    yield Candidate(cost.steps, cost.inverse_bandwidth, int(has), construction)

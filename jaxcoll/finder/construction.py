@@ -1,0 +1,167 @@
+"""Constructions: how a direct-connect topology is made of bases and expansions, built on demand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxcoll.errors import FormatError
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.direct_connect.expansions import (
+    Bidirectional,
+    CartesianPower,
+    DegreeExpansion,
+    Expansion,
+    LineGraph,
+    bfb_all_gather,
+)
+from jaxcoll.synth.direct_connect.searched import base_all_gather
+from jaxcoll.topologies import generative
+from jaxcoll.topologies.generative import (
+    Digraph,
+    distance_regular_graphs,
+    finite_geometry,
+    multiply_arcs,
+)
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
+
+# Constructors of bases, and how their arguments are written (Table A.3).
+BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
+    "complete": (generative.complete, "K{0}"),
+    "complete_bipartite": (generative.complete_bipartite, "K{0},{0}"),
+    "generalized_kautz": (generative.generalized_kautz, "Pi({0},{1})"),
+    "circulant": (generative.circulant, "C({0},{{{1}}})"),
+    "dense_circulant": (generative.dense_circulant, "DC({0})"),
+    "bidirectional_ring": (generative.bidirectional_ring, "BiRing({0},{1})"),
+    "unidirectional_ring": (generative.unidirectional_ring, "UniRing({0},{1})"),
+    "de_bruijn": (generative.de_bruijn, "DBJ({0},{1})"),
+    "diamond": (generative.diamond, "Diamond"),
+    "modified_de_bruijn": (generative.modified_de_bruijn, "DBJMod({0},{1})"),
+    "distance_regular": (generative.distance_regular, "DistReg({0},{1})"),
+    "crown": (distance_regular_graphs.crown, "crown({0})"),
+    "johnson": (distance_regular_graphs.johnson, "J({0},{1})"),
+    "odd_graph": (distance_regular_graphs.odd_graph, "O{0}"),
+    "projective_plane": (finite_geometry.projective_plane, "PG(2,{0})"),
+    "affine_plane_minus_class": (finite_geometry.affine_plane_minus_class, "AG(2,{0})-class"),
+    "generalized_quadrangle": (finite_geometry.generalized_quadrangle, "GQ({0},{0})"),
+}
+
+# Operations of one operand, by how they are written.
+_WRITTEN = {"degree": "{0}*{1}", "power": "{0}^{1}", "parallel": "{1} x arcs of {0}"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Construction:
+    """A base, or an operation on constructions.
+
+    Attributes:
+        operation: a name in ``BASES``; or ``line_graph``, ``degree``, ``power``, ``product``,
+            ``bidirectional``, ``parallel`` (every arc several times).
+        arguments: of the constructor; or the number of times, copies or factors.
+        parts: operands; none for a base.
+    """
+
+    operation: str
+    arguments: tuple[Any, ...] = ()
+    parts: tuple[Construction, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.parts:
+            texts = (
+                ",".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in self.arguments
+            )
+            return BASES[self.operation][1].format(*texts)
+        if self.operation == "line_graph":
+            times = self.arguments[0]
+            return f"L{f'^{times}' if times > 1 else ''}({self.parts[0]})"
+        if self.operation == "bidirectional":
+            return f"both ways of {self.parts[0]}"
+        if self.operation == "product":
+            return " x ".join(part._operand() for part in self.parts)
+        return _WRITTEN[self.operation].format(self.parts[0]._operand(), *self.arguments)
+
+    def _operand(self) -> str:
+        is_compound = self.operation in ("product", "bidirectional", *_WRITTEN)
+        return f"({self})" if is_compound else str(self)
+
+    def digraph(self) -> Digraph:
+        """The digraph, built."""
+        if not self.parts:
+            return BASES[self.operation][0](*self.arguments)
+        digraphs = [part.digraph() for part in self.parts]
+        if self.operation == "product":
+            return generative.cartesian_product(*digraphs)
+        if self.operation == "parallel":
+            return multiply_arcs(digraphs[0], self.arguments[0])
+        digraph = digraphs[0]
+        for expansion in self._expansions():
+            digraph = expansion.digraph(digraph)
+        return digraph
+
+    def all_gather(self, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> tuple[Digraph, Schedule]:
+        """The digraph and its all_gather, built up from the bases' schedules.
+
+        Args:
+            alpha: seconds per link.
+            link_bandwidth: bytes per second per link, B/d.
+        """
+        if not self.parts:
+            digraph = self.digraph()
+            return digraph, base_all_gather(digraph, alpha, link_bandwidth)
+        if self.operation in ("product", "parallel"):
+            digraph = self.digraph()
+            return digraph, bfb_all_gather(digraph, alpha, link_bandwidth)
+        digraph, schedule = self.parts[0].all_gather(alpha, link_bandwidth)
+        for expansion in self._expansions():
+            digraph, schedule = expansion.all_gather(digraph, schedule)
+        return digraph, schedule
+
+    def _expansions(self) -> list[Expansion]:
+        if self.operation == "line_graph":
+            return [LineGraph()] * self.arguments[0]
+        if self.operation == "bidirectional":
+            return [Bidirectional()]
+        make = {"degree": DegreeExpansion, "power": CartesianPower}[self.operation]
+        return [make(self.arguments[0])]
+
+    def said(self) -> list:
+        """In JSON's terms."""
+        arguments = [list(a) if isinstance(a, tuple) else a for a in self.arguments]
+        return [self.operation, arguments, [part.said() for part in self.parts]]
+
+    @classmethod
+    def heard(cls, said: object) -> Construction:
+        """What ``said`` returned.
+
+        Raises:
+            FormatError: anything else.
+        """
+        if not (isinstance(said, list) and len(said) == 3 and isinstance(said[2], list)):
+            raise FormatError(f"a construction is [operation, arguments, parts], got {said!r}")
+        operation, given, parts = said
+        known = {*BASES, "line_graph", "product", "bidirectional", *_WRITTEN}
+        if operation not in known or (operation in BASES) == bool(parts):
+            raise FormatError(f"no construction is called {operation!r} with {len(parts)} parts")
+        if not isinstance(given, list):
+            raise FormatError(f"arguments of {operation} must be a list, got {given!r}")
+        arguments = tuple(tuple(a) if isinstance(a, list) else a for a in given)
+        flat = [x for a in arguments for x in (a if isinstance(a, tuple) else (a,))]
+        if any(isinstance(x, bool) or not isinstance(x, int) for x in flat):
+            raise FormatError(f"arguments of {operation} must be integers, got {given!r}")
+        return cls(operation, arguments, tuple(cls.heard(part) for part in parts))
+
+
+def line_graph(part: Construction) -> Construction:
+    """L of a construction; of L^k it is L^(k+1)."""
+    if part.operation == "line_graph":
+        return Construction("line_graph", (part.arguments[0] + 1,), part.parts)
+    return Construction("line_graph", (1,), (part,))
+
+
+def product(first: Construction, second: Construction) -> Construction:
+    """The product of two constructions, of which products are joined to one."""
+    factors: list[Construction] = []
+    for part in (first, second):
+        factors += part.parts if part.operation == "product" else (part,)
+    return Construction("product", (), tuple(sorted(factors, key=str)))

@@ -1,0 +1,203 @@
+"""``find``: the frontier of one size and degree; ``frontiers``: those of all, to be saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+from jaxcoll.errors import FormatError, TopologyError
+from jaxcoll.finder.candidates import Candidate, Has
+from jaxcoll.finder.construction import Construction
+from jaxcoll.finder.found import Found, FoundTopology
+from jaxcoll.finder.search import Progress, frontier, search
+from jaxcoll.io.files import read_text, write_text
+from jaxcoll.numerics import checks
+from jaxcoll.paths import fewest_hops
+
+FORMAT, VERSION = "jaxcoll frontiers", 1
+LINKS = ("one_way", "both_ways")
+MOST_RANKS = 2**15
+
+
+def find(
+    n: int,
+    degree: int,
+    *,
+    links: str = "one_way",
+    parallel: bool = True,
+    rates: bool = True,
+    progress: Progress | None = None,
+) -> Found:
+    """The Pareto frontier in (T_L, T_B) of topologies of n ranks with a number of links each.
+
+    Source: Section 3.5.4 of the direct-connect paper; Tables 3.4 and A.1 are its results.
+
+    Args:
+        n: ranks, 2 to ``MOST_RANKS``.
+        degree: links out of each rank, d, self-loops included.
+        links: ``one_way`` for any digraph; ``both_ways`` where every link needs one back.
+        parallel: whether several links may join two ranks.
+        rates: whether the printed table has diameters and all-to-all rates, which take up to a
+            minute at 1024 ranks; and whether, of topologies of equal cost, the one of least mean
+            distance is taken.
+        progress: called with (sizes done, sizes) during the search.
+
+    Raises:
+        TopologyError: an argument out of range, or a degree and links that no construction has;
+            the message names the nearest degree that works.
+    """
+    n = checks.integer(n, "n", TopologyError, least=2, most=MOST_RANKS)
+    degree = checks.integer(degree, "degree", TopologyError, least=1)
+    sizes = [m for m in range(2, n + 1) if n % m == 0]
+    cells = search(sizes, degree, measure=True, progress=progress)
+    tied = _points(n, degree, cells.get((n, degree), ()), links, parallel)
+    checks.flag(rates, "rates", TopologyError)
+    points = tuple(min(point, key=_distances) if rates else point[0] for point in tied)
+    if not points:
+        near = _nearest_degree(n, degree, cells, links, parallel)
+        advice = f"the nearest degree is {near}" if near else "allow parallel or one-way links"
+        raise TopologyError(
+            f"no construction has {n} ranks of degree {degree} with links={links!r}, "
+            f"parallel={parallel}; {advice}"
+        )
+    return Found(n, degree, points, rates)
+
+
+def _distances(point: FoundTopology) -> int:
+    """The sum of distances: the all-to-all rate of n d links is at most n d over it."""
+    digraph = point.digraph
+    return int(fewest_hops(digraph.size, digraph.tails, digraph.heads).sum())
+
+
+def _points(n, degree, candidates, links, parallel) -> list[list[FoundTopology]]:
+    """Topologies of equal cost for each point of the frontier."""
+    checks.choice(links, LINKS, "links", TopologyError)
+    wanted = 0 if checks.flag(parallel, "parallel", TopologyError) else Has.NO_PARALLEL
+    wanted |= Has.BOTH_WAYS if links == "both_ways" else 0
+    found = frontier(candidates, int(wanted))
+    return [[FoundTopology(n, degree, c) for c in equal] for equal in found]
+
+
+def _nearest_degree(n, degree, cells, links, parallel) -> int | None:
+    for away in range(1, degree):
+        for near in (degree - away, degree + away):
+            if _points(n, near, cells.get((n, near), ()), links, parallel):
+                return near
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontiers(Mapping):
+    """Candidates of all sizes up to a largest, by (size, degree); saved and loaded as JSON.
+
+    Attributes:
+        largest: the largest size.
+        degree: the degree.
+        cells: per size, the candidates of that degree that ``search`` keeps: the frontiers for every choice of
+            ``links`` and ``parallel`` are among them.
+    """
+
+    largest: int
+    degree: int
+    cells: Mapping[int, tuple[Candidate, ...]]
+
+    def __getitem__(self, size: int) -> Found:
+        """The frontier of a size: any links, parallel ones too."""
+        return self.found(size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.cells)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def found(self, size: int, *, links: str = "one_way", parallel: bool = True) -> Found:
+        """The frontier of a size, see ``find``.
+
+        Raises:
+            KeyError: a size of which nothing is kept.
+        """
+        points = _points(size, self.degree, self.cells[size], links, parallel)
+        return Found(size, self.degree, tuple(equal[0] for equal in points), with_rates=False)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write JSON, all or nothing.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        rows = [
+            [size, c.steps, *c.bandwidth.as_integer_ratio(), c.has, c.construction.said()]
+            for size, candidates in self.cells.items()
+            for c in candidates
+        ]
+        said = {"format": FORMAT, "version": VERSION, "largest": self.largest}
+        write_text(path, json.dumps({**said, "degree": self.degree, "candidates": rows}))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Frontiers:
+        """What ``save`` has written.
+
+        Raises:
+            FormatError: other content, or another version.
+            OSError: the file cannot be read.
+        """
+        try:
+            said = json.loads(read_text(path))
+        except ValueError as error:
+            raise FormatError(f"{os.fspath(path)} is not JSON: {error}") from None
+        if not isinstance(said, dict) or said.get("format") != FORMAT:
+            raise FormatError(f"{os.fspath(path)} does not hold {FORMAT}")
+        if said.get("version") != VERSION:
+            raise FormatError(
+                f"{os.fspath(path)} has version {said.get('version')!r}, this reads {VERSION}"
+            )
+        cells: dict[int, list[Candidate]] = {}
+        for row in _list(said.get("candidates"), "candidates"):
+            size, candidate = _heard(row)
+            cells.setdefault(size, []).append(candidate)
+        largest, degree = (
+            checks.integer(said.get(name), name, FormatError, least=1)
+            for name in ("largest", "degree")
+        )
+        return cls(largest, degree, {size: tuple(kept) for size, kept in cells.items()})
+
+
+def frontiers(largest: int, degree: int, *, progress: Progress | None = None) -> Frontiers:
+    """Frontiers of all sizes up to a largest, by packaged costs of bases.
+
+    Args:
+        largest: 2 to ``MOST_RANKS``.
+        degree: links out of each rank.
+        progress: called with (sizes done, sizes) after every size.
+
+    Raises:
+        TopologyError: an argument out of range.
+    """
+    largest = checks.integer(largest, "largest", TopologyError, least=2, most=MOST_RANKS)
+    cells = search(range(2, largest + 1), degree, progress=progress)
+    kept = {n: tuple(c) for (n, d), c in cells.items() if d == degree}
+    return Frontiers(largest, degree, kept)
+
+
+def _heard(row: object) -> tuple[int, Candidate]:
+    row = _list(row, "a candidate")
+    if len(row) != 6:
+        raise FormatError(f"a candidate has 6 entries, got {len(row)}")
+    size, steps, above, below, has = (
+        checks.integer(value, what, FormatError, least=least)
+        for value, what, least in zip(
+            row, ("size", "T_L", "T_B above", "T_B below", "properties"), (2, 1, 1, 1, 0),
+            strict=False,
+        )
+    )  # fmt: skip
+    return size, Candidate(steps, Fraction(above, below), has, Construction.heard(row[5]))
+
+
+def _list(value: object, what: str) -> list:
+    if not isinstance(value, list):
+        raise FormatError(f"{what} must be a list, got {checks.shown(value)}")
+    return value

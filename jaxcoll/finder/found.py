@@ -1,0 +1,233 @@
+"""What the finder returns: a Pareto frontier, printed beside the paper's, and choices from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from importlib import resources
+
+from jaxcoll.bounds.moore import Cost, least_cost
+from jaxcoll.collective import Collective
+from jaxcoll.errors import TopologyError
+from jaxcoll.finder.candidates import Candidate, Has
+from jaxcoll.finder.construction import Construction
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number
+from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll.synth.direct_connect.expansions import scatter_of
+from jaxcoll.synth.registry import REGISTRY
+from jaxcoll.synth.routing.concurrent_flow import FlowRate, digraph_flow
+from jaxcoll.topologies.generative import Digraph
+from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
+from jaxcoll.verifier import verify
+
+# Relative gap of the bounds of an all-to-all rate, as printed and used to choose.
+TOLERANCE = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundTopology:
+    """A point of a frontier.
+
+    Attributes:
+        size, degree: n and d.
+        candidate: its construction and predicted cost.
+    """
+
+    size: int
+    degree: int
+    candidate: Candidate
+
+    @property
+    def construction(self) -> Construction:
+        """How it is made."""
+        return self.candidate.construction
+
+    @property
+    def cost(self) -> Cost:
+        """Predicted T_L and T_B of its all_gather."""
+        return self.candidate.cost
+
+    @property
+    def is_both_ways(self) -> bool:
+        """Whether every link has one that goes back."""
+        return bool(self.candidate.has & Has.BOTH_WAYS)
+
+    @property
+    def has_parallel_links(self) -> bool:
+        """Whether some links may be parallel."""
+        return not self.candidate.has & Has.NO_PARALLEL
+
+    @functools.cached_property
+    def digraph(self) -> Digraph:
+        """The digraph, built."""
+        return self.construction.digraph()
+
+    @functools.cached_property
+    def diameter(self) -> int:
+        """D(G), of the digraph built."""
+        return self.digraph.diameter
+
+    @functools.cached_property
+    def rate(self) -> FlowRate:
+        """Bounds of the all-to-all rate, links being of capacity 1."""
+        digraph = self.digraph
+        return digraph_flow(digraph.size, digraph.tails, digraph.heads, tolerance=TOLERANCE)
+
+    def all_reduce_time(self, alpha: Number, nbytes: Number, bandwidth: Number) -> float:
+        """Seconds: 2 (T_L alpha + T_B M/B).
+
+        Args:
+            alpha: seconds per step.
+            nbytes: M, bytes of a rank's buffer.
+            bandwidth: B, bytes per second of all links of a rank together.
+        """
+        return 2 * float(self.cost.time(alpha, nbytes, bandwidth))
+
+    def all_to_all_time(self, nbytes: Number, bandwidth: Number) -> float:
+        """Seconds: (M/B) (d/n) / f, f being the lower bound of the rate."""
+        return self.rate.pair_time(float(nbytes) / float(bandwidth), self.degree, self.size)
+
+    def schedule(self, kind: str = "all_gather", alpha=ALPHA, link_bandwidth=BANDWIDTH) -> Schedule:
+        """A schedule on ``digraph.topology(alpha, link_bandwidth)``, built and verified.
+
+        Args:
+            kind: all_gather, reduce_scatter, all_reduce or all_to_all.
+            alpha: seconds per link.
+            link_bandwidth: bytes per second per link, B/d.
+
+        Raises:
+            TopologyError: an unknown kind; a digraph that is not isomorphic to its transpose has
+                its own reduce_scatter, which ``Expansion.reduce_scatter`` builds.
+        """
+        kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+        checks.choice(kind, kinds, "kind", TopologyError)
+        if kind == "all_to_all":
+            topology = self.digraph.topology(alpha, link_bandwidth)
+            synthesizer = REGISTRY["time_stepped"].make()
+            schedule = synthesizer.synthesize(topology, Collective(kind, self.size))
+        else:
+            digraph, schedule = self.construction.all_gather(alpha, link_bandwidth)
+            if kind != "all_gather":
+                scatter = scatter_of(digraph, schedule)
+                together = kind == "all_reduce"
+                schedule = concatenate(scatter, schedule) if together else scatter
+        verify(schedule)
+        return schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The frontier of a size and degree; ``print`` it for a table beside the paper's.
+
+    Attributes:
+        size, degree: n and d.
+        points: topologies by rising T_L and falling T_B.
+        with_rates: whether the table measures diameters and all-to-all rates.
+    """
+
+    size: int
+    degree: int
+    points: tuple[FoundTopology, ...]
+    with_rates: bool = True
+
+    def best(
+        self,
+        alpha: Number,
+        bandwidth: Number,
+        all_reduce: Mapping[Number, Number] | None = None,
+        all_to_all: Mapping[Number, Number] | None = None,
+    ) -> FoundTopology:
+        """The topology on which a distribution of collectives takes the least time together.
+
+        Args:
+            alpha: seconds per step.
+            bandwidth: B, bytes per second of all links of a rank together.
+            all_reduce: how often an all_reduce of each number of bytes is run.
+            all_to_all: how often an all_to_all of each number of bytes per rank is run.
+
+        Raises:
+            TopologyError: no collectives, or numbers out of range.
+        """
+        reduces, exchanges = _counted(all_reduce, "all_reduce"), _counted(all_to_all, "all_to_all")
+        if not reduces and not exchanges:
+            raise TopologyError("give all_reduce={bytes: count}, all_to_all={bytes: count} or both")
+
+        def seconds(point: FoundTopology) -> float:
+            total = sum(
+                count * point.all_reduce_time(alpha, size, bandwidth) for size, count in reduces
+            )
+            return total + sum(
+                count * point.all_to_all_time(size, bandwidth) for size, count in exchanges
+            )
+
+        return min(self.points, key=seconds)
+
+    def __str__(self) -> str:
+        lines = [f"n = {self.size}, degree {self.degree}"]
+        head = ("topology", "T_L", "T_B", "D", "MCF")
+        rows = [head, *(self._row(point) for point in self.points)]
+        bound = least_cost(self.size, self.degree)
+        rate = _rate_bound(self.size, self.degree)
+        steps = str(bound.steps)
+        rows.append(("bound", steps, f"{float(bound.inverse_bandwidth):.3f}", steps, rate))
+        paper = paper_rows(self.size, self.degree)
+        rows += [("paper:", "", "", "", ""), *paper] if paper else []
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        for row in rows:
+            cells = [row[0].ljust(widths[0])]
+            cells += [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+    def _row(self, point: FoundTopology) -> tuple[str, ...]:
+        cost = point.cost
+        name, bandwidth = str(point.construction), f"{float(cost.inverse_bandwidth):.3f}"
+        measured = ("", "")
+        if self.with_rates:
+            measured = (str(point.diameter), f"{float(point.rate.lower):.3g}")
+        return (name, str(cost.steps), bandwidth, *measured)
+
+
+def paper_rows(size: int, degree: int) -> list[tuple[str, ...]]:
+    """Rows of Tables 3.4, 3.5 and A.1 for a size and degree: name, T_L, T_B, D, MCF."""
+    rows = []
+    for row in paper_table():
+        if (row["n"], row["d"]) == (size, degree):
+            bandwidth = f"{float(Fraction(row['T_B'])):.3f}"
+            rate = f"{row['mcf']:.3g}" if row["mcf"] is not None else ""
+            rows.append((row["topology"], str(row["T_L"]), bandwidth, str(row["diameter"]), rate))
+    return rows
+
+
+@functools.cache
+def paper_table() -> Sequence[dict]:
+    """The packaged rows of the paper's frontiers."""
+    text = resources.files("jaxcoll.finder").joinpath("paper.json").read_text(encoding="utf-8")
+    return tuple(json.loads(text)["rows"])
+
+
+def _rate_bound(size: int, degree: int) -> str:
+    """Links over the least sum of distances that the degree allows."""
+    reached, frontier, distance, total = 1, degree, 1, 0
+    while reached < size:
+        total += distance * min(frontier, size - reached)
+        reached, frontier, distance = reached + frontier, frontier * degree, distance + 1
+    return f"{degree / total:.3g}"
+
+
+def _counted(given: Mapping[Number, Number] | None, what: str) -> list[tuple[Number, Number]]:
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        raise TopologyError(f"{what} must map bytes to counts, got {checks.shown(given)}")
+    return [
+        (
+            checks.positive(size, f"bytes of {what}", TopologyError),
+            checks.nonnegative(count, f"count of {what}", TopologyError),
+        )
+        for size, count in given.items()
+    ]

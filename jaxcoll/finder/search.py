@@ -1,0 +1,170 @@
+"""The bottom-up search (Section 3.5.4): the best candidates of every size and degree.
+
+Every expansion multiplies the size, or keeps it and multiplies the degree, so cells are filled by
+size, then by degree. What a cell keeps is beaten by nothing that costs no more and has all its
+properties; costs of expansions are predicted by the theorems of Table 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
+
+from jaxcoll.bounds.moore import bandwidth_optimum
+from jaxcoll.errors import TopologyError
+from jaxcoll.finder.candidates import Candidate, Has, bases
+from jaxcoll.finder.construction import Construction, line_graph, product
+from jaxcoll.numerics import checks
+
+Cell = tuple[int, int]
+Cells = Mapping[Cell, Sequence[Candidate]]
+Progress = Callable[[int, int], None]
+
+# Candidates of equal cost that a cell keeps though another has all their properties: their
+# all-to-all rates differ.
+_MOST_EQUAL = 4
+
+
+def search(
+    sizes: Iterable[int], degree: int, *, measure: bool = False, progress: Progress | None = None
+) -> dict[Cell, list[Candidate]]:
+    """Candidates by (size, degree), for all degrees up to one.
+
+    Args:
+        sizes: sizes to fill; only they serve as intermediate sizes, so give the divisors of a
+            target, or every size up to it.
+        degree: the largest degree, at least 1.
+        measure: whether bases without a packaged cost are measured.
+        progress: called with (sizes done, sizes) after every size.
+
+    Raises:
+        TopologyError: a size below 2, a degree below 1.
+    """
+    degree = checks.integer(degree, "degree", TopologyError, least=1)
+    wanted = sorted(set(checks.integers(list(sizes), "sizes", TopologyError, least=2)))
+    table = _Table(wanted, degree)
+    for done, size in enumerate(wanted, 1):
+        for d in range(1, degree + 1):
+            for candidate in bases(size, d, measure=measure and d == degree):
+                table.add((size, d), candidate)
+            for candidate in table.expanded(size, d):
+                table.add((size, d), candidate)
+        if progress is not None:
+            progress(done, len(wanted))
+    return table.cells
+
+
+def frontier(candidates: Iterable[Candidate], has: int = 0) -> list[list[Candidate]]:
+    """Those with some properties that no other beats in T_L and T_B, by rising T_L.
+
+    Returns:
+        The candidates of each point of the frontier, of equal cost, in the order found.
+    """
+    found: list[list[Candidate]] = []
+    proper = [c for c in candidates if c.has & has == has]
+    for candidate in sorted(proper, key=lambda c: (c.steps, c.bandwidth)):
+        if not found or candidate.bandwidth < found[-1][0].bandwidth:
+            found.append([candidate])
+        elif candidate.cost == found[-1][0].cost:
+            found[-1].append(candidate)
+    return found
+
+
+class _Table:
+    """Cells filled so far."""
+
+    def __init__(self, sizes: list[int], degree: int):
+        self.cells: dict[Cell, list[Candidate]] = {}
+        self.factors: dict[Cell, list[Candidate]] = {}  # those that fit products
+        self.smaller = {n: [] for n in sizes}
+        for m in sizes:
+            for n in range(2 * m, sizes[-1] + 1, m):
+                if n in self.smaller:
+                    self.smaller[n].append(m)
+
+    def add(self, cell: Cell, candidate: Candidate) -> None:
+        """Keep a candidate, or not if it is beaten, and drop those that it beats."""
+        kept = self.cells.setdefault(cell, [])
+        equal = [other for other in kept if other.cost == candidate.cost]
+        beaten = any(candidate.is_beaten_by(other) for other in equal)
+        if beaten and len(equal) >= _MOST_EQUAL:
+            return
+        if any(other.construction == candidate.construction for other in equal):
+            return
+        if any(candidate.is_beaten_by(other) for other in kept if other not in equal):
+            return
+        kept[:] = [c for c in kept if c in equal or not c.is_beaten_by(candidate)]
+        kept.append(candidate)
+        if not beaten and candidate.fits_products(cell[0]):
+            factors = [c for c in self.factors.get(cell, ()) if not c.is_beaten_by(candidate)]
+            self.factors[cell] = [*factors, candidate]
+
+    def expanded(self, n: int, d: int) -> Iterator[Candidate]:
+        """The expansions that lead to a size and degree."""
+        yield from self._line_graphs(n, d)
+        yield from self._products(n, d)
+        for k in range(2, d + 1):
+            if d % k == 0:
+                yield from self._degree_expansions(n, d, k)
+                yield from self._powers(n, d, k)
+                yield from self._same_size(n, d, k)
+
+    def _line_graphs(self, n: int, d: int) -> Iterator[Candidate]:
+        """T_L + 1, T_B + 1/N at most; exactly for BFB (Theorems 7 and 10)."""
+        if d == 1 or n % d:
+            return
+        for base in self.cells.get((n // d, d), ()):
+            has = base.has & (Has.NO_LOOPS | Has.REVERSAL) | Has.NO_PARALLEL
+            if base.has & (simple := Has.NO_LOOPS | Has.NO_PARALLEL) == simple:
+                has |= base.has & Has.BFB
+            bandwidth = base.bandwidth + Fraction(d, n)
+            yield Candidate(base.steps + 1, bandwidth, int(has), line_graph(base.construction))
+
+    def _products(self, n: int, d: int) -> Iterator[Candidate]:
+        """The sum of T_L, and bandwidth optimality (Theorem 13)."""
+        optimum = bandwidth_optimum(n)
+        for m in self.smaller[n]:
+            for e in range(1, d // 2 + 1):
+                if 2 * e == d and m * m > n:
+                    continue
+                for first in self.factors.get((m, e), ()):
+                    for second in self.factors.get((n // m, d - e), ()):
+                        has = first.has & second.has
+                        steps = first.steps + second.steps
+                        if not self._has_factor(n, d, steps, has):
+                            made = product(first.construction, second.construction)
+                            yield Candidate(steps, optimum, has, made)
+
+    def _has_factor(self, n: int, d: int, steps: int, has: int) -> bool:
+        return any(c.steps <= steps and has & ~c.has == 0 for c in self.factors.get((n, d), ()))
+
+    def _degree_expansions(self, n: int, d: int, k: int) -> Iterator[Candidate]:
+        """T_L + 1, T_B + (k - 1)/(kN) (Theorem 11)."""
+        if n % k:
+            return
+        for base in self.cells.get((n // k, d // k), ()):
+            if base.has & Has.NO_LOOPS:
+                bandwidth = base.bandwidth + Fraction(k - 1, n)
+                made = Construction("degree", (k,), (base.construction,))
+                yield Candidate(base.steps + 1, bandwidth, base.has & ~Has.BFB, made)
+
+    def _powers(self, n: int, d: int, k: int) -> Iterator[Candidate]:
+        """k T_L, T_B N/(N - 1) (N^k - 1)/N^k (Theorem 12)."""
+        m = round(n ** (1 / k))
+        if m < 2 or m**k != n:
+            return
+        for base in self.cells.get((m, d // k), ()):
+            bandwidth = base.bandwidth * Fraction(m, m - 1) * bandwidth_optimum(n)
+            made = Construction("power", (k,), (base.construction,))
+            yield Candidate(k * base.steps, bandwidth, base.has & ~Has.BFB, made)
+
+    def _same_size(self, n: int, d: int, k: int) -> Iterator[Candidate]:
+        """T_L and T_B of the base: parallel arcs, and links both ways (Appendix A.1.6)."""
+        for base in self.cells.get((n, d // k), ()):
+            if base.has & Has.BFB:
+                made = Construction("parallel", (k,), (base.construction,))
+                yield base._replace(has=base.has & ~Has.NO_PARALLEL, construction=made)
+            if k == 2 and base.has & Has.REVERSAL and not base.has & Has.BOTH_WAYS:
+                has = base.has & ~(Has.NO_PARALLEL | Has.BFB) | Has.BOTH_WAYS
+                made = Construction("bidirectional", (), (base.construction,))
+                yield base._replace(has=int(has), construction=made)

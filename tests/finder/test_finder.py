@@ -1,0 +1,213 @@
+"""The finder: the paper's frontiers or better, built at the predicted cost, saved, chosen from."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import jaxcoll as jc
+from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
+from jaxcoll.errors import FormatError, TopologyError
+from jaxcoll.finder import Construction, Frontiers, Has, find, frontiers
+from jaxcoll.finder.candidates import bases
+from jaxcoll.finder.found import paper_table
+from jaxcoll.finder.measured import circulant_rows, kautz_rows, measured_bases
+from jaxcoll.finder.search import search
+from jaxcoll.synth.direct_connect.bfb import bfb_cost
+from jaxcoll.topologies.generative import is_reverse_symmetric
+from jaxcoll.verifier import verify
+
+SIZES = sorted({row["n"] for row in paper_table()})
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_row_of_the_paper_is_met_or_beaten(size: int):
+    found = find(size, 4, rates=False)
+    for row in paper_table():
+        if row["n"] == size:
+            costs = [point.cost for point in found.points]
+            assert any(
+                c.steps <= row["T_L"] and c.inverse_bandwidth <= Fraction(row["T_B"]) for c in costs
+            ), row
+
+
+@pytest.mark.parametrize("size", [n for n in SIZES if n <= 256])
+def test_diameters_are_those_of_the_paper_or_less(size: int):
+    found = find(size, 4)
+    for row in paper_table():
+        if row["n"] == size:
+            near = [
+                point
+                for point in found.points
+                if point.cost.steps <= row["T_L"]
+                and point.cost.inverse_bandwidth <= Fraction(row["T_B"])
+            ]
+            assert min(point.diameter for point in near) <= row["diameter"], row
+
+
+def test_times_of_table_3_4():
+    """alpha 10 us, 2^20 bytes at 100 Gbps; printed in us: 323.5, 291.0, 328.4, 387.8, 567.6."""
+    found = find(1024, 4, rates=False)
+    times = [point.all_reduce_time(10e-6, 2**20, 12.5e9) * 1e6 for point in found.points]
+    assert [round(time, 1) for time in times] == [323.5, 291.0, 328.4, 387.8, 567.6]
+    best = found.best(10e-6, 12.5e9, all_reduce={2**20: 1})
+    assert best.cost == Cost(6, Fraction(261, 256))
+
+
+@pytest.mark.parametrize(
+    ("size", "degree", "links"),
+    [(8, 2, "one_way"), (16, 2, "one_way"), (32, 4, "one_way"), (64, 4, "one_way"),
+     (36, 4, "both_ways"), (18, 3, "one_way"), (24, 6, "both_ways")],
+)  # fmt: skip
+def test_schedules_are_built_at_the_predicted_cost(size: int, degree: int, links: str):
+    for point in find(size, degree, links=links, rates=False).points:
+        schedule = point.schedule()
+        assert cost(schedule, degree) == point.cost, point.construction
+        assert point.diameter <= point.cost.steps
+        assert point.digraph.is_undirected or links == "one_way"
+
+
+@pytest.fixture(scope="module")
+def small_cells():
+    return search(range(2, 41), 6)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_candidates_are_what_they_are_said_to_be(small_cells, data):
+    cell = data.draw(st.sampled_from(sorted(small_cells)))
+    candidate = data.draw(st.sampled_from(small_cells[cell]))
+    digraph = candidate.construction.digraph()
+    assert (digraph.size, digraph.degree) == cell
+    has = Has(candidate.has)
+    assert Has.NO_LOOPS not in has or digraph.self_loops == 0
+    assert Has.NO_PARALLEL not in has or not digraph.has_parallel_arcs
+    assert Has.BOTH_WAYS not in has or digraph.is_undirected
+    assert Has.REVERSAL not in has or is_reverse_symmetric(digraph)
+    assert candidate.steps >= moore_steps(*cell)
+    assert candidate.bandwidth >= bandwidth_optimum(cell[0])
+    if Has.BFB in has:
+        assert bfb_cost(digraph) == candidate.cost
+    assert Construction.heard(json.loads(json.dumps(candidate.construction.said()))) == (
+        candidate.construction
+    )
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_candidates_cost_what_is_predicted_or_less(small_cells, data):
+    cell = data.draw(st.sampled_from([c for c in sorted(small_cells) if c[0] <= 24]))
+    candidate = data.draw(st.sampled_from(small_cells[cell]))
+    assume("circulant" not in str(candidate.construction.said()) or cell[1] <= 4)
+    _, schedule = candidate.construction.all_gather()
+    verify(schedule)
+    built = cost(schedule, cell[1])
+    assert built.steps <= candidate.steps
+    assert built.inverse_bandwidth <= candidate.bandwidth
+    if "line_graph" not in str(candidate.construction.said()):
+        assert built == candidate.cost
+
+
+def test_bases_are_measured_as_packaged():
+    packaged = measured_bases()
+    for row in [*kautz_rows(2, 40), *kautz_rows(4, 30)]:
+        found = packaged["generalized_kautz", row[0], row[1]].cost
+        assert [found.steps, *found.inverse_bandwidth.as_integer_ratio()] == row[2:]
+    for row in circulant_rows(8, 30):
+        found = packaged["circulant", row[0], row[1]]
+        assert [found.cost.steps, *found.cost.inverse_bandwidth.as_integer_ratio()] == row[2:5]
+        assert found.arguments == (row[1], tuple(row[5]))
+
+
+def test_kautz_digraphs_of_degree_2_are_twice_the_optimum():
+    """T_B <= 2 (N - 1)/N, met at degree 2."""
+    shares = {
+        (degree, size): found.cost.inverse_bandwidth / bandwidth_optimum(size)
+        for (name, degree, size), found in measured_bases().items()
+        if name == "generalized_kautz"
+    }
+    assert max(shares.values()) == 2
+    assert {degree for (degree, _), share in shares.items() if share == 2} == {2}
+
+
+def test_frontiers_of_all_sizes_agree_with_single_ones(tmp_path):
+    seen = []
+    kept = frontiers(64, 4, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (63, 63)
+    for size in (6, 27, 60, 64):
+        costs = [point.cost for point in kept[size].points]
+        assert costs == [point.cost for point in find(size, 4, rates=False).points]
+    kept.save(tmp_path / "frontiers.json")
+    assert Frontiers.load(tmp_path / "frontiers.json") == kept
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda said: {**said, "version": 2}, "version"),
+        (lambda said: {**said, "format": "other"}, "does not hold"),
+        (lambda said: {**said, "candidates": 3}, "list"),
+        (lambda said: {**said, "candidates": [[1]]}, "6 entries"),
+        (lambda said: {**said, "candidates": [[4, 1, 3, 0, 0, ["complete", [4], []]]]}, "below"),
+        (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, ["exec", [4], []]]]}, "exec"),
+        (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, ["complete", ["4"], []]]]}, "integ"),
+    ],
+)
+def test_saved_frontiers_that_are_not_what_was_saved_are_refused(tmp_path, change, message: str):
+    path = tmp_path / "frontiers.json"
+    frontiers(8, 2).save(path)
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(FormatError, match=message):
+        Frontiers.load(path)
+
+
+def test_table_shows_the_paper_beside_the_frontier():
+    text = str(jc.finder.find(n=32, degree=4))
+    assert "L(K4,4)" in text.split("paper:")[0]
+    assert "0.0571" in text.split("paper:")[0]
+    assert "DistReg(4,32)" in text.split("paper:")[1]
+
+
+def test_choice_follows_the_workload():
+    found = find(64, 4)
+    assert found.best(1.0, 1e9, all_reduce={1: 1}) is found.points[0]
+    assert found.best(1e-9, 1e9, all_reduce={2**40: 1}) is found.points[-1]
+    fastest = max(found.points, key=lambda point: point.rate.lower)
+    assert found.best(1e-9, 1e9, all_to_all={2**30: 2.5}) is fastest
+
+
+def test_winner_has_verified_schedules():
+    point = find(32, 4).best(10e-6, 12.5e9, all_reduce={2**20: 1})
+    both = point.schedule("all_reduce")
+    assert cost(both, 4) == Cost(2 * point.cost.steps, 2 * point.cost.inverse_bandwidth)
+    assert point.schedule("all_to_all").collective.kind == "all_to_all"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: find(1, 4), "n must be"),
+        (lambda: find(2**20, 4), "at most"),
+        (lambda: find(8, 0), "degree"),
+        (lambda: find(8, 4, links="twice"), "links"),
+        (lambda: find(8, 4, parallel=1), "parallel"),
+        (lambda: find(9, 3, links="both_ways"), "nearest degree"),
+        (lambda: find(8, 4, rates=False).best(1e-6, 1e9), "all_reduce="),
+        (lambda: find(8, 4, rates=False).best(1e-6, 1e9, all_reduce={0: 1}), "bytes"),
+        (lambda: find(8, 4, rates=False).points[0].schedule("gather"), "kind"),
+        (lambda: frontiers(1, 4), "largest"),
+        (lambda: search([], 4) or search([1], 4), "sizes"),
+    ],
+)
+def test_bad_input_is_refused(call, message: str):
+    with pytest.raises(TopologyError, match=message):
+        call()
+
+
+def test_a_size_has_the_bases_of_table_a_3():
+    names = {str(c.construction) for c in bases(8, 2)}
+    assert {"BiRing(2,8)", "Diamond", "DBJMod(2,3)", "Pi(2,8)"} <= names
