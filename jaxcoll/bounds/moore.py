@@ -202,7 +202,7 @@ def optimality(schedule: Schedule, degree: int | None = None) -> Optimality:
     found = cost(schedule, degree)
     topology, collective = schedule.topology, schedule.collective
     phases = _phases(collective.kind)
-    if len(collective.groups) > 1 or len(collective.groups[0]) < topology.num_ranks:
+    if [len(group) for group in collective.groups] != [topology.num_ranks]:
         raise CollectiveError(f"bounds are for one group of all ranks, not {collective}")
     ports = ports_of(topology, degree)
     least = least_cost(topology.num_ranks, ports, collective.kind)

@@ -20,6 +20,7 @@ from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.dimensional.hierarchical_ring import HierarchicalRing
 from jaxcoll.synth.dimensional.ring_2d import Ring2D
 from jaxcoll.synth.dimensional.themis import Themis
+from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
 from jaxcoll.synth.milp import Sccl, StepMilp
@@ -46,6 +47,7 @@ BUCKET_BYTES = 25 * 2**20
 _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
 _MOST_ROOTS = 2**19  # work to find the root of all trees
+_MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
 _DOUBLINGS = tuple(2**i for i in range(9))
 
 # A synthesizer, a network and a collective of one chunk a shard -> one or more series of chunk
@@ -117,6 +119,17 @@ def _swing(
     if synthesizer.pieces == 1:  # type: ignore[attr-defined]
         return ((1, parts),)
     return (tuple(parts * pieces for pieces in _DOUBLINGS),)
+
+
+def _balanced(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """Few chunks, and the fewest that balance the links into every rank, if soon found."""
+    few = {1, 2, 4, 8}
+    is_uniform = topology.is_direct and len(set(topology.bandwidth.tolist())) == 1
+    if is_uniform and not collective.is_grouped and topology.num_ranks <= _MOST_BALANCED:
+        few.add(Bfb.chunks(topology))
+    return (tuple(sorted(few)),)
 
 
 def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
@@ -195,6 +208,7 @@ REGISTRY: Mapping[str, Entry] = {
     "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),)),
     "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1))),
     "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(), Hdrm(pieces=_ALL))),
+    "bfb": Entry(Bfb, _balanced, (Bfb(),), sized=True),
     "multitree": Entry(MultiTree, variants=(MultiTree(),)),
     "tacos": Entry(Tacos, only(1, 2, 3, 4, 8), (Tacos(), Tacos(aggregate=None)), True, _attempts),
     "forestcoll": Entry(

@@ -13,7 +13,7 @@ from jaxcoll.synth.direct_connect.bfb_heterogeneous import bfb_times
 from jaxcoll.synth.direct_connect.bfb_links import Bottleneck
 from jaxcoll.synth.direct_connect.bfb_reversal import reversed_on
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
-from jaxcoll.synth.direct_connect.group_schedule import GroupSchedule, group_bfb
+from jaxcoll.synth.direct_connect.group_schedule import GroupSchedule, group_bfb, group_cost
 
 __all__ = [
     "Bfb",
@@ -24,5 +24,6 @@ __all__ = [
     "bfb_cost",
     "bfb_times",
     "group_bfb",
+    "group_cost",
     "reversed_on",
 ]

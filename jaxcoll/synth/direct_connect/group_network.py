@@ -113,11 +113,11 @@ class GroupNetwork:
         if divisor > 1:
             raise TopologyError(
                 f"C({n}, {steps}) is in {divisor} parts, as {divisor} divides n and all offsets"
-                f"{_nearest_offset(n, steps, steps[-1])}"
+                f"{_nearest_offset(n, steps, max(steps, default=0))}"
             )
         if n in {2 * step for step in steps}:
             raise TopologyError(
-                f"offset {n // 2} of C({n}, {steps}) is n/2, where both of its links end in one rank"
+                f"offset {n // 2} of C({n}, {steps}) is n/2: both of its links end in one rank"
                 f"{_nearest_offset(n, steps, n // 2)}"
             )
         ways = tuple((by,) for step in steps for by in (step, -step))
@@ -228,7 +228,7 @@ class GroupNetwork:
         """The network with one row per link, for sizes at which that is affordable."""
         n = self.num_ranks
         heads = self.ahead.ravel()
-        units = np.eye(len(self.moduli), dtype=int)
+        units = np.eye(len(self.moduli), dtype=int).tolist()
         translations = [
             self.shifted(unit) for unit, m in zip(units, self.moduli, strict=True) if m > 1
         ]

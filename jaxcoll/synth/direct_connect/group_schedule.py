@@ -56,6 +56,8 @@ class GroupSchedule:
         step, via = np.asarray(self.step), np.asarray(self.via)
         if step.shape != (n,) or step.dtype.kind != "i":
             raise ScheduleError(f"step must be one column of {n} integers, got shape {step.shape}")
+        if step.min() < -1 or step.max() > n:
+            raise ScheduleError(f"steps are -1..{n}, got {step.min()}..{step.max()}")
         if via.ndim != 2 or len(via) != n or not via.shape[1] or via.dtype != np.uint8:
             raise ScheduleError(f"via must be uint8 of shape ({n}, chunks), got {via.shape}")
         if (via[1:] >= self.network.degree).any():
@@ -163,15 +165,32 @@ def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule
     chunks = checks.optional(chunks, checks.integer, "chunks", CollectiveError, least=1)
     if network.num_ranks < 2 or network.degree > 255:
         raise TopologyError(f"group_bfb takes 2 ranks or more and 255 links each, not {network}")
-    hops = _hops(network.ahead)
-    sets = np.empty((-(-network.degree // WORD), len(hops)), np.int64)
-    near = hops[network.behind]
-    usable_links(near, np.arange(network.degree), hops, sets)
+    hops, sets = _usable(network)
     if chunks is None:
         chunks = common_denominator(_shares(hops, sets, network.degree))
     via = np.zeros((len(hops), chunks), np.int32)
     _deliver(hops, sets, network.degree, chunks, via.reshape(-1))
     return GroupSchedule(network, hops - 1, via.astype(np.uint8))
+
+
+def group_cost(network: GroupNetwork) -> Cost:
+    """T_L and T_B of the best BFB all_gather on a network of an abelian group (3.2).
+
+    As ``bfb_cost`` of its topology, which is not made.
+    """
+    checks.instance(network, GroupNetwork, "network", TopologyError)
+    if network.num_ranks == 1:
+        return Cost(0, Fraction(0))
+    shares = _shares(*_usable(network), network.degree)
+    return Cost(len(shares), sum(shares, Fraction(0)) * network.degree / network.num_ranks)
+
+
+def _usable(network: GroupNetwork) -> tuple[np.ndarray, np.ndarray]:
+    """Hops from rank 0 to every rank, and the last links of its shortest paths as sets."""
+    hops = _hops(network.ahead)
+    sets = np.empty((-(-network.degree // WORD), len(hops)), np.int64)
+    usable_links(hops[network.behind], np.arange(network.degree), hops, sets)
+    return hops, sets
 
 
 def _shares(hops: np.ndarray, sets: np.ndarray, links: int) -> list[Fraction]:
