@@ -76,8 +76,8 @@ def distance_graph(digraph: Digraph, distance: int, name: str) -> Digraph:
     distance = count(distance, "distance")
     if not checked(digraph).is_undirected:
         raise TopologyError(
-            f"distances both ways are equal in an undirected digraph, not always in {digraph}; take "
-            f"bidirectional of it"
+            f"distances both ways are equal in an undirected digraph, not always in {digraph}; "
+            f"take bidirectional of it"
         )
     joined = digraph.distances() == distance
     return _from_matrix(joined, name, map(np.asarray, digraph.generators))

@@ -269,6 +269,7 @@ def test_products_of_optimal_simple_factors(factors):
     digraph, schedule = product_all_gather(factors)
     jc.verify(schedule)
     assert cost(schedule) == bfb_cost(digraph) == predicted
+    assert predicted is not None
     assert predicted.steps == sum(factor.diameter for factor in factors)
     assert predicted.inverse_bandwidth == Fraction(digraph.size - 1, digraph.size)
 

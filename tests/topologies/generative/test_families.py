@@ -292,7 +292,7 @@ BAD = [
     (lambda: gen.circulant(10, (5, 1)), "offset 5 is half of n = 10.*take 4 or 6"),
     (lambda: gen.circulant(10, (10,)), "at most 9"),
     (lambda: gen.circulant(10, ()), "one offset or more"),
-    (lambda: gen.circulant(10, "12"), "must be a sequence"),
+    (lambda: gen.circulant(10, "12"), "must be a sequence"),  # type: ignore[arg-type]
     (lambda: gen.directed_circulant(6, (2, 4)), "share the divisor 2"),
     (lambda: gen.least_diameter_circulant(6), "n above 6, got 6; the nearest is 7"),
     (lambda: gen.least_diameter_circulant(20, 5), "even degree of at least 4, got 5.*4 or 6"),
@@ -323,7 +323,7 @@ BAD = [
     (lambda: undirected_line_graph(gen.kautz(2, 1), "x"), "take line_graph"),
     (lambda: distance_graph(gen.generalized_kautz(2, 7), 2, "x"), "undirected digraph, not"),
     (lambda: gen.cartesian_product(), "one factor or more"),
-    (lambda: gen.line_graph("K4"), "must be a Digraph"),
+    (lambda: gen.line_graph("K4"), "must be a Digraph"),  # type: ignore[arg-type]
     (lambda: gen.family("torsu"), "must be one of complete"),
     (lambda: gen.family("Kautz").member(10, 2), "nearest size is 12"),
     (lambda: gen.find_reversal(gen.generalized_kautz(2, 7)), r"K\(2,1\) of 6 vertices"),
