@@ -68,7 +68,7 @@ def balanced_all_gather(
 
 def _check(digraph: Digraph, chunks: int) -> None:
     if digraph.self_loops:
-        raise TopologyError(f"{digraph} has self-loops, which cannot carry what other links do")
+        raise TopologyError(f"{digraph} has self-loops, which carry less than other links")
     if (digraph.size - 1) * chunks % digraph.degree:
         raise TopologyError(
             f"{digraph.degree} links cannot share {digraph.size - 1} shards of {chunks} chunks "
@@ -79,7 +79,8 @@ def _check(digraph: Digraph, chunks: int) -> None:
 def _symmetries(digraph: Digraph) -> np.ndarray:
     """The group that the generators make, if only the identity keeps a vertex; (group, N)."""
     vertices = np.arange(digraph.size)
-    found, queue = {tuple(vertices.tolist())}, [vertices]
+    found: set[tuple[int, ...]] = {tuple(vertices.tolist())}
+    queue: list[np.ndarray] = [vertices]
     while queue:
         image = queue.pop()
         for generator in digraph.generators:
@@ -89,8 +90,8 @@ def _symmetries(digraph: Digraph) -> np.ndarray:
                 queue.append(np.asarray(product))
         if len(found) > min(_MOST_SYMMETRIES, digraph.size):
             return vertices[None]
-    group = np.asarray(sorted(found))
-    is_free = ((group == vertices).sum(axis=1)[1:] == 0).all()
+    group = np.asarray(sorted(found), np.int64)
+    is_free = bool((np.count_nonzero(group == vertices, axis=1)[1:] == 0).all())
     return group if is_free else vertices[None]
 
 

@@ -65,7 +65,8 @@ def least_diameter_circulant(n: int, degree: int = 4) -> Digraph:
     """C(n, {m, m+1}) of the least diameter of all C(n, {a, b}), which is m (Theorem 22).
 
     m = ceil((sqrt(2n - 1) - 1) / 2). A degree above 4 is reached by parallel arcs: the offsets m
-    and m + 1 take turns, so that their numbers differ by at most one.
+    and m + 1 alternate, so that their numbers differ by at most one. If they are equal in number
+    (degree a multiple of 4) T_B stays optimal; otherwise it need not.
 
     Args:
         n: vertices, above 6.

@@ -1,4 +1,4 @@
-"""Expansions: built schedules are sound and cost what their theorems predict, as fractions.
+"""Expansions: built schedules are sound, and their costs equal the predictions as fractions.
 
 Printed values: Tables 3.4 and A.1 and Figs. 3.1, 3.2 and 3.4 of "Accelerating Collective
 Communication for Distributed Machine Learning" (dissertation).

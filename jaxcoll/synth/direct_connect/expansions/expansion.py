@@ -1,4 +1,4 @@
-"""What expansions share: an all_gather of a base becomes one of a larger digraph."""
+"""The base class of expansions: an all_gather of a base becomes one of a larger digraph."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from jaxcoll.topologies.generative.isomorphism import find_reversal
 class Expansion(abc.ABC):
     """A mapping of (digraph, all_gather) to a larger digraph and an all_gather on it (Table 3.3).
 
-    Subclasses are frozen dataclasses. ``cost`` predicts what the expanded schedule costs from what
-    the base's does, so that a search need not build either.
+    Subclasses are frozen dataclasses. ``cost`` predicts T_L and T_B of the expanded schedule
+    from those of the base's, so that a search need not build either.
     """
 
     name: ClassVar[str]
@@ -41,7 +41,7 @@ class Expansion(abc.ABC):
 
     @abc.abstractmethod
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """What the expanded all_gather costs; at most that, for line graphs.
+        """T_L and T_B of the expanded all_gather; upper bounds, for line graphs.
 
         Args:
             base: cost of the base's all_gather.
