@@ -173,3 +173,32 @@ def test_bad_symmetries():
         Digraph(*columns, reversal=(0, 1, 2, 3))
     with pytest.raises(TopologyError, match="permutation"):
         Digraph(*columns, reversal=(0, 1, 2, 2))
+
+
+def test_search_goes_back_on_wrong_choices():
+    """Colours do not tell a vertex-transitive digraph from its transpose; only trying does.
+
+    The Cayley digraph of the Frobenius group of order 21 for these two generators is not
+    reverse-symmetric. Joined completely with its transpose it is, by exchanging the two, which
+    vertex 0 shows only after all images in its own half have failed.
+    """
+
+    def product(a, b):
+        return (a[0] + 2 ** a[1] * b[0]) % 7, (a[1] + b[1]) % 3
+
+    elements = [(i, j) for i in range(7) for j in range(3)]
+    number = {element: v for v, element in enumerate(elements)}
+    arcs = [(number[a], number[product(a, s)]) for a in elements for s in ((1, 1), (3, 1), (1, 0))]
+    tails, heads = np.asarray(arcs).T
+    half = Digraph(21, 3, tails, heads)
+    assert not gen.is_reverse_symmetric(half)
+    left, right = (end.ravel() for end in np.meshgrid(range(21), range(21, 42), indexing="ij"))
+    both = Digraph(
+        42,
+        24,
+        np.concatenate([tails, heads + 21, left, right]),
+        np.concatenate([heads, tails + 21, right, left]),
+    )
+    assert both.reversal is None
+    image = gen.find_reversal(both)
+    assert (image[:21] >= 21).all()
