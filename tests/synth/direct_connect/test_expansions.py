@@ -308,6 +308,11 @@ def test_schedules_that_cannot_be_expanded():
         LineGraph().all_gather(base, schedule.reverse())
     with pytest.raises(CollectiveError, match="expands a reduce_scatter"):
         LineGraph().reduce_scatter(base, schedule)
+    for expand in (LineGraph().all_gather, LineGraph().reduce_scatter):
+        with pytest.raises(ScheduleError, match="must be a Schedule"):
+            expand(base, "schedule")  # type: ignore[arg-type]
+        with pytest.raises(TopologyError, match="must be a Digraph"):
+            expand(base.topology(), schedule)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="whose links are not"):
         LineGraph().all_gather(gen.bidirectional_ring(2, 4), schedule)
     lacking = dataclasses.replace(

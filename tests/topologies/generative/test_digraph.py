@@ -135,7 +135,7 @@ def test_operations_keep_what_is_known_of_symmetry(base):
 
 
 def test_names_of_line_graphs_count():
-    digraph = gen.line_graph(gen.line_graph(gen.circulant(16, (3, 4))))
+    digraph = gen.line_graph(gen.line_graph(gen.circulant(16, {3, 4})))
     assert digraph.name == "L^2(C(16,{3,4}))"
     assert gen.line_graph(digraph, 2).name == "L^4(C(16,{3,4}))"
     ring = gen.unidirectional_ring(1, 3)

@@ -292,6 +292,7 @@ BAD = [
     (lambda: gen.circulant(10, (5, 1)), "offset 5 is half of n = 10.*take 4 or 6"),
     (lambda: gen.circulant(10, (10,)), "at most 9"),
     (lambda: gen.circulant(10, ()), "one offset or more"),
+    (lambda: gen.generalized_kautz(1, 3), "take 2 vertices, or degree 2 on 3"),
     (lambda: gen.circulant(10, "12"), "must be a sequence"),  # type: ignore[arg-type]
     (lambda: gen.directed_circulant(6, (2, 4)), "share the divisor 2"),
     (lambda: gen.least_diameter_circulant(6), "n above 6, got 6; the nearest is 7"),

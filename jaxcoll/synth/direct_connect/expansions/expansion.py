@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb_reversal import reversed_on
 from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
@@ -93,6 +94,8 @@ class Expansion(abc.ABC):
         Raises:
             CollectiveError: another collective; other errors are those of ``all_gather``.
         """
+        checks.instance(base, Digraph, "base", TopologyError)
+        checks.instance(schedule, Schedule, "schedule", ScheduleError)
         if schedule.collective.kind != "reduce_scatter":
             raise CollectiveError(f"this expands a reduce_scatter, not {schedule.collective}")
         _, gather = self.all_gather(base.transpose(), schedule.reverse())
@@ -105,6 +108,7 @@ def scatter_of(digraph: Digraph, schedule: Schedule) -> Schedule:
     Raises:
         TopologyError: the digraph is not isomorphic to its transpose.
     """
+    checks.instance(digraph, Digraph, "digraph", TopologyError)
     return reversed_on(schedule, find_reversal(digraph))
 
 
