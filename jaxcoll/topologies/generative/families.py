@@ -1,4 +1,4 @@
-"""The families by name, with the sizes and degrees they exist at: what a finder goes through."""
+"""The families by name, with the sizes and degrees they exist at, for a finder to go through."""
 
 from __future__ import annotations
 
