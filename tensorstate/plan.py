@@ -297,11 +297,11 @@ def search(
     if isinstance(microbatches, int):
         problem, candidates = ready(microbatches)
         return Plan(problem, solve(problem, candidates, **options), memory_limit, objective)
-    problem, found = _counted(ready, solve, microbatches, options)
+    problem, found = _search_microbatches(ready, solve, microbatches, options)
     return Plan(problem, found, memory_limit, objective)
 
 
-def _counted(
+def _search_microbatches(
     ready: Callable[[int], tuple[Problem, CandidateStrategies]],
     solve: Callable[..., Found],
     microbatches: Sequence[int] | str,

@@ -101,7 +101,7 @@ def _rows(
     plans = co_optimize(
         graph,
         topology=topology,
-        sides=config.network.sides,
+        grid_shape=config.network.sides,
         axes=config.axes,
         candidates=candidates,
         seed=config.seed,
@@ -114,8 +114,8 @@ def _rows(
     aware = search(graph, mesh=sizes, network=real, hardware=config.hardware)
     best = plans[0]
     found = (
-        (BLIND, mesh, real.order, repriced(blind, real), blind.cost.seconds),
-        (STATES, mesh, real.order, aware.cost, None),
+        (BLIND, mesh, real.device_order, repriced(blind, real), blind.cost.seconds),
+        (STATES, mesh, real.device_order, aware.cost, None),
         (BOTH, best.problem.mesh, _order(best), best.cost, None),
     )
     rows = [
@@ -123,20 +123,20 @@ def _rows(
             "model": label,
             "chosen": chosen,
             "mesh": " x ".join(map(str, mesh.sizes)),
-            "wires": "as numbered" if list(order) == sorted(order) else "others",
+            "wires": "as numbered" if list(device_order) == sorted(device_order) else "others",
             "us": 1e6 * cost.seconds,
             "communication us": 1e6 * cost.communication,
             "regret %": 100 * (cost.seconds / best.cost.seconds - 1),
             "it expected us": None if expected is None else 1e6 * expected,
         }
-        for chosen, mesh, order, cost, expected in found
+        for chosen, mesh, device_order, cost, expected in found
     ]
     return rows, plans
 
 
 def _order(plan: Plan) -> tuple[int, ...]:
     network = plan.problem.network
-    return network.order if isinstance(network, Scheduled) else ()
+    return network.device_order if isinstance(network, Scheduled) else ()
 
 
 def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:

@@ -71,10 +71,10 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     communication = []
     for reshard in reshards:
         communication.append(reshard.multiplicity * reshard.seconds)
-        for step, turns in reshard.counted:
+        for step, num_repeats in reshard.counted_steps:
             if step.kind != "slice":
-                volume[step.kind, step.axis] += reshard.multiplicity * turns * step.nbytes
-                count[step.kind, step.axis] += reshard.multiplicity * turns
+                volume[step.kind, step.axis] += reshard.multiplicity * num_repeats * step.nbytes
+                count[step.kind, step.axis] += reshard.multiplicity * num_repeats
     twice: dict[int, int] = defaultdict(int)
     for node in recomputed_nodes:
         twice[problem.graph.nodes[node].class_id] += 1
@@ -93,9 +93,9 @@ def times(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
     spent: dict[tuple[str, int], list[float]] = defaultdict(list)
     for reshard in cost.reshards:
         reshard_graph = problem.reshard_graph(problem.tensor_groups[reshard.group])
-        for step, turns in reshard.counted:
+        for step, num_repeats in reshard.counted_steps:
             if step.kind != "slice":
                 spent[step.kind, step.axis].append(
-                    reshard.multiplicity * turns * reshard_graph.seconds(step)
+                    reshard.multiplicity * num_repeats * reshard_graph.seconds(step)
                 )
     return {key: math.fsum(values) for key, values in spent.items()}

@@ -150,14 +150,10 @@ def _is_in_parts(kind: str, i: Instruction) -> bool:
 
 def _lines(mesh: MeshShape) -> Iterator[tuple[tuple[int, ...], frozenset[frozenset[int]]]]:
     """The groups of devices along every set of axes longer than 1, small sets first."""
-    places = np.arange(mesh.num_devices).reshape(mesh.sizes)
     long = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
     for count in range(1, len(long) + 1):
         for axes in itertools.combinations(long, count):
-            rest = [axis for axis in range(len(mesh.sizes)) if axis not in axes]
-            grid = places.transpose([*rest, *axes])
-            width = int(np.prod([mesh.sizes[axis] for axis in axes]))
-            yield axes, frozenset(map(frozenset, grid.reshape(-1, width).tolist()))
+            yield axes, frozenset(map(frozenset, mesh.replica_groups(axes).tolist()))
 
 
 # ---------------------------------------------------------------------- comparison

@@ -68,7 +68,7 @@ def _headline(problem: Problem, found: Found) -> list[str]:
     gap = "no bound" if math.isinf(found.bound) else f"gap {100 * gap_of(found):.2g} %"
     return [
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
-        f"{problem.hardware.name}, mesh {sizes}{_turns(problem)}",
+        f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
         f"= {parallelism_name(problem, found.decisions, cost)}",
         f"time: {seconds(cost.seconds)} a step: compute {seconds(cost.compute)} + communication "
         f"{seconds(cost.communication)}; {seconds(cost.overlapped)} if they overlap perfectly",
@@ -76,10 +76,10 @@ def _headline(problem: Problem, found: Found) -> list[str]:
     ]
 
 
-def _turns(problem: Problem) -> str:
-    if problem.pipeline is None:
+def _format_microbatches(problem: Problem) -> str:
+    if problem.microbatch_split is None:
         return ""
-    count, batch = problem.microbatches, problem.pipeline.batch
+    count, batch = problem.microbatches, problem.microbatch_split.batch
     return f", {count} microbatches of {batch // count} of a batch of {batch}"
 
 
@@ -249,7 +249,7 @@ def explain(problem: Problem, found: Found, name: str) -> str:
             lines.append(f"resident through the microbatch loop: {resident}")
         if reshard.is_recomputed:
             lines.append("recomputed in the backward pass")
-        times = f", {reshard.turns} times" if reshard.turns > 1 else ""
+        times = f", {reshard.num_repeats} times" if reshard.num_repeats > 1 else ""
         eras = (
             ("before the microbatches", reshard.before_loop),
             (f"forward{times}", reshard.in_forward),

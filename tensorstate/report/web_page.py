@@ -114,8 +114,8 @@ def _row(problem: Problem, found: Found, class_id: int, colours: dict[str, str])
     operators = [problem.graph.operators[m.operator] for m in node.members]
     multiplicity = problem.multiplicity(class_id)
     times = f" x {multiplicity}" if multiplicity > 1 else ""
-    if problem.turns(class_id) > 1:
-        times += f", in each of {problem.turns(class_id)} microbatches"
+    if problem.num_repeats(class_id) > 1:
+        times += f", in each of {problem.num_repeats(class_id)} microbatches"
     names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
     recomputed = sum(
         index in found.cost.recomputed_nodes for index in problem.graph.node_classes[class_id]

@@ -98,13 +98,13 @@ def _descend(
     strategies = None if start is None else start.decisions.strategies
     best = start if fitting is None else None
     stale = 0
-    for turn in range(SWEEPS * len(axes)):
+    for visit in range(SWEEPS * len(axes)):
         left = until - time.perf_counter()
         if stale >= len(axes) or (left <= 0 and (best or fitting) is not None):
             break
         found = attempt(
             problem,
-            _along(candidates, axes[turn % len(axes)], strategies),
+            _along(candidates, axes[visit % len(axes)], strategies),
             **limited,
             gap=gap,
             time_limit=max(5.0, left / 2),
@@ -139,12 +139,12 @@ def _least_memory(
     recompute, objective = limited["recompute"], limited["objective"]
     strategies = None if start is None else start.decisions.strategies
     least, stale = None, 0
-    for turn in range(SWEEPS * len(axes)):
+    for visit in range(SWEEPS * len(axes)):
         if least is not None and least.cost.memory.fits(limited["memory_limit"]):
             break
         if stale >= len(axes):
             break
-        free = _along(candidates, axes[turn % len(axes)], strategies)
+        free = _along(candidates, axes[visit % len(axes)], strategies)
         found, _ = least_memory(problem, free, recompute, objective, narrow=True)
         stale += 1
         if found is not None and (least is None or _takes_less(found, least)):

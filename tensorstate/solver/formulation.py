@@ -138,7 +138,7 @@ class Formulation:
         Returns:
             What is paid for in each, how it comes to what runs again, and from where.
         """
-        turns = self.problem.microbatches if group.in_loop else 1
+        num_repeats = self.problem.microbatches if group.in_loop else 1
         loop_resident = self.loop_resident.get(number, {})
         sums = [_parts(loop_resident)] if loop_resident and not group.is_input else []
         after_forward = [
@@ -148,7 +148,7 @@ class Formulation:
         ]
         if not group.in_forward:
             ends = [*after_forward, *sums]
-            return {}, self._era(group, arcs, [start] * len(ends), ends, turns)[0], [], []
+            return {}, self._era(group, arcs, [start] * len(ends), ends, num_repeats)[0], [], []
         in_forward = [d for d in group.consumer_classes if not d.after_forward]
         recompute_consumers = [d for d in in_forward if self.recompute and d.class_id is not None]
         recomputed = [self._ends(group, d, recomputed=True) for d in recompute_consumers]
@@ -162,8 +162,8 @@ class Formulation:
                 starts.append(self._share(self._lasting(group)))
                 ends.append(self._add_saved(number, group, arcs))
             after = [self._taken(number, group) for _ in (*after_forward, *recomputed)]
-        first, _ = self._era(group, arcs, starts, ends, turns)
-        second, taken = self._era(group, arcs, after, [*after_forward, *recomputed], turns)
+        first, _ = self._era(group, arcs, starts, ends, num_repeats)
+        second, taken = self._era(group, arcs, after, [*after_forward, *recomputed], num_repeats)
         return first, second, taken[len(after_forward) :], after[len(after_forward) :]
 
     def _arcs(
@@ -214,12 +214,12 @@ class Formulation:
         arcs: Sequence[tuple[ReshardStep, float]],
         starts: Sequence[Mapping[Placements, Terms]],
         ends: Sequence[Mapping[Placements, Terms]],
-        turns: int = 1,
+        num_repeats: int = 1,
     ) -> tuple[Paid, list[Paid]]:
         """The travels of a flow in an era, from each start to its end.
 
         Args:
-            turns: how often they are made.
+            num_repeats: how often they are made.
 
         Returns:
             What is paid for, and what is taken to each end.
@@ -232,7 +232,9 @@ class Formulation:
             if starts and (seconds or not shared or self.room is not None):
                 paid[step] = self.program.part()
                 if seconds:
-                    self.communication.append((paid[step], turns * group.multiplicity * seconds))
+                    self.communication.append(
+                        (paid[step], num_repeats * group.multiplicity * seconds)
+                    )
         for start, end in zip(starts, ends, strict=True):
             taken = paid
             if shared:

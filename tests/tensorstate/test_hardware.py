@@ -39,7 +39,7 @@ def test_schedules_are_priced_as_simulated(kind, axis):
 def test_the_order_says_which_wires_an_axis_gets():
     topology = topologies.ring(8)
     every_other = [2 * i + j for j in range(2) for i in range(4)]
-    plain, turned = Scheduled(topology, MESH), Scheduled(topology, MESH, order=every_other)
+    plain, turned = Scheduled(topology, MESH), Scheduled(topology, MESH, device_order=every_other)
     assert plain.groups(1) == turned.groups(1) == ((0, 1, 2, 3), (4, 5, 6, 7))
     links = zip(turned.topology.src.tolist(), turned.topology.dst.tolist(), strict=True)
     wires = {(every_other[u], every_other[v]) for u, v in links}
@@ -61,7 +61,7 @@ def test_bad_input():
     with pytest.raises(PlanError, match="2 x 4 devices over"):
         Scheduled(topologies.ring(4), MESH)
     with pytest.raises(PlanError, match="every rank"):
-        Scheduled(topologies.ring(8), MESH, order=[0] * 8)
+        Scheduled(topologies.ring(8), MESH, device_order=[0] * 8)
     with pytest.raises(PlanError, match="entries for 2 axes"):
         AlphaBeta(MESH, (0.0,), (1.0, 1.0))
     with pytest.raises(PlanError, match="bandwidth must be above 0"):

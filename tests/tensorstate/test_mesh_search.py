@@ -22,12 +22,12 @@ CANDIDATES = ((Bucket(), 1), (Direct(), 1))
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=2), st.sampled_from(["x", "xy"])
 )
-def test_axes_of_a_layout_are_lines_of_a_grid(sides, axes):
-    ranks = math.prod(sides)
-    found = mesh_assignments(sides, tuple(axes))
+def test_axes_of_a_layout_are_lines_of_a_grid(grid_shape, axes):
+    ranks = math.prod(grid_shape)
+    found = mesh_assignments(grid_shape, tuple(axes))
     assert len({assignment.groups() for assignment in found}) == len(found)
     for assignment in found:
-        assert sorted(assignment.order) == list(range(ranks))
+        assert sorted(assignment.device_order) == list(range(ranks))
         assert assignment.mesh.num_devices == ranks
         for groups, size in zip(assignment.groups(), assignment.mesh.sizes, strict=True):
             assert sorted(rank for group in groups for rank in group) == list(range(ranks))
@@ -63,7 +63,7 @@ def test_the_best_layout_is_first_and_no_worse_than_any_as_numbered():
     plans = co_optimize(
         traced,
         topology=topology,
-        sides=(2, 4),
+        grid_shape=(2, 4),
         axes=("x", "y"),
         candidates=CANDIDATES,
         **options,
@@ -84,13 +84,13 @@ def test_the_best_layout_is_first_and_no_worse_than_any_as_numbered():
 def test_bad_input():
     traced, topology = graph("twice"), topologies.ring(4)
     with pytest.raises(PlanError, match="make 6 ranks, the network has 4"):
-        co_optimize(traced, topology=topology, sides=(2, 3), axes=("x",))
+        co_optimize(traced, topology=topology, grid_shape=(2, 3), axes=("x",))
     with pytest.raises(PlanError, match="names of their own"):
         mesh_assignments((4,), ("x", "x"))
     with pytest.raises(PlanError, match="sides must be integers of at least 1"):
         mesh_assignments((), ("x",))
     with pytest.raises(PlanError, match="abstract_args must be given"):
-        co_optimize(lambda x: x, topology=topology, sides=(4,), axes=("x",))
+        co_optimize(lambda x: x, topology=topology, grid_shape=(4,), axes=("x",))
     plan = search(
         traced,
         mesh={"x": 4},

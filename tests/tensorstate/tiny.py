@@ -103,8 +103,8 @@ def problems(draw, names=tuple(TINY), meshes=MESHES, microbatches=(1,)) -> Probl
         tuple(draw(st.lists(rates(7, 10), min_size=axes, max_size=axes))),
     )
     device = Hardware("drawn", {4: draw(rates(8, 10))}, draw(rates(7, 10)), 1e9)
-    turns = draw(st.sampled_from(microbatches))
-    return Problem(graph(draw(st.sampled_from(names))), network, device, turns)
+    num_repeats = draw(st.sampled_from(microbatches))
+    return Problem(graph(draw(st.sampled_from(names))), network, device, num_repeats)
 
 
 @st.composite

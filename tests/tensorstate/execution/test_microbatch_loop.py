@@ -39,19 +39,19 @@ slow = pytest.mark.slow
 
 
 @functools.cache
-def problem_of(name: str, sizes: tuple[tuple[str, int], ...], turns: int) -> Problem:
+def problem_of(name: str, sizes: tuple[tuple[str, int], ...], num_repeats: int) -> Problem:
     mesh = MeshShape.of(dict(sizes))
     ones = (1.0,) * len(sizes)
-    return Problem(traced(name)[1], AlphaBeta(mesh, ones, ones), HARDWARE["CPU"], turns)
+    return Problem(traced(name)[1], AlphaBeta(mesh, ones, ones), HARDWARE["CPU"], num_repeats)
 
 
 @pytest.mark.parametrize(
-    ("axes", "seed", "turns"),
+    ("axes", "seed", "num_repeats"),
     [pytest.param(LINE, 1, 4, marks=slow), (PLANE, 0, 2), (CUBE, 1, 4)],
     ids=["8", "2x4", "2x2x2"],
 )
-def test_any_plan_of_a_perceptron(axes, seed, turns):
-    problem = problem_of("mlp", tuple(axes.items()), turns)
+def test_any_plan_of_a_perceptron(axes, seed, num_repeats):
+    problem = problem_of("mlp", tuple(axes.items()), num_repeats)
     decisions = drawn(problem, seed)
     check("mlp", apply(problem, decisions, price(problem, decisions), devices(axes), native))
 
@@ -122,8 +122,8 @@ def test_the_more_microbatches_the_less_memory():
     graph, mesh = trace(model.step, model.abstract_args), MeshShape.of({"data": 2})
     two = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     measured, predicted = [], []
-    for turns in (1, 2, 4, 8):
-        problem = Problem(graph, AlphaBeta(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], turns)
+    for num_repeats in (1, 2, 4, 8):
+        problem = Problem(graph, AlphaBeta(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], num_repeats)
         found = solve_baseline(problem, "ddp")
         applied = apply(problem, found.decisions, found.cost, two, native)
         report = compare_with_hlo(
@@ -149,14 +149,14 @@ def _step(w, x, key):
     return w - 0.1 * gradient, value, y.max(), y
 
 
-@pytest.mark.parametrize(("seed", "turns"), [(0, 2), (1, 4), (3, 4)])
-def test_pieces_and_maxima_are_returned(seed, turns):
+@pytest.mark.parametrize(("seed", "num_repeats"), [(0, 2), (1, 4), (3, 4)])
+def test_pieces_and_maxima_are_returned(seed, num_repeats):
     """From batches that are cut in any way, of which devices have different parts."""
     shapes = s(16, 16), s(32, 16), KEY
     graph = trace(_step, shapes)
     mesh = MeshShape.of(PLANE)
     network = AlphaBeta(mesh, (1.0, 1.0), (1.0, 1.0))
-    problem = Problem(graph, network, HARDWARE["CPU"], turns, batch="x")
+    problem = Problem(graph, network, HARDWARE["CPU"], num_repeats, batch="x")
     decisions = drawn(problem, seed)
     applied = apply(problem, decisions, price(problem, decisions), devices(PLANE), native)
     args = arguments(shapes)
