@@ -72,12 +72,12 @@ HARDWARE: dict[str, Hardware] = {
 }
 
 
-class Network:
+class CollectiveCostModel:
     """Prices of collectives along the axes of a mesh. Subclasses say how."""
 
     mesh: MeshShape
 
-    def price(self, kind: str, axis: int, nbytes: int) -> float:
+    def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of a collective along an axis, in all its groups at once.
 
         Args:
@@ -93,7 +93,7 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True)
-class AlphaBeta(Network):
+class AlphaBetaCosts(CollectiveCostModel):
     """Ring collectives on links of their own along every axis.
 
     A ring of n takes n - 1 steps and moves (n - 1)/n of the buffer (twice both for an all_reduce);
@@ -118,8 +118,8 @@ class AlphaBeta(Network):
         if any(not (math.isfinite(a) and a >= 0) for a in self.alpha):
             raise PlanError(f"alpha must be at least 0, got {self.alpha}")
 
-    def price(self, kind: str, axis: int, nbytes: int) -> float:
-        """See ``Network``."""
+    def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
+        """See ``CollectiveCostModel``."""
         n = self.mesh.sizes[axis]
         once = (n - 1) * self.alpha[axis] + nbytes * (n - 1) / n / self.bandwidth[axis]
         return 2 * once if kind == "all_reduce" else once
@@ -140,7 +140,7 @@ CANDIDATES: tuple[tuple[Synthesizer, int], ...] = (
 )
 
 
-class Scheduled(Network):
+class ScheduleCosts(CollectiveCostModel):
     """Collectives by schedules on a network, synthesized for all groups of an axis at once.
 
     Args:
@@ -186,14 +186,14 @@ class Scheduled(Network):
         """The devices of every group along an axis."""
         return tuple(map(tuple, self.mesh.replica_groups((axis,)).tolist()))
 
-    def price(self, kind: str, axis: int, nbytes: int) -> float:
-        """See ``Network``."""
+    def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
+        """See ``CollectiveCostModel``."""
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return 0.0
         return self._best(kind, axis, nbytes)[0]
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
-        """See ``Network``."""
+        """See ``CollectiveCostModel``."""
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return None
         return self._best(kind, axis, nbytes)[1]

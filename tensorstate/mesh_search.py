@@ -17,9 +17,9 @@ import numpy as np
 
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import Cost, price
+from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CANDIDATES, Network, Scheduled
+from tensorstate.hardware import CANDIDATES, CollectiveCostModel, ScheduleCosts
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import Plan, search
@@ -101,7 +101,7 @@ def _assign(
     return MeshAssignment(MeshShape.of(sizes), tuple(device_order.tolist()), parts)
 
 
-def co_optimize(
+def search_mesh(
     step: Callable[..., Any] | Graph,
     abstract_args: Sequence[Any] | None = None,
     *,
@@ -114,14 +114,14 @@ def co_optimize(
 ) -> tuple[Plan, ...]:
     """The best plan of every layout of a mesh on a network, the best of all first.
 
-    A plan's ``problem.network`` is ``Scheduled``, with the mesh and the order of its layout.
+    A plan's ``problem.network`` is ``ScheduleCosts``, with the mesh and the order of its layout.
 
     Args:
         step, abstract_args: as for ``search``.
         topology: the network.
         grid_shape: of the grid in which its ranks stand.
         axes: names of the mesh axes; an axis may come out with a single device.
-        candidates, seed: as for ``Scheduled``.
+        candidates, seed: as for ``ScheduleCosts``.
         options: of ``search``: hardware, memory_limit, recompute and so on.
 
     Raises:
@@ -139,7 +139,7 @@ def co_optimize(
         step, abstract_args = trace(step, abstract_args), None
     plans, reason = [], None
     for assignment in mesh_assignments(grid_shape, axes):
-        network = Scheduled(
+        network = ScheduleCosts(
             topology,
             assignment.mesh,
             device_order=assignment.device_order,
@@ -156,7 +156,7 @@ def co_optimize(
     return tuple(sorted(plans, key=lambda plan: plan.found.objective))
 
 
-def repriced(plan: Plan, network: Network) -> Cost:
+def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
     """What a plan costs on another network of the same mesh: what is decided stays.
 
     Raises:
@@ -164,4 +164,4 @@ def repriced(plan: Plan, network: Network) -> Cost:
     """
     if network.mesh != plan.problem.mesh:
         raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
-    return price(plan.problem.on(network), plan.decisions)
+    return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import jax
 
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import Cost, price
+from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, has_no_partial
 from tensorstate.cost.result import Found, objective_of, result_order
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import Collectives
 from tensorstate.execution.sharded_step import Applied, apply
-from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
+from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape, Placements
 from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
@@ -161,7 +161,7 @@ class Comparison:
     memory_limit: float | None
 
     def __str__(self) -> str:
-        first = next(iter(self.rows.values())).cost.seconds
+        first = next(iter(self.rows.values())).cost.serial_seconds
         lines = [
             f"{'strategy':24} {'time':>9} {'ratio':>6} {'compute':>9} {'communication':>13} "
             f"{'memory':>9}"
@@ -170,7 +170,8 @@ class Comparison:
             cost = found.cost
             over = "" if cost.memory.fits(self.memory_limit) else "  does not fit"
             lines.append(
-                f"{name:24} {report.seconds(cost.seconds):>9} {cost.seconds / first:>6.2f} "
+                f"{name:24} {report.seconds(cost.serial_seconds):>9} "
+                f"{cost.serial_seconds / first:>6.2f} "
                 f"{report.seconds(cost.compute):>9} {report.seconds(cost.communication):>13} "
                 f"{report.size(cost.memory.peak):>9}{over}"
             )
@@ -191,7 +192,7 @@ def solve_baseline(
     if not saved:
         return found
     decisions = dataclasses.replace(found.decisions, saved=saved)
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     return dataclasses.replace(
         found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
     )
@@ -223,7 +224,7 @@ def search(
     *,
     mesh: Mapping[str, int],
     topology: Topology | None = None,
-    network: Network | None = None,
+    network: CollectiveCostModel | None = None,
     hardware: str | Hardware = "A100",
     memory_limit: float | None = None,
     recompute: bool = False,
@@ -360,11 +361,13 @@ def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None
     return trace(step, abstract_args)
 
 
-def _network(mesh: MeshShape, topology: Topology | None, network: Network | None) -> Network:
+def _network(
+    mesh: MeshShape, topology: Topology | None, network: CollectiveCostModel | None
+) -> CollectiveCostModel:
     if (topology is None) == (network is None):
         raise PlanError("give either topology, whose wires are priced, or network")
     if topology is not None:
-        return Scheduled(topology, mesh)
+        return ScheduleCosts(topology, mesh)
     if network is None or network.mesh != mesh:
         raise PlanError(f"the network prices another mesh than {mesh}")
     return network

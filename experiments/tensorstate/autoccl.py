@@ -170,7 +170,7 @@ def _activations(
 
 def _along_data(config: Config, model: ModelConfig, found: Found) -> list[dict[str, Any]]:
     """Bytes once a step, in however many messages."""
-    volume = {kind: n for (kind, axis), n in found.cost.volume.items() if axis == 0}
+    volume = {kind: n for (kind, axis), n in found.cost.bytes_by_collective.items() if axis == 0}
     return [
         {
             "model": model.name,

@@ -132,7 +132,7 @@ def _measured(
         "search s": plan.found.seconds,
         "method": plan.found.method,
         "gap %": 100 * plan.gap if math.isfinite(plan.gap) else None,
-        "step ms": 1e3 * plan.cost.seconds,
+        "step ms": 1e3 * plan.cost.serial_seconds,
     }
 
 

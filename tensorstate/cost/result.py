@@ -59,4 +59,4 @@ class Limited(TypedDict):
 
 def objective_of(cost: Cost, objective: str) -> float:
     """Seconds of what is minimized: "sum" or "max" of compute and communication."""
-    return cost.seconds if objective == "sum" else cost.overlapped
+    return cost.serial_seconds if objective == "sum" else cost.overlapped_seconds

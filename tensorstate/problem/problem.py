@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 
-from tensorstate.hardware import Hardware, Network
+from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MeshShape, Placements
 from tensorstate.problem.liveness import Liveness, LiveRanges
@@ -59,7 +59,7 @@ class Problem:
     def __init__(
         self,
         graph: Graph,
-        network: Network,
+        network: CollectiveCostModel,
         hardware: Hardware,
         microbatches: int = 1,
         batch: str | None = None,
@@ -80,7 +80,7 @@ class Problem:
         self._reshard_graphs: dict[tuple[tuple[int, ...], int], ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
 
-    def on(self, network: Network, hardware: Hardware | None = None) -> Problem:
+    def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
         """The same step on another network, or on other devices."""
         return Problem(
             self.traced, network, hardware or self.hardware, self.microbatches, self.batch
@@ -112,7 +112,9 @@ class Problem:
         """The ways of a flow's tensor between its states."""
         key = group.sizes, group.nbytes
         if key not in self._reshard_graphs:
-            self._reshard_graphs[key] = ReshardGraph(*key, self.mesh, self.network.price)
+            self._reshard_graphs[key] = ReshardGraph(
+                *key, self.mesh, self.network.collective_seconds
+            )
         return self._reshard_graphs[key]
 
     @functools.cached_property
@@ -175,7 +177,7 @@ class Problem:
             for operator in operators
             if operator.kind in ("einsum", "window") and operator.operands
         )
-        moved = self.traffic(class_id, strategy)
+        moved = self.memory_traffic(class_id, strategy)
         if all(operator.primitive in SLICES for operator in operators):
             # Of what a slice is taken from nothing else is read: a layer's part of all layers'.
             made = {use.tensor for operator in operators for use in operator.results}
@@ -184,7 +186,7 @@ class Problem:
         return self.num_repeats(class_id) * per_repeat
 
     @functools.cache  # noqa: B019
-    def traffic(self, class_id: int, strategy: Strategy) -> int:
+    def memory_traffic(self, class_id: int, strategy: Strategy) -> int:
         """Bytes that an entity of a class reads and writes on a device, each tensor once.
 
         What a chain of operators makes for itself alone stays in registers.

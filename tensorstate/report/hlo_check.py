@@ -244,13 +244,13 @@ def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost)
         key = one.kind, _format_axes(one.axes, mesh)
         count[key] += one.arrays * one.times
         nbytes[key] += one.nbytes * one.times
-    expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count}
+    expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
     rows = tuple(
         Row(
             *key,
-            cost.count.get(expected.get(key, ("", 0)), 0),
+            cost.count_by_collective.get(expected.get(key, ("", 0)), 0),
             count[key],
-            cost.volume.get(expected.get(key, ("", 0)), 0),
+            cost.bytes_by_collective.get(expected.get(key, ("", 0)), 0),
             nbytes[key],
         )
         for key in sorted({*expected, *count})

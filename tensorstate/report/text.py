@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tensorstate.cost.cost import times
+from tensorstate.cost.cost import seconds_by_collective
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.cost.result import Found
 from tensorstate.errors import PlanError
@@ -70,8 +70,10 @@ def _headline(problem: Problem, found: Found) -> list[str]:
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
         f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
         f"= {parallelism_name(problem, found.decisions, cost)}",
-        f"time: {seconds(cost.seconds)} a step: compute {seconds(cost.compute)} + communication "
-        f"{seconds(cost.communication)}; {seconds(cost.overlapped)} if they overlap perfectly",
+        f"time: {seconds(cost.serial_seconds)} per step: "
+        f"compute {seconds(cost.compute)} + communication "
+        f"{seconds(cost.communication)}; "
+        f"{seconds(cost.overlapped_seconds)} if they overlap perfectly",
         f"found by {found.method} in {found.seconds:.1f} s, {gap}",
     ]
 
@@ -202,14 +204,14 @@ def _by_factor(problem: Problem, reshard: ReshardPlan, placements: Placements) -
 
 def _collectives(problem: Problem, found: Found) -> list[str]:
     cost = found.cost
-    if not cost.count:
+    if not cost.count_by_collective:
         return ["no collectives"]
     lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}"]
-    spent = times(problem, found.cost)
-    for kind, axis in sorted(cost.count, key=lambda key: -spent[key]):
+    spent = seconds_by_collective(problem, found.cost)
+    for kind, axis in sorted(cost.count_by_collective, key=lambda key: -spent[key]):
         lines.append(
-            f"{kind:16} {problem.mesh.names[axis]:8} {cost.count[kind, axis]:>7} "
-            f"{size(cost.volume[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
+            f"{kind:16} {problem.mesh.names[axis]:8} {cost.count_by_collective[kind, axis]:>7} "
+            f"{size(cost.bytes_by_collective[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
         )
     return lines
 

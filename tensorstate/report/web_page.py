@@ -123,7 +123,9 @@ def _row(problem: Problem, found: Found, class_id: int, colours: dict[str, str])
     recomputed_nodes = f", {recomputed} made again" if recomputed else ""
     flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
     work = (
-        f"{flops:.3g} flop" if node.kind == "einsum" else size(problem.traffic(class_id, strategy))
+        f"{flops:.3g} flop"
+        if node.kind == "einsum"
+        else size(problem.memory_traffic(class_id, strategy))
     )
     cuts = escape(_cuts(problem, node, strategy))
     return (

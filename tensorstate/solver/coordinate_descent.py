@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from tensorstate.cost.cost import price, times
+from tensorstate.cost.cost import estimate_cost, seconds_by_collective
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.cost.result import Found, Limited, Unfit, objective_of
 from tensorstate.errors import PlanError
@@ -21,7 +21,7 @@ from tensorstate.problem.strategies import Strategy
 from tensorstate.solver.exact import attempt, least_memory, relaxation, seconds_left, why
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import Progress
-from tensorstate.solver.submesh import SomeAxes, joined
+from tensorstate.solver.submesh import SubmeshCosts, joined
 
 # Relative gap to which a relaxation under a memory limit is solved.
 BOUND = 1e-2
@@ -66,10 +66,10 @@ def descent(
             raise PlanError(why(problem, candidates, Unfit(proved=False, least=fitting), **limited))
     bound = functools.partial(axes_bound, problem, candidates, **limited, until=until)
     with ThreadPoolExecutor(1) as beside:
-        first = None if joined is None else busiest(problem, joined)
+        first = None if joined is None else busiest_axes(problem, joined)
         bounds = [] if first is None else [beside.submit(bound, first)]
         best = _descend(problem, candidates, axes, joined, fitting, limited, gap, until, progress)
-        last = busiest(problem, best)
+        last = busiest_axes(problem, best)
         if last != first:
             bounds.append(beside.submit(bound, last))
         highest = max(one.result() for one in bounds)
@@ -207,7 +207,7 @@ def _joined_axes(
         return None
     pairs = zip(meant, found.decisions.strategies, strict=True)
     decisions = Decisions(tuple(one[strategy] for one, strategy in pairs))
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     return dataclasses.replace(
         found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
     )
@@ -263,8 +263,8 @@ def axes_bound(
     Some axes are searched together, in the relaxation, as if the others cut every tensor and all
     work and cost nothing.
     """
-    network = SomeAxes(problem.network, axes)
-    faster = network.others
+    network = SubmeshCosts(problem.network, axes)
+    faster = network.num_other_devices
     hardware = Hardware(
         problem.hardware.name,
         {size: rate * faster for size, rate in problem.hardware.flops.items()},
@@ -291,9 +291,9 @@ def axes_bound(
     return formulation.seconds(relaxed.bound)
 
 
-def busiest(problem: Problem, found: Found) -> tuple[int, ...]:
+def busiest_axes(problem: Problem, found: Found) -> tuple[int, ...]:
     """The two axes along which a plan communicates longest."""
     spent = [0.0] * len(problem.mesh.sizes)
-    for (_, axis), seconds in times(problem, found.cost).items():
+    for (_, axis), seconds in seconds_by_collective(problem, found.cost).items():
         spent[axis] += seconds
     return tuple(sorted(sorted(range(len(spent)), key=lambda axis: -spent[axis])[:2]))

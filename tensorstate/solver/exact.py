@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tensorstate.cost.cost import Cost, price
+from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
 from tensorstate.cost.result import Found, Unfit, objective_of
 from tensorstate.errors import PlanError
@@ -114,7 +114,7 @@ def attempt(
             return Unfit(least is not None and nbytes > memory_limit, least)
         return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
     decisions = formulation.decisions(solution)
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     if memory_limit is not None and not cost.memory.fits(memory_limit):
         room = (memory_limit, recompute, objective, gap)
         decisions, cost = _in_whole_layers(problem, decisions, cost, *room)
@@ -210,7 +210,7 @@ def _in_whole_layers(
         if not len(solution.values):
             break
         found = formulation.decisions(solution)
-        taken = price(problem, found)
+        taken = estimate_cost(problem, found)
         if taken.memory.fits(limit):
             return found, taken
     return decisions, cost
@@ -298,7 +298,7 @@ def least_memory(
     if not len(solution.values):
         return None, bound
     decisions = formulation.decisions(solution)
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     spent = time.perf_counter() - start
     found = Found(decisions, cost, objective_of(cost, objective), -np.inf, "milp", spent)
     return found, bound

@@ -10,7 +10,7 @@ from tensorstate.cost.result import Found
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
@@ -91,7 +91,7 @@ def test_lower_limits_take_less_memory(case):
     """Down to two thirds of what the quickest plan takes, or to less."""
     name, sizes, axes, shares = LIMITED[case]
     model = load_model(name, **sizes)
-    network = AlphaBeta(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
+    network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
     candidates, free = unlimited(problem)
     compiled = []
@@ -125,6 +125,6 @@ def test_a_plan_that_fits_is_found_however_little_time_there_is():
 
     found = hurried(0.65)
     assert found.cost.memory.peak <= 0.65 * peak
-    assert found.bound <= found.cost.seconds
+    assert found.bound <= found.cost.serial_seconds
     with pytest.raises(PlanError, match="the least is about"):
         hurried(0.05)

@@ -13,11 +13,11 @@ import pytest
 from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
-from tensorstate.cost.cost import price
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.result import Found
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBeta, Scheduled
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
@@ -42,7 +42,7 @@ slow = pytest.mark.slow
 def problem_of(name: str, sizes: tuple[tuple[str, int], ...], num_repeats: int) -> Problem:
     mesh = MeshShape.of(dict(sizes))
     ones = (1.0,) * len(sizes)
-    return Problem(traced(name)[1], AlphaBeta(mesh, ones, ones), HARDWARE["CPU"], num_repeats)
+    return Problem(traced(name)[1], AlphaBetaCosts(mesh, ones, ones), HARDWARE["CPU"], num_repeats)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +53,18 @@ def problem_of(name: str, sizes: tuple[tuple[str, int], ...], num_repeats: int) 
 def test_any_plan_of_a_perceptron(axes, seed, num_repeats):
     problem = problem_of("mlp", tuple(axes.items()), num_repeats)
     decisions = drawn(problem, seed)
-    check("mlp", apply(problem, decisions, price(problem, decisions), devices(axes), native))
+    check(
+        "mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(axes), native)
+    )
 
 
 @slow
 def test_collectives_run_by_schedules_in_the_loop():
     candidates = ((Ring(), 1), (Direct(), 1))
-    network = Scheduled(topologies.torus(2, 4), MeshShape.of(PLANE), candidates=candidates)
+    network = ScheduleCosts(topologies.torus(2, 4), MeshShape.of(PLANE), candidates=candidates)
     problem = Problem(traced("mlp")[1], network, HARDWARE["CPU"], 2)
     decisions = drawn(problem, 2)
-    check("mlp", apply(problem, decisions, price(problem, decisions), devices(PLANE)))
+    check("mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE)))
 
 
 def _every_turn(problem: Problem, found: Found) -> Found:
@@ -74,7 +76,7 @@ def _every_turn(problem: Problem, found: Found) -> Found:
         elif reshard.after_loop.steps:
             loop_resident |= dict.fromkeys(reshard.tensors, reshard.after_loop.steps[-1].target)
     decisions = dataclasses.replace(found.decisions, loop_resident=loop_resident)
-    return dataclasses.replace(found, decisions=decisions, cost=price(problem, decisions))
+    return dataclasses.replace(found, decisions=decisions, cost=estimate_cost(problem, decisions))
 
 
 def _report(name: str, problem: Problem, found: Found, axes):
@@ -96,7 +98,7 @@ def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
         assert report.agrees, str(report)
         assert report.compiled_inputs == report.predicted_inputs
     check("mlp", applied, 10)
-    moved = [sum(found.cost.volume.values()) for found in (once, often)]
+    moved = [sum(found.cost.bytes_by_collective.values()) for found in (once, often)]
     assert moved[0] < moved[1] or strategy == "megatron"
 
 
@@ -107,10 +109,14 @@ def test_what_zero_moves_and_holds():
     once = solve_baseline(problem, "fsdp")
     often = _every_turn(problem, once).cost
     gathered, scattered = ("all_gather", 0), ("reduce_scatter", 0)
-    parameters = once.cost.volume[gathered]
-    assert once.cost.volume[scattered] == plain.volume[scattered] == parameters
-    assert often.volume[gathered] == 2 * plain.volume[gathered]
-    assert often.volume[scattered] == 2 * parameters
+    parameters = once.cost.bytes_by_collective[gathered]
+    assert (
+        once.cost.bytes_by_collective[scattered]
+        == plain.bytes_by_collective[scattered]
+        == parameters
+    )
+    assert often.bytes_by_collective[gathered] == 2 * plain.bytes_by_collective[gathered]
+    assert often.bytes_by_collective[scattered] == 2 * parameters
     # Every parameter whole, and its gradient, still to be summed over devices; beside the loss.
     assert once.cost.memory.loop_resident == 2 * parameters + 4
     assert often.memory.loop_resident == parameters // 8 + 4
@@ -123,7 +129,7 @@ def test_the_more_microbatches_the_less_memory():
     two = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     measured, predicted = [], []
     for num_repeats in (1, 2, 4, 8):
-        problem = Problem(graph, AlphaBeta(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], num_repeats)
+        problem = Problem(graph, AlphaBetaCosts(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], num_repeats)
         found = solve_baseline(problem, "ddp")
         applied = apply(problem, found.decisions, found.cost, two, native)
         report = compare_with_hlo(
@@ -155,10 +161,10 @@ def test_pieces_and_maxima_are_returned(seed, num_repeats):
     shapes = s(16, 16), s(32, 16), KEY
     graph = trace(_step, shapes)
     mesh = MeshShape.of(PLANE)
-    network = AlphaBeta(mesh, (1.0, 1.0), (1.0, 1.0))
+    network = AlphaBetaCosts(mesh, (1.0, 1.0), (1.0, 1.0))
     problem = Problem(graph, network, HARDWARE["CPU"], num_repeats, batch="x")
     decisions = drawn(problem, seed)
-    applied = apply(problem, decisions, price(problem, decisions), devices(PLANE), native)
+    applied = apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
     args = arguments(shapes)
     run = jitted(applied, LEVEL_0)
     found = jax.device_get(run(*jax.device_put(args, applied.in_shardings)))
@@ -170,7 +176,9 @@ def test_pieces_and_maxima_are_returned(seed, num_repeats):
 def test_any_plan_of_any_model(name):
     problem = problem_of(name, tuple(PLANE.items()), 2)
     decisions = drawn(problem, 0)
-    check(name, apply(problem, decisions, price(problem, decisions), devices(PLANE), native))
+    check(
+        name, apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
+    )
 
 
 @slow

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import FormatError
-from tensorstate.cost.cost import price
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import native, scheduled
 from tensorstate.execution.sharded_step import apply
@@ -136,7 +136,7 @@ def test_no_plan_moves_more_than_was_predicted(axes):
     problem = problem_of("mlp", axes)
     decisions = drawn(problem, 2)
     found = milp(problem, [(strategy,) for strategy in decisions.strategies])
-    found = dataclasses.replace(found, decisions=decisions, cost=price(problem, decisions))
+    found = dataclasses.replace(found, decisions=decisions, cost=estimate_cost(problem, decisions))
     report = _report("mlp", problem, found)
     for row in report.rows:
         assert 0.99 * row.predicted_bytes <= row.compiled_bytes <= row.predicted_bytes, str(report)

@@ -10,7 +10,7 @@ import pytest
 
 from tensorstate.cost.result import Found, Unfit
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import auto as searches
 from tensorstate.solver import exact
@@ -23,7 +23,7 @@ from tests.tensorstate.tiny import MESHES, graph
 
 @pytest.fixture(scope="module")
 def problem():
-    network = AlphaBeta(MESHES[-1], (1e-6,) * 2, (1e9,) * 2)
+    network = AlphaBetaCosts(MESHES[-1], (1e-6,) * 2, (1e9,) * 2)
     return Problem(graph("layers"), network, HARDWARE["CPU"])
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstate.cost.cost import price
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.result import Found
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import SUM
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.coordinate_descent import descent
@@ -27,8 +27,8 @@ GAP = 1e-7
 
 def _check(problem: Problem, found: Found, objective: str, least: float) -> None:
     """A plan is the best there is, its price is what the program said, and its bound holds."""
-    cost = price(problem, found.decisions)
-    reachable = cost.seconds if objective == "sum" else cost.overlapped
+    cost = estimate_cost(problem, found.decisions)
+    reachable = cost.serial_seconds if objective == "sum" else cost.overlapped_seconds
     assert reachable == pytest.approx(least, rel=1e-6)
     assert found.bound <= least * (1 + 1e-6)
     assert found.bound >= least * (1 - 1e-4)
@@ -143,7 +143,7 @@ def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recomp
 
 def test_less_memory_is_never_quicker():
     """Of tied layers, down to what is too little, which is refused with how much is lacking."""
-    network = AlphaBeta(MESHES[0], (1e-7,), (1e8,))
+    network = AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,))
     problem = Problem(graph("layers"), network, Hardware("slow", {4: 1e9}, 1e9, 1e9))
     candidates = [strategies.all for strategies in problem.strategies]
     free = milp(problem, candidates, recompute=True)
@@ -168,7 +168,7 @@ def test_less_memory_is_never_quicker():
 
 def test_what_is_kept_comes_from_where_the_tensor_is():
     """Not from moves in a circle, which end where they started and cost less."""
-    network = AlphaBeta(MESHES[-1], (1e-8,) * 2, (1e8,) * 2)
+    network = AlphaBetaCosts(MESHES[-1], (1e-8,) * 2, (1e8,) * 2)
     problem = Problem(graph("twice"), network, Hardware("slow", {4: 1e9}, 1e8, 1e9))
     found = milp(problem, [strategies.all for strategies in problem.strategies], gap=GAP)
     assert found.objective == pytest.approx(9.33e-6, rel=1e-6)
@@ -176,7 +176,7 @@ def test_what_is_kept_comes_from_where_the_tensor_is():
 
 
 def test_ways_that_do_not_fit_together():
-    problem = Problem(graph("residual"), AlphaBeta(MESHES[0], (0.0,), (1e9,)), CPU)
+    problem = Problem(graph("residual"), AlphaBetaCosts(MESHES[0], (0.0,), (1e9,)), CPU)
     candidates = [
         tuple(strategy for strategy in strategies.all if strategy[0] == SUM) or strategies.all
         for strategies in problem.strategies
@@ -186,7 +186,7 @@ def test_ways_that_do_not_fit_together():
 
 
 def test_the_same_search_finds_the_same():
-    problem = Problem(graph("tanh"), AlphaBeta(MESHES[-1], (1e-7,) * 2, (1e9,) * 2), CPU)
+    problem = Problem(graph("tanh"), AlphaBetaCosts(MESHES[-1], (1e-7,) * 2, (1e9,) * 2), CPU)
     candidates = [strategies.all for strategies in problem.strategies]
     first, second = (milp(problem, candidates, recompute=True) for _ in range(2))
     assert first.decisions.strategies == second.decisions.strategies
