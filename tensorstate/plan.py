@@ -14,7 +14,7 @@ import jax
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, has_no_partial
-from tensorstate.cost.result import Found, objective_of, result_order
+from tensorstate.cost.result import SearchResult, objective_value, result_order
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import Collectives
 from tensorstate.execution.sharded_step import Applied, apply
@@ -28,15 +28,15 @@ from tensorstate.problem.strategies import Strategy
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.web_page import page
-from tensorstate.solver.auto import auto
-from tensorstate.solver.coordinate_descent import descent
-from tensorstate.solver.exact import milp
+from tensorstate.solver.auto import solve_auto
+from tensorstate.solver.coordinate_descent import coordinate_descent
+from tensorstate.solver.exact import solve_milp
 from tensorstate.solver.linear_program import Progress
 from tensorstate.tracing.trace_step import trace
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 
-SEARCHES = {"auto": auto, "milp": milp, "descent": descent}
+SEARCHES = {"auto": solve_auto, "milp": solve_milp, "descent": coordinate_descent}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Plan:
     """
 
     problem: Problem
-    found: Found
+    found: SearchResult
     memory_limit: float | None = None
     objective: str = "sum"
 
@@ -157,7 +157,7 @@ class Comparison:
     """
 
     problem: Problem
-    rows: Mapping[str, Found]
+    rows: Mapping[str, SearchResult]
     memory_limit: float | None
 
     def __str__(self) -> str:
@@ -180,26 +180,26 @@ class Comparison:
 
 def solve_baseline(
     problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3
-) -> Found:
+) -> SearchResult:
     """The best plan of a named strategy (see ``baselines``), whatever its memory.
 
     Raises:
         PlanError: no such strategy, or the step cannot follow it.
     """
     chosen = baseline_by_axis(problem, name)
-    found = milp(problem, Baselines(problem).strategies(chosen), objective=objective, gap=gap)
+    found = solve_milp(problem, Baselines(problem).strategies(chosen), objective=objective, gap=gap)
     saved = _gathered_anew(problem, found, frozenset(chosen.values()))
     if not saved:
         return found
     decisions = dataclasses.replace(found.decisions, saved=saved)
     cost = estimate_cost(problem, decisions)
     return dataclasses.replace(
-        found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
+        found, decisions=decisions, cost=cost, objective=objective_value(cost, objective)
     )
 
 
 def _gathered_anew(
-    problem: Problem, found: Found, baselines: frozenset[str]
+    problem: Problem, found: SearchResult, baselines: frozenset[str]
 ) -> dict[int, Placements]:
     """The states in which tensors are kept that a family gathers again in the backward pass.
 
@@ -304,10 +304,10 @@ def search(
 
 def _search_microbatches(
     ready: Callable[[int], tuple[Problem, CandidateStrategies]],
-    solve: Callable[..., Found],
+    solve: Callable[..., SearchResult],
     microbatches: Sequence[int] | str,
     options: Mapping[str, Any],
-) -> tuple[Problem, Found]:
+) -> tuple[Problem, SearchResult]:
     """The best over numbers of microbatches; its bound is for all that were searched.
 
     Each takes its share of the time, of an open list half of what is left.
@@ -320,7 +320,7 @@ def _search_microbatches(
     if isinstance(microbatches, str) and microbatches != "auto":
         raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
     counts = (2**i for i in itertools.count()) if isinstance(microbatches, str) else microbatches
-    best: tuple[Problem, Found] | None = None
+    best: tuple[Problem, SearchResult] | None = None
     bound, reason = math.inf, ""
     for number, count in enumerate(counts):
         left = options["time_limit"] - (time.perf_counter() - start)

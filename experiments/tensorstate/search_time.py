@@ -19,7 +19,7 @@ from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
 from tensorstate import HARDWARE, Graph, PlanError, search, trace
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.auto import AT_ONCE
+from tensorstate.solver.auto import MAX_EXACT_AXES
 from tensorstate.solver.formulation import Formulation
 
 
@@ -138,7 +138,7 @@ def _measured(
 
 def _program(problem: Problem) -> dict[str, int | None]:
     """The size of the program of all axes at once, where it is solved."""
-    if len(problem.mesh.sizes) > AT_ONCE:
+    if len(problem.mesh.sizes) > MAX_EXACT_AXES:
         return {"variables": None, "constraints": None}
     program = Formulation(problem, [strategies.all for strategies in problem.strategies]).program
     return {"variables": program.num_variables, "constraints": program.num_rows}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from tensorstate.cost.cost import seconds_by_collective
 from tensorstate.cost.reshard_plan import ReshardPlan
-from tensorstate.cost.result import Found
+from tensorstate.cost.result import SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
@@ -42,7 +42,7 @@ def common_name(names: Sequence[str]) -> str:
     return "/".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 
 
-def summary(problem: Problem, found: Found, memory_limit: float | None) -> str:
+def summary(problem: Problem, found: SearchResult, memory_limit: float | None) -> str:
     """The whole plan."""
     return "\n".join(
         [
@@ -62,7 +62,7 @@ def summary(problem: Problem, found: Found, memory_limit: float | None) -> str:
 # ---------------------------------------------------------------------- parts
 
 
-def _headline(problem: Problem, found: Found) -> list[str]:
+def _headline(problem: Problem, found: SearchResult) -> list[str]:
     cost, mesh = found.cost, problem.mesh
     sizes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
     gap = "no bound" if math.isinf(found.bound) else f"gap {100 * gap_of(found):.2g} %"
@@ -85,7 +85,7 @@ def _format_microbatches(problem: Problem) -> str:
     return f", {count} microbatches of {batch // count} of a batch of {batch}"
 
 
-def gap_of(found: Found) -> float:
+def gap_of(found: SearchResult) -> float:
     """How far, at most, the plan is from the best: relative to its own seconds.
 
     Of the objective that was searched, which the bound is about.
@@ -95,7 +95,7 @@ def gap_of(found: Found) -> float:
     return max(0.0, (found.objective - found.bound) / found.objective)
 
 
-def _memory(problem: Problem, found: Found, limit: float | None) -> list[str]:
+def _memory(problem: Problem, found: SearchResult, limit: float | None) -> list[str]:
     memory = found.cost.memory
     room = limit if limit is not None and math.isfinite(limit) else problem.hardware.memory
     filled = min(1.0, memory.peak / room)
@@ -121,7 +121,7 @@ def _replicated(problem: Problem) -> list[str]:
     ]
 
 
-def _inputs(problem: Problem, found: Found) -> list[str]:
+def _inputs(problem: Problem, found: SearchResult) -> list[str]:
     lines = []
     for role in ROLES:
         rows = []
@@ -149,7 +149,7 @@ def _inputs(problem: Problem, found: Found) -> list[str]:
     return lines
 
 
-def _activations(problem: Problem, found: Found) -> list[str]:
+def _activations(problem: Problem, found: SearchResult) -> list[str]:
     groups: dict[str, list[ReshardPlan]] = defaultdict(list)
     for reshard in found.cost.reshards:
         group = problem.tensor_groups[reshard.group]
@@ -202,7 +202,7 @@ def _by_factor(problem: Problem, reshard: ReshardPlan, placements: Placements) -
     return ", ".join(parts) or "replicated"
 
 
-def _collectives(problem: Problem, found: Found) -> list[str]:
+def _collectives(problem: Problem, found: SearchResult) -> list[str]:
     cost = found.cost
     if not cost.count_by_collective:
         return ["no collectives"]
@@ -219,7 +219,7 @@ def _collectives(problem: Problem, found: Found) -> list[str]:
 # ---------------------------------------------------------------------- one tensor
 
 
-def explain(problem: Problem, found: Found, name: str) -> str:
+def explain(problem: Problem, found: SearchResult, name: str) -> str:
     """The life of one tensor: its state, who reads it in which, and what that costs.
 
     Raises:
@@ -270,7 +270,7 @@ def explain(problem: Problem, found: Found, name: str) -> str:
 
 
 def _consumers(
-    problem: Problem, found: Found, tensor: Tensor, reshard: ReshardPlan
+    problem: Problem, found: SearchResult, tensor: Tensor, reshard: ReshardPlan
 ) -> Iterable[str]:
     group = problem.tensor_groups[reshard.group]
     for consumer_class in group.consumer_classes:

@@ -90,7 +90,7 @@ class MergedAxesCosts(CollectiveCostModel):
         return None
 
 
-def joined(network: CollectiveCostModel) -> MergedAxesCosts:
+def merge_similar_axes(network: CollectiveCostModel) -> MergedAxesCosts:
     """A network of two axes at most, and of fewer than there are: axes of like speed are joined."""
     sizes = network.mesh.sizes
     speeds = {

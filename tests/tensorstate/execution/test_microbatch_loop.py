@@ -14,7 +14,7 @@ from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.cost.result import Found
+from tensorstate.cost.result import SearchResult
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
@@ -67,7 +67,7 @@ def test_collectives_run_by_schedules_in_the_loop():
     check("mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE)))
 
 
-def _every_turn(problem: Problem, found: Found) -> Found:
+def _every_turn(problem: Problem, found: SearchResult) -> SearchResult:
     """Parameters gathered anew and gradients reduced in every turn."""
     loop_resident = {}
     for reshard in found.cost.reshards:
@@ -79,7 +79,7 @@ def _every_turn(problem: Problem, found: Found) -> Found:
     return dataclasses.replace(found, decisions=decisions, cost=estimate_cost(problem, decisions))
 
 
-def _report(name: str, problem: Problem, found: Found, axes):
+def _report(name: str, problem: Problem, found: SearchResult, axes):
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
     return applied, report_of(applied, traced(name)[0], problem.mesh, found.cost, LEVEL_0)
 

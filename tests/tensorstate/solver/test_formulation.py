@@ -111,14 +111,16 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
     candidates = data.draw(some_ways(problem, 1_000))
     formulation = Formulation(problem, candidates, recompute=recompute, objective=objective)
     relaxed = formulation.program.solve(relax=True)
-    inside = formulation.program.relax(tolerance=1e-6)
+    inside = formulation.program.solve_ipm_relaxation(tolerance=1e-6)
     assert inside.bound <= relaxed.objective * (1 + 1e-9)
     if not len(inside.values):
         return
     assert inside.bound >= relaxed.objective * (1 - 1e-2)
-    likely = formulation.choices.likely(inside)
-    assert all(set(some) <= set(every) for some, every in zip(likely, candidates, strict=True))
-    fewer = Formulation(problem, likely, recompute=recompute, objective=objective)
+    fractional_support = formulation.choices.fractional_support(inside)
+    assert all(
+        set(some) <= set(every) for some, every in zip(fractional_support, candidates, strict=True)
+    )
+    fewer = Formulation(problem, fractional_support, recompute=recompute, objective=objective)
     recomputed = fewer.program.solve(relax=True)
     assert recomputed.objective == pytest.approx(relaxed.objective, rel=2e-2)
 
