@@ -203,7 +203,7 @@ REFUSED = {
     "batch norm": (
         _batch_norm,
         (W, X),
-        r"sub \(.*test_pipelining.*_batch_norm.*on what reduce_sum",
+        r"sub \(.*test_microbatching.*_batch_norm.*on what reduce_sum",
     ),
     "greatest": (lambda w, x: (jnp.exp(x @ w - (x @ w).max())).sum(), (W, X), "what reduce_max"),
     "counted": (_counted, (W, X, s(8)), r"(mul|div) \(.*_counted.*on what reduce_sum \(.*_counted"),
