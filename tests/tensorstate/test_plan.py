@@ -124,7 +124,7 @@ def test_experts_are_told_from_heads():
 def test_explain(plan):
     text = plan.explain("params/up")
     assert text.startswith("params/up: parameter of 1.05 MB")
-    assert "state:" in text
+    assert "placements:" in text
     assert "read by dot_general (forward)" in text
     assert "becomes params/up" not in text
     with pytest.raises(PlanError, match="no tensor is called 'params/left'"):
