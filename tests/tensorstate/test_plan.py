@@ -326,7 +326,7 @@ def test_a_plan_in_microbatches_runs_as_priced(pipelined_plan):
     checked = pipelined_plan.check(compiled)
     assert checked.agrees, str(checked)
     assert checked.predicted_inputs == checked.compiled_inputs
-    assert 0.75 <= checked.predicted_work / checked.compiled_work <= 1.25
+    assert 0.75 <= checked.predicted_temporaries / checked.compiled_temporaries <= 1.25
     assert search_again(pipelined_plan).cost.serial_seconds == pipelined_plan.cost.serial_seconds
 
 
