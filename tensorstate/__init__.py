@@ -6,26 +6,32 @@ compared with the strategies that have names, and applied.
 """
 
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Network, Scheduled
+from tensorstate.hardware import (
+    HARDWARE,
+    AlphaBetaCosts,
+    CollectiveCostModel,
+    Hardware,
+    ScheduleCosts,
+)
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
-from tensorstate.mesh_search import co_optimize
+from tensorstate.mesh_search import search_mesh
 from tensorstate.plan import Comparison, Plan, search, solve_baseline
 from tensorstate.tracing.trace_step import trace
 
 __all__ = [
     "HARDWARE",
-    "AlphaBeta",
+    "AlphaBetaCosts",
+    "CollectiveCostModel",
     "Comparison",
     "Graph",
     "Hardware",
     "MeshShape",
-    "Network",
     "Plan",
     "PlanError",
-    "Scheduled",
-    "co_optimize",
+    "ScheduleCosts",
     "search",
+    "search_mesh",
     "solve_baseline",
     "trace",
 ]

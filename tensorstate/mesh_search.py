@@ -17,9 +17,9 @@ import numpy as np
 
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import Cost, price
+from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.errors import PlanError
-from tensorstate.hardware import CANDIDATES, Network, Scheduled
+from tensorstate.hardware import CANDIDATES, CollectiveCostModel, ScheduleCosts
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import Plan, search
@@ -32,17 +32,17 @@ class MeshAssignment:
 
     Attributes:
         mesh: its axes.
-        order: the rank of every device of the mesh.
+        device_order: the rank of every device of the mesh.
         parts: for every side of the grid, the devices along it of every axis.
     """
 
     mesh: MeshShape
-    order: tuple[int, ...]
+    device_order: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]
 
     def groups(self) -> tuple[frozenset[frozenset[int]], ...]:
         """For every axis the sets of ranks that stand along it."""
-        ranks = np.asarray(self.order).reshape(self.mesh.sizes)
+        ranks = np.asarray(self.device_order).reshape(self.mesh.sizes)
         return tuple(
             frozenset(
                 frozenset(line.tolist())
@@ -52,38 +52,40 @@ class MeshAssignment:
         )
 
 
-def mesh_assignments(sides: Sequence[int], axes: Sequence[str]) -> tuple[MeshAssignment, ...]:
+def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[MeshAssignment, ...]:
     """All ways of laying mesh axes over a grid of ranks, each set of groups once.
 
     Args:
-        sides: ranks along every side of the grid.
+        grid_shape: ranks along every side of the grid.
         axes: names of the mesh axes.
 
     Raises:
         PlanError: no sides or axes, a side below 1, or two axes of one name.
     """
-    if not sides or min(sides) < 1:
-        raise PlanError(f"sides must be integers of at least 1, got {tuple(sides)}")
+    if not grid_shape or min(grid_shape) < 1:
+        raise PlanError(f"sides must be integers of at least 1, got {tuple(grid_shape)}")
     if not axes or len(set(axes)) < len(axes):
         raise PlanError(f"axes must have names of their own, got {tuple(axes)}")
-    splits = [list(_splits(side, len(axes))) for side in sides]
+    splits = [list(_ordered_factorizations(side, len(axes))) for side in grid_shape]
     nestings = list(itertools.permutations(range(len(axes))))
     found: dict[object, MeshAssignment] = {}
     for parts in itertools.product(*splits):
-        for nesting in itertools.product(nestings, repeat=len(sides)):
+        for nesting in itertools.product(nestings, repeat=len(grid_shape)):
             assignment = _assign(parts, nesting, axes)
             found.setdefault(assignment.groups(), assignment)
     return tuple(found.values())
 
 
-def _splits(side: int, count: int) -> Iterator[tuple[int, ...]]:
+def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
     """The ordered ways of writing a number as a product of so many."""
     if count == 1:
         yield (side,)
         return
     for first in range(1, side + 1):
         if side % first == 0:
-            yield from ((first, *rest) for rest in _splits(side // first, count - 1))
+            yield from (
+                (first, *rest) for rest in _ordered_factorizations(side // first, count - 1)
+            )
 
 
 def _assign(
@@ -94,17 +96,17 @@ def _assign(
     places = [(d, a) for d, nest in enumerate(nesting) for a in nest]
     # All parts of the first axis come first, then those of the next: devices vary in that order.
     turned = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0]))
-    order = np.arange(math.prod(shape)).reshape(shape).transpose(turned).ravel()
+    device_order = np.arange(math.prod(shape)).reshape(shape).transpose(turned).ravel()
     sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
-    return MeshAssignment(MeshShape.of(sizes), tuple(order.tolist()), parts)
+    return MeshAssignment(MeshShape.of(sizes), tuple(device_order.tolist()), parts)
 
 
-def co_optimize(
+def search_mesh(
     step: Callable[..., Any] | Graph,
     abstract_args: Sequence[Any] | None = None,
     *,
     topology: Topology,
-    sides: Sequence[int],
+    grid_shape: Sequence[int],
     axes: Sequence[str],
     candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
     seed: int = 0,
@@ -112,23 +114,23 @@ def co_optimize(
 ) -> tuple[Plan, ...]:
     """The best plan of every layout of a mesh on a network, the best of all first.
 
-    A plan's ``problem.network`` is ``Scheduled``, with the mesh and the order of its layout.
+    A plan's ``problem.network`` is ``ScheduleCosts``, with the mesh and the order of its layout.
 
     Args:
         step, abstract_args: as for ``search``.
         topology: the network.
-        sides: of the grid in which its ranks stand.
+        grid_shape: of the grid in which its ranks stand.
         axes: names of the mesh axes; an axis may come out with a single device.
-        candidates, seed: as for ``Scheduled``.
+        candidates, seed: as for ``ScheduleCosts``.
         options: of ``search``: hardware, memory_limit, recompute and so on.
 
     Raises:
         PlanError: sides of another number of ranks, what ``search`` refuses, or no layout into
             whose devices the step fits: with the reason of the last.
     """
-    if math.prod(sides) != topology.num_ranks:
+    if math.prod(grid_shape) != topology.num_ranks:
         raise PlanError(
-            f"sides {tuple(sides)} make {math.prod(sides)} ranks, the network has "
+            f"sides {tuple(grid_shape)} make {math.prod(grid_shape)} ranks, the network has "
             f"{topology.num_ranks}"
         )
     if not isinstance(step, Graph):
@@ -136,9 +138,13 @@ def co_optimize(
             raise PlanError("abstract_args must be given with a function")
         step, abstract_args = trace(step, abstract_args), None
     plans, reason = [], None
-    for assignment in mesh_assignments(sides, axes):
-        network = Scheduled(
-            topology, assignment.mesh, order=assignment.order, candidates=candidates, seed=seed
+    for assignment in mesh_assignments(grid_shape, axes):
+        network = ScheduleCosts(
+            topology,
+            assignment.mesh,
+            device_order=assignment.device_order,
+            candidates=candidates,
+            seed=seed,
         )
         sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
         try:
@@ -150,7 +156,7 @@ def co_optimize(
     return tuple(sorted(plans, key=lambda plan: plan.found.objective))
 
 
-def repriced(plan: Plan, network: Network) -> Cost:
+def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
     """What a plan costs on another network of the same mesh: what is decided stays.
 
     Raises:
@@ -158,4 +164,4 @@ def repriced(plan: Plan, network: Network) -> Cost:
     """
     if network.mesh != plan.problem.mesh:
         raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
-    return price(plan.problem.on(network), plan.decisions)
+    return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import jax
 
 from jaxcoll.topology import Topology
-from tensorstate.cost.cost import Cost, price
+from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, has_no_partial
-from tensorstate.cost.result import Found, objective_of, result_order
+from tensorstate.cost.result import SearchResult, objective_value, result_order
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import Collectives
 from tensorstate.execution.sharded_step import Applied, apply
-from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
+from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape, Placements
 from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
@@ -28,15 +28,15 @@ from tensorstate.problem.strategies import Strategy
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.web_page import page
-from tensorstate.solver.auto import auto
-from tensorstate.solver.coordinate_descent import descent
-from tensorstate.solver.exact import milp
+from tensorstate.solver.auto import solve_auto
+from tensorstate.solver.coordinate_descent import coordinate_descent
+from tensorstate.solver.exact import solve_milp
 from tensorstate.solver.linear_program import Progress
 from tensorstate.tracing.trace_step import trace
 
 CandidateStrategies = Sequence[Sequence[Strategy]]
 
-SEARCHES = {"auto": auto, "milp": milp, "descent": descent}
+SEARCHES = {"auto": solve_auto, "milp": solve_milp, "descent": coordinate_descent}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Plan:
     """
 
     problem: Problem
-    found: Found
+    found: SearchResult
     memory_limit: float | None = None
     objective: str = "sum"
 
@@ -157,11 +157,11 @@ class Comparison:
     """
 
     problem: Problem
-    rows: Mapping[str, Found]
+    rows: Mapping[str, SearchResult]
     memory_limit: float | None
 
     def __str__(self) -> str:
-        first = next(iter(self.rows.values())).cost.seconds
+        first = next(iter(self.rows.values())).cost.serial_seconds
         lines = [
             f"{'strategy':24} {'time':>9} {'ratio':>6} {'compute':>9} {'communication':>13} "
             f"{'memory':>9}"
@@ -170,7 +170,8 @@ class Comparison:
             cost = found.cost
             over = "" if cost.memory.fits(self.memory_limit) else "  does not fit"
             lines.append(
-                f"{name:24} {report.seconds(cost.seconds):>9} {cost.seconds / first:>6.2f} "
+                f"{name:24} {report.seconds(cost.serial_seconds):>9} "
+                f"{cost.serial_seconds / first:>6.2f} "
                 f"{report.seconds(cost.compute):>9} {report.seconds(cost.communication):>13} "
                 f"{report.size(cost.memory.peak):>9}{over}"
             )
@@ -179,26 +180,26 @@ class Comparison:
 
 def solve_baseline(
     problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3
-) -> Found:
+) -> SearchResult:
     """The best plan of a named strategy (see ``baselines``), whatever its memory.
 
     Raises:
         PlanError: no such strategy, or the step cannot follow it.
     """
     chosen = baseline_by_axis(problem, name)
-    found = milp(problem, Baselines(problem).strategies(chosen), objective=objective, gap=gap)
+    found = solve_milp(problem, Baselines(problem).strategies(chosen), objective=objective, gap=gap)
     saved = _gathered_anew(problem, found, frozenset(chosen.values()))
     if not saved:
         return found
     decisions = dataclasses.replace(found.decisions, saved=saved)
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     return dataclasses.replace(
-        found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
+        found, decisions=decisions, cost=cost, objective=objective_value(cost, objective)
     )
 
 
 def _gathered_anew(
-    problem: Problem, found: Found, baselines: frozenset[str]
+    problem: Problem, found: SearchResult, baselines: frozenset[str]
 ) -> dict[int, Placements]:
     """The states in which tensors are kept that a family gathers again in the backward pass.
 
@@ -223,7 +224,7 @@ def search(
     *,
     mesh: Mapping[str, int],
     topology: Topology | None = None,
-    network: Network | None = None,
+    network: CollectiveCostModel | None = None,
     hardware: str | Hardware = "A100",
     memory_limit: float | None = None,
     recompute: bool = False,
@@ -297,16 +298,16 @@ def search(
     if isinstance(microbatches, int):
         problem, candidates = ready(microbatches)
         return Plan(problem, solve(problem, candidates, **options), memory_limit, objective)
-    problem, found = _counted(ready, solve, microbatches, options)
+    problem, found = _search_microbatches(ready, solve, microbatches, options)
     return Plan(problem, found, memory_limit, objective)
 
 
-def _counted(
+def _search_microbatches(
     ready: Callable[[int], tuple[Problem, CandidateStrategies]],
-    solve: Callable[..., Found],
+    solve: Callable[..., SearchResult],
     microbatches: Sequence[int] | str,
     options: Mapping[str, Any],
-) -> tuple[Problem, Found]:
+) -> tuple[Problem, SearchResult]:
     """The best over numbers of microbatches; its bound is for all that were searched.
 
     Each takes its share of the time, of an open list half of what is left.
@@ -319,7 +320,7 @@ def _counted(
     if isinstance(microbatches, str) and microbatches != "auto":
         raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
     counts = (2**i for i in itertools.count()) if isinstance(microbatches, str) else microbatches
-    best: tuple[Problem, Found] | None = None
+    best: tuple[Problem, SearchResult] | None = None
     bound, reason = math.inf, ""
     for number, count in enumerate(counts):
         left = options["time_limit"] - (time.perf_counter() - start)
@@ -360,11 +361,13 @@ def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None
     return trace(step, abstract_args)
 
 
-def _network(mesh: MeshShape, topology: Topology | None, network: Network | None) -> Network:
+def _network(
+    mesh: MeshShape, topology: Topology | None, network: CollectiveCostModel | None
+) -> CollectiveCostModel:
     if (topology is None) == (network is None):
         raise PlanError("give either topology, whose wires are priced, or network")
     if topology is not None:
-        return Scheduled(topology, mesh)
+        return ScheduleCosts(topology, mesh)
     if network is None or network.mesh != mesh:
         raise PlanError(f"the network prices another mesh than {mesh}")
     return network

@@ -16,7 +16,7 @@ from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
 from tensorstate import HARDWARE, Graph, Plan, PlanError, search, solve_baseline, trace
-from tensorstate.cost.result import Found
+from tensorstate.cost.result import SearchResult
 from tensorstate.report.parallelism_names import parallelism_name
 
 
@@ -125,16 +125,18 @@ def _searched(config: Config, graph: Graph, limit: float | None) -> Plan:
     )
 
 
-def _found(plan: Plan, families: Mapping[str, Found]) -> dict[str, Any]:
+def _found(plan: Plan, families: Mapping[str, SearchResult]) -> dict[str, Any]:
     """What the search found, and times of families over its own."""
     cost, limit = plan.cost, plan.memory_limit
     ratios = {
-        name: found.cost.seconds / cost.seconds if found.cost.memory.fits(limit) else None
+        name: found.cost.serial_seconds / cost.serial_seconds
+        if found.cost.memory.fits(limit)
+        else None
         for name, found in families.items()
     }
     return {
         "found": parallelism_name(plan.problem, plan.decisions, cost),
-        "ms": 1e3 * cost.seconds,
+        "ms": 1e3 * cost.serial_seconds,
         "communication ms": 1e3 * cost.communication,
         "GB": cost.memory.peak / 1e9,
         "gap %": 100 * plan.gap,

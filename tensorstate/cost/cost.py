@@ -28,8 +28,9 @@ class Cost:
     Attributes:
         compute: seconds of all operators.
         communication: seconds of all collectives.
-        volume: bytes (of the larger buffer of a device) by (kind, mesh axis) of the collectives.
-        count: how many there are, likewise.
+        bytes_by_collective: bytes (of the larger buffer of a device) by (kind, mesh axis) of the
+            collectives.
+        count_by_collective: how many there are, likewise.
         memory: bytes.
         reshards: how tensors travel.
         recomputed_nodes: entities that run again after the forward pass.
@@ -37,24 +38,24 @@ class Cost:
 
     compute: float
     communication: float
-    volume: Mapping[tuple[str, int], int]
-    count: Mapping[tuple[str, int], int]
+    bytes_by_collective: Mapping[tuple[str, int], int]
+    count_by_collective: Mapping[tuple[str, int], int]
     memory: Memory
     reshards: tuple[ReshardPlan, ...]
     recomputed_nodes: frozenset[int]
 
     @property
-    def seconds(self) -> float:
+    def serial_seconds(self) -> float:
         """Seconds without overlap: compute and communication one after the other."""
         return self.compute + self.communication
 
     @property
-    def overlapped(self) -> float:
+    def overlapped_seconds(self) -> float:
         """Seconds with perfect overlap: the larger of the two."""
         return max(self.compute, self.communication)
 
 
-def price(problem: Problem, decisions: Decisions) -> Cost:
+def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     """The cost of a training step under decisions.
 
     Raises:
@@ -66,15 +67,17 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
         for number in range(len(problem.tensor_groups))
         for reshard in reshard_plans(problem, decisions, recomputed_nodes, number)
     ]
-    volume: dict[tuple[str, int], int] = defaultdict(int)
-    count: dict[tuple[str, int], int] = defaultdict(int)
+    bytes_by_collective: dict[tuple[str, int], int] = defaultdict(int)
+    count_by_collective: dict[tuple[str, int], int] = defaultdict(int)
     communication = []
     for reshard in reshards:
         communication.append(reshard.multiplicity * reshard.seconds)
-        for step, turns in reshard.counted:
+        for step, num_repeats in reshard.counted_steps:
             if step.kind != "slice":
-                volume[step.kind, step.axis] += reshard.multiplicity * turns * step.nbytes
-                count[step.kind, step.axis] += reshard.multiplicity * turns
+                bytes_by_collective[step.kind, step.axis] += (
+                    reshard.multiplicity * num_repeats * step.nbytes
+                )
+                count_by_collective[step.kind, step.axis] += reshard.multiplicity * num_repeats
     twice: dict[int, int] = defaultdict(int)
     for node in recomputed_nodes:
         twice[problem.graph.nodes[node].class_id] += 1
@@ -84,18 +87,24 @@ def price(problem: Problem, decisions: Decisions) -> Cost:
     )
     memory = estimate_memory(problem, decisions, reshards, recomputed_nodes)
     return Cost(
-        compute, math.fsum(communication), volume, count, memory, tuple(reshards), recomputed_nodes
+        compute,
+        math.fsum(communication),
+        bytes_by_collective,
+        count_by_collective,
+        memory,
+        tuple(reshards),
+        recomputed_nodes,
     )
 
 
-def times(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
+def seconds_by_collective(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
     """Seconds of the collectives by (kind, mesh axis)."""
     spent: dict[tuple[str, int], list[float]] = defaultdict(list)
     for reshard in cost.reshards:
         reshard_graph = problem.reshard_graph(problem.tensor_groups[reshard.group])
-        for step, turns in reshard.counted:
+        for step, num_repeats in reshard.counted_steps:
             if step.kind != "slice":
                 spent[step.kind, step.axis].append(
-                    reshard.multiplicity * turns * reshard_graph.seconds(step)
+                    reshard.multiplicity * num_repeats * reshard_graph.seconds(step)
                 )
     return {key: math.fsum(values) for key, values in spent.items()}

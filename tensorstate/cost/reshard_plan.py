@@ -60,7 +60,7 @@ class ReshardPlan:
         in_forward, after_forward: the moves in the forward pass, and after it.
         saved: the state kept between the eras; ``None`` where nothing is, or only an input's own.
         is_recomputed: whether the maker makes them again after the forward pass.
-        turns: how often the moves of both eras are made: in every microbatch.
+        num_repeats: how often the moves of both eras are made: in every microbatch.
         before_loop, after_loop: the moves before and after the loop over microbatches, made once.
         loop_resident: the state held through the loop; ``None`` where nothing is, or only an
             input's own.
@@ -74,7 +74,7 @@ class ReshardPlan:
     after_forward: ReshardTree
     saved: Placements | None
     is_recomputed: bool
-    turns: int = 1
+    num_repeats: int = 1
     before_loop: ReshardTree = NO_RESHARD
     after_loop: ReshardTree = NO_RESHARD
     loop_resident: Placements | None = None
@@ -83,23 +83,23 @@ class ReshardPlan:
     @property
     def steps(self) -> tuple[ReshardStep, ...]:
         """All moves."""
-        return tuple(step for step, _ in self.counted)
+        return tuple(step for step, _ in self.counted_steps)
 
     @property
-    def counted(self) -> tuple[tuple[ReshardStep, int], ...]:
+    def counted_steps(self) -> tuple[tuple[ReshardStep, int], ...]:
         """All moves, and how often a tensor makes each."""
         trees = (
             (self.before_loop, 1),
-            (self.in_forward, self.turns),
-            (self.after_forward, self.turns),
+            (self.in_forward, self.num_repeats),
+            (self.after_forward, self.num_repeats),
         )
         return tuple((m, n) for tree, n in (*trees, (self.after_loop, 1)) for m in tree.steps)
 
     @property
     def seconds(self) -> float:
         """Seconds of all moves of a tensor."""
-        turn = self.in_forward.seconds + self.after_forward.seconds
-        return self.before_loop.seconds + self.turns * turn + self.after_loop.seconds
+        per_repeat = self.in_forward.seconds + self.after_forward.seconds
+        return self.before_loop.seconds + self.num_repeats * per_repeat + self.after_loop.seconds
 
     @property
     def multiplicity(self) -> int:
@@ -222,7 +222,7 @@ def _reshard_plan(
 
 def is_loop_resident(problem: Problem, group: TensorGroup) -> bool:
     """Whether a state of a flow is there through the loop: besides an input, or for after it."""
-    if problem.microbatches == 1 or group.placement >= 0:
+    if problem.microbatches == 1 or group.batch_placement >= 0:
         return False
     if group.is_input:
         return not all(consumer_class.after_loop for consumer_class in group.consumer_classes)
@@ -256,7 +256,7 @@ def _loop_resident_plan(
     recompute_consumers = _targets(
         problem, strategies, [d for d in after_forward if not d.after_forward]
     )
-    turns = problem.microbatches if group.in_loop else 1
+    num_repeats = problem.microbatches if group.in_loop else 1
     before = reshard_graph.cheapest_tree(here, there)
     after = _reshards_after_loop(problem, strategies, group, extra or here, uses_after_loop)
     own = group.is_input and loop_resident == produced
@@ -268,7 +268,7 @@ def _loop_resident_plan(
         second,
         saved_in,
         recomputed_nodes,
-        turns,
+        num_repeats,
         before,
         after,
         None if own else loop_resident,

@@ -10,7 +10,7 @@ from tensorstate.cost.reshard_plan import Decisions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Found:
+class SearchResult:
     """What a search found.
 
     Attributes:
@@ -31,25 +31,25 @@ class Found:
     seconds: float
 
 
-def result_order(found: Found, limit: float | None) -> tuple[bool, float]:
+def result_order(found: SearchResult, limit: float | None) -> tuple[bool, float]:
     """Plans that fit come first; rounding shares to whole layers may have taken too much."""
     return not found.cost.memory.fits(limit), found.objective
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Unfit:
+class Infeasible:
     """Nothing that fits was found.
 
     Attributes:
-        proved: whether nothing fits; else it was not found in time.
-        least: about the least memory that was found.
+        proven: whether nothing fits; else it was not found in time.
+        least_memory: about the least memory that was found.
     """
 
-    proved: bool
-    least: Found | None = None
+    proven: bool
+    least_memory: SearchResult | None = None
 
 
-class Limited(TypedDict):
+class SearchOptions(TypedDict):
     """Arguments that are handed on."""
 
     recompute: bool
@@ -57,6 +57,6 @@ class Limited(TypedDict):
     objective: str
 
 
-def objective_of(cost: Cost, objective: str) -> float:
+def objective_value(cost: Cost, objective: str) -> float:
     """Seconds of what is minimized: "sum" or "max" of compute and communication."""
-    return cost.seconds if objective == "sum" else cost.overlapped
+    return cost.serial_seconds if objective == "sum" else cost.overlapped_seconds

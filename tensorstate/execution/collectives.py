@@ -30,7 +30,7 @@ def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
 
     Args:
         choose: what ``jaxcoll`` functions take as ``schedule=``; ``None`` for their default.
-            ``hardware.Network.schedule`` is one.
+            ``hardware.CollectiveCostModel.schedule`` is one.
     """
 
     def run(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:

@@ -19,13 +19,13 @@ import jax.numpy as jnp
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.execution.collectives import Collectives, apply_reshard_step, cut, part_index
 from tensorstate.execution.interpreter import read, run_operator
-from tensorstate.execution.microbatch_loop import Copies, Loop
+from tensorstate.execution.microbatch_loop import Copies, MicrobatchLoop
 from tensorstate.execution.ordering import Clock, after, apart, moment
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Graph, Operator, Output
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.rules.local_shard import LocalShard, Turn
+from tensorstate.rules.local_shard import LocalShard, MicrobatchSlice
 
 # What takes most of the time, and by which it is told.
 PRODUCTS = ("einsum", "window")
@@ -35,7 +35,7 @@ class LocalExecutor:
     """What one device does, traced: the copies of every tensor that it has in either era.
 
     Args:
-        turn: of the loop over microbatches, for a device that runs that alone.
+        microbatch: of the loop over microbatches, for a device that runs that alone.
         reshards: how tensors travel; by default as in the plan.
         inputs: the tensors that are there at first.
     """
@@ -45,20 +45,22 @@ class LocalExecutor:
         table: PlacementTable,
         collectives: Collectives,
         overlap: bool,
-        turn: Turn | None = None,
+        microbatch: MicrobatchSlice | None = None,
         reshards: Mapping[int, ReshardPlan] | None = None,
         inputs: Mapping[int, Copies] | None = None,
     ):
         self.overlap = overlap
         self.table, self.graph, self.mesh = table, table.graph, table.mesh
-        self.collectives, self.microbatch = collectives, turn
+        self.collectives, self.microbatch = collectives, microbatch
         self.reshards = table.reshards if reshards is None else reshards
         self.inputs: dict[int, Copies] = dict(inputs or {})
         self.in_forward: dict[int, Copies] = {}
         self.after_forward: dict[int, Copies] = {}
         self.pending: dict[int, Copies] = {}  # to travel when they are first read
         self.last: jax.Array | None = None  # made by the operators so far
-        self.turn: list[jax.Array] | None = None  # the moment at which the forward pass ended
+        self.forward_done: list[jax.Array] | None = (
+            None  # the moment at which the forward pass ended
+        )
         self.clock = Clock()  # ticks with every product, and as the forward pass ends
         # The tick that all copies of a tensor in an era come after; 0 where it is not known.
         self.ready_at: dict[tuple[int, bool], int] = defaultdict(int)
@@ -69,39 +71,39 @@ class LocalExecutor:
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The results of a step, from the arguments, each in its state."""
         self.take(leaves)
-        if self.table.problem.pipeline is None:
+        if self.table.problem.microbatch_split is None:
             self.work(self.graph.operators)
             return tuple(map(self.result, self.graph.outputs))
-        last = self.after_loop(Loop(self.table))
+        last = self.after_loop(MicrobatchLoop(self.table))
         return tuple(map(last.result, self.graph.outputs))
 
-    def after_loop(self, loop: Loop) -> LocalExecutor:
+    def after_loop(self, loop: MicrobatchLoop) -> LocalExecutor:
         """The device as it has run the loop over microbatches, and what comes after it."""
         before = {
             tensor: self.reshard(dict(copies), self.reshards[tensor].before_loop.steps)
             for tensor, copies in self.inputs.items()
         }
 
-        def body(turn: Turn) -> Callable[[int, Placements], jax.Array]:
-            inputs = loop.inputs(before, turn)
+        def body(microbatch: MicrobatchSlice) -> Callable[[int, Placements], jax.Array]:
+            inputs = loop.inputs(before, microbatch)
             executor = LocalExecutor(
-                self.table, self.collectives, self.overlap, turn, inputs=inputs
+                self.table, self.collectives, self.overlap, microbatch, inputs=inputs
             )
-            executor.work(loop.inside)
+            executor.work(loop.in_loop)
             return executor.made
 
         inputs = {**self.inputs, **loop.run(body)}
         last = LocalExecutor(
             self.table, self.collectives, self.overlap, reshards=loop.reshards(), inputs=inputs
         )
-        last.work(loop.afterwards, after_forward=True)
+        last.work(loop.after_loop, after_forward=True)
         return last
 
     def work(self, operators: Sequence[Operator], after_forward: bool = False) -> None:
         """Run operators in order; all of them in the second era if they are ``after_forward``."""
         for operator in operators:
             in_forward = operator.phase == "forward" and not after_forward
-            if not in_forward and self.turn is None:
+            if not in_forward and self.forward_done is None:
                 self.end_forward()
             self.execute(operator, in_forward)
 
@@ -111,7 +113,7 @@ class LocalExecutor:
             self.copies(tensor, in_forward=True)
         if self.last is not None:
             self.clock.tick(self.last)
-        self.turn = self.clock.now if self.overlap else []
+        self.forward_done = self.clock.now if self.overlap else []
 
     def take(self, leaves: Sequence[jax.Array]) -> None:
         """Arguments come in their states, constants whole. They travel when they are first read."""
@@ -198,7 +200,7 @@ class LocalExecutor:
             if not self.overlap:
                 there, ready_at = self.clock.hold(there), self.clock.ticks
             elif not in_forward:
-                there = after(there, *self.turn or ())
+                there = after(there, *self.forward_done or ())
             copies = dict(zip(copies, there, strict=True))
         self.era(in_forward)[tensor] = self.reshard(copies, steps)
         self.ready_at[tensor, in_forward] = ready_at
@@ -319,13 +321,15 @@ class LocalExecutor:
             for own, label in enumerate(labels)
             if counts[own] > 1
         }
-        pipeline, turn = self.table.problem.pipeline, self.microbatch
-        batch = None if pipeline is None else pipeline.labels[operator.index]
-        if turn is None or batch is None:
+        microbatch_split, microbatch = self.table.problem.microbatch_split, self.microbatch
+        batch = None if microbatch_split is None else microbatch_split.labels[operator.index]
+        if microbatch is None or batch is None:
             return LocalShard(operator.sizes, counts, indices)
-        counts = tuple(n * (turn.count if own == batch else 1) for own, n in enumerate(counts))
+        counts = tuple(
+            n * (microbatch.count if own == batch else 1) for own, n in enumerate(counts)
+        )
         sizes = self.table.traced.operators[operator.index].sizes
-        return LocalShard(sizes, counts, indices, turn, batch)
+        return LocalShard(sizes, counts, indices, microbatch, batch)
 
     def result(self, out: Output) -> jax.Array:
         """A result of the step, in the state in which it is returned."""

@@ -22,7 +22,7 @@ from tensorstate.execution.ordering import after
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
-from tensorstate.rules.local_shard import Turn
+from tensorstate.rules.local_shard import MicrobatchSlice
 
 Copies = dict[Placements, jax.Array]
 Where = tuple[int, Placements]
@@ -36,7 +36,7 @@ COMBINE: Mapping[int, Callable[[Any, Any], Any]] = {
 }
 
 
-class Loop:
+class MicrobatchLoop:
     """The loop of a plan.
 
     Args:
@@ -44,30 +44,32 @@ class Loop:
     """
 
     def __init__(self, table: PlacementTable):
-        if table.problem.pipeline is None:
+        if table.problem.microbatch_split is None:
             raise PlanError("a step without microbatches has no loop")
-        self.table, self.pipeline = table, table.problem.pipeline
+        self.table, self.microbatch_split = table, table.problem.microbatch_split
         self.count, self.mesh = table.problem.microbatches, table.mesh
         graph = table.graph
-        pairs = zip(graph.operators, self.pipeline.stages, strict=True)
-        self.inside: list[Operator] = []
-        self.afterwards: list[Operator] = []
+        pairs = zip(graph.operators, self.microbatch_split.stages, strict=True)
+        self.in_loop: list[Operator] = []
+        self.after_loop: list[Operator] = []
         for operator, stage in pairs:
-            (self.inside if stage == "loop" else self.afterwards).append(operator)
+            (self.in_loop if stage == "loop" else self.after_loop).append(operator)
         inputs = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
-        # A device's part of the batch is cut, whatever its state: see ``Turn``.
+        # A device's part of the batch is cut, whatever its state: see ``MicrobatchSlice``.
         parts = [
-            self._devices(t, table.produced_placements(t)) for t in inputs if self.placement(t) >= 0
+            self._devices(t, table.produced_placements(t))
+            for t in inputs
+            if self.batch_placement(t) >= 0
         ]
-        self.shares = math.lcm(*parts)
+        self.batch_shards = math.lcm(*parts)
 
-    def placement(self, tensor: int) -> int:
+    def batch_placement(self, tensor: int) -> int:
         """What a tensor is over time."""
-        return self.pipeline.entries[tensor]
+        return self.microbatch_split.batch_placements[tensor]
 
     def _devices(self, tensor: int, placements: Placements) -> int:
         """Among how many devices the batch of a tensor is shared out."""
-        return num_shards(placements, self.placement(tensor), self.mesh)
+        return num_shards(placements, self.batch_placement(tensor), self.mesh)
 
     @property
     def uses_after_loop(self) -> list[Where]:
@@ -87,7 +89,7 @@ class Loop:
             dict.fromkeys(
                 (out.view.tensor, self.table.returned(out))
                 for out in outputs
-                if out.view.tensor is not None and self.placement(out.view.tensor) >= 0
+                if out.view.tensor is not None and self.batch_placement(out.view.tensor) >= 0
             )
         )
 
@@ -103,7 +105,9 @@ class Loop:
             for tensor, reshard in self.table.reshards.items()
         }
 
-    def inputs(self, before: Mapping[int, Copies], turn: Turn) -> dict[int, Copies]:
+    def inputs(
+        self, before: Mapping[int, Copies], microbatch: MicrobatchSlice
+    ) -> dict[int, Copies]:
         """The inputs of a turn: pieces of the batch, and what is there all through the loop.
 
         What travels in every turn waits for it, or XLA would have it travel once.
@@ -113,10 +117,10 @@ class Loop:
             reshard = self.table.reshards[tensor]
             if reshard.loop_resident is not None:
                 copies = {reshard.loop_resident: copies[reshard.loop_resident]}
-            if self.placement(tensor) >= 0:
+            if self.batch_placement(tensor) >= 0:
                 found[tensor] = {
-                    placements: turn.take(
-                        x, self.placement(tensor), self._devices(tensor, placements)
+                    placements: microbatch.slice_batch(
+                        x, self.batch_placement(tensor), self._devices(tensor, placements)
                     )
                     for placements, x in copies.items()
                 }
@@ -124,14 +128,14 @@ class Loop:
                 step.kind != "slice"
                 for step in (*reshard.in_forward.steps, *reshard.after_forward.steps)
             ):
-                there = after([*copies.values()], turn.index)
+                there = after([*copies.values()], microbatch.index)
                 found[tensor] = dict(zip(copies, there, strict=True))
             else:
                 found[tensor] = copies
         return found
 
     def run(
-        self, body: Callable[[Turn], Callable[[int, Placements], jax.Array]]
+        self, body: Callable[[MicrobatchSlice], Callable[[int, Placements], jax.Array]]
     ) -> dict[int, Copies]:
         """What is there after the loop.
 
@@ -149,12 +153,12 @@ class Loop:
         stacked = [*self.returned, *keys]
 
         def one(total: list[jax.Array], index: jax.Array):
-            there = body(Turn(index, self.count, self.shares))
+            there = body(MicrobatchSlice(index, self.count, self.batch_shards))
             made = [there(*where) for where in carried]
             total = [
-                jnp.where(index == 0, now, COMBINE[self.placement(tensor)](before, now))
-                if self.placement(tensor) in (MAX, MIN)
-                else COMBINE[self.placement(tensor)](before, now)
+                jnp.where(index == 0, now, COMBINE[self.batch_placement(tensor)](before, now))
+                if self.batch_placement(tensor) in (MAX, MIN)
+                else COMBINE[self.batch_placement(tensor)](before, now)
                 for (tensor, _), before, now in zip(carried, total, made, strict=True)
             ]
             return total, [there(*where) for where in stacked]
@@ -173,7 +177,9 @@ class Loop:
         return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
     def _joined(self, tensor: int, placements: Placements, pieces: jax.Array) -> jax.Array:
-        if self.placement(tensor) < 0:
+        if self.batch_placement(tensor) < 0:
             return pieces[-1]
-        turn = Turn(0, self.count, self.shares)
-        return turn.join(pieces, self.placement(tensor), self._devices(tensor, placements))
+        microbatch = MicrobatchSlice(0, self.count, self.batch_shards)
+        return microbatch.join_batch(
+            pieces, self.batch_placement(tensor), self._devices(tensor, placements)
+        )

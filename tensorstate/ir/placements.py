@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from tensorstate.errors import PlanError
 
 # Entries of a state besides positions, which are 0 and above.
@@ -48,6 +50,12 @@ class MeshShape(NamedTuple):
     def num_devices(self) -> int:
         """Number of devices."""
         return math.prod(self.sizes)
+
+    def replica_groups(self, axes: Sequence[int]) -> np.ndarray:
+        """The devices of every group along some axes, one row per group, in HLO's numbering."""
+        others = [axis for axis in range(len(self.sizes)) if axis not in axes]
+        devices = np.arange(self.num_devices).reshape(self.sizes).transpose([*others, *axes])
+        return devices.reshape(-1, math.prod(self.sizes[axis] for axis in axes))
 
     def num_shards(self, placements: Placements) -> int:
         """Parts into which a tensor in this state is cut."""

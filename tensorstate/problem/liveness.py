@@ -287,9 +287,12 @@ class Liveness:
         before = [p for p in needed if p < self.forward_end]
         after = [p for p in needed if p >= self.forward_end]
         if not in_forward:
-            yield "moved_late", is_made
-            yield "packed_late", (program_points == made) & bool(needed or uses_after_loop)
-            yield "late", _points_between(program_points, made, after)
+            yield "resharded_after_forward", is_made
+            yield (
+                "receive_buffer_after_forward",
+                (program_points == made) & bool(needed or uses_after_loop),
+            )
+            yield "awaiting_backward_use", _points_between(program_points, made, after)
             return
         start = min(before, default=self.forward_end) - 1
         yield (
@@ -300,11 +303,11 @@ class Liveness:
         yield from self._resharded_after_forward(after, recompute_reads)
         if producer is None:
             yield (
-                "moved_early",
+                "resharded_in_forward",
                 _points_between(program_points, start, before if needed_after_forward else needed),
             )
-            yield "kept", _points_between(program_points, start, after)
-            yield "copied", _points_between(program_points, start, after)
+            yield "saved", _points_between(program_points, start, after)
+            yield "saved_copy", _points_between(program_points, start, after)
             return
         yield (
             "resharded_in_forward",
@@ -313,7 +316,10 @@ class Liveness:
         )
         recomputed = self._reads_if_recomputed(tensor, after)
         if not needed and not uses_after_loop:
-            yield "bound", _points_between(program_points, made, self._recompute_reads(tensor))
+            yield (
+                "saved_for_recompute",
+                _points_between(program_points, made, self._recompute_reads(tensor)),
+            )
         yield "awaiting_forward_use", _points_between(program_points, made, before)
         pending = _points_between(program_points, min(recomputed, default=self.end) - 1, recomputed)
         yield "recomputed", pending
@@ -323,15 +329,15 @@ class Liveness:
             & ~pending,
         )
         if needed_after_forward:
-            yield "kept", _points_between(program_points, made, after)
+            yield "saved", _points_between(program_points, made, after)
             yield (
-                "copied",
+                "saved_copy",
                 _points_between(program_points, made, [p for p in read if p >= self.forward_end]),
             )
         else:
-            yield "kept", _points_between(program_points, made, recomputed)
-            yield "copied", _points_between(program_points, made, recomputed)
-            yield "lent", _points_between(program_points, max(before, default=made), after)
+            yield "saved", _points_between(program_points, made, recomputed)
+            yield "saved_copy", _points_between(program_points, made, recomputed)
+            yield "fused_input", _points_between(program_points, max(before, default=made), after)
 
     def _resharded_after_forward(
         self, after: Sequence[int], recompute_reads: Sequence[int]

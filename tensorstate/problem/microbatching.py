@@ -28,21 +28,21 @@ Stage = Literal["loop", "after"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pipeline:
+class MicrobatchSplit:
     """A training step as a loop over microbatches.
 
     Attributes:
         traced: the step.
         factor: the batch, a factor of the step.
-        entries: what every tensor is over time: the position that is cut, ``REPLICATED``, or how
-            the microbatches' parts are combined.
+        batch_placements: what every tensor is over time: the position that is cut, ``REPLICATED``,
+            or how the microbatches' parts are combined.
         stages: when every operator runs.
         labels: the label along which every operator is cut; ``None`` for those that are not.
     """
 
     traced: Graph
     factor: int
-    entries: tuple[int, ...]
+    batch_placements: tuple[int, ...]
     stages: tuple[Stage, ...]
     labels: tuple[int | None, ...]
 
@@ -51,7 +51,7 @@ class Pipeline:
         """Elements of the whole batch."""
         return self.traced.factors[self.factor]
 
-    def piece(self, microbatches: int) -> Graph:
+    def microbatch(self, microbatches: int) -> Graph:
         """The step of one microbatch: the same tensors and operators, smaller along the batch.
 
         Raises:
@@ -70,7 +70,7 @@ class Pipeline:
         graph = self.traced
         tensors = tuple(
             dataclasses.replace(tensor, sizes=cut(tensor.sizes, placement))
-            for tensor, placement in zip(graph.tensors, self.entries, strict=True)
+            for tensor, placement in zip(graph.tensors, self.batch_placements, strict=True)
         )
         operators = tuple(
             operator
@@ -94,7 +94,7 @@ class Pipeline:
         )
 
 
-def batch_of(graph: Graph, name: str | None = None) -> int:
+def batch_factor(graph: Graph, name: str | None = None) -> int:
     """The factor of the batch: the first dimension of an input.
 
     Args:
@@ -118,30 +118,32 @@ def batch_of(graph: Graph, name: str | None = None) -> int:
     return Counter(firsts).most_common(1)[0][0]
 
 
-def pipelined(graph: Graph, factor: int | None = None) -> Pipeline:
+def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSplit:
     """The step as a loop over microbatches.
 
     Args:
         graph: the training step.
-        factor: the batch; by default ``batch_of`` the graph.
+        factor: the batch; by default ``batch_factor`` the graph.
 
     Raises:
         PlanError: there is no batch, or some operator needs all of it: it is named, and why.
     """
-    factor = batch_of(graph) if factor is None else factor
-    follower = _Follower(graph, factor)
+    factor = batch_factor(graph) if factor is None else factor
+    tracker = _BatchTracker(graph, factor)
     for operator in graph.operators:
-        follower.follow(operator)
-    stages = _stages(graph, follower)
-    return Pipeline(graph, factor, tuple(follower.entries), stages, tuple(follower.labels))
+        tracker.propagate(operator)
+    stages = _stages(graph, tracker)
+    return MicrobatchSplit(
+        graph, factor, tuple(tracker.batch_placements), stages, tuple(tracker.labels)
+    )
 
 
-class _Follower:
+class _BatchTracker:
     """Follows the pieces of a batch through a step, operator by operator."""
 
     def __init__(self, graph: Graph, factor: int):
         self.graph, self.factor = graph, factor
-        self.entries = [REPLICATED] * len(graph.tensors)
+        self.batch_placements = [REPLICATED] * len(graph.tensors)
         # Of what is whole all the time it is not known yet when it runs.
         self.stages: list[Stage | None] = [None] * len(graph.operators)
         self.labels: list[int | None] = [None] * len(graph.operators)
@@ -149,31 +151,33 @@ class _Follower:
         self.origin: dict[int, Operator] = {}
         for tensor in graph.tensors:
             if tensor.producer is None and tensor.dims.count(factor) == 1:
-                self.entries[tensor.index] = tensor.dims.index(factor)
+                self.batch_placements[tensor.index] = tensor.dims.index(factor)
 
-    def follow(self, operator: Operator) -> None:
+    def propagate(self, operator: Operator) -> None:
         """Note when an operator runs, and what it makes."""
-        reads = [self.entries[use.tensor] for use in operator.operands]
+        reads = [self.batch_placements[use.tensor] for use in operator.operands]
         cut = [e >= 0 for e in reads]
         after_forward = [use.tensor for use in operator.operands if self._is_after_loop(use.tensor)]
         partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
-        if after_forward or (partial and not self._passes(operator, partial, reads)):
+        if after_forward or (partial and not self._passes_sums(operator, partial, reads)):
             unsplit = [*after_forward, *(operator.operands[i].tensor for i in partial)]
             if any(cut):
-                self._refuse(operator, self._known_late(unsplit[0]))
-            self._make(operator, "after", [REPLICATED] * len(operator.results), unsplit[0])
+                self._refuse(operator, self._depends_on_all(unsplit[0]))
+            self._record(operator, "after", [REPLICATED] * len(operator.results), unsplit[0])
             return
         if partial:
             first = operator.operands[min(partial)].tensor
-            self._make(operator, "loop", [SUM] * len(operator.results), first)
+            self._record(operator, "loop", [SUM] * len(operator.results), first)
             return
-        label = self._label(operator) if any(cut) else self._drawn(operator)
+        label = self._label(operator) if any(cut) else self._generated_along_batch(operator)
         if label is not None:
             self.labels[operator.index] = label
-            entries = [self._result(operator, label, use.labels) for use in operator.results]
-            self._make(operator, "loop", entries, None)
+            batch_placements = [
+                self._result(operator, label, use.labels) for use in operator.results
+            ]
+            self._record(operator, "loop", batch_placements, None)
 
-    def _passes(self, operator: Operator, partial: frozenset[int], reads: list[int]) -> bool:
+    def _passes_sums(self, operator: Operator, partial: frozenset[int], reads: list[int]) -> bool:
         """Whether sums of microbatches' parts come out of what is done to the parts.
 
         The optimizer reads sums that are whole, though it may scale them first.
@@ -185,7 +189,7 @@ class _Follower:
         producer = self.graph.tensors[tensor].producer
         return producer is not None and self.stages[producer] == "after"
 
-    def _drawn(self, operator: Operator) -> int | None:
+    def _generated_along_batch(self, operator: Operator) -> int | None:
         """The label of the batch in what is made out of nothing, such as places or random bits."""
         found = {
             label
@@ -209,7 +213,7 @@ class _Follower:
         Raises:
             PlanError: there is none.
         """
-        uses = [(use, self.entries[use.tensor]) for use in operator.operands]
+        uses = [(use, self.batch_placements[use.tensor]) for use in operator.operands]
         found = {use.labels[placement] for use, placement in uses if placement >= 0}
         label = min(found)
         if len(found) > 1:
@@ -229,17 +233,17 @@ class _Follower:
             self._refuse(operator, "what it makes does not depend on examples one by one")
         return PARTIAL[operator.reductions[label]]
 
-    def _make(
-        self, operator: Operator, stage: Stage, entries: Iterable[int], origin: int | None
+    def _record(
+        self, operator: Operator, stage: Stage, batch_placements: Iterable[int], origin: int | None
     ) -> None:
         self.stages[operator.index] = stage
         made_of = operator if origin is None else self.origin[origin]
-        for use, placement in zip(operator.results, entries, strict=True):
-            self.entries[use.tensor] = placement
+        for use, placement in zip(operator.results, batch_placements, strict=True):
+            self.batch_placements[use.tensor] = placement
             if stage == "after" or placement < REPLICATED:
                 self.origin[use.tensor] = made_of
 
-    def _known_late(self, tensor: int) -> str:
+    def _depends_on_all(self, tensor: int) -> str:
         origin = self.origin[tensor]
         return (
             f"it reads {self.graph.tensors[tensor].name}, which depends on what "
@@ -253,9 +257,9 @@ class _Follower:
         )
 
 
-def _stages(graph: Graph, follower: _Follower) -> tuple[Stage, ...]:
+def _stages(graph: Graph, tracker: _BatchTracker) -> tuple[Stage, ...]:
     """What is whole all the time runs in the loop if the loop needs it, otherwise after it."""
-    in_loop = [stage == "loop" for stage in follower.stages]
+    in_loop = [stage == "loop" for stage in tracker.stages]
     for operator in reversed(graph.operators):
         if in_loop[operator.index]:
             for use in operator.operands:

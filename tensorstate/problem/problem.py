@@ -19,11 +19,11 @@ from __future__ import annotations
 import functools
 import math
 
-from tensorstate.hardware import Hardware, Network
+from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MeshShape, Placements
 from tensorstate.problem.liveness import Liveness, LiveRanges
-from tensorstate.problem.microbatching import batch_of, pipelined
+from tensorstate.problem.microbatching import batch_factor, split_microbatches
 from tensorstate.problem.reshard import ReshardGraph
 from tensorstate.problem.strategies import NodeStrategies, Strategy
 from tensorstate.problem.tensor_groups import (
@@ -44,11 +44,12 @@ class Problem:
         network: the mesh and the prices of collectives.
         hardware: a device.
         microbatches: turns of the loop over parts of the batch; 1 for none.
-        batch: name of an input whose first dimension is the batch (see ``pipelining.batch_of``).
+        batch: name of an input whose first dimension is the batch (see
+            ``pipelining.batch_factor``).
 
     Attributes:
         traced: the training step.
-        pipeline: the step as a loop; ``None`` for none.
+        microbatch_split: the step as a loop; ``None`` for none.
         graph: that of one turn, and of what comes after the loop; the step where there is none.
 
     Raises:
@@ -58,7 +59,7 @@ class Problem:
     def __init__(
         self,
         graph: Graph,
-        network: Network,
+        network: CollectiveCostModel,
         hardware: Hardware,
         microbatches: int = 1,
         batch: str | None = None,
@@ -66,16 +67,20 @@ class Problem:
         self.traced, self.network, self.hardware = graph, network, hardware
         self.microbatches, self.batch = microbatches, batch
         in_loop = microbatches != 1
-        self.pipeline = pipelined(graph, batch_of(graph, batch)) if in_loop else None
-        self.graph = graph = self.pipeline.piece(microbatches) if self.pipeline else graph
+        self.microbatch_split = (
+            split_microbatches(graph, batch_factor(graph, batch)) if in_loop else None
+        )
+        self.graph = graph = (
+            self.microbatch_split.microbatch(microbatches) if self.microbatch_split else graph
+        )
         self.strategies = tuple(
             NodeStrategies(graph, self.node(g), self.mesh) for g in range(len(graph.node_classes))
         )
-        self.tensor_groups = find_tensor_groups(graph, self.pipeline, self.liveness.lasting)
+        self.tensor_groups = find_tensor_groups(graph, self.microbatch_split, self.liveness.lasting)
         self._reshard_graphs: dict[tuple[tuple[int, ...], int], ReshardGraph] = {}
         self._live_ranges: dict[int, LiveRanges] = {}
 
-    def on(self, network: Network, hardware: Hardware | None = None) -> Problem:
+    def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
         """The same step on another network, or on other devices."""
         return Problem(
             self.traced, network, hardware or self.hardware, self.microbatches, self.batch
@@ -97,23 +102,25 @@ class Problem:
     def is_in_forward(self, class_id: int) -> bool:
         """Whether a class runs in the forward pass, and in the loop where there is one."""
         node = self.node(class_id)
-        return node.phase == "forward" and is_in_loop(node, self.pipeline)
+        return node.phase == "forward" and is_in_loop(node, self.microbatch_split)
 
-    def turns(self, class_id: int) -> int:
+    def num_repeats(self, class_id: int) -> int:
         """How often a class runs."""
-        return self.microbatches if is_in_loop(self.node(class_id), self.pipeline) else 1
+        return self.microbatches if is_in_loop(self.node(class_id), self.microbatch_split) else 1
 
     def reshard_graph(self, group: TensorGroup) -> ReshardGraph:
         """The ways of a flow's tensor between its states."""
         key = group.sizes, group.nbytes
         if key not in self._reshard_graphs:
-            self._reshard_graphs[key] = ReshardGraph(*key, self.mesh, self.network.price)
+            self._reshard_graphs[key] = ReshardGraph(
+                *key, self.mesh, self.network.collective_seconds
+            )
         return self._reshard_graphs[key]
 
     @functools.cached_property
     def liveness(self) -> Liveness:
         """When operators run and need their tensors."""
-        stages = self.pipeline.stages if self.pipeline else ()
+        stages = self.microbatch_split.stages if self.microbatch_split else ()
         return Liveness(self.graph, frozenset(i for i, s in enumerate(stages) if s == "after"))
 
     def live_ranges(self, number: int) -> LiveRanges:
@@ -150,7 +157,7 @@ class Problem:
     def input_bytes(self, group: TensorGroup, placements: Placements) -> int:
         """Bytes of an input on a device, the pieces of all microbatches together."""
         return self.local_bytes(group, placements) * (
-            self.microbatches if group.placement >= 0 else 1
+            self.microbatches if group.batch_placement >= 0 else 1
         )
 
     @functools.cache  # noqa: B019 - a problem lives as long as its search
@@ -170,16 +177,16 @@ class Problem:
             for operator in operators
             if operator.kind in ("einsum", "window") and operator.operands
         )
-        moved = self.traffic(class_id, strategy)
+        moved = self.memory_traffic(class_id, strategy)
         if all(operator.primitive in SLICES for operator in operators):
             # Of what a slice is taken from nothing else is read: a layer's part of all layers'.
             made = {use.tensor for operator in operators for use in operator.results}
             moved = min(moved, 2 * sum(tensors[tensor].nbytes for tensor in made) / parts)
-        turn = max(arithmetic / parts, moved / self.hardware.memory_bandwidth)
-        return self.turns(class_id) * turn
+        per_repeat = max(arithmetic / parts, moved / self.hardware.memory_bandwidth)
+        return self.num_repeats(class_id) * per_repeat
 
     @functools.cache  # noqa: B019
-    def traffic(self, class_id: int, strategy: Strategy) -> int:
+    def memory_traffic(self, class_id: int, strategy: Strategy) -> int:
         """Bytes that an entity of a class reads and writes on a device, each tensor once.
 
         What a chain of operators makes for itself alone stays in registers.

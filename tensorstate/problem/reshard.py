@@ -34,7 +34,7 @@ class ReshardStep(NamedTuple):
     nbytes: int
 
 
-Price = Callable[[str, int, int], float]
+CollectiveSeconds = Callable[[str, int, int], float]
 """Seconds of a collective: of its kind, mesh axis, and bytes of a device's larger buffer."""
 
 
@@ -95,11 +95,22 @@ class ReshardGraph:
         sizes: elements of every position of the whole tensor.
         nbytes: of the whole tensor.
         mesh: the device mesh.
-        price: seconds of a collective.
+        collective_seconds: seconds of a collective.
     """
 
-    def __init__(self, sizes: Sequence[int], nbytes: int, mesh: MeshShape, price: Price):
-        self.sizes, self.nbytes, self.mesh, self.price = tuple(sizes), nbytes, mesh, price
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        nbytes: int,
+        mesh: MeshShape,
+        collective_seconds: CollectiveSeconds,
+    ):
+        self.sizes, self.nbytes, self.mesh, self.collective_seconds = (
+            tuple(sizes),
+            nbytes,
+            mesh,
+            collective_seconds,
+        )
         self._trees: dict[tuple[frozenset[Placements], frozenset[Placements]], ReshardTree] = {}
         self._steps_from: dict[Placements, tuple[tuple[ReshardStep, float], ...]] = {}
         self._into: dict[Placements, dict[Placements, list[tuple[ReshardStep, float]]]] = {}
@@ -124,7 +135,11 @@ class ReshardGraph:
 
     def seconds(self, step: ReshardStep) -> float:
         """Seconds of a move."""
-        return 0.0 if step.kind == "slice" else self.price(step.kind, step.axis, step.nbytes)
+        return (
+            0.0
+            if step.kind == "slice"
+            else self.collective_seconds(step.kind, step.axis, step.nbytes)
+        )
 
     def cheapest_tree(
         self, sources: frozenset[Placements], targets: frozenset[Placements]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 from tensorstate.ir.graph import Edge, Graph, Node, Output
 from tensorstate.ir.placements import REPLICATED
-from tensorstate.problem.microbatching import Pipeline
+from tensorstate.problem.microbatching import MicrobatchSplit
 from tensorstate.problem.strategies import Port
 
 
@@ -53,7 +53,7 @@ class TensorGroup:
         consumer_classes: who reads it.
         sizes: of the whole tensor, or of a microbatch's piece of it.
         nbytes: likewise.
-        placement: what it is over microbatches (see ``Pipeline.entries``).
+        batch_placement: what it is over microbatches (see ``MicrobatchSplit.batch_placements``).
         in_loop: whether it is there in the loop over microbatches.
     """
 
@@ -68,7 +68,7 @@ class TensorGroup:
     consumer_classes: tuple[ConsumerClass, ...]
     sizes: tuple[int, ...]
     nbytes: int
-    placement: int
+    batch_placement: int
     in_loop: bool
 
     @property
@@ -106,20 +106,22 @@ class _TensorUses:
         self.consumers[consumer_class] = self.consumers.get(consumer_class, ()) + consumers
 
 
-def is_in_loop(node: Node, pipeline: Pipeline | None) -> bool:
+def is_in_loop(node: Node, microbatch_split: MicrobatchSplit | None) -> bool:
     """Whether an entity runs in the loop, as all do where there is none."""
-    stages = {pipeline.stages[m.operator] for m in node.members} if pipeline else set()
+    stages = (
+        {microbatch_split.stages[m.operator] for m in node.members} if microbatch_split else set()
+    )
     return "after" not in stages
 
 
 def find_tensor_groups(
-    graph: Graph, pipeline: Pipeline | None = None, lasting: Iterable[int] = ()
+    graph: Graph, microbatch_split: MicrobatchSplit | None = None, lasting: Iterable[int] = ()
 ) -> tuple[TensorGroup, ...]:
     """The flows of a training step.
 
     Args:
         graph: the step, or that of a microbatch.
-        pipeline: the loop over microbatches, if there is one.
+        microbatch_split: the loop over microbatches, if there is one.
         lasting: tensors that have a flow even if only the entity that makes them reads them,
             because they stay in memory after it has run (see ``Liveness.lasting``).
     """
@@ -135,7 +137,7 @@ def find_tensor_groups(
 
     def when(consumer_class: ConsumerClass, tensor: int, *, in_loop: bool) -> ConsumerClass:
         """A demand for a tensor, read in the loop or after it."""
-        if not is_in_loop(graph.nodes[uses(tensor).producer], pipeline):
+        if not is_in_loop(graph.nodes[uses(tensor).producer], microbatch_split):
             return dataclasses.replace(consumer_class, after_forward=True)
         return (
             consumer_class
@@ -144,22 +146,24 @@ def find_tensor_groups(
         )
 
     for edge in graph.edges:
-        in_loop = is_in_loop(graph.nodes[edge.target], pipeline)
+        in_loop = is_in_loop(graph.nodes[edge.target], microbatch_split)
         consumer_class = when(_consumer_class(graph, edge), edge.tensor, in_loop=in_loop)
         uses(edge.tensor).read(consumer_class, edge.target)
     for output in graph.outputs:
         if (tensor := output.view.tensor) is not None:
             consumer_class, *consumers = _returned(graph, output, inputs)
             # Pieces are returned one by one.
-            in_loop = pipeline is None or pipeline.entries[tensor] >= 0
+            in_loop = microbatch_split is None or microbatch_split.batch_placements[tensor] >= 0
             uses(tensor).read(when(consumer_class, tensor, in_loop=in_loop), *consumers)
     for tensor in (*inputs, *lasting):
         uses(tensor)
     alike: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(found):
-        placement = REPLICATED if pipeline is None else pipeline.entries[tensor]
-        alike[placement, _signature(graph, tensor, found[tensor])].append(tensor)
-    return tuple(_flow(graph, tensors, found, pipeline) for tensors in alike.values())
+        batch_placement = (
+            REPLICATED if microbatch_split is None else microbatch_split.batch_placements[tensor]
+        )
+        alike[batch_placement, _signature(graph, tensor, found[tensor])].append(tensor)
+    return tuple(_flow(graph, tensors, found, microbatch_split) for tensors in alike.values())
 
 
 def _producer(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, ...]]:
@@ -173,11 +177,14 @@ def _producer(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[in
 
 
 def _flow(
-    graph: Graph, tensors: list[int], found: Mapping[int, _TensorUses], pipeline: Pipeline | None
+    graph: Graph,
+    tensors: list[int],
+    found: Mapping[int, _TensorUses],
+    microbatch_split: MicrobatchSplit | None,
 ) -> TensorGroup:
     first = found[tensors[0]]
     tensor, node = graph.tensors[tensors[0]], graph.nodes[first.producer]
-    consumer_classes, in_loop = tuple(first.consumers), is_in_loop(node, pipeline)
+    consumer_classes, in_loop = tuple(first.consumers), is_in_loop(node, microbatch_split)
     return TensorGroup(
         tuple(tensors),
         tuple(found[t].producer for t in tensors),
@@ -190,7 +197,7 @@ def _flow(
         consumer_classes,
         tensor.sizes,
         tensor.nbytes,
-        REPLICATED if pipeline is None else pipeline.entries[tensors[0]],
+        REPLICATED if microbatch_split is None else microbatch_split.batch_placements[tensors[0]],
         in_loop,
     )
 

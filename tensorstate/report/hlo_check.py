@@ -150,14 +150,10 @@ def _is_in_parts(kind: str, i: Instruction) -> bool:
 
 def _lines(mesh: MeshShape) -> Iterator[tuple[tuple[int, ...], frozenset[frozenset[int]]]]:
     """The groups of devices along every set of axes longer than 1, small sets first."""
-    places = np.arange(mesh.num_devices).reshape(mesh.sizes)
     long = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
     for count in range(1, len(long) + 1):
         for axes in itertools.combinations(long, count):
-            rest = [axis for axis in range(len(mesh.sizes)) if axis not in axes]
-            grid = places.transpose([*rest, *axes])
-            width = int(np.prod([mesh.sizes[axis] for axis in axes]))
-            yield axes, frozenset(map(frozenset, grid.reshape(-1, width).tolist()))
+            yield axes, frozenset(map(frozenset, mesh.replica_groups(axes).tolist()))
 
 
 # ---------------------------------------------------------------------- comparison
@@ -248,13 +244,13 @@ def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost)
         key = one.kind, _format_axes(one.axes, mesh)
         count[key] += one.arrays * one.times
         nbytes[key] += one.nbytes * one.times
-    expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count}
+    expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
     rows = tuple(
         Row(
             *key,
-            cost.count.get(expected.get(key, ("", 0)), 0),
+            cost.count_by_collective.get(expected.get(key, ("", 0)), 0),
             count[key],
-            cost.volume.get(expected.get(key, ("", 0)), 0),
+            cost.bytes_by_collective.get(expected.get(key, ("", 0)), 0),
             nbytes[key],
         )
         for key in sorted({*expected, *count})

@@ -7,9 +7,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tensorstate.cost.cost import times
+from tensorstate.cost.cost import seconds_by_collective
 from tensorstate.cost.reshard_plan import ReshardPlan
-from tensorstate.cost.result import Found
+from tensorstate.cost.result import SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
@@ -42,7 +42,7 @@ def common_name(names: Sequence[str]) -> str:
     return "/".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 
 
-def summary(problem: Problem, found: Found, memory_limit: float | None) -> str:
+def summary(problem: Problem, found: SearchResult, memory_limit: float | None) -> str:
     """The whole plan."""
     return "\n".join(
         [
@@ -62,28 +62,30 @@ def summary(problem: Problem, found: Found, memory_limit: float | None) -> str:
 # ---------------------------------------------------------------------- parts
 
 
-def _headline(problem: Problem, found: Found) -> list[str]:
+def _headline(problem: Problem, found: SearchResult) -> list[str]:
     cost, mesh = found.cost, problem.mesh
     sizes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
     gap = "no bound" if math.isinf(found.bound) else f"gap {100 * gap_of(found):.2g} %"
     return [
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
-        f"{problem.hardware.name}, mesh {sizes}{_turns(problem)}",
+        f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
         f"= {parallelism_name(problem, found.decisions, cost)}",
-        f"time: {seconds(cost.seconds)} a step: compute {seconds(cost.compute)} + communication "
-        f"{seconds(cost.communication)}; {seconds(cost.overlapped)} if they overlap perfectly",
+        f"time: {seconds(cost.serial_seconds)} per step: "
+        f"compute {seconds(cost.compute)} + communication "
+        f"{seconds(cost.communication)}; "
+        f"{seconds(cost.overlapped_seconds)} if they overlap perfectly",
         f"found by {found.method} in {found.seconds:.1f} s, {gap}",
     ]
 
 
-def _turns(problem: Problem) -> str:
-    if problem.pipeline is None:
+def _format_microbatches(problem: Problem) -> str:
+    if problem.microbatch_split is None:
         return ""
-    count, batch = problem.microbatches, problem.pipeline.batch
+    count, batch = problem.microbatches, problem.microbatch_split.batch
     return f", {count} microbatches of {batch // count} of a batch of {batch}"
 
 
-def gap_of(found: Found) -> float:
+def gap_of(found: SearchResult) -> float:
     """How far, at most, the plan is from the best: relative to its own seconds.
 
     Of the objective that was searched, which the bound is about.
@@ -93,7 +95,7 @@ def gap_of(found: Found) -> float:
     return max(0.0, (found.objective - found.bound) / found.objective)
 
 
-def _memory(problem: Problem, found: Found, limit: float | None) -> list[str]:
+def _memory(problem: Problem, found: SearchResult, limit: float | None) -> list[str]:
     memory = found.cost.memory
     room = limit if limit is not None and math.isfinite(limit) else problem.hardware.memory
     filled = min(1.0, memory.peak / room)
@@ -119,7 +121,7 @@ def _replicated(problem: Problem) -> list[str]:
     ]
 
 
-def _inputs(problem: Problem, found: Found) -> list[str]:
+def _inputs(problem: Problem, found: SearchResult) -> list[str]:
     lines = []
     for role in ROLES:
         rows = []
@@ -147,7 +149,7 @@ def _inputs(problem: Problem, found: Found) -> list[str]:
     return lines
 
 
-def _activations(problem: Problem, found: Found) -> list[str]:
+def _activations(problem: Problem, found: SearchResult) -> list[str]:
     groups: dict[str, list[ReshardPlan]] = defaultdict(list)
     for reshard in found.cost.reshards:
         group = problem.tensor_groups[reshard.group]
@@ -200,16 +202,16 @@ def _by_factor(problem: Problem, reshard: ReshardPlan, placements: Placements) -
     return ", ".join(parts) or "replicated"
 
 
-def _collectives(problem: Problem, found: Found) -> list[str]:
+def _collectives(problem: Problem, found: SearchResult) -> list[str]:
     cost = found.cost
-    if not cost.count:
+    if not cost.count_by_collective:
         return ["no collectives"]
     lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}"]
-    spent = times(problem, found.cost)
-    for kind, axis in sorted(cost.count, key=lambda key: -spent[key]):
+    spent = seconds_by_collective(problem, found.cost)
+    for kind, axis in sorted(cost.count_by_collective, key=lambda key: -spent[key]):
         lines.append(
-            f"{kind:16} {problem.mesh.names[axis]:8} {cost.count[kind, axis]:>7} "
-            f"{size(cost.volume[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
+            f"{kind:16} {problem.mesh.names[axis]:8} {cost.count_by_collective[kind, axis]:>7} "
+            f"{size(cost.bytes_by_collective[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
         )
     return lines
 
@@ -217,7 +219,7 @@ def _collectives(problem: Problem, found: Found) -> list[str]:
 # ---------------------------------------------------------------------- one tensor
 
 
-def explain(problem: Problem, found: Found, name: str) -> str:
+def explain(problem: Problem, found: SearchResult, name: str) -> str:
     """The life of one tensor: its state, who reads it in which, and what that costs.
 
     Raises:
@@ -249,7 +251,7 @@ def explain(problem: Problem, found: Found, name: str) -> str:
             lines.append(f"resident through the microbatch loop: {resident}")
         if reshard.is_recomputed:
             lines.append("recomputed in the backward pass")
-        times = f", {reshard.turns} times" if reshard.turns > 1 else ""
+        times = f", {reshard.num_repeats} times" if reshard.num_repeats > 1 else ""
         eras = (
             ("before the microbatches", reshard.before_loop),
             (f"forward{times}", reshard.in_forward),
@@ -268,7 +270,7 @@ def explain(problem: Problem, found: Found, name: str) -> str:
 
 
 def _consumers(
-    problem: Problem, found: Found, tensor: Tensor, reshard: ReshardPlan
+    problem: Problem, found: SearchResult, tensor: Tensor, reshard: ReshardPlan
 ) -> Iterable[str]:
     group = problem.tensor_groups[reshard.group]
     for consumer_class in group.consumer_classes:

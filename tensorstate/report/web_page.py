@@ -8,7 +8,7 @@ from __future__ import annotations
 import colorsys
 from html import escape
 
-from tensorstate.cost.result import Found
+from tensorstate.cost.result import SearchResult
 from tensorstate.ir.graph import Node
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
@@ -27,7 +27,9 @@ td.state { font-family: ui-monospace, monospace; white-space: nowrap }
 """
 
 
-def page(problem: Problem, found: Found, memory_limit: float | None, title: str = "Plan") -> str:
+def page(
+    problem: Problem, found: SearchResult, memory_limit: float | None, title: str = "Plan"
+) -> str:
     """The page's HTML.
 
     Args:
@@ -81,7 +83,7 @@ def way_text(problem: Problem, strategy: Strategy) -> str:
     return ", ".join(parts) or "replicated"
 
 
-def _colours(problem: Problem, found: Found) -> dict[str, str]:
+def _colours(problem: Problem, found: SearchResult) -> dict[str, str]:
     """A colour for every way of cutting, light enough for black letters."""
     texts = sorted({way_text(problem, strategy) for strategy in found.decisions.strategies})
     step = 1 / max(1, len(texts))
@@ -94,7 +96,9 @@ def _colours(problem: Problem, found: Found) -> dict[str, str]:
     return found_colours
 
 
-def _input_row(problem: Problem, found: Found, class_id: int, colours: dict[str, str]) -> str:
+def _input_row(
+    problem: Problem, found: SearchResult, class_id: int, colours: dict[str, str]
+) -> str:
     tensor = problem.traced.tensors[problem.node(class_id).tensor or 0]
     strategy = found.decisions.strategies[class_id]
     colour = colours[way_text(problem, strategy)]
@@ -108,14 +112,14 @@ def _input_row(problem: Problem, found: Found, class_id: int, colours: dict[str,
     )
 
 
-def _row(problem: Problem, found: Found, class_id: int, colours: dict[str, str]) -> str:
+def _row(problem: Problem, found: SearchResult, class_id: int, colours: dict[str, str]) -> str:
     node, strategy = problem.node(class_id), found.decisions.strategies[class_id]
     colour = colours[way_text(problem, strategy)]
     operators = [problem.graph.operators[m.operator] for m in node.members]
     multiplicity = problem.multiplicity(class_id)
     times = f" x {multiplicity}" if multiplicity > 1 else ""
-    if problem.turns(class_id) > 1:
-        times += f", in each of {problem.turns(class_id)} microbatches"
+    if problem.num_repeats(class_id) > 1:
+        times += f", in each of {problem.num_repeats(class_id)} microbatches"
     names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
     recomputed = sum(
         index in found.cost.recomputed_nodes for index in problem.graph.node_classes[class_id]
@@ -123,7 +127,9 @@ def _row(problem: Problem, found: Found, class_id: int, colours: dict[str, str])
     recomputed_nodes = f", {recomputed} made again" if recomputed else ""
     flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
     work = (
-        f"{flops:.3g} flop" if node.kind == "einsum" else size(problem.traffic(class_id, strategy))
+        f"{flops:.3g} flop"
+        if node.kind == "einsum"
+        else size(problem.memory_traffic(class_id, strategy))
     )
     cuts = escape(_cuts(problem, node, strategy))
     return (

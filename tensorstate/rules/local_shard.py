@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 
-class Turn(NamedTuple):
+class MicrobatchSlice(NamedTuple):
     """A turn of a loop over microbatches.
 
     The batch is shared out among devices first; a turn takes the same slice of every share, so that
@@ -20,37 +20,37 @@ class Turn(NamedTuple):
     Attributes:
         index: of the turn.
         count: of all turns.
-        shares: equal parts of the batch, of each of which the turn takes ``1 / count``.
+        batch_shards: equal parts of the batch, of each of which the turn takes ``1 / count``.
     """
 
     index: Any
     count: int
-    shares: int
+    batch_shards: int
 
     def global_indices(self, place: Any, size: int) -> Any:
         """Places in a whole batch of ``size`` of places in the microbatch."""
-        part = size // (self.shares * self.count)
+        part = size // (self.batch_shards * self.count)
         return (place // part * self.count + self.index) * part + place % part
 
-    def piece(self, place: Any, size: int) -> tuple[Any, Any]:
+    def to_microbatch(self, place: Any, size: int) -> tuple[Any, Any]:
         """Places in the microbatch of places in the whole batch, and whether it has them."""
-        part = size // (self.shares * self.count)
-        turn = place // part
-        return turn // self.count * part + place % part, turn % self.count == self.index
+        part = size // (self.batch_shards * self.count)
+        nth = place // part
+        return nth // self.count * part + place % part, nth % self.count == self.index
 
-    def take(self, x: Any, position: int, devices: int = 1) -> Any:
+    def slice_batch(self, x: Any, position: int, devices: int = 1) -> Any:
         """The microbatch of a device's array, of whose batch ``devices`` have a part each."""
         shape = x.shape
-        shares = (self.shares // devices, self.count, -1)
+        shares = (self.batch_shards // devices, self.count, -1)
         x = x.reshape(*shape[:position], *shares, *shape[position + 1 :])
         x = lax.dynamic_index_in_dim(x, self.index, position + 1, keepdims=False)
         return x.reshape(*shape[:position], -1, *shape[position + 1 :])
 
-    def join(self, pieces: Any, position: int, devices: int = 1) -> Any:
-        """The array of which ``take`` made ``pieces``: the first dimension counts turns."""
-        shape = pieces.shape[1:]
-        shares = (self.shares // devices, -1)
-        x = pieces.reshape(self.count, *shape[:position], *shares, *shape[position + 1 :])
+    def join_batch(self, slices: Any, position: int, devices: int = 1) -> Any:
+        """The array of which ``slice_batch`` made ``slices``: the first dimension counts turns."""
+        shape = slices.shape[1:]
+        shares = (self.batch_shards // devices, -1)
+        x = slices.reshape(self.count, *shape[:position], *shares, *shape[position + 1 :])
         x = jnp.moveaxis(x, 0, position + 1)
         return x.reshape(*shape[:position], -1, *shape[position + 1 :])
 
@@ -63,14 +63,14 @@ class LocalShard:
         sizes: elements of every label.
         counts: devices (and turns) among which every label is shared out.
         indices: number of this device's part of each label that is shared out among devices.
-        turn: of a loop over microbatches, if the operator is cut by one.
+        microbatch: of a loop over microbatches, if the operator is cut by one.
         batch: the label that the loop cuts.
     """
 
     sizes: tuple[int, ...]
     counts: tuple[int, ...]
     indices: Mapping[int, Any]
-    turn: Turn | None = None
+    microbatch: MicrobatchSlice | None = None
     batch: int | None = None
 
     @classmethod
@@ -99,8 +99,8 @@ class LocalShard:
         places = jnp.zeros((), jnp.int32)
         for label in labels:
             own = jnp.arange(self.local_size(label), dtype=jnp.int32) + self.start(label)
-            if self.turn is not None and label == self.batch:
-                own = self.turn.global_indices(own, self.sizes[label])
+            if self.microbatch is not None and label == self.batch:
+                own = self.microbatch.global_indices(own, self.sizes[label])
             places = (places[..., None] * self.sizes[label] + own).astype(jnp.int32)
         return places.reshape(self.size(labels))
 
@@ -110,8 +110,8 @@ class LocalShard:
         for label in labels:
             stride //= self.sizes[label]
             own = index // stride % self.sizes[label]
-            if self.turn is not None and label == self.batch:
-                own, now = self.turn.piece(own, self.sizes[label])
+            if self.microbatch is not None and label == self.batch:
+                own, now = self.microbatch.to_microbatch(own, self.sizes[label])
                 has &= now
             own -= self.start(label)
             has &= (own >= 0) & (own < self.local_size(label))
@@ -120,6 +120,6 @@ class LocalShard:
 
     def is_first_shard(self, labels: Sequence[int]) -> Any:
         parts = [self.indices[label] == 0 for label in labels if label in self.indices]
-        if self.turn is not None and self.batch in labels:
-            parts.append(self.turn.index == 0)
+        if self.microbatch is not None and self.batch in labels:
+            parts.append(self.microbatch.index == 0)
         return jnp.all(jnp.stack(list(map(jnp.asarray, parts)))) if parts else jnp.asarray(True)

@@ -10,28 +10,34 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from tensorstate.cost.cost import price, times
+from tensorstate.cost.cost import estimate_cost, seconds_by_collective
 from tensorstate.cost.reshard_plan import Decisions
-from tensorstate.cost.result import Found, Limited, Unfit, objective_of
+from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult, objective_value
 from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
-from tensorstate.solver.exact import attempt, least_memory, relaxation, seconds_left, why
+from tensorstate.solver.exact import (
+    infeasible_message,
+    minimize_memory,
+    remaining_time,
+    solve_relaxation,
+    solve_within_limit,
+)
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.linear_program import Progress
-from tensorstate.solver.submesh import SomeAxes, joined
+from tensorstate.solver.submesh import SubmeshCosts, merge_similar_axes
 
 # Relative gap to which a relaxation under a memory limit is solved.
-BOUND = 1e-2
+BOUND_GAP = 1e-2
 
 # Times that every axis is visited at most, and the share of the cost that is worth another visit.
-SWEEPS = 4
-LEAST = 1e-3
+MAX_SWEEPS = 4
+MIN_IMPROVEMENT = 1e-3
 
 
-def descent(
+def coordinate_descent(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
     *,
@@ -41,35 +47,39 @@ def descent(
     gap: float = 1e-3,
     time_limit: float = np.inf,
     progress: Progress | None = None,
-) -> Found:
+) -> SearchResult:
     """Block-coordinate descent: one axis is decided while the others are as they are.
 
     It starts from the best plan, without the memory limit, in which axes of like speed are one; it
     ends when no axis does better by a thousandth. If that plan takes too much, one that does not is
-    found first, again along one axis after another. The bound is ``axes_bound``'s, of the axes
-    along which that first plan is busiest and of those along which the last one is; the former is
-    worked out beside the descent. Arguments and errors are those of ``exact.milp``.
+    found first, again along one axis after another. The bound is ``lower_bound_on_axes``'s, of the
+    axes along which that first plan is busiest and of those along which the last one is; the former
+    is worked out beside the descent. Arguments and errors are those of ``exact.milp``.
     """
     start = time.perf_counter()
     until = start + time_limit
-    joined = _joined_axes(problem, candidates, objective, gap, time_limit, progress)
-    limited: Limited = {
+    merged = _merged_axes_start(problem, candidates, objective, gap, time_limit, progress)
+    limited: SearchOptions = {
         "recompute": recompute,
         "memory_limit": memory_limit,
         "objective": objective,
     }
     axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
     fitting = None
-    if memory_limit is not None and (joined is None or not joined.cost.memory.fits(memory_limit)):
-        fitting = _least_memory(problem, candidates, joined, axes, limited)
+    if memory_limit is not None and (merged is None or not merged.cost.memory.fits(memory_limit)):
+        fitting = _least_memory(problem, candidates, merged, axes, limited)
         if fitting is None or not fitting.cost.memory.fits(memory_limit):
-            raise PlanError(why(problem, candidates, Unfit(proved=False, least=fitting), **limited))
-    bound = functools.partial(axes_bound, problem, candidates, **limited, until=until)
+            raise PlanError(
+                infeasible_message(
+                    problem, candidates, Infeasible(proven=False, least_memory=fitting), **limited
+                )
+            )
+    bound = functools.partial(lower_bound_on_axes, problem, candidates, **limited, until=until)
     with ThreadPoolExecutor(1) as beside:
-        first = None if joined is None else busiest(problem, joined)
+        first = None if merged is None else busiest_axes(problem, merged)
         bounds = [] if first is None else [beside.submit(bound, first)]
-        best = _descend(problem, candidates, axes, joined, fitting, limited, gap, until, progress)
-        last = busiest(problem, best)
+        best = _descend(problem, candidates, axes, merged, fitting, limited, gap, until, progress)
+        last = busiest_axes(problem, best)
         if last != first:
             bounds.append(beside.submit(bound, last))
         highest = max(one.result() for one in bounds)
@@ -81,13 +91,13 @@ def _descend(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
     axes: Sequence[int],
-    start: Found | None,
-    fitting: Found | None,
-    limited: Limited,
+    start: SearchResult | None,
+    fitting: SearchResult | None,
+    limited: SearchOptions,
     gap: float,
     until: float,
     progress: Progress | None,
-) -> Found:
+) -> SearchResult:
     """Decides along one axis after another, from a plan, or none, in which no limit is kept.
 
     Args:
@@ -98,22 +108,22 @@ def _descend(
     strategies = None if start is None else start.decisions.strategies
     best = start if fitting is None else None
     stale = 0
-    for turn in range(SWEEPS * len(axes)):
+    for visit in range(MAX_SWEEPS * len(axes)):
         left = until - time.perf_counter()
         if stale >= len(axes) or (left <= 0 and (best or fitting) is not None):
             break
-        found = attempt(
+        found = solve_within_limit(
             problem,
-            _along(candidates, axes[turn % len(axes)], strategies),
+            _vary_one_axis(candidates, axes[visit % len(axes)], strategies),
             **limited,
             gap=gap,
             time_limit=max(5.0, left / 2),
-            narrow=True,
+            prune_placements=True,
             fall_back=False,
             progress=progress,
         )
         stale += 1
-        if not isinstance(found, Unfit):
+        if not isinstance(found, Infeasible):
             if _is_better(found, best, memory_limit):
                 best, strategies, stale = (
                     found,
@@ -124,44 +134,46 @@ def _descend(
             best, strategies, stale = fitting, fitting.decisions.strategies, 0
     found = best or fitting
     if found is None:
-        raise PlanError(why(problem, candidates, Unfit(proved=False), **limited))
+        raise PlanError(
+            infeasible_message(problem, candidates, Infeasible(proven=False), **limited)
+        )
     return found
 
 
 def _least_memory(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
-    start: Found | None,
+    start: SearchResult | None,
     axes: Sequence[int],
-    limited: Limited,
-) -> Found | None:
+    limited: SearchOptions,
+) -> SearchResult | None:
     """What takes the least memory, along one axis after another, or little enough."""
     recompute, objective = limited["recompute"], limited["objective"]
     strategies = None if start is None else start.decisions.strategies
     least, stale = None, 0
-    for turn in range(SWEEPS * len(axes)):
+    for visit in range(MAX_SWEEPS * len(axes)):
         if least is not None and least.cost.memory.fits(limited["memory_limit"]):
             break
         if stale >= len(axes):
             break
-        free = _along(candidates, axes[turn % len(axes)], strategies)
-        found, _ = least_memory(problem, free, recompute, objective, narrow=True)
+        free = _vary_one_axis(candidates, axes[visit % len(axes)], strategies)
+        found, _ = minimize_memory(problem, free, recompute, objective, prune_placements=True)
         stale += 1
-        if found is not None and (least is None or _takes_less(found, least)):
+        if found is not None and (least is None or _uses_less_memory(found, least)):
             least, strategies, stale = found, found.decisions.strategies, 1
     return least
 
 
-def _takes_less(found: Found, least: Found) -> bool:
-    return found.cost.memory.peak < least.cost.memory.peak * (1 - LEAST)
+def _uses_less_memory(found: SearchResult, least: SearchResult) -> bool:
+    return found.cost.memory.peak < least.cost.memory.peak * (1 - MIN_IMPROVEMENT)
 
 
-def _is_better(found: Found, best: Found | None, memory_limit: float | None) -> bool:
-    is_quicker = best is None or found.objective < best.objective * (1 - LEAST)
+def _is_better(found: SearchResult, best: SearchResult | None, memory_limit: float | None) -> bool:
+    is_quicker = best is None or found.objective < best.objective * (1 - MIN_IMPROVEMENT)
     return is_quicker and found.cost.memory.fits(memory_limit)
 
 
-def _along(
+def _vary_one_axis(
     candidates: Sequence[Sequence[Strategy]], axis: int, strategies: Sequence[Strategy] | None
 ) -> list[list[Strategy]]:
     """For every class the ways that differ from the present one along an axis only."""
@@ -175,25 +187,25 @@ def _along(
     return [along(choices, now) for choices, now in zip(candidates, strategies, strict=True)]
 
 
-def _joined_axes(
+def _merged_axes_start(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
     objective: str,
     gap: float,
     time_limit: float,
     progress: Progress | None,
-) -> Found | None:
+) -> SearchResult | None:
     """The best decisions, without a memory limit, in which axes of like speed do the same.
 
     ``None`` where the ways allowed do not let them.
     """
-    network = joined(problem.network)
+    network = merge_similar_axes(problem.network)
     fewer = problem.on(network)
     meant = [
-        _meant(choices, known.all, network.parts)
+        _expand_merged(choices, known.all, network.parts)
         for choices, known in zip(candidates, fewer.strategies, strict=True)
     ]
-    found = attempt(
+    found = solve_within_limit(
         fewer,
         [list(one) for one in meant],
         recompute=False,
@@ -203,22 +215,22 @@ def _joined_axes(
         time_limit=time_limit,
         progress=progress,
     )
-    if isinstance(found, Unfit):
+    if isinstance(found, Infeasible):
         return None
     pairs = zip(meant, found.decisions.strategies, strict=True)
     decisions = Decisions(tuple(one[strategy] for one, strategy in pairs))
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     return dataclasses.replace(
-        found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
+        found, decisions=decisions, cost=cost, objective=objective_value(cost, objective)
     )
 
 
-def _meant(
+def _expand_merged(
     choices: Sequence[Strategy], fewer: Sequence[Strategy], parts: Sequence[Sequence[int]]
 ) -> dict[Strategy, Strategy]:
     """What ways on joined axes mean on all: of the ways allowed those that agree on most axes."""
 
-    same = {strategy: _same(strategy, parts, len(choices[0])) for strategy in fewer}
+    same = {strategy: _broadcast_over_part(strategy, parts, len(choices[0])) for strategy in fewer}
     known = frozenset(choices)
     exact = {strategy: choice for strategy, choice in same.items() if choice in known}
     if exact:
@@ -236,7 +248,7 @@ def _meant(
     }
 
 
-def _same(strategy: Strategy, parts: Sequence[Sequence[int]], axes: int) -> Strategy:
+def _broadcast_over_part(strategy: Strategy, parts: Sequence[Sequence[int]], axes: int) -> Strategy:
     """The way in which all axes of a part do what the part does."""
     found = [REPLICATED] * axes
     for part, placement in zip(parts, strategy, strict=True):
@@ -248,7 +260,7 @@ def _same(strategy: Strategy, parts: Sequence[Sequence[int]], axes: int) -> Stra
 # ---------------------------------------------------------------------- bound
 
 
-def axes_bound(
+def lower_bound_on_axes(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
     axes: tuple[int, ...],
@@ -263,8 +275,8 @@ def axes_bound(
     Some axes are searched together, in the relaxation, as if the others cut every tensor and all
     work and cost nothing.
     """
-    network = SomeAxes(problem.network, axes)
-    faster = network.others
+    network = SubmeshCosts(problem.network, axes)
+    faster = network.num_other_devices
     hardware = Hardware(
         problem.hardware.name,
         {size: rate * faster for size, rate in problem.hardware.flops.items()},
@@ -283,17 +295,17 @@ def axes_bound(
         memory_limit=None if memory_limit is None else memory_limit * faster,
         objective=objective,
     )
-    left = functools.partial(seconds_left, until)
+    left = functools.partial(remaining_time, until)
     if memory_limit is None:
         relaxed = formulation.program.solve(relax=True, presolve=False, time_limit=left())
     else:
-        relaxed = relaxation(formulation, BOUND, left)
+        relaxed = solve_relaxation(formulation, BOUND_GAP, left)
     return formulation.seconds(relaxed.bound)
 
 
-def busiest(problem: Problem, found: Found) -> tuple[int, ...]:
+def busiest_axes(problem: Problem, found: SearchResult) -> tuple[int, ...]:
     """The two axes along which a plan communicates longest."""
     spent = [0.0] * len(problem.mesh.sizes)
-    for (_, axis), seconds in times(problem, found.cost).items():
+    for (_, axis), seconds in seconds_by_collective(problem, found.cost).items():
         spent[axis] += seconds
     return tuple(sorted(sorted(range(len(spent)), key=lambda axis: -spent[axis])[:2]))

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tensorstate.cost.cost import Cost, price
+from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
-from tensorstate.cost.result import Found, Unfit, objective_of
+from tensorstate.cost.result import Infeasible, SearchResult, objective_value
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
@@ -20,17 +20,17 @@ from tensorstate.solver.linear_program import Progress, Solution
 
 # Variables above which the relaxation says which ways come into question; and above which it is
 # solved from the inside at once, and nothing else is tried.
-SMALL, LARGE = 20_000, 200_000
+DIRECT_SOLVE_MAX_VARS, RELAX_ONLY_MIN_VARS = 20_000, 200_000
 
 # Times that room is made for shares of layers to be rounded up, and seconds of each.
-ROUNDINGS = 6
-SECONDS = 30.0
+MAX_REPAIRS = 6
+REPAIR_TIME_S = 30.0
 
 # Seconds of a second look at whether anything fits.
-AGAIN = 5.0
+RECHECK_TIME_S = 5.0
 
 
-def milp(
+def solve_milp(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
     *,
@@ -40,7 +40,7 @@ def milp(
     gap: float = 1e-4,
     time_limit: float = np.inf,
     progress: Progress | None = None,
-) -> Found:
+) -> SearchResult:
     """The best decisions, within ``gap`` of a proved bound unless time runs out.
 
     Args:
@@ -56,7 +56,7 @@ def milp(
         PlanError: nothing fits into the memory, or nothing was found in time.
     """
     start = time.perf_counter()
-    found = attempt(
+    found = solve_within_limit(
         problem,
         candidates,
         recompute=recompute,
@@ -66,12 +66,14 @@ def milp(
         time_limit=time_limit,
         progress=progress,
     )
-    if isinstance(found, Unfit):
-        raise PlanError(why(problem, candidates, found, recompute, memory_limit, objective))
+    if isinstance(found, Infeasible):
+        raise PlanError(
+            infeasible_message(problem, candidates, found, recompute, memory_limit, objective)
+        )
     return dataclasses.replace(found, seconds=time.perf_counter() - start)
 
 
-def attempt(
+def solve_within_limit(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
     *,
@@ -80,14 +82,14 @@ def attempt(
     objective: str,
     gap: float,
     time_limit: float,
-    narrow: bool = False,
+    prune_placements: bool = False,
     fall_back: bool = True,
     progress: Progress | None = None,
-) -> Found | Unfit:
+) -> SearchResult | Infeasible:
     """As ``milp``, but nothing is raised where a memory limit may be the reason.
 
     Args:
-        narrow: as for ``Formulation``.
+        prune_placements: as for ``Formulation``.
         fall_back: whether to look for the least memory if nothing was found in time.
     """
     start = time.perf_counter()
@@ -97,32 +99,32 @@ def attempt(
         recompute=recompute,
         memory_limit=memory_limit,
         objective=objective,
-        narrow=narrow,
+        prune_placements=prune_placements,
     )
-    formulation, solution = _optimum(build, candidates, gap, start + time_limit, progress)
+    formulation, solution = _solve_by_size(build, candidates, gap, start + time_limit, progress)
     refused = solution.status == "infeasible"
-    if refused and (memory_limit is None or _is_infeasible(formulation)):
-        return Unfit(proved=True)
+    if refused and (memory_limit is None or _confirm_infeasible(formulation)):
+        return Infeasible(proven=True)
     bound = -np.inf if refused else formulation.seconds(solution.bound)
     if not len(solution.values):
         if memory_limit is None:
             raise PlanError(f"no plan was found within {time_limit:g} s; allow more time")
         if not fall_back:
-            return Unfit(proved=False)
-        least, nbytes = least_memory(problem, candidates, recompute, objective, narrow)
+            return Infeasible(proven=False)
+        least, nbytes = minimize_memory(problem, candidates, recompute, objective, prune_placements)
         if least is None or not least.cost.memory.fits(memory_limit):
-            return Unfit(least is not None and nbytes > memory_limit, least)
+            return Infeasible(least is not None and nbytes > memory_limit, least)
         return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
     decisions = formulation.decisions(solution)
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     if memory_limit is not None and not cost.memory.fits(memory_limit):
         room = (memory_limit, recompute, objective, gap)
-        decisions, cost = _in_whole_layers(problem, decisions, cost, *room)
-    minimized = objective_of(cost, objective)
-    return Found(decisions, cost, minimized, bound, "milp", time.perf_counter() - start)
+        decisions, cost = _repair_rounding(problem, decisions, cost, *room)
+    minimized = objective_value(cost, objective)
+    return SearchResult(decisions, cost, minimized, bound, "milp", time.perf_counter() - start)
 
 
-def _optimum(
+def _solve_by_size(
     build: Callable[[Sequence[Sequence[Strategy]]], Formulation],
     candidates: Sequence[Sequence[Strategy]],
     gap: float,
@@ -134,56 +136,60 @@ def _optimum(
     The bound is that of all ways; if it is too far, and the program is not large, all are tried in
     what time there is left.
     """
-    left = functools.partial(seconds_left, until)
+    left = functools.partial(remaining_time, until)
     full = build(candidates)
     size = full.program.num_variables
-    if size > SMALL:
-        relaxed = relaxation(full, gap, left)
+    if size > DIRECT_SOLVE_MAX_VARS:
+        relaxed = solve_relaxation(full, gap, left)
         if len(relaxed.values) and relaxed.bound >= 0:  # no time is less
-            likely = build(full.choices.likely(relaxed))
-            found = likely.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
+            fractional_support = build(full.choices.fractional_support(relaxed))
+            found = fractional_support.program.solve(
+                gap=gap / 2, time_limit=left(), progress=progress
+            )
             close = relaxed.bound >= found.objective * (1 - gap)
             if len(found.values):
                 found = dataclasses.replace(found, bound=relaxed.bound)
-                if close or size > LARGE:
-                    return likely, found
+                if close or size > RELAX_ONLY_MIN_VARS:
+                    return fractional_support, found
                 better = full.program.solve(gap=gap, time_limit=left(), progress=progress)
                 if better.objective < found.objective:
                     return full, better
-                return likely, dataclasses.replace(found, bound=max(found.bound, better.bound))
+                return fractional_support, dataclasses.replace(
+                    found, bound=max(found.bound, better.bound)
+                )
     return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
 
 
-def _is_infeasible(formulation: Formulation) -> bool:
+def _confirm_infeasible(formulation: Formulation) -> bool:
     """Whether nothing fits, whatever it costs.
 
     Where costs differ by many orders of magnitude the solver may say so of what is only hard.
     """
-    formulation.program.forget_costs()
-    return formulation.program.solve(time_limit=AGAIN).status == "infeasible"
+    formulation.program.clear_objective()
+    return formulation.program.solve(time_limit=RECHECK_TIME_S).status == "infeasible"
 
 
-def seconds_left(until: float) -> float:
+def remaining_time(until: float) -> float:
     """Seconds until then; a tenth at least, for which a solver may still be called."""
     return max(0.1, until - time.perf_counter())
 
 
-def relaxation(full: Formulation, gap: float, left: Callable[[], float]) -> Solution:
+def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -> Solution:
     """The relaxation: by the simplex method, if it does not take too many steps.
 
     It finds a corner, where few ways are likely, mostly sooner than the interior-point method does;
     but with many solutions alike it may be lost. Presolve helps but under a memory limit.
     """
-    program, limited = full.program, full.room is not None
-    if program.num_variables <= LARGE:
+    program, limited = full.program, full.memory_constraints is not None
+    if program.num_variables <= RELAX_ONLY_MIN_VARS:
         most = program.num_rows // 2 if limited else program.num_rows
         found = program.solve(relax=True, presolve=not limited, iterations=most, time_limit=left())
         if found.status != "limit":
             return found
-    return program.relax(tolerance=gap / 100, time_limit=left())
+    return program.solve_ipm_relaxation(tolerance=gap / 100, time_limit=left())
 
 
-def _in_whole_layers(
+def _repair_rounding(
     problem: Problem,
     decisions: Decisions,
     cost: Cost,
@@ -197,7 +203,7 @@ def _in_whole_layers(
     As they are where that does not help: then too much memory is taken.
     """
     found, taken, room = decisions, cost, 0.0
-    for _ in range(ROUNDINGS):
+    for _ in range(MAX_REPAIRS):
         room += taken.memory.peak - limit
         formulation = Formulation(
             problem,
@@ -206,20 +212,20 @@ def _in_whole_layers(
             memory_limit=limit - room,
             objective=objective,
         )
-        solution = formulation.program.solve(gap=gap, time_limit=SECONDS)
+        solution = formulation.program.solve(gap=gap, time_limit=REPAIR_TIME_S)
         if not len(solution.values):
             break
         found = formulation.decisions(solution)
-        taken = price(problem, found)
+        taken = estimate_cost(problem, found)
         if taken.memory.fits(limit):
             return found, taken
     return decisions, cost
 
 
-def why(
+def infeasible_message(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
-    unfit: Unfit,
+    unfit: Infeasible,
     recompute: bool,
     memory_limit: float | None,
     objective: str,
@@ -227,9 +233,9 @@ def why(
     """Why nothing fits: how much the least memory is that is found, and what takes most of it."""
     if memory_limit is None:
         return "no ways of the operators fit together; pins may contradict each other"
-    none = "no plan fits" if unfit.proved else "no plan was found that fits"
+    none = "no plan fits" if unfit.proven else "no plan was found that fits"
     none = f"{none} into {_bytes(memory_limit)} of a device's memory"
-    least = unfit.least or least_memory(problem, candidates, recompute, objective)[0]
+    least = unfit.least_memory or minimize_memory(problem, candidates, recompute, objective)[0]
     if least is None:
         return f"{none}: how much the least is, was not found in a minute"
     memory = least.cost.memory
@@ -271,13 +277,13 @@ def _bytes(nbytes: float) -> str:
     return f"{nbytes:.0f} bytes"
 
 
-def least_memory(
+def minimize_memory(
     problem: Problem,
     candidates: Sequence[Sequence[Strategy]],
     recompute: bool,
     objective: str,
-    narrow: bool = False,
-) -> tuple[Found | None, float]:
+    prune_placements: bool = False,
+) -> tuple[SearchResult | None, float]:
     """Decisions with about the least memory, if any are found in a minute.
 
     Returns:
@@ -288,17 +294,21 @@ def least_memory(
 
     def build(candidates: Sequence[Sequence[Strategy]]) -> Formulation:
         formulation = Formulation(
-            problem, candidates, recompute=recompute, memory_limit=2 * all_whole, narrow=narrow
+            problem,
+            candidates,
+            recompute=recompute,
+            memory_limit=2 * all_whole,
+            prune_placements=prune_placements,
         )
         formulation.minimize_memory()
         return formulation
 
-    formulation, solution = _optimum(build, candidates, 1e-2, start + 60, None)
+    formulation, solution = _solve_by_size(build, candidates, 1e-2, start + 60, None)
     bound = formulation.nbytes(solution.bound)
     if not len(solution.values):
         return None, bound
     decisions = formulation.decisions(solution)
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     spent = time.perf_counter() - start
-    found = Found(decisions, cost, objective_of(cost, objective), -np.inf, "milp", spent)
+    found = SearchResult(decisions, cost, objective_value(cost, objective), -np.inf, "milp", spent)
     return found, bound

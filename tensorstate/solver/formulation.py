@@ -8,13 +8,13 @@ Variables, all at least 0:
 - ``step[f, era, d, m]``: the part of flow f that takes move m on its way to demand d in an era. A
   flow's tensor travels through the graph of its states like a commodity: it starts where the way
   of its maker puts it and ends where the way of its reader wants it.
-- ``paid[f, era, m]``: at least every ``step[f, era, d, m]``: what goes to several demands by the
+- ``used[f, era, m]``: at least every ``step[f, era, d, m]``: what goes to several demands by the
   same move is paid for once.
 - ``saved[f, s]``: the share of flow f that is kept in state s between the eras, of what is not made
   again. Keeping is a demand of the forward pass that ends in any state. Under a memory limit it
   stands for whole tensors, as ``x`` does for layers.
-- ``taken[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what is
-  kept there, what is made there again, and, of an input, what is stored there.
+- ``restored[f, d, s]``: the part of late demand d of flow f that starts from state s: at most what
+  is kept there, what is made there again, and, of an input, what is stored there.
 
 Minimize compute + communication:
 
@@ -50,11 +50,11 @@ from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
 from tensorstate.solver.linear_program import LinearProgram, Solution, Terms
-from tensorstate.solver.memory_constraints import Paid, Room
-from tensorstate.solver.variables import Choices
+from tensorstate.solver.memory_constraints import MemoryConstraints, UsedSteps
+from tensorstate.solver.variables import StrategyVariables
 
 # Program units: microseconds.
-MICRO = 1e6
+MICROSECONDS = 1e6
 
 
 class Formulation:
@@ -66,8 +66,8 @@ class Formulation:
         recompute: whether classes may be made again.
         memory_limit: bytes of a device, or ``None``.
         objective: "sum" or "max" of compute and communication.
-        narrow: whether tensors move only to entries that their makers or readers may ask for on an
-            axis; a smaller program, and seldom a worse one.
+        prune_placements: whether tensors move only to entries that their makers or readers may ask
+            for on an axis; a smaller program, and seldom a worse one.
     """
 
     def __init__(
@@ -78,44 +78,46 @@ class Formulation:
         recompute: bool = False,
         memory_limit: float | None = None,
         objective: str = "sum",
-        narrow: bool = False,
+        prune_placements: bool = False,
     ):
-        self.problem, self.recompute, self.narrow = problem, recompute, narrow
+        self.problem, self.recompute, self.prune_placements = problem, recompute, prune_placements
         self.program = LinearProgram()
-        self.choices = Choices(self.program, problem, candidates, recompute)
-        self.room = None if memory_limit is None else Room(self.choices, memory_limit)
+        self.choices = StrategyVariables(self.program, problem, candidates, recompute)
+        self.memory_constraints = (
+            None if memory_limit is None else MemoryConstraints(self.choices, memory_limit)
+        )
         self.communication: list[tuple[int, float]] = []
         self.saved: dict[int, dict[Placements, int]] = defaultdict(dict)
         self.loop_resident: dict[int, dict[Placements, int]] = defaultdict(dict)
         for number, group in enumerate(problem.tensor_groups):
             self._flow(number, group)
         if recompute:
-            self._needed()
-        if self.room is not None:
-            self.peak = self.room.keep()
+            self._forbid_useless_recompute()
+        if self.memory_constraints is not None:
+            self.peak = self.memory_constraints.add_peak()
         self._objective(objective)
 
     # ------------------------------------------------------------------ flows
 
     def _flow(self, number: int, group: TensorGroup) -> None:
-        sources = self.choices.sources(group)
+        sources = self.choices.source_terms(group)
         arcs, source = self._arcs(group, sources), _unit_terms(sources)
         if is_loop_resident(self.problem, group):
             self._add_loop_resident(number, group, arcs)
-        loop_resident = _parts(self.loop_resident.get(number, {}))
-        start = source
+        loop_resident = _as_terms(self.loop_resident.get(number, {}))
+        source_terms = source
         if group.is_input and loop_resident:
-            self._era(group, arcs, [source], [loop_resident])
-            start = loop_resident
-        uses_after_loop = [self._ends(group, d) for d in group.consumer_classes if d.after_loop]
+            self._route_in_pass(group, arcs, [source], [loop_resident])
+            source_terms = loop_resident
+        uses_after_loop = [self._sinks(group, d) for d in group.consumer_classes if d.after_loop]
         out = source if group.is_input else loop_resident
-        after, _ = self._era(group, arcs, [out] * len(uses_after_loop), uses_after_loop)
+        after, _ = self._route_in_pass(group, arcs, [out] * len(uses_after_loop), uses_after_loop)
         in_forward, after_forward, recomputed, reads_for_recompute = self._both_passes(
-            number, group, arcs, start
+            number, group, arcs, source_terms
         )
-        if self.room is not None:
+        if self.memory_constraints is not None:
             saved, loop_resident = self.saved.get(number, {}), self.loop_resident.get(number, {})
-            self.room.take(
+            self.memory_constraints.add_group(
                 number,
                 saved,
                 reads_for_recompute,
@@ -131,47 +133,58 @@ class Formulation:
         number: int,
         group: TensorGroup,
         arcs: Sequence[tuple[ReshardStep, float]],
-        start: Mapping[Placements, Terms],
-    ) -> tuple[Paid, Paid, Sequence[Paid], Sequence[Mapping[Placements, Terms]]]:
+        source_terms: Mapping[Placements, Terms],
+    ) -> tuple[UsedSteps, UsedSteps, Sequence[UsedSteps], Sequence[Mapping[Placements, Terms]]]:
         """The travels of a flow in the forward pass, and after it.
 
         Returns:
             What is paid for in each, how it comes to what runs again, and from where.
         """
-        turns = self.problem.microbatches if group.in_loop else 1
+        num_repeats = self.problem.microbatches if group.in_loop else 1
         loop_resident = self.loop_resident.get(number, {})
-        sums = [_parts(loop_resident)] if loop_resident and not group.is_input else []
+        sums = [_as_terms(loop_resident)] if loop_resident and not group.is_input else []
         after_forward = [
-            self._ends(group, d)
+            self._sinks(group, d)
             for d in group.consumer_classes
             if d.after_forward and not d.after_loop
         ]
         if not group.in_forward:
-            ends = [*after_forward, *sums]
-            return {}, self._era(group, arcs, [start] * len(ends), ends, turns)[0], [], []
+            sinks = [*after_forward, *sums]
+            return (
+                {},
+                self._route_in_pass(group, arcs, [source_terms] * len(sinks), sinks, num_repeats)[
+                    0
+                ],
+                [],
+                [],
+            )
         in_forward = [d for d in group.consumer_classes if not d.after_forward]
         recompute_consumers = [d for d in in_forward if self.recompute and d.class_id is not None]
-        recomputed = [self._ends(group, d, recomputed=True) for d in recompute_consumers]
-        ends = [self._ends(group, d) for d in in_forward] + sums
-        starts = [start] * len(ends)
+        recomputed = [self._sinks(group, d, recomputed=True) for d in recompute_consumers]
+        sinks = [self._sinks(group, d) for d in in_forward] + sums
+        sources_per_flow = [source_terms] * len(sinks)
         if loop_resident and group.is_input:
             there = {placements: [v] for placements, v in loop_resident.items()}
-            after = [start] * len(after_forward) + [self._share(there) for _ in recompute_consumers]
+            after = [source_terms] * len(after_forward) + [
+                self._available_share(there) for _ in recompute_consumers
+            ]
         else:
             if after_forward or recomputed:
-                starts.append(self._share(self._lasting(group)))
-                ends.append(self._add_saved(number, group, arcs))
-            after = [self._taken(number, group) for _ in (*after_forward, *recomputed)]
-        first, _ = self._era(group, arcs, starts, ends, turns)
-        second, taken = self._era(group, arcs, after, [*after_forward, *recomputed], turns)
-        return first, second, taken[len(after_forward) :], after[len(after_forward) :]
+                sources_per_flow.append(self._available_share(self._saveable(group)))
+                sinks.append(self._add_saved(number, group, arcs))
+            after = [self._restored(number, group) for _ in (*after_forward, *recomputed)]
+        first, _ = self._route_in_pass(group, arcs, sources_per_flow, sinks, num_repeats)
+        second, restored = self._route_in_pass(
+            group, arcs, after, [*after_forward, *recomputed], num_repeats
+        )
+        return first, second, restored[len(after_forward) :], after[len(after_forward) :]
 
     def _arcs(
         self, group: TensorGroup, sources: Mapping[Placements, object]
     ) -> list[tuple[ReshardStep, float]]:
         """Moves between states that can come up: partial on an axis only as the maker leaves it."""
         reshard_graph = self.problem.reshard_graph(group)
-        wanted = self._entries(group, sources) if self.narrow else None
+        wanted = self._entries(group, sources) if self.prune_placements else None
         reachable = set(sources)
         pending = sorted(reachable)
         found = []
@@ -191,77 +204,83 @@ class Formulation:
         every = [*sources]
         for consumer_class in group.consumer_classes:
             if consumer_class.class_id is not None:
-                every += self.choices.targets(consumer_class)
+                every += self.choices.target_terms(consumer_class)
         for placements in every:
             for axis, placement in enumerate(placements):
                 found[axis].add(placement)
         return found
 
-    def _ends(
+    def _sinks(
         self, group: TensorGroup, consumer_class: ConsumerClass, recomputed: bool | None = None
     ) -> dict[Placements, Terms]:
         """What of a demand ends in each state."""
         if consumer_class.class_id is not None:
-            targets = self.choices.targets(consumer_class, recomputed)
+            targets = self.choices.target_terms(consumer_class, recomputed)
             return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
-        ends = {s: self.program.part() for s in all_placements(group.sizes, self.problem.mesh)}
-        self.program.row([(v, 1.0) for v in ends.values()], 1.0, 1.0)
-        return {s: [(v, 1.0)] for s, v in ends.items()}
+        sinks = {
+            s: self.program.add_fraction() for s in all_placements(group.sizes, self.problem.mesh)
+        }
+        self.program.add_constraint([(v, 1.0) for v in sinks.values()], 1.0, 1.0)
+        return {s: [(v, 1.0)] for s, v in sinks.items()}
 
-    def _era(
+    def _route_in_pass(
         self,
         group: TensorGroup,
         arcs: Sequence[tuple[ReshardStep, float]],
-        starts: Sequence[Mapping[Placements, Terms]],
-        ends: Sequence[Mapping[Placements, Terms]],
-        turns: int = 1,
-    ) -> tuple[Paid, list[Paid]]:
+        sources_per_flow: Sequence[Mapping[Placements, Terms]],
+        sinks: Sequence[Mapping[Placements, Terms]],
+        num_repeats: int = 1,
+    ) -> tuple[UsedSteps, list[UsedSteps]]:
         """The travels of a flow in an era, from each start to its end.
 
         Args:
-            turns: how often they are made.
+            num_repeats: how often they are made.
 
         Returns:
             What is paid for, and what is taken to each end.
         """
-        shared = len(starts) > 1
-        paid: dict[ReshardStep, int] = {}
-        travels: list[Paid] = []
+        shared = len(sources_per_flow) > 1
+        used: dict[ReshardStep, int] = {}
+        flows: list[UsedSteps] = []
         for step, seconds in arcs:
             # What costs nothing need not be shared, unless it takes memory.
-            if starts and (seconds or not shared or self.room is not None):
-                paid[step] = self.program.part()
+            if sources_per_flow and (seconds or not shared or self.memory_constraints is not None):
+                used[step] = self.program.add_fraction()
                 if seconds:
-                    self.communication.append((paid[step], turns * group.multiplicity * seconds))
-        for start, end in zip(starts, ends, strict=True):
-            taken = paid
+                    self.communication.append(
+                        (used[step], num_repeats * group.multiplicity * seconds)
+                    )
+        for source_terms, sink_terms in zip(sources_per_flow, sinks, strict=True):
+            restored = used
             if shared:
-                taken = {step: self.program.part() for step, _ in arcs}
-                for step, variable in paid.items():
-                    self.program.row([(variable, 1.0), (taken[step], -1.0)], 0.0, np.inf)
-            self._conserve(taken, start, end)
-            travels.append(taken)
-        return paid, travels
+                restored = {step: self.program.add_fraction() for step, _ in arcs}
+                for step, variable in used.items():
+                    self.program.add_constraint(
+                        [(variable, 1.0), (restored[step], -1.0)], 0.0, np.inf
+                    )
+            self._flow_conservation(restored, source_terms, sink_terms)
+            flows.append(restored)
+        return used, flows
 
-    def _conserve(
+    def _flow_conservation(
         self,
-        taken: Mapping[ReshardStep, int],
-        start: Mapping[Placements, Terms],
-        end: Mapping[Placements, Terms],
+        restored: Mapping[ReshardStep, int],
+        source_terms: Mapping[Placements, Terms],
+        sink_terms: Mapping[Placements, Terms],
     ) -> None:
         """What comes to a state leaves it."""
         terms: dict[Placements, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        for step, variable in taken.items():
+        for step, variable in restored.items():
             terms[step.source][variable] -= 1.0
             terms[step.target][variable] += 1.0
-        for placements, here in start.items():
+        for placements, here in source_terms.items():
             for variable, factor in here:
                 terms[placements][variable] += factor
-        for placements, here in end.items():
+        for placements, here in sink_terms.items():
             for variable, factor in here:
                 terms[placements][variable] -= factor
         for balance in terms.values():
-            self.program.row([(v, f) for v, f in balance.items() if f], 0.0, 0.0)
+            self.program.add_constraint([(v, f) for v, f in balance.items() if f], 0.0, 0.0)
 
     # ------------------------------------------------------------------ between the eras
 
@@ -269,34 +288,36 @@ class Formulation:
         self, number: int, group: TensorGroup, arcs: Sequence[tuple[ReshardStep, float]]
     ) -> dict[Placements, Terms]:
         """kept[f, s]: keeping is a demand of the forward pass, which ends in any state."""
-        every = {*self.choices.sources(group), *(step.target for step, _ in arcs)}
-        ends = {placements: self._kept(number, group, placements) for placements in sorted(every)}
-        return {placements: [(v, 1.0)] for placements, v in ends.items() if v is not None}
+        every = {*self.choices.source_terms(group), *(step.target for step, _ in arcs)}
+        sinks = {placements: self._kept(number, group, placements) for placements in sorted(every)}
+        return {placements: [(v, 1.0)] for placements, v in sinks.items() if v is not None}
 
     def _kept(self, number: int, group: TensorGroup, placements: Placements) -> int | None:
         """A new kept[f, s]; maxima that are still to be combined are not kept."""
         if any(placement < SUM for placement in placements):
             return None
-        self.saved[number][placements] = saved = self.program.variable(high=1.0)
-        if self.room is not None:
-            self.choices.count(saved, group.multiplicity)
+        self.saved[number][placements] = saved = self.program.add_variable(high=1.0)
+        if self.memory_constraints is not None:
+            self.choices.make_integral(saved, group.multiplicity)
         return saved
 
     def _add_loop_resident(
         self, number: int, group: TensorGroup, arcs: Sequence[tuple[ReshardStep, float]]
     ) -> None:
         """held[f, s]: the way to it ends in any state."""
-        every = {*self.choices.sources(group), *(step.target for step, _ in arcs)}
+        every = {*self.choices.source_terms(group), *(step.target for step, _ in arcs)}
         for placements in sorted(every):
-            self.loop_resident[number][placements] = loop_resident = self.program.variable(high=1.0)
-            if self.room is not None:
-                self.choices.count(loop_resident, group.multiplicity)
+            self.loop_resident[number][placements] = loop_resident = self.program.add_variable(
+                high=1.0
+            )
+            if self.memory_constraints is not None:
+                self.choices.make_integral(loop_resident, group.multiplicity)
 
-    def _lasting(self, group: TensorGroup) -> dict[Placements, list[int]]:
+    def _saveable(self, group: TensorGroup) -> dict[Placements, list[int]]:
         """The choices by which a flow is there to be kept: what is made again is not."""
-        return self.choices.sources(group, recomputed=None if group.is_input else False)
+        return self.choices.source_terms(group, recomputed=None if group.is_input else False)
 
-    def _needed(self) -> None:
+    def _forbid_useless_recompute(self) -> None:
         """Nothing is made again that neither the backward pass nor what is made again reads."""
         tensor_groups: dict[int, list[TensorGroup]] = defaultdict(list)
         for group in self.problem.tensor_groups:
@@ -317,29 +338,29 @@ class Formulation:
                             consumer_class.class_id
                         ].items():
                             terms[variable] -= recomputed * reads
-            self.program.row([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
+            self.program.add_constraint([(v, f) for v, f in terms.items() if f], -np.inf, 0.0)
 
-    def _share(self, sources: Mapping[Placements, list[int]]) -> dict[Placements, Terms]:
+    def _available_share(self, sources: Mapping[Placements, list[int]]) -> dict[Placements, Terms]:
         """What is kept starts where the maker puts it; not all need be kept."""
         found: dict[Placements, Terms] = {}
         for placements, choices in sources.items():
-            variable = self.program.part()
+            variable = self.program.add_fraction()
             terms = [(variable, 1.0), *((choice, -1.0) for choice in choices)]
-            self.program.row(terms, -np.inf, 0.0)
+            self.program.add_constraint(terms, -np.inf, 0.0)
             found[placements] = [(variable, 1.0)]
         return found
 
-    def _taken(self, number: int, group: TensorGroup) -> dict[Placements, Terms]:
+    def _restored(self, number: int, group: TensorGroup) -> dict[Placements, Terms]:
         """taken[f, d, s] of a new demand d."""
-        needed_after_forward = self.choices.sources(
+        needed_after_forward = self.choices.source_terms(
             group, recomputed=None if group.is_input else True
         )
         found = {}
         for placements, saved in self.saved[number].items():
-            taken = self.program.part()
+            restored = self.program.add_fraction()
             there = [(v, -1.0) for v in needed_after_forward.get(placements, ())]
-            self.program.row([(taken, 1.0), (saved, -1.0), *there], -np.inf, 0.0)
-            found[placements] = [(taken, 1.0)]
+            self.program.add_constraint([(restored, 1.0), (saved, -1.0), *there], -np.inf, 0.0)
+            found[placements] = [(restored, 1.0)]
         return found
 
     # ------------------------------------------------------------------ objective
@@ -348,20 +369,20 @@ class Formulation:
         """The sum of compute and communication, or the larger of the two."""
         if objective == "sum":
             for variable, seconds in (*self.choices.seconds, *self.communication):
-                self.program.cost(variable, MICRO * seconds)
+                self.program.add_cost(variable, MICROSECONDS * seconds)
             return
-        most = math.fsum(MICRO * s for _, s in (*self.choices.seconds, *self.communication))
-        larger = self.program.variable(cost=1.0, within=most)
+        most = math.fsum(MICROSECONDS * s for _, s in (*self.choices.seconds, *self.communication))
+        larger = self.program.add_variable(cost=1.0, implied_upper=most)
         for terms in (self.choices.seconds, self.communication):
             sums: dict[int, float] = defaultdict(float)
             for variable, seconds in terms:
-                sums[variable] -= MICRO * seconds
-            self.program.row([(larger, 1.0), *sums.items()], 0.0, np.inf)
+                sums[variable] -= MICROSECONDS * seconds
+            self.program.add_constraint([(larger, 1.0), *sums.items()], 0.0, np.inf)
 
     def minimize_memory(self) -> None:
         """Minimize the peak of a device's memory instead; there must be a limit."""
-        self.program.forget_costs()
-        self.program.cost(self.peak, 1.0)
+        self.program.clear_objective()
+        self.program.add_cost(self.peak, 1.0)
 
     # ------------------------------------------------------------------ solutions
 
@@ -380,7 +401,7 @@ class Formulation:
             members = graph.node_classes[class_id]
             recomputed |= set(members[: math.ceil(share * len(members) - 1e-6)])
         saved: dict[int, Placements] = {}
-        if self.room is not None:
+        if self.memory_constraints is not None:
             for number, variables in self.saved.items():
                 group = self.problem.tensor_groups[number]
                 shares = {
@@ -389,27 +410,29 @@ class Formulation:
                 if group.is_input:  # of the rest only the input itself stays
                     source = self.problem.produced_placements(group, strategies[group.class_id])
                     saved |= dict.fromkeys(group.tensors, source)
-                saved |= _dealt(group.tensors[::-1], shares)
+                saved |= _assign_by_share(group.tensors[::-1], shares)
         return Decisions(tuple(strategies), frozenset(recomputed), saved, self._held_in(values))
 
     def _held_in(self, values: np.ndarray) -> dict[int, Placements]:
         """The states that are held under a memory limit."""
         loop_resident: dict[int, Placements] = {}
-        for number, variables in self.loop_resident.items() if self.room is not None else ():
+        for number, variables in (
+            self.loop_resident.items() if self.memory_constraints is not None else ()
+        ):
             group = self.problem.tensor_groups[number]
             shares = {
                 placements: values[v] for placements, v in variables.items() if values[v] > 1e-6
             }
-            loop_resident |= _dealt(group.tensors, shares)
+            loop_resident |= _assign_by_share(group.tensors, shares)
         return loop_resident
 
     def seconds(self, objective: float) -> float:
         """An objective of the program in seconds."""
-        return objective / MICRO if math.isfinite(objective) else objective
+        return objective / MICROSECONDS if math.isfinite(objective) else objective
 
     def nbytes(self, peak: float) -> float:
         """The memory that is minimized, in bytes."""
-        return peak if self.room is None else peak * self.room.unit
+        return peak if self.memory_constraints is None else peak * self.memory_constraints.unit
 
 
 def _unit_terms(sources: Mapping[Placements, Sequence[int]]) -> dict[Placements, Terms]:
@@ -417,18 +440,20 @@ def _unit_terms(sources: Mapping[Placements, Sequence[int]]) -> dict[Placements,
     return {placements: [(v, 1.0) for v in variables] for placements, variables in sources.items()}
 
 
-def _parts(shares: Mapping[Placements, int]) -> dict[Placements, Terms]:
+def _as_terms(shares: Mapping[Placements, int]) -> dict[Placements, Terms]:
     """Parts of a flow in states."""
     return {placements: [(v, 1.0)] for placements, v in shares.items()}
 
 
-def _dealt(tensors: Sequence[int], shares: Mapping[Placements, float]) -> dict[int, Placements]:
+def _assign_by_share(
+    tensors: Sequence[int], shares: Mapping[Placements, float]
+) -> dict[int, Placements]:
     """States for tensors, by shares, rounded down; the first tensors go first."""
     found: dict[int, Placements] = {}
-    start, total = 0, 0.0
+    source_terms, total = 0, 0.0
     for placements, share in sorted(shares.items(), key=lambda pair: -pair[1]):
         total += share
-        end = min(len(tensors), math.floor(total * len(tensors) + 1e-6))
-        found |= dict.fromkeys(tensors[start:end], placements)
-        start = max(start, end)
+        sink_terms = min(len(tensors), math.floor(total * len(tensors) + 1e-6))
+        found |= dict.fromkeys(tensors[source_terms:sink_terms], placements)
+        source_terms = max(source_terms, sink_terms)
     return found

@@ -44,7 +44,7 @@ class LinearProgram:
 
     def __init__(self) -> None:
         self._costs, self._low, self._high = array("d"), array("d"), array("d")
-        self._within = array("d")
+        self._implied_upper = array("d")
         self._integer = array("b")
         self._starts, self._indices, self._factors = array("i", [0]), array("i"), array("d")
         self._row_low, self._row_high = array("d"), array("d")
@@ -59,13 +59,13 @@ class LinearProgram:
         """Number of rows so far."""
         return len(self._row_low)
 
-    def variable(
+    def add_variable(
         self,
         cost: float = 0.0,
         low: float = 0.0,
         high: float = np.inf,
         integer: bool = False,
-        within: float = np.inf,
+        implied_upper: float = np.inf,
     ) -> int:
         """A new variable, by number.
 
@@ -73,29 +73,29 @@ class LinearProgram:
             cost: of one of it.
             low, high: what it may be.
             integer: whether it has to be one.
-            within: what it is at most in some best solution, whatever is allowed: with it ``relax``
-                proves a bound.
+            implied_upper: what it is at most in some best solution, whatever is allowed: with it
+                ``relax`` proves a bound.
         """
         self._costs.append(cost)
         self._low.append(low)
         self._high.append(high)
         self._integer.append(integer)
-        self._within.append(min(high, within))
+        self._implied_upper.append(min(high, implied_upper))
         return len(self._costs) - 1
 
-    def part(self) -> int:
+    def add_fraction(self) -> int:
         """A new variable for a part of something: in some best solution at most all of it."""
-        return self.variable(within=1.0)
+        return self.add_variable(implied_upper=1.0)
 
-    def cost(self, variable: int, cost: float) -> None:
+    def add_cost(self, variable: int, cost: float) -> None:
         """Add to a variable's cost."""
         self._costs[variable] += cost
 
-    def forget_costs(self) -> None:
+    def clear_objective(self) -> None:
         """Make all variables cost nothing."""
         self._costs = array("d", bytes(8 * len(self._costs)))
 
-    def row(self, terms: Terms, low: float, high: float) -> None:
+    def add_constraint(self, terms: Terms, low: float, high: float) -> None:
         """A new row; a variable may occur in it once."""
         for variable, factor in terms:
             self._indices.append(variable)
@@ -143,7 +143,7 @@ class LinearProgram:
         highs.run(solver)
         return self._solution(solver, relax or not any(self._integer))
 
-    def relax(
+    def solve_ipm_relaxation(
         self, *, time_limit: float = np.inf, tolerance: float = 1e-4, threads: int = 2
     ) -> Solution:
         """Leave out that variables are integer, and stop within a tolerance of the optimum.
@@ -191,8 +191,8 @@ class LinearProgram:
         duals = np.where(np.isinf(row_low), np.minimum(duals, 0.0), duals)
         duals = np.where(np.isinf(row_high), np.maximum(duals, 0.0), duals)
         left = np.frombuffer(self._costs) - rows.T @ duals
-        low, within = np.frombuffer(self._low), np.frombuffer(self._within)
-        return _least(duals, row_low, row_high) + _least(left, low, within)
+        low, implied_upper = np.frombuffer(self._low), np.frombuffer(self._implied_upper)
+        return _least(duals, row_low, row_high) + _least(left, low, implied_upper)
 
     def _model(self, relax: bool) -> highspy.HighsLp:
         model = highspy.HighsLp()

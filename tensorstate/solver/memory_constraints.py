@@ -16,16 +16,16 @@ from tensorstate.ir.placements import Placements
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.linear_program import Terms
-from tensorstate.solver.variables import Choices
+from tensorstate.solver.variables import StrategyVariables
 
 # A memory limit in units of the program, whose solver has absolute tolerances.
-LIMIT = 1e3
+MEMORY_UNITS = 1e3
 
-Paid = Mapping[ReshardStep, int]
+UsedSteps = Mapping[ReshardStep, int]
 """The parts of a flow that take moves."""
 
 
-class Room:
+class MemoryConstraints:
     """Bytes of a device, by what is chosen.
 
     Args:
@@ -36,23 +36,23 @@ class Room:
         unit: bytes of one in the program.
     """
 
-    def __init__(self, choices: Choices, limit: float):
+    def __init__(self, choices: StrategyVariables, limit: float):
         self.choices, self.problem, self.program = choices, choices.problem, choices.program
         self.limit = limit
-        self.unit = limit / LIMIT if np.isfinite(limit) else 1e6
+        self.unit = limit / MEMORY_UNITS if np.isfinite(limit) else 1e6
         self.inputs: dict[int, float] = defaultdict(float)
         self.there: dict[int, np.ndarray] = {}
 
-    def take(
+    def add_group(
         self,
         number: int,
         saved: Mapping[Placements, int],
         reads_for_recompute: Sequence[Mapping[Placements, Terms]],
         loop_resident: Mapping[Placements, int],
-        in_forward: Paid,
-        after_forward: Paid,
-        recomputed: Sequence[Paid],
-        after: Paid,
+        in_forward: UsedSteps,
+        after_forward: UsedSteps,
+        recomputed: Sequence[UsedSteps],
+        after: UsedSteps,
     ) -> None:
         """What a flow takes at every point.
 
@@ -68,7 +68,7 @@ class Room:
             self.problem.live_ranges(number),
             self.choices,
         )
-        for paid, span, packed in (
+        for used, span, packed in (
             (in_forward, live_ranges.resharded_in_forward, live_ranges.receive_buffer_in_forward),
             (
                 after_forward,
@@ -77,52 +77,54 @@ class Room:
             ),
             (after, live_ranges.resharded_after_loop, live_ranges.receive_buffer_after_loop),
             (
-                self._most(recomputed),
+                self._max_of(recomputed),
                 live_ranges.resharded_for_recompute,
                 live_ranges.receive_buffer_for_recompute,
             ),
         ):
-            for step, variable in paid.items():
-                self._add(variable, resharded_bytes(self.problem, group, step) * span)
-                self._add(variable, receive_buffer_bytes(step) * packed)
-        for placements, variables in choices.sources(group).items() if group.is_input else ():
+            for step, variable in used.items():
+                self._add_bytes(variable, resharded_bytes(self.problem, group, step) * span)
+                self._add_bytes(variable, receive_buffer_bytes(step) * packed)
+        for placements, variables in choices.source_terms(group).items() if group.is_input else ():
             for variable in variables:
                 nbytes = group.multiplicity * self.problem.input_bytes(group, placements)
                 self.inputs[variable] += nbytes / self.unit
         self._keep(number, group, saved)
-        self._bind(number, group, saved, reads_for_recompute)
+        self._saved_for_recompute(number, group, saved, reads_for_recompute)
         self._hold(number, group, loop_resident)
-        self._wait(group, choices.sources(group), live_ranges.producing)
-        self._wait(
-            group, choices.sources(group, recomputed=True), recomputed_counts(group, live_ranges)
+        self._live(group, choices.source_terms(group), live_ranges.producing)
+        self._live(
+            group,
+            choices.source_terms(group, recomputed=True),
+            recomputed_counts(group, live_ranges),
         )
         if not group.in_forward:
-            self._wait(
+            self._live(
                 group,
                 self._consumers(group, live_ranges.last_backward_use),
                 live_ranges.awaiting_backward_use,
             )
             return
         if not group.is_input and not group.needed_after_forward:
-            self._wait(
+            self._live(
                 group,
                 self._consumers(group, live_ranges.last_forward_use),
                 live_ranges.awaiting_forward_use,
             )
-        self._wait(
+        self._live(
             group,
             self._consumers(group, live_ranges.fused_consumer, recomputed=False),
             live_ranges.fused_input,
         )
 
-    def _most(self, taken: Sequence[Paid]) -> Paid:
+    def _max_of(self, restored: Sequence[UsedSteps]) -> UsedSteps:
         """The largest of the parts that take each move."""
-        if len(taken) < 2:
-            return taken[0] if taken else {}
-        most = {step: self.program.part() for step in taken[0]}
-        for one in taken:
+        if len(restored) < 2:
+            return restored[0] if restored else {}
+        most = {step: self.program.add_fraction() for step in restored[0]}
+        for one in restored:
             for step, variable in one.items():
-                self.program.row([(most[step], 1.0), (variable, -1.0)], 0.0, np.inf)
+                self.program.add_constraint([(most[step], 1.0), (variable, -1.0)], 0.0, np.inf)
         return most
 
     def _consumers(
@@ -134,31 +136,31 @@ class Room:
         """
         consumer_class = None if number is None else group.consumer_classes[number]
         if consumer_class is None or consumer_class.class_id is None:
-            return self.choices.sources(group, recomputed)
-        return self.choices.targets(consumer_class, recomputed)
+            return self.choices.source_terms(group, recomputed)
+        return self.choices.target_terms(consumer_class, recomputed)
 
-    def _wait(
+    def _live(
         self, group: TensorGroup, choices: Mapping[Placements, list[int]], span: np.ndarray
     ) -> None:
         """A flow is there in the state that choices say."""
         for placements, variables in choices.items():
             for variable in variables:
-                self._add(variable, self.problem.local_bytes(group, placements) * span)
+                self._add_bytes(variable, self.problem.local_bytes(group, placements) * span)
 
     def _keep(self, number: int, group: TensorGroup, saved: Mapping[Placements, int]) -> None:
         """What is kept; of what is fused only copies in other states than it is made in."""
-        live_ranges, sources = self.problem.live_ranges(number), self.choices.sources(group)
+        live_ranges, sources = self.problem.live_ranges(number), self.choices.source_terms(group)
         for placements, share in saved.items():
             nbytes = self.problem.local_bytes(group, placements)
-            self._add(share, nbytes * live_ranges.saved)
+            self._add_bytes(share, nbytes * live_ranges.saved)
             extra = nbytes * (live_ranges.saved_copy - live_ranges.saved)
             if extra.any():
-                copied = self.program.part()
+                copied = self.program.add_fraction()
                 made = [(choice, 1.0) for choice in sources.get(placements, ())]
-                self.program.row([(copied, 1.0), (share, -1.0), *made], 0.0, np.inf)
-                self._add(copied, extra)
+                self.program.add_constraint([(copied, 1.0), (share, -1.0), *made], 0.0, np.inf)
+                self._add_bytes(copied, extra)
 
-    def _bind(
+    def _saved_for_recompute(
         self,
         number: int,
         group: TensorGroup,
@@ -168,7 +170,7 @@ class Room:
         """What is fused, but kept for what runs again; and what is made again for it."""
         live_ranges, recomputed_nodes = (
             self.problem.live_ranges(number),
-            self.choices.sources(group, recomputed=True),
+            self.choices.source_terms(group, recomputed=True),
         )
         for placements, share in saved.items() if not group.is_input else ():
             made = [(choice, 1.0) for choice in recomputed_nodes.get(placements, ())]
@@ -177,63 +179,68 @@ class Room:
             sooner = [(live_ranges.recomputed_early, [(share, 1.0)])] if made else []
             for span, others in ((live_ranges.saved_for_recompute, made), *sooner):
                 if span.any():
-                    self._add(self._rest(placements, reads_for_recompute, others), nbytes * span)
+                    self._add_bytes(
+                        self._excess(placements, reads_for_recompute, others), nbytes * span
+                    )
 
-    def _rest(
+    def _excess(
         self,
         placements: Placements,
         reads_for_recompute: Sequence[Mapping[Placements, Terms]],
         others: Terms,
     ) -> int:
         """The most that what runs again takes in a state beside others."""
-        rest = self.program.part()
-        for taken in reads_for_recompute:
-            parts = [(variable, -factor) for variable, factor in taken.get(placements, ())]
-            self.program.row([(rest, 1.0), *parts, *others], 0.0, np.inf)
+        rest = self.program.add_fraction()
+        for restored in reads_for_recompute:
+            parts = [(variable, -factor) for variable, factor in restored.get(placements, ())]
+            self.program.add_constraint([(rest, 1.0), *parts, *others], 0.0, np.inf)
         return rest
 
     def _hold(
         self, number: int, group: TensorGroup, loop_resident: Mapping[Placements, int]
     ) -> None:
         """What is held; an input that is held where it is stored is there once."""
-        span, sources = self.problem.live_ranges(number).loop_resident, self.choices.sources(group)
+        span, sources = (
+            self.problem.live_ranges(number).loop_resident,
+            self.choices.source_terms(group),
+        )
         for placements, share in loop_resident.items():
             there = self.problem.local_bytes(group, placements) * span
-            self._add(share, there)
+            self._add_bytes(share, there)
             if group.is_input and placements in sources:
-                in_place = self.program.part()
-                self.program.row([(in_place, 1.0), (share, -1.0)], -np.inf, 0.0)
+                in_place = self.program.add_fraction()
+                self.program.add_constraint([(in_place, 1.0), (share, -1.0)], -np.inf, 0.0)
                 produced = [(choice, -1.0) for choice in sources[placements]]
-                self.program.row([(in_place, 1.0), *produced], -np.inf, 0.0)
-                self._add(in_place, -there)
+                self.program.add_constraint([(in_place, 1.0), *produced], -np.inf, 0.0)
+                self._add_bytes(in_place, -there)
 
-    def _add(self, variable: int, nbytes: np.ndarray) -> None:
+    def _add_bytes(self, variable: int, nbytes: np.ndarray) -> None:
         """Bytes at every point for all of a variable."""
         if nbytes.any():
             self.there[variable] = self.there.get(variable, 0) + nbytes / self.unit
 
-    def keep(self) -> int:
+    def add_peak(self) -> int:
         """The peak, a new variable, which is within the limit.
 
         What is there at a point is what was there before, and what is new, less what is gone.
         """
         most = self.limit / self.unit
-        peak, before = (self.program.variable(high=most) for _ in range(2))
-        self.program.row([(before, -1.0), *self.inputs.items()], 0.0, 0.0)
-        self.program.row([(before, 1.0), (peak, -1.0)], -np.inf, 0.0)
+        peak, before = (self.program.add_variable(high=most) for _ in range(2))
+        self.program.add_constraint([(before, -1.0), *self.inputs.items()], 0.0, 0.0)
+        self.program.add_constraint([(before, 1.0), (peak, -1.0)], -np.inf, 0.0)
         variables = list(self.there)
         columns = np.array([self.there[v] for v in variables])
-        changes = np.diff(columns[:, peaks(columns)], axis=1, prepend=0.0)
+        changes = np.diff(columns[:, nondominated_points(columns)], axis=1, prepend=0.0)
         for change in changes.T:
-            there = self.program.variable(high=most)
+            there = self.program.add_variable(high=most)
             new = [(variables[i], float(change[i])) for i in np.flatnonzero(change)]
-            self.program.row([(there, -1.0), (before, 1.0), *new], 0.0, 0.0)
-            self.program.row([(there, 1.0), (peak, -1.0)], -np.inf, 0.0)
+            self.program.add_constraint([(there, -1.0), (before, 1.0), *new], 0.0, 0.0)
+            self.program.add_constraint([(there, 1.0), (peak, -1.0)], -np.inf, 0.0)
             before = there
         return peak
 
 
-def peaks(columns: np.ndarray) -> np.ndarray:
+def nondominated_points(columns: np.ndarray) -> np.ndarray:
     """The points at which not all that may be there is there at the next one that is left too."""
     left: list[int] = []
     for point in range(columns.shape[1]):

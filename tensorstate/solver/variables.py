@@ -13,13 +13,13 @@ from tensorstate.solver.linear_program import LinearProgram, Solution
 
 # Layers of a class, and tensors of a flow, up to which those made again or kept are counted by an
 # integer.
-FEW = 4
+MAX_INTEGRAL = 4
 
 # The part of a class that runs in a way in a relaxed solution, from which the way is a likely one.
-LIKELY = 1e-2
+SUPPORT_THRESHOLD = 1e-2
 
 
-class Choices:
+class StrategyVariables:
     """``strategy[g, w]`` and ``x[g, w, a]`` of ``tensorstate.solver.formulation``.
 
     Args:
@@ -52,27 +52,27 @@ class Choices:
         recomputed = self.recompute and problem.is_in_forward(class_id)
         choices, strategies = {}, []
         for strategy in candidates:
-            strategies.append(self.program.variable(high=1.0, integer=True))
+            strategies.append(self.program.add_variable(high=1.0, integer=True))
             seconds = multiplicity * problem.seconds(class_id, strategy)
             choices[strategy, False] = strategies[-1]
             if recomputed:
-                choices[strategy, False] = self.program.part()
-                choices[strategy, True] = self.program.part()
-                self.count(choices[strategy, True], multiplicity)
+                choices[strategy, False] = self.program.add_fraction()
+                choices[strategy, True] = self.program.add_fraction()
+                self.make_integral(choices[strategy, True], multiplicity)
                 parts = [(choices[strategy, a], 1.0) for a in (False, True)]
-                self.program.row([*parts, (strategies[-1], -1.0)], 0.0, 0.0)
+                self.program.add_constraint([*parts, (strategies[-1], -1.0)], 0.0, 0.0)
                 self.seconds.append((choices[strategy, True], 2 * seconds))
             self.seconds.append((choices[strategy, False], seconds))
-        self.program.row([(v, 1.0) for v in strategies], 1.0, 1.0)
+        self.program.add_constraint([(v, 1.0) for v in strategies], 1.0, 1.0)
         return choices
 
-    def count(self, share: int, multiplicity: int) -> None:
+    def make_integral(self, share: int, multiplicity: int) -> None:
         """A share stands for whole layers or tensors; few are counted, many are rounded."""
-        if multiplicity <= FEW:
-            number = self.program.variable(integer=True, within=multiplicity)
-            self.program.row([(share, 1.0), (number, -1.0 / multiplicity)], 0.0, 0.0)
+        if multiplicity <= MAX_INTEGRAL:
+            number = self.program.add_variable(integer=True, implied_upper=multiplicity)
+            self.program.add_constraint([(share, 1.0), (number, -1.0 / multiplicity)], 0.0, 0.0)
 
-    def sources(
+    def source_terms(
         self, group: TensorGroup, recomputed: bool | None = None
     ) -> dict[Placements, list[int]]:
         """The choices that put a flow's tensor in each state."""
@@ -82,7 +82,7 @@ class Choices:
                 found[self.problem.produced_placements(group, strategy)].append(variable)
         return found
 
-    def targets(
+    def target_terms(
         self, consumer_class: ConsumerClass, recomputed: bool | None = None
     ) -> dict[Placements, list[int]]:
         """The choices that demand a flow's tensor in each state."""
@@ -92,13 +92,13 @@ class Choices:
                 found[self.problem.required_placements(consumer_class, strategy)].append(variable)
         return found
 
-    def likely(self, relaxed: Solution) -> list[list[Strategy]]:
+    def fractional_support(self, relaxed: Solution) -> list[list[Strategy]]:
         """For every class the ways of which a relaxed solution has some part."""
         found = []
         for choices in self.x:
             parts: dict[Strategy, float] = defaultdict(float)
             for (strategy, _), variable in choices.items():
                 parts[strategy] += relaxed.values[variable]
-            least = min(LIKELY, max(parts.values()))
+            least = min(SUPPORT_THRESHOLD, max(parts.values()))
             found.append([strategy for strategy, part in parts.items() if part >= least])
         return found

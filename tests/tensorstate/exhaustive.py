@@ -225,13 +225,13 @@ def _states(
     sources = {
         problem.produced_placements(group, strategy) for strategy in candidates[group.class_id]
     }
-    entries = {
+    possible = {
         (axis, placement) for placements in sources for axis, placement in enumerate(placements)
     }
     return [
         placements
         for placements in all_placements(group.sizes, problem.mesh, (SUM,))
         if all(
-            placement != SUM or (axis, SUM) in entries for axis, placement in enumerate(placements)
+            placement != SUM or (axis, SUM) in possible for axis, placement in enumerate(placements)
         )
     ]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from hypothesis import strategies as st
 
-from tensorstate.hardware import AlphaBeta, Hardware
+from tensorstate.hardware import AlphaBetaCosts, Hardware
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
 from tensorstate.problem.problem import Problem
@@ -97,14 +97,14 @@ def problems(draw, names=tuple(TINY), meshes=MESHES, microbatches=(1,)) -> Probl
     """One of these functions on a mesh, with links and devices of any speed."""
     mesh = draw(st.sampled_from(meshes))
     axes = len(mesh.sizes)
-    network = AlphaBeta(
+    network = AlphaBetaCosts(
         mesh,
         tuple(draw(st.lists(rates(-9, -6), min_size=axes, max_size=axes))),
         tuple(draw(st.lists(rates(7, 10), min_size=axes, max_size=axes))),
     )
     device = Hardware("drawn", {4: draw(rates(8, 10))}, draw(rates(7, 10)), 1e9)
-    turns = draw(st.sampled_from(microbatches))
-    return Problem(graph(draw(st.sampled_from(names))), network, device, turns)
+    num_repeats = draw(st.sampled_from(microbatches))
+    return Problem(graph(draw(st.sampled_from(names))), network, device, num_repeats)
 
 
 @st.composite

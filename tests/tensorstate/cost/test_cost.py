@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.models import load_model
-from tensorstate.cost.cost import price
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.memory import bytes_by_point
 from tensorstate.cost.reshard_plan import Decisions, reshard_plans
-from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
@@ -28,13 +28,13 @@ WIDTHS = (16, 32, 32, 8)
 def problem_of(name: str, axis: str, size: int, **changed) -> Problem:
     model = load_model(name, **changed)
     mesh = MeshShape.of({axis: size})
-    network = AlphaBeta(mesh, (1e-6,), (1e9,))
+    network = AlphaBetaCosts(mesh, (1e-6,), (1e9,))
     return Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
 
 
 PSI = sum(4 * (a * b + b) for a, b in itertools.pairwise(WIDTHS))
 # What the backward pass reads of the parameters: all kernels but the first.
-AGAIN = sum(4 * a * b for a, b in itertools.pairwise(WIDTHS[1:]))
+RECHECK_TIME_S = sum(4 * a * b for a, b in itertools.pairwise(WIDTHS[1:]))
 LOSS = 4
 
 
@@ -44,7 +44,7 @@ LOSS = 4
         ("ddp", {"all_reduce": PSI + LOSS}),
         ("zero1", {"reduce_scatter": PSI, "all_gather": PSI, "all_reduce": LOSS}),
         ("zero2", {"reduce_scatter": PSI, "all_gather": PSI, "all_reduce": LOSS}),
-        ("fsdp", {"reduce_scatter": PSI, "all_gather": PSI + AGAIN, "all_reduce": LOSS}),
+        ("fsdp", {"reduce_scatter": PSI, "all_gather": PSI + RECHECK_TIME_S, "all_reduce": LOSS}),
     ],
 )
 def test_volumes_of_zero(name, volume):
@@ -54,7 +54,7 @@ def test_volumes_of_zero(name, volume):
     kernel, so those are not gathered again.
     """
     cost = solve_baseline(problem_of("mlp", "data", DEVICES), name).cost
-    assert cost.volume == {(kind, 0): nbytes for kind, nbytes in volume.items()}
+    assert cost.bytes_by_collective == {(kind, 0): nbytes for kind, nbytes in volume.items()}
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,10 @@ def test_gradients_wait_for_each_other_where_their_norm_is_taken(clipped):
 
     kernel = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     traced = trace(step, ([kernel] * 3, jax.ShapeDtypeStruct((1, 64), jnp.float32)))
-    problem = Problem(traced, AlphaBeta(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
-    memory = price(problem, Decisions(tuple((REPLICATED,) for _ in traced.node_classes))).memory
+    problem = Problem(traced, AlphaBetaCosts(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
+    memory = estimate_cost(
+        problem, Decisions(tuple((REPLICATED,) for _ in traced.node_classes))
+    ).memory
     there = memory.gradients + memory.temporaries
     assert there // kernel.size == (3 if clipped else 1) * 4
 
@@ -106,13 +108,13 @@ def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
 
         kernel, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (64, 8)))
         traced = trace(step, ([kernel] * 2, x))
-        problem = Problem(traced, AlphaBeta(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
+        problem = Problem(traced, AlphaBetaCosts(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
         in_forward = (
             g for g in range(len(traced.node_classes)) if recomputed and problem.is_in_forward(g)
         )
         nodes = frozenset(e for g in in_forward for e in traced.node_classes[g])
         strategies = tuple((REPLICATED,) for _ in traced.node_classes)
-        return price(problem, Decisions(strategies, nodes)).memory
+        return estimate_cost(problem, Decisions(strategies, nodes)).memory
 
     for recomputed in (False, True):
         value, slope = (memory(saved, recomputed) for saved in ("value", "slope"))
@@ -182,13 +184,13 @@ def test_a_layer_of_megatron_has_two_and_two_all_reduces():
         for layers in (2, 3)
     ]
     key = "all_reduce", 0
-    assert costs[1].count[key] - costs[0].count[key] == 4
+    assert costs[1].count_by_collective[key] - costs[0].count_by_collective[key] == 4
     batch = load_model("gpt", layers=2).abstract_args[2]
     tokens = math.prod(next(iter(batch.values())).shape)
-    width = (costs[1].volume[key] - costs[0].volume[key]) / 4 / 4 / tokens
+    width = (costs[1].bytes_by_collective[key] - costs[0].bytes_by_collective[key]) / 4 / 4 / tokens
     assert width == 32
-    assert {k: n for k, n in costs[1].count.items() if k != key} == {
-        k: n for k, n in costs[0].count.items() if k != key
+    assert {k: n for k, n in costs[1].count_by_collective.items() if k != key} == {
+        k: n for k, n in costs[0].count_by_collective.items() if k != key
     }
 
 
@@ -198,11 +200,11 @@ def test_compute_is_arithmetic_or_memory_whichever_is_longer():
     seconds = {}
     for flops, bandwidth in ((1e9, 1e18), (1e18, 1e9)):
         device = Hardware("one-sided", {4: flops}, bandwidth, 1e9)
-        problem = Problem(graph("chain"), AlphaBeta(mesh, (0.0,), (1e9,)), device)
-        cost = price(problem, Decisions(strategies))
+        problem = Problem(graph("chain"), AlphaBetaCosts(mesh, (0.0,), (1e9,)), device)
+        cost = estimate_cost(problem, Decisions(strategies))
         seconds[flops] = cost.compute
         assert cost.communication == 0
-        assert cost.overlapped == cost.seconds == cost.compute
+        assert cost.overlapped_seconds == cost.serial_seconds == cost.compute
     # (8, 4) by (4, 8) by (8, 4); what is read and written: x, w, t, t, relu, relu, v, result.
     assert seconds[1e9] == pytest.approx(2 * 2 * 8 * 4 * 8 / 1e9)
     assert seconds[1e18] == pytest.approx(4 * (32 + 32 + 64 + 64 + 64 + 64 + 32 + 32) / 1e9)

@@ -6,16 +6,16 @@ import jax
 import pytest
 
 from experiments.models import load_model
-from tensorstate.cost.result import Found
+from tensorstate.cost.result import SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import HloComparison
-from tensorstate.solver.exact import milp
+from tensorstate.solver.exact import solve_milp
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
 from tests.tensorstate.oracle import MODELS, report_of
@@ -42,7 +42,7 @@ if jax.__version_info__ >= (0, 12):
     UNLIKE_LIMITED["moe", 0.8] = "transposed copies of gathered tensors"
 
 
-def report(model, problem: Problem, found: Found) -> HloComparison:
+def report(model, problem: Problem, found: SearchResult) -> HloComparison:
     axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
     return report_of(applied, model, problem.mesh, found.cost)
@@ -65,10 +65,10 @@ def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     assert -0.45 < excess(taken) < 1.8
 
 
-def unlimited(problem: Problem) -> tuple[list, Found]:
+def unlimited(problem: Problem) -> tuple[list, SearchResult]:
     """All ways, and the quickest plan."""
     candidates = [strategies.all for strategies in problem.strategies]
-    return candidates, milp(problem, candidates, gap=1e-2)
+    return candidates, solve_milp(problem, candidates, gap=1e-2)
 
 
 # Models with more tokens, or pixels, than kernels, on meshes, and how far the limit goes down.
@@ -91,13 +91,13 @@ def test_lower_limits_take_less_memory(case):
     """Down to two thirds of what the quickest plan takes, or to less."""
     name, sizes, axes, shares = LIMITED[case]
     model = load_model(name, **sizes)
-    network = AlphaBeta(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
+    network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
     candidates, free = unlimited(problem)
     compiled = []
     for share in shares:
         limit = share * free.cost.memory.peak
-        found = milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-2)
+        found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-2)
         taken = report(model, problem, found)
         assert found.cost.memory.peak <= limit
         assert taken.agrees, str(taken)
@@ -110,7 +110,7 @@ def test_a_limit_that_is_too_low_is_refused_with_what_is_missing():
     problem = problem_of("llama", LINE)
     candidates, free = unlimited(problem)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
-        milp(problem, candidates, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
+        solve_milp(problem, candidates, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
 
 
 def test_a_plan_that_fits_is_found_however_little_time_there_is():
@@ -119,12 +119,12 @@ def test_a_plan_that_fits_is_found_however_little_time_there_is():
     candidates, free = unlimited(problem)
     peak = free.cost.memory.peak
 
-    def hurried(share: float) -> Found:
+    def hurried(share: float) -> SearchResult:
         limit = share * peak
-        return milp(problem, candidates, recompute=True, memory_limit=limit, time_limit=0.01)
+        return solve_milp(problem, candidates, recompute=True, memory_limit=limit, time_limit=0.01)
 
     found = hurried(0.65)
     assert found.cost.memory.peak <= 0.65 * peak
-    assert found.bound <= found.cost.seconds
+    assert found.bound <= found.cost.serial_seconds
     with pytest.raises(PlanError, match="the least is about"):
         hurried(0.05)

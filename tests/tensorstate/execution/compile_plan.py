@@ -16,7 +16,7 @@ from experiments.models import load_model
 from jaxcoll import aot
 from tensorstate.execution.collectives import native, scheduled
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
@@ -28,7 +28,7 @@ def main(name: str, data: int, model: int) -> None:
     chips = np.asarray(aot.target(name).devices, object).reshape(data, model)
     gpt = load_model("gpt")
     mesh = MeshShape.of({"data": data, "model": model})
-    network = AlphaBeta(mesh, (1e-6, 1e-6), (5e10, 5e10))
+    network = AlphaBetaCosts(mesh, (1e-6, 1e-6), (5e10, 5e10))
     problem = Problem(trace(gpt.step, gpt.abstract_args), network, HARDWARE["TPU v5e"])
     found = solve_baseline(problem, "megatron")
     for how, collectives in (("native", native), ("scheduled", scheduled())):

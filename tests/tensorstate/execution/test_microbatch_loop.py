@@ -13,11 +13,11 @@ import pytest
 from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
-from tensorstate.cost.cost import price
-from tensorstate.cost.result import Found
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.result import SearchResult
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBeta, Scheduled
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
@@ -39,33 +39,35 @@ slow = pytest.mark.slow
 
 
 @functools.cache
-def problem_of(name: str, sizes: tuple[tuple[str, int], ...], turns: int) -> Problem:
+def problem_of(name: str, sizes: tuple[tuple[str, int], ...], num_repeats: int) -> Problem:
     mesh = MeshShape.of(dict(sizes))
     ones = (1.0,) * len(sizes)
-    return Problem(traced(name)[1], AlphaBeta(mesh, ones, ones), HARDWARE["CPU"], turns)
+    return Problem(traced(name)[1], AlphaBetaCosts(mesh, ones, ones), HARDWARE["CPU"], num_repeats)
 
 
 @pytest.mark.parametrize(
-    ("axes", "seed", "turns"),
+    ("axes", "seed", "num_repeats"),
     [pytest.param(LINE, 1, 4, marks=slow), (PLANE, 0, 2), (CUBE, 1, 4)],
     ids=["8", "2x4", "2x2x2"],
 )
-def test_any_plan_of_a_perceptron(axes, seed, turns):
-    problem = problem_of("mlp", tuple(axes.items()), turns)
+def test_any_plan_of_a_perceptron(axes, seed, num_repeats):
+    problem = problem_of("mlp", tuple(axes.items()), num_repeats)
     decisions = drawn(problem, seed)
-    check("mlp", apply(problem, decisions, price(problem, decisions), devices(axes), native))
+    check(
+        "mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(axes), native)
+    )
 
 
 @slow
 def test_collectives_run_by_schedules_in_the_loop():
     candidates = ((Ring(), 1), (Direct(), 1))
-    network = Scheduled(topologies.torus(2, 4), MeshShape.of(PLANE), candidates=candidates)
+    network = ScheduleCosts(topologies.torus(2, 4), MeshShape.of(PLANE), candidates=candidates)
     problem = Problem(traced("mlp")[1], network, HARDWARE["CPU"], 2)
     decisions = drawn(problem, 2)
-    check("mlp", apply(problem, decisions, price(problem, decisions), devices(PLANE)))
+    check("mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE)))
 
 
-def _every_turn(problem: Problem, found: Found) -> Found:
+def _every_turn(problem: Problem, found: SearchResult) -> SearchResult:
     """Parameters gathered anew and gradients reduced in every turn."""
     loop_resident = {}
     for reshard in found.cost.reshards:
@@ -74,10 +76,10 @@ def _every_turn(problem: Problem, found: Found) -> Found:
         elif reshard.after_loop.steps:
             loop_resident |= dict.fromkeys(reshard.tensors, reshard.after_loop.steps[-1].target)
     decisions = dataclasses.replace(found.decisions, loop_resident=loop_resident)
-    return dataclasses.replace(found, decisions=decisions, cost=price(problem, decisions))
+    return dataclasses.replace(found, decisions=decisions, cost=estimate_cost(problem, decisions))
 
 
-def _report(name: str, problem: Problem, found: Found, axes):
+def _report(name: str, problem: Problem, found: SearchResult, axes):
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
     return applied, report_of(applied, traced(name)[0], problem.mesh, found.cost, LEVEL_0)
 
@@ -96,7 +98,7 @@ def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
         assert report.agrees, str(report)
         assert report.compiled_inputs == report.predicted_inputs
     check("mlp", applied, 10)
-    moved = [sum(found.cost.volume.values()) for found in (once, often)]
+    moved = [sum(found.cost.bytes_by_collective.values()) for found in (once, often)]
     assert moved[0] < moved[1] or strategy == "megatron"
 
 
@@ -107,10 +109,14 @@ def test_what_zero_moves_and_holds():
     once = solve_baseline(problem, "fsdp")
     often = _every_turn(problem, once).cost
     gathered, scattered = ("all_gather", 0), ("reduce_scatter", 0)
-    parameters = once.cost.volume[gathered]
-    assert once.cost.volume[scattered] == plain.volume[scattered] == parameters
-    assert often.volume[gathered] == 2 * plain.volume[gathered]
-    assert often.volume[scattered] == 2 * parameters
+    parameters = once.cost.bytes_by_collective[gathered]
+    assert (
+        once.cost.bytes_by_collective[scattered]
+        == plain.bytes_by_collective[scattered]
+        == parameters
+    )
+    assert often.bytes_by_collective[gathered] == 2 * plain.bytes_by_collective[gathered]
+    assert often.bytes_by_collective[scattered] == 2 * parameters
     # Every parameter whole, and its gradient, still to be summed over devices; beside the loss.
     assert once.cost.memory.loop_resident == 2 * parameters + 4
     assert often.memory.loop_resident == parameters // 8 + 4
@@ -122,8 +128,8 @@ def test_the_more_microbatches_the_less_memory():
     graph, mesh = trace(model.step, model.abstract_args), MeshShape.of({"data": 2})
     two = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:2])
     measured, predicted = [], []
-    for turns in (1, 2, 4, 8):
-        problem = Problem(graph, AlphaBeta(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], turns)
+    for num_repeats in (1, 2, 4, 8):
+        problem = Problem(graph, AlphaBetaCosts(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], num_repeats)
         found = solve_baseline(problem, "ddp")
         applied = apply(problem, found.decisions, found.cost, two, native)
         report = compare_with_hlo(
@@ -149,16 +155,16 @@ def _step(w, x, key):
     return w - 0.1 * gradient, value, y.max(), y
 
 
-@pytest.mark.parametrize(("seed", "turns"), [(0, 2), (1, 4), (3, 4)])
-def test_pieces_and_maxima_are_returned(seed, turns):
+@pytest.mark.parametrize(("seed", "num_repeats"), [(0, 2), (1, 4), (3, 4)])
+def test_pieces_and_maxima_are_returned(seed, num_repeats):
     """From batches that are cut in any way, of which devices have different parts."""
     shapes = s(16, 16), s(32, 16), KEY
     graph = trace(_step, shapes)
     mesh = MeshShape.of(PLANE)
-    network = AlphaBeta(mesh, (1.0, 1.0), (1.0, 1.0))
-    problem = Problem(graph, network, HARDWARE["CPU"], turns, batch="x")
+    network = AlphaBetaCosts(mesh, (1.0, 1.0), (1.0, 1.0))
+    problem = Problem(graph, network, HARDWARE["CPU"], num_repeats, batch="x")
     decisions = drawn(problem, seed)
-    applied = apply(problem, decisions, price(problem, decisions), devices(PLANE), native)
+    applied = apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
     args = arguments(shapes)
     run = jitted(applied, LEVEL_0)
     found = jax.device_get(run(*jax.device_put(args, applied.in_shardings)))
@@ -170,7 +176,9 @@ def test_pieces_and_maxima_are_returned(seed, turns):
 def test_any_plan_of_any_model(name):
     problem = problem_of(name, tuple(PLANE.items()), 2)
     decisions = drawn(problem, 0)
-    check(name, apply(problem, decisions, price(problem, decisions), devices(PLANE), native))
+    check(
+        name, apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
+    )
 
 
 @slow

@@ -16,12 +16,12 @@ from jax.sharding import PartitionSpec
 from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
-from tensorstate.cost.cost import price
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import Applied, apply
-from tensorstate.hardware import HARDWARE, AlphaBeta, Scheduled
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
@@ -42,7 +42,7 @@ def traced(name: str):
 def problem_of(name: str, axes: dict[str, int], network=None) -> Problem:
     mesh = MeshShape.of(axes)
     ones = (1.0,) * len(axes)
-    return Problem(traced(name)[1], network or AlphaBeta(mesh, ones, ones), HARDWARE["CPU"])
+    return Problem(traced(name)[1], network or AlphaBetaCosts(mesh, ones, ones), HARDWARE["CPU"])
 
 
 def devices(axes: dict[str, int]) -> jax.sharding.Mesh:
@@ -77,7 +77,9 @@ def check(name: str, applied: Applied, steps: int = 1) -> None:
 def test_any_plan_of_a_perceptron(axes, seed):
     problem = problem_of("mlp", axes)
     decisions = drawn(problem, seed)
-    check("mlp", apply(problem, decisions, price(problem, decisions), devices(axes), native))
+    check(
+        "mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(axes), native)
+    )
 
 
 @pytest.mark.slow
@@ -86,16 +88,20 @@ def test_any_plan_of_a_perceptron(axes, seed):
 def test_any_plan_of_any_model(name, seed):
     problem = problem_of(name, PLANE)
     decisions = drawn(problem, seed)
-    check(name, apply(problem, decisions, price(problem, decisions), devices(PLANE), native))
+    check(
+        name, apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
+    )
 
 
 def test_collectives_run_by_schedules_of_the_network():
-    network = Scheduled(
+    network = ScheduleCosts(
         topologies.torus(2, 4), MeshShape.of(PLANE), candidates=((Ring(), 1), (Direct(), 1))
     )
     problem = problem_of("mlp", PLANE, network)
     decisions = drawn(problem, 2)
-    check("mlp", apply(problem, decisions, price(problem, decisions), devices(PLANE)), steps=2)
+    check(
+        "mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE)), steps=2
+    )
 
 
 def data_parallel(problem: Problem) -> tuple[tuple[int, ...], ...]:
@@ -123,14 +129,14 @@ def data_parallel(problem: Problem) -> tuple[tuple[int, ...], ...]:
 def test_data_parallelism_sums_gradients_and_donates_parameters():
     problem = problem_of("mlp", LINE)
     decisions = Decisions(data_parallel(problem))
-    cost = price(problem, decisions)
+    cost = estimate_cost(problem, decisions)
     applied = apply(problem, decisions, cost, devices(LINE), native)
     assert applied.donate_argnums == (0, 1)
     specs = [sharding.spec for sharding in jax.tree.leaves(applied.in_shardings[2])]
     assert specs == [PartitionSpec("data"), PartitionSpec("data", None)]
     model, _ = traced("mlp")
     compiled = applied.jit().lower(*model.abstract_args).compile()
-    assert {kind for kind, _ in cost.count} == {"all_reduce"}
+    assert {kind for kind, _ in cost.count_by_collective} == {"all_reduce"}
     assert "all-reduce" in compiled.as_text()
     assert "all-gather" not in compiled.as_text()
     memory = compiled.memory_analysis()
@@ -166,7 +172,10 @@ def test_compiled_bytes_are_those_that_were_priced(name):
     model, _ = traced("mlp")
     text = applied.jit().lower(*model.abstract_args).compile().as_text()
     sizes = problem.mesh.sizes
-    priced = {(k.replace("_", "-"), sizes[axis]): n for (k, axis), n in found.cost.volume.items()}
+    priced = {
+        (k.replace("_", "-"), sizes[axis]): n
+        for (k, axis), n in found.cost.bytes_by_collective.items()
+    }
     assert compiled_bytes(text) == priced
     check("mlp", applied)
 
@@ -176,7 +185,7 @@ def test_what_is_made_again_is_not_kept():
     model = load_model("mlp", widths=[64] * 16, batch=4096)
     problem = Problem(
         trace(model.step, model.abstract_args),
-        AlphaBeta(MeshShape.of({"data": 1}), (1.0,), (1.0,)),
+        AlphaBetaCosts(MeshShape.of({"data": 1}), (1.0,), (1.0,)),
         HARDWARE["CPU"],
     )
     strategies = tuple((REPLICATED,) for _ in problem.graph.node_classes)
@@ -184,7 +193,9 @@ def test_what_is_made_again_is_not_kept():
     temporary, results = [], []
     for recomputed in (frozenset(), _chains(problem, forward)):
         decisions = Decisions(strategies, recomputed)
-        applied = apply(problem, decisions, price(problem, decisions), devices({"data": 1}), native)
+        applied = apply(
+            problem, decisions, estimate_cost(problem, decisions), devices({"data": 1}), native
+        )
         compiled = applied.jit(donate=False).lower(*model.abstract_args).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)
         results.append(compiled(*jax.device_put(model.init(0), applied.in_shardings)))
@@ -201,7 +212,7 @@ def test_annotations_say_what_they_leave_open():
     model, _ = traced("mlp")
     problem = problem_of("mlp", LINE)
     plain = Decisions(data_parallel(problem))
-    applied = apply(problem, plain, price(problem, plain), devices(LINE), native)
+    applied = apply(problem, plain, estimate_cost(problem, plain), devices(LINE), native)
     assert applied.unsaid == ()
     run = applied.annotate(model.step, donate=False)
     args = model.init(0)
@@ -209,7 +220,7 @@ def test_annotations_say_what_they_leave_open():
 
     forward = frozenset(e.index for e in problem.graph.nodes if e.phase == "forward")
     recomputed = Decisions(plain.strategies, forward)
-    applied = apply(problem, recomputed, price(problem, recomputed), devices(LINE), native)
+    applied = apply(problem, recomputed, estimate_cost(problem, recomputed), devices(LINE), native)
     with pytest.warns(UserWarning, match=r"leave open that \d+ groups of operators run again"):
         applied.annotate(model.step)
 
@@ -218,12 +229,12 @@ def test_a_mesh_of_other_axes_is_refused():
     problem = problem_of("mlp", PLANE)
     decisions = drawn(problem, 0)
     with pytest.raises(PlanError, match=r"a mesh of \{'data': 2, 'model': 4\}"):
-        apply(problem, decisions, price(problem, decisions), devices(LINE))
+        apply(problem, decisions, estimate_cost(problem, decisions), devices(LINE))
 
 
 def test_other_arguments_are_refused():
     problem = problem_of("mlp", LINE)
     decisions = drawn(problem, 0)
-    applied = apply(problem, decisions, price(problem, decisions), devices(LINE), native)
+    applied = apply(problem, decisions, estimate_cost(problem, decisions), devices(LINE), native)
     with pytest.raises(PlanError, match="takes arguments of"):
         applied.step(np.zeros(4))

@@ -9,10 +9,10 @@ import pytest
 
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import AlphaBeta
+from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import compare_with_hlo
-from tensorstate.solver.exact import milp
+from tensorstate.solver.exact import solve_milp
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
 from tests.tensorstate.oracle import QUICK, jitted
 
@@ -33,9 +33,9 @@ def test_ten_steps_are_those_of_one_device(name, axes):
     rounding, which Adam blows up to whole steps in any direction. They are left out.
     """
     model, _ = traced(name)
-    network = AlphaBeta(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
+    network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = problem_of(name, axes, network)
-    found = milp(problem, [strategies.all for strategies in problem.strategies], gap=1e-2)
+    found = solve_milp(problem, [strategies.all for strategies in problem.strategies], gap=1e-2)
     applied = apply(problem, found.decisions, found.cost, devices(axes), native)
     run = jitted(applied)
     report = compare_with_hlo(run.lower(*model.abstract_args).compile(), problem.mesh, found.cost)

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tensorstate import AlphaBeta, MeshShape, search, trace
-from tensorstate.cost.cost import price
+from tensorstate import AlphaBetaCosts, MeshShape, search, trace
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.execution.collectives import native
 from tensorstate.execution.sharded_step import apply
 from tests.tensorstate.execution.test_sharded_step import PLANE, devices, drawn
 from tests.tensorstate.oracle import QUICK, assert_alike, jitted
 from tests.tensorstate.unseen import UNSEEN
 
-NETWORK = AlphaBeta(MeshShape.of(PLANE), (1e-9, 1e-9), (1e12, 1e12))
+NETWORK = AlphaBetaCosts(MeshShape.of(PLANE), (1e-9, 1e-9), (1e12, 1e12))
 # One of each way to become right: inferred, selected, replicated, in another order.
 QUICKLY = ("solves", "cond", "while", "dropout", "per-example gradients", "clipped", "multi steps")
 DOUBLE = ("special", "noise", "cumlogsumexp", "switch", "adafactor", "gamma", "fori_loop of data")
@@ -40,7 +40,7 @@ def check(name: str, seeds: tuple[int, ...] = (0,)) -> None:
     problem, mesh = plan.problem, devices(PLANE)
     decisions = [drawn(problem, seed) for seed in seeds]
     applied = [plan.apply(mesh, native)]
-    applied += [apply(problem, d, price(problem, d), mesh, native) for d in decisions]
+    applied += [apply(problem, d, estimate_cost(problem, d), mesh, native) for d in decisions]
     for one in applied:
         run = jitted(one)
         found = run(*jax.device_put(args, one.in_shardings))

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from experiments.models import load_model
-from tensorstate import HARDWARE, AlphaBeta, MeshShape, solve_baseline, trace
+from tensorstate import HARDWARE, AlphaBetaCosts, MeshShape, solve_baseline, trace
 from tensorstate.problem.baselines import Baselines
 from tensorstate.problem.problem import Problem
 
@@ -17,7 +17,7 @@ MESH = MeshShape.of({"model": 8})
 def problem_of(name: str, **changed) -> Problem:
     model = load_model(name, **changed)
     graph = trace(model.step, model.abstract_args)
-    return Problem(graph, AlphaBeta(MESH, (5e-6,), (2e11,)), HARDWARE["A100"])
+    return Problem(graph, AlphaBetaCosts(MESH, (5e-6,), (2e11,)), HARDWARE["A100"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, divides_evenly
 from tensorstate.problem.constraints import apply_constraints, from_partition_spec
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.exact import milp
+from tensorstate.solver.exact import solve_milp
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import s
 from tests.tensorstate.tiny import MESHES, graph
@@ -21,7 +21,7 @@ MESH = MESHES[-1]
 
 def problem_of(name: str = "linear", mesh: MeshShape = MESH) -> Problem:
     axes = len(mesh.sizes)
-    network = AlphaBeta(mesh, (1e-8,) * axes, (1e8,) * axes)
+    network = AlphaBetaCosts(mesh, (1e-8,) * axes, (1e8,) * axes)
     return Problem(graph(name), network, HARDWARE["CPU"])
 
 
@@ -55,8 +55,8 @@ def test_pins_are_kept(spec, name):
     wanted = tuple(
         next((d for d, axes in enumerate(parts) if axis in axes), REPLICATED) for axis in MESH.names
     )
-    free = milp(problem, every(problem), gap=1e-7)
-    found = milp(problem, candidates, gap=1e-7)
+    free = solve_milp(problem, every(problem), gap=1e-7)
+    found = solve_milp(problem, candidates, gap=1e-7)
     assert placements(problem, found, name) == wanted
     assert found.objective >= free.objective * (1 - 1e-6)
 
@@ -65,7 +65,9 @@ def test_pins_are_kept(spec, name):
 @settings(max_examples=4)
 def test_forbidden_axes_shard_nothing(axes):
     problem = problem_of()
-    found = milp(problem, apply_constraints(problem, every(problem), {}, {"**": sorted(axes)}))
+    found = solve_milp(
+        problem, apply_constraints(problem, every(problem), {}, {"**": sorted(axes)})
+    )
     for axis in axes:
         at = MESH.names.index(axis)
         assert {placements(problem, found, name)[at] for name in ("w", "arg1")} == {REPLICATED}
@@ -74,13 +76,13 @@ def test_forbidden_axes_shard_nothing(axes):
 def test_a_mesh_axis_of_one_device_is_no_matter():
     problem = problem_of(mesh=MeshShape.of({"data": 2, "model": 1}))
     candidates = apply_constraints(problem, every(problem), {"w": ("model", "data")}, {})
-    assert placements(problem, milp(problem, candidates), "w") == (1, REPLICATED)
+    assert placements(problem, solve_milp(problem, candidates), "w") == (1, REPLICATED)
 
 
 def test_dimensions_made_of_several_factors_are_cut_at_the_major():
     """(heads * width) of a projection: only heads can be sharded."""
     one = trace(lambda x, w: (x @ w).reshape(4, 2, 3).sum(2), (s(4, 4), s(4, 6)))
-    problem = Problem(one, AlphaBeta(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
+    problem = Problem(one, AlphaBetaCosts(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
     (w,) = [t for t in one.tensors if t.name == "w"]
     assert w.sizes == (4, 2, 3)
     assert from_partition_spec(problem, w, (None, "data")) == (1, REPLICATED)
@@ -111,7 +113,7 @@ def test_refused(pin, forbid, message):
 
 def test_what_is_tied_is_named_together():
     one = trace(lambda ws, x: [x @ w for w in ws], ([s(4, 4)] * 2, s(4, 4)))
-    problem = Problem(one, AlphaBeta(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
+    problem = Problem(one, AlphaBetaCosts(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
     with pytest.raises(PlanError, match=r"names ws/0 but not ws/1, .* name them together"):
         apply_constraints(problem, every(problem), {"ws/0": ("data",)}, {})
     candidates = apply_constraints(problem, every(problem), {"ws/*": ("data",)}, {})

@@ -15,8 +15,8 @@ from tensorstate.errors import PlanError
 from tensorstate.execution.interpreter import interpret, read, run_operator
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM
-from tensorstate.problem.microbatching import Pipeline, batch_of, pipelined
-from tensorstate.rules.local_shard import LocalShard, Turn
+from tensorstate.problem.microbatching import MicrobatchSplit, batch_factor, split_microbatches
+from tensorstate.rules.local_shard import LocalShard, MicrobatchSlice
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.oracle import MODELS, QUICK, arguments, assert_alike
 from tests.tensorstate.steps import I32, KEY, STEPS, s
@@ -24,14 +24,16 @@ from tests.tensorstate.steps import I32, KEY, STEPS, s
 COMBINE = {SUM: jnp.add, MAX: jnp.maximum, MIN: jnp.minimum}
 
 
-def in_pieces(pipeline: Pipeline, count: int, shares: int):
+def in_pieces(microbatch_split: MicrobatchSplit, count: int, batch_shards: int):
     """The step, a microbatch after the other, then what comes after them."""
-    graph = pipeline.traced
+    graph = microbatch_split.traced
 
-    def shard(operator: Operator, turn: Turn) -> LocalShard:
-        label = pipeline.labels[operator.index]
+    def shard(operator: Operator, microbatch: MicrobatchSlice) -> LocalShard:
+        label = microbatch_split.labels[operator.index]
         counts = tuple(count if i == label else 1 for i in range(len(operator.sizes)))
-        return LocalShard(operator.sizes, counts, {}, turn if label is not None else None, label)
+        return LocalShard(
+            operator.sizes, counts, {}, microbatch if label is not None else None, label
+        )
 
     def run(operator: Operator, values, how: LocalShard) -> None:
         arrays = [values[use.tensor] for use in operator.operands]
@@ -42,22 +44,28 @@ def in_pieces(pipeline: Pipeline, count: int, shares: int):
         inputs = {i: jnp.asarray(value) for i, value in graph.constants}
         inputs |= zip(graph.inputs, jax.tree.leaves(args), strict=True)
         inputs = {i: x.reshape(graph.tensors[i].sizes) for i, x in inputs.items()}
-        turns = []
+        num_repeats = []
         for t in range(count):
-            turn = Turn(t, count, shares)
+            microbatch = MicrobatchSlice(t, count, batch_shards)
             values = {
-                i: turn.take(x, pipeline.entries[i]) if pipeline.entries[i] >= 0 else x
+                i: microbatch.slice_batch(x, microbatch_split.batch_placements[i])
+                if microbatch_split.batch_placements[i] >= 0
+                else x
                 for i, x in inputs.items()
             }
-            for operator, stage in zip(graph.operators, pipeline.stages, strict=True):
+            for operator, stage in zip(graph.operators, microbatch_split.stages, strict=True):
                 if stage == "loop":
-                    run(operator, values, shard(operator, turn))
-            turns.append(values)
+                    run(operator, values, shard(operator, microbatch))
+            num_repeats.append(values)
         values = {
-            i: joined([values[i] for values in turns], pipeline.entries[i], shares)
-            for i in turns[0]
+            i: joined(
+                [values[i] for values in num_repeats],
+                microbatch_split.batch_placements[i],
+                batch_shards,
+            )
+            for i in num_repeats[0]
         }
-        for operator, stage in zip(graph.operators, pipeline.stages, strict=True):
+        for operator, stage in zip(graph.operators, microbatch_split.stages, strict=True):
             if stage == "after":
                 run(operator, values, LocalShard.all_of(operator.sizes))
         outputs = [
@@ -69,14 +77,14 @@ def in_pieces(pipeline: Pipeline, count: int, shares: int):
     return step
 
 
-def joined(parts, placement: int, shares: int):
+def joined(parts, placement: int, batch_shards: int):
     """What is there after the loop."""
     if placement == REPLICATED:
         return parts[-1]
     if placement >= 0:
         if jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
             return None
-        return Turn(0, len(parts), shares).join(jnp.stack(parts), placement)
+        return MicrobatchSlice(0, len(parts), batch_shards).join_batch(jnp.stack(parts), placement)
     return functools.reduce(COMBINE[placement], parts)
 
 
@@ -88,7 +96,7 @@ X, W = s(8, 4), s(4, 4)
 def test_models_in_pieces_are_the_whole(name):
     model = load_model(name)
     graph = trace(model.step, model.abstract_args)
-    step = in_pieces(pipelined(graph), 4, 2)
+    step = in_pieces(split_microbatches(graph), 4, 2)
     args = model.init(0)
     found = jax.jit(step, compiler_options=QUICK)(*args)
     assert_alike(found, jax.jit(interpret(graph), compiler_options=QUICK)(*args), 1e-4)
@@ -161,22 +169,22 @@ CUT = {
 
 
 @functools.cache
-def cut(name: str) -> Pipeline:
+def cut(name: str) -> MicrobatchSplit:
     """Cut along the dimension of 8 that comes first in an argument, the last of such."""
     function, *shapes = CUT[name]
     graph = trace(function, shapes)
     inputs = [graph.tensors[i] for i in graph.inputs]
-    return pipelined(graph, next(t.dims[0] for t in inputs[::-1] if t.sizes[:1] == (8,)))
+    return split_microbatches(graph, next(t.dims[0] for t in inputs[::-1] if t.sizes[:1] == (8,)))
 
 
 @pytest.mark.parametrize("name", CUT)
-@given(count=st.sampled_from((2, 4, 8)), shares=st.sampled_from((1, 2, 4)))
+@given(count=st.sampled_from((2, 4, 8)), batch_shards=st.sampled_from((1, 2, 4)))
 @settings(max_examples=2, deadline=None)
-def test_pieces_are_the_whole(name, count, shares):
+def test_pieces_are_the_whole(name, count, batch_shards):
     function, *shapes = CUT[name]
-    shares = min(shares, 8 // count)
+    batch_shards = min(batch_shards, 8 // count)
     args = arguments(shapes)
-    found = jax.jit(in_pieces(cut(name), count, shares), compiler_options=QUICK)(*args)
+    found = jax.jit(in_pieces(cut(name), count, batch_shards), compiler_options=QUICK)(*args)
     tolerance = 2e-2 if name == "mixed" else 1e-4
     assert_alike(found, jax.jit(function, compiler_options=QUICK)(*args), tolerance)
 
@@ -195,7 +203,7 @@ REFUSED = {
     "batch norm": (
         _batch_norm,
         (W, X),
-        r"sub \(.*test_pipelining.*_batch_norm.*on what reduce_sum",
+        r"sub \(.*test_microbatching.*_batch_norm.*on what reduce_sum",
     ),
     "greatest": (lambda w, x: (jnp.exp(x @ w - (x @ w).max())).sum(), (W, X), "what reduce_max"),
     "counted": (_counted, (W, X, s(8)), r"(mul|div) \(.*_counted.*on what reduce_sum \(.*_counted"),
@@ -220,23 +228,23 @@ def test_what_needs_the_whole_batch_is_named(name):
     graph = trace(_sgd(loss), shapes)
     x = graph.tensors[graph.inputs[1]]
     with pytest.raises(PlanError, match=message):
-        pipelined(graph, x.dims[0])
+        split_microbatches(graph, x.dims[0])
 
 
 def test_the_batch_is_what_most_inputs_begin_with():
     model = load_model("gpt")
     graph = trace(model.step, model.abstract_args)
     inputs = {graph.tensors[i].name: graph.tensors[i] for i in graph.inputs}
-    assert {t.dims[0] for n, t in inputs.items() if n.startswith("batch/")} == {batch_of(graph)}
+    assert {t.dims[0] for n, t in inputs.items() if n.startswith("batch/")} == {batch_factor(graph)}
     with pytest.raises(PlanError, match="no argument of the step is a batch"):
-        batch_of(trace(lambda w: w - jax.grad(lambda w: jnp.square(w).sum())(w), (W,)))
+        batch_factor(trace(lambda w: w - jax.grad(lambda w: jnp.square(w).sum())(w), (W,)))
 
 
 def test_pieces_are_equal():
-    pipeline = cut("linear")
-    assert pipeline.piece(1) is pipeline.traced
+    microbatch_split = cut("linear")
+    assert microbatch_split.microbatch(1) is microbatch_split.traced
     with pytest.raises(PlanError, match="a batch of 8 cannot be cut into 3 equal microbatches"):
-        pipeline.piece(3)
+        microbatch_split.microbatch(3)
 
 
 @pytest.mark.parametrize("name", [*MODELS[:4], "vgg"])
@@ -244,18 +252,20 @@ def test_a_microbatch_is_a_smaller_step(name):
     """Operators in the loop work on a share; what is tied in the step is tied in its pieces."""
     model = load_model(name)
     graph = trace(model.step, model.abstract_args)
-    pipeline = pipelined(graph)
-    piece = pipeline.piece(2)
+    microbatch_split = split_microbatches(graph)
+    piece = microbatch_split.microbatch(2)
     assert len(piece.nodes) <= len(graph.nodes) + 4
     assert len(piece.node_classes) <= len(graph.node_classes) + 4
     for operator, whole, label in zip(
-        piece.operators, graph.operators, pipeline.labels, strict=True
+        piece.operators, graph.operators, microbatch_split.labels, strict=True
     ):
         assert whole.flops == (operator.flops if label is None else 2 * operator.flops)
     for tensor, whole, placement in zip(
-        piece.tensors, graph.tensors, pipeline.entries, strict=True
+        piece.tensors, graph.tensors, microbatch_split.batch_placements, strict=True
     ):
         assert whole.size == tensor.size * (2 if placement >= 0 else 1)
     gradients = {t.name for t in graph.tensors if t.role == "gradient"}
     assert gradients
-    assert {pipeline.entries[t.index] for t in graph.tensors if t.role == "gradient"} == {SUM}
+    assert {
+        microbatch_split.batch_placements[t.index] for t in graph.tensors if t.role == "gradient"
+    } == {SUM}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.models import load_model
-from tensorstate.hardware import HARDWARE, AlphaBeta
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.tensor_groups import find_tensor_groups
@@ -58,7 +58,7 @@ def test_flows_do_not_grow_with_depth():
         model = load_model("mlp", widths=[16] * (layers + 1))
         mesh = MeshShape.of({"data": 2})
         one = trace(model.step, model.abstract_args)
-        problems.append(Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"]))
+        problems.append(Problem(one, AlphaBetaCosts(mesh, (0.0,), (1e9,)), HARDWARE["CPU"]))
     assert len(problems[0].tensor_groups) == len(problems[1].tensor_groups)
     assert len(problems[0].graph.node_classes) == len(problems[1].graph.node_classes)
     assert sum(f.multiplicity for f in problems[1].tensor_groups) > sum(
@@ -70,11 +70,13 @@ def test_flows_do_not_grow_with_depth():
 def test_sharded_work_is_a_share(name):
     """Along a label that all its tensors have, half the bytes; never less than half."""
     mesh = MeshShape.of({"data": 2})
-    problem = Problem(graph(name), AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
+    problem = Problem(graph(name), AlphaBetaCosts(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
     for class_id, strategies in enumerate(problem.strategies):
-        whole, seconds = (f(class_id, (REPLICATED,)) for f in (problem.traffic, problem.seconds))
+        whole, seconds = (
+            f(class_id, (REPLICATED,)) for f in (problem.memory_traffic, problem.seconds)
+        )
         for strategy in strategies.all:
-            assert whole / 2 <= problem.traffic(class_id, strategy) <= whole
+            assert whole / 2 <= problem.memory_traffic(class_id, strategy) <= whole
             assert seconds / 2 <= problem.seconds(class_id, strategy) * (1 + 1e-12)
             assert problem.seconds(class_id, strategy) <= seconds
 
@@ -86,7 +88,7 @@ def test_a_slice_reads_what_it_takes():
         model = load_model("llama", layers=layers)
         one = trace(model.step, model.abstract_args)
         mesh = MeshShape.of({"data": 2})
-        problem = Problem(one, AlphaBeta(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
+        problem = Problem(one, AlphaBetaCosts(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
         slices = [
             problem.multiplicity(class_id) * problem.seconds(class_id, (REPLICATED,))
             for class_id in range(len(one.node_classes))

@@ -11,14 +11,14 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import FormatError
-from tensorstate.cost.cost import price
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import native, scheduled
 from tensorstate.execution.sharded_step import apply
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.report.hlo_check import HloCollective, compare_with_hlo, read_hlo
-from tensorstate.solver.exact import milp
+from tensorstate.solver.exact import solve_milp
 from tests.tensorstate.execution.test_sharded_step import (
     CUBE,
     LINE,
@@ -135,8 +135,8 @@ def test_no_plan_moves_more_than_was_predicted(axes):
     """
     problem = problem_of("mlp", axes)
     decisions = drawn(problem, 2)
-    found = milp(problem, [(strategy,) for strategy in decisions.strategies])
-    found = dataclasses.replace(found, decisions=decisions, cost=price(problem, decisions))
+    found = solve_milp(problem, [(strategy,) for strategy in decisions.strategies])
+    found = dataclasses.replace(found, decisions=decisions, cost=estimate_cost(problem, decisions))
     report = _report("mlp", problem, found)
     for row in report.rows:
         assert 0.99 * row.predicted_bytes <= row.compiled_bytes <= row.predicted_bytes, str(report)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstate.cost.cost import price
-from tensorstate.cost.result import Found
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.result import SearchResult
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import SUM
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.coordinate_descent import descent
-from tensorstate.solver.exact import milp
+from tensorstate.solver.coordinate_descent import coordinate_descent
+from tensorstate.solver.exact import solve_milp
 from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.tiny import CUT, LINES, MESHES, graph, problems, some_ways
 
@@ -25,10 +25,10 @@ OBJECTIVES = st.sampled_from(("sum", "max"))
 GAP = 1e-7
 
 
-def _check(problem: Problem, found: Found, objective: str, least: float) -> None:
+def _check(problem: Problem, found: SearchResult, objective: str, least: float) -> None:
     """A plan is the best there is, its price is what the program said, and its bound holds."""
-    cost = price(problem, found.decisions)
-    reachable = cost.seconds if objective == "sum" else cost.overlapped
+    cost = estimate_cost(problem, found.decisions)
+    reachable = cost.serial_seconds if objective == "sum" else cost.overlapped_seconds
     assert reachable == pytest.approx(least, rel=1e-6)
     assert found.bound <= least * (1 + 1e-6)
     assert found.bound >= least * (1 - 1e-4)
@@ -40,7 +40,7 @@ def test_no_ways_are_better(data, objective):
     problem = data.draw(problems())
     candidates = data.draw(some_ways(problem, 50_000))
     least = Every(problem, candidates).best(objective)[0]
-    found = milp(problem, candidates, objective=objective, gap=GAP)
+    found = solve_milp(problem, candidates, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
 
 
@@ -51,7 +51,7 @@ def test_nothing_made_again_is_better(data, objective):
     problem = data.draw(problems())
     candidates = data.draw(some_ways(problem, 2_000))
     least = Every(problem, candidates, recompute=True).best(objective)[0]
-    found = milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
+    found = solve_milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
 
 
@@ -62,7 +62,7 @@ def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
     least, _ = every.best(objective, limit)
 
     def search():
-        return milp(
+        return solve_milp(
             problem,
             candidates,
             recompute=recompute,
@@ -112,7 +112,7 @@ def test_in_microbatches_no_ways_are_better(data, objective):
     problem = data.draw(problems(CUT, microbatches=(2, 4)))
     candidates = data.draw(some_ways(problem, 2_000))
     least = Every(problem, candidates, recompute=True).best(objective)[0]
-    found = milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
+    found = solve_milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
 
 
@@ -131,10 +131,10 @@ def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recomp
     problem = data.draw(problems(("linear", "residual"), MESHES[-1:]))
     candidates = [strategies.all for strategies in problem.strategies]
     options = {"recompute": recompute, "objective": objective}
-    free = milp(problem, candidates, gap=GAP, **options)
+    free = solve_milp(problem, candidates, gap=GAP, **options)
     limit = data.draw(st.sampled_from((None, 1.2 * free.cost.memory.peak)))
-    exact = milp(problem, candidates, gap=GAP, memory_limit=limit, **options)
-    found = descent(problem, candidates, memory_limit=limit, **options)
+    exact = solve_milp(problem, candidates, gap=GAP, memory_limit=limit, **options)
+    found = coordinate_descent(problem, candidates, memory_limit=limit, **options)
     assert found.method == "descent"
     assert found.objective >= exact.objective * (1 - 1e-6)
     assert found.bound <= exact.objective * (1 + 1e-6)
@@ -143,15 +143,15 @@ def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recomp
 
 def test_less_memory_is_never_quicker():
     """Of tied layers, down to what is too little, which is refused with how much is lacking."""
-    network = AlphaBeta(MESHES[0], (1e-7,), (1e8,))
+    network = AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,))
     problem = Problem(graph("layers"), network, Hardware("slow", {4: 1e9}, 1e9, 1e9))
     candidates = [strategies.all for strategies in problem.strategies]
-    free = milp(problem, candidates, recompute=True)
+    free = solve_milp(problem, candidates, recompute=True)
     limits = [free.cost.memory.peak * share / 8 for share in range(8, 0, -1)]
     seconds, refused = [free.objective], ""
     for limit in limits:
         try:
-            found = milp(problem, candidates, recompute=True, memory_limit=limit, gap=GAP)
+            found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=GAP)
         except PlanError as error:
             refused = str(error)
             break
@@ -163,32 +163,32 @@ def test_less_memory_is_never_quicker():
     assert more == pytest.approx(least - limit, abs=1)
     names = re.findall(r"[(\w/)]+ x \d+: \d+ bytes", refused)
     assert len(names) == 3
-    milp(problem, candidates, recompute=True, memory_limit=least)
+    solve_milp(problem, candidates, recompute=True, memory_limit=least)
 
 
 def test_what_is_kept_comes_from_where_the_tensor_is():
     """Not from moves in a circle, which end where they started and cost less."""
-    network = AlphaBeta(MESHES[-1], (1e-8,) * 2, (1e8,) * 2)
+    network = AlphaBetaCosts(MESHES[-1], (1e-8,) * 2, (1e8,) * 2)
     problem = Problem(graph("twice"), network, Hardware("slow", {4: 1e9}, 1e8, 1e9))
-    found = milp(problem, [strategies.all for strategies in problem.strategies], gap=GAP)
+    found = solve_milp(problem, [strategies.all for strategies in problem.strategies], gap=GAP)
     assert found.objective == pytest.approx(9.33e-6, rel=1e-6)
     assert found.bound == pytest.approx(found.objective, rel=1e-6)
 
 
 def test_ways_that_do_not_fit_together():
-    problem = Problem(graph("residual"), AlphaBeta(MESHES[0], (0.0,), (1e9,)), CPU)
+    problem = Problem(graph("residual"), AlphaBetaCosts(MESHES[0], (0.0,), (1e9,)), CPU)
     candidates = [
         tuple(strategy for strategy in strategies.all if strategy[0] == SUM) or strategies.all
         for strategies in problem.strategies
     ]
     with pytest.raises(PlanError, match="no ways of the operators fit together"):
-        milp(problem, candidates)
+        solve_milp(problem, candidates)
 
 
 def test_the_same_search_finds_the_same():
-    problem = Problem(graph("tanh"), AlphaBeta(MESHES[-1], (1e-7,) * 2, (1e9,) * 2), CPU)
+    problem = Problem(graph("tanh"), AlphaBetaCosts(MESHES[-1], (1e-7,) * 2, (1e9,) * 2), CPU)
     candidates = [strategies.all for strategies in problem.strategies]
-    first, second = (milp(problem, candidates, recompute=True) for _ in range(2))
+    first, second = (solve_milp(problem, candidates, recompute=True) for _ in range(2))
     assert first.decisions.strategies == second.decisions.strategies
     assert first.decisions.recomputed == second.decisions.recomputed
     assert first.bound == second.bound

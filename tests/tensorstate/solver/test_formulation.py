@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorstate.cost.cost import price
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
@@ -20,10 +20,10 @@ from tests.tensorstate.tiny import CUT, LINES, problems, some_ways
 def _price(problem: Problem, decisions: Decisions, objective: str) -> float:
     """Infinite where nothing leads from a partial state to another that is demanded."""
     try:
-        cost = price(problem, decisions)
+        cost = estimate_cost(problem, decisions)
     except PlanError:
         return math.inf
-    return cost.seconds if objective == "sum" else cost.overlapped
+    return cost.serial_seconds if objective == "sum" else cost.overlapped_seconds
 
 
 def _check_price(data: st.DataObject, problem: Problem, objective: str) -> None:
@@ -68,15 +68,15 @@ def test_in_microbatches_a_memory_limit_is_kept(data, share):
     candidates = data.draw(some_ways(problem, 1_000))
     least = Formulation(problem, candidates, memory_limit=math.inf)
     least.minimize_memory()
-    low = price(problem, least.decisions(least.program.solve(gap=1e-6))).memory.peak
+    low = estimate_cost(problem, least.decisions(least.program.solve(gap=1e-6))).memory.peak
     free = Formulation(problem, candidates)
-    high = price(problem, free.decisions(free.program.solve(gap=1e-9))).memory.peak
+    high = estimate_cost(problem, free.decisions(free.program.solve(gap=1e-9))).memory.peak
     limit = low + share * (high - low) + 1
     formulation = Formulation(problem, candidates, memory_limit=limit)
     solution = formulation.program.solve(gap=1e-9)
-    cost = price(problem, formulation.decisions(solution))
+    cost = estimate_cost(problem, formulation.decisions(solution))
     assert cost.memory.peak <= limit + 1
-    assert formulation.seconds(solution.objective) == pytest.approx(cost.seconds, rel=1e-5)
+    assert formulation.seconds(solution.objective) == pytest.approx(cost.serial_seconds, rel=1e-5)
 
 
 @given(st.data(), st.booleans())
@@ -111,14 +111,16 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
     candidates = data.draw(some_ways(problem, 1_000))
     formulation = Formulation(problem, candidates, recompute=recompute, objective=objective)
     relaxed = formulation.program.solve(relax=True)
-    inside = formulation.program.relax(tolerance=1e-6)
+    inside = formulation.program.solve_ipm_relaxation(tolerance=1e-6)
     assert inside.bound <= relaxed.objective * (1 + 1e-9)
     if not len(inside.values):
         return
     assert inside.bound >= relaxed.objective * (1 - 1e-2)
-    likely = formulation.choices.likely(inside)
-    assert all(set(some) <= set(every) for some, every in zip(likely, candidates, strict=True))
-    fewer = Formulation(problem, likely, recompute=recompute, objective=objective)
+    fractional_support = formulation.choices.fractional_support(inside)
+    assert all(
+        set(some) <= set(every) for some, every in zip(fractional_support, candidates, strict=True)
+    )
+    fewer = Formulation(problem, fractional_support, recompute=recompute, objective=objective)
     recomputed = fewer.program.solve(relax=True)
     assert recomputed.objective == pytest.approx(relaxed.objective, rel=2e-2)
 
@@ -131,8 +133,8 @@ def test_the_least_memory_is_no_more_than_any(data):
     formulation = Formulation(problem, candidates, memory_limit=math.inf)
     formulation.minimize_memory()
     solution = formulation.program.solve(gap=1e-6)
-    least = price(problem, formulation.decisions(solution)).memory.peak
+    least = estimate_cost(problem, formulation.decisions(solution)).memory.peak
     for _ in range(5):
         strategies = tuple(data.draw(st.sampled_from(choices)) for choices in candidates)
         if math.isfinite(_price(problem, Decisions(strategies), "sum")):
-            assert price(problem, Decisions(strategies)).memory.peak >= least
+            assert estimate_cost(problem, Decisions(strategies)).memory.peak >= least

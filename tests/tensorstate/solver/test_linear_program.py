@@ -15,8 +15,12 @@ from tensorstate.solver.linear_program import LinearProgram
 def small() -> LinearProgram:
     """Two of three things, each worth something, of which two weigh too much together."""
     program = LinearProgram()
-    chosen = [program.variable(cost=-worth, high=1.0, integer=True) for worth in (3.0, 2.0, 2.0)]
-    program.row([(v, w) for v, w in zip(chosen, (2.0, 1.0, 1.0), strict=True)], -math.inf, 2.0)
+    chosen = [
+        program.add_variable(cost=-worth, high=1.0, integer=True) for worth in (3.0, 2.0, 2.0)
+    ]
+    program.add_constraint(
+        [(v, w) for v, w in zip(chosen, (2.0, 1.0, 1.0), strict=True)], -math.inf, 2.0
+    )
     return program
 
 
@@ -42,16 +46,16 @@ def test_the_relaxation_is_a_bound():
 def test_any_duals_prove_a_bound():
     """None is above the optimum, and the right ones reach it."""
     program = LinearProgram()
-    x, y = (program.variable(cost=cost, within=10.0) for cost in (1.0, 2.0))
-    program.row([(x, 1.0), (y, 1.0)], 3.0, math.inf)
-    program.row([(x, 1.0)], -math.inf, 2.0)
+    x, y = (program.add_variable(cost=cost, implied_upper=10.0) for cost in (1.0, 2.0))
+    program.add_constraint([(x, 1.0), (y, 1.0)], 3.0, math.inf)
+    program.add_constraint([(x, 1.0)], -math.inf, 2.0)
     assert program.solve().objective == pytest.approx(4)
     bounds = [
         program._bound_of(np.array(duals))
         for duals in itertools.product(np.linspace(-2, 3, 21), repeat=2)
     ]
     assert max(bounds) == pytest.approx(4)
-    relaxed = program.relax()
+    relaxed = program.solve_ipm_relaxation()
     assert relaxed.bound == pytest.approx(4, rel=1e-3)
     assert relaxed.bound <= 4
     assert relaxed.values == pytest.approx([2, 1], abs=1e-2)
@@ -65,12 +69,12 @@ def test_too_few_iterations_find_nothing_optimal():
 
 def test_what_cannot_be_is_said():
     program = small()
-    program.row([(0, 1.0), (1, 1.0)], 3.0, 4.0)
+    program.add_constraint([(0, 1.0), (1, 1.0)], 3.0, 4.0)
     assert program.solve().status == "infeasible"
 
 
 def test_costs_can_be_forgotten():
     program = small()
-    program.forget_costs()
-    program.cost(0, -1.0)
+    program.clear_objective()
+    program.add_cost(0, -1.0)
     assert program.solve().objective == pytest.approx(-1)

@@ -278,7 +278,7 @@ def test_an_unknown_primitive_is_named_with_its_place():
             return jnp.linalg.cholesky(x @ x.T + jnp.eye(4)).sum()
 
     with pytest.raises(
-        PlanError, match=r"'cholesky' \(.*solver.*test_trace.py.*unknown='replicate'"
+        PlanError, match=r"'cholesky' \(.*solver.*test_trace_step.py.*unknown='replicate'"
     ):
         trace(solve, [s(4, 4)], unknown="refuse")
     graph = trace(solve, [s(4, 4)])
