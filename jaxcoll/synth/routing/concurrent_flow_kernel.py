@@ -5,8 +5,8 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from jaxcoll.synth.routing.flow_classes import flow_colour
 from jaxcoll.numerics import heap
+from jaxcoll.synth.routing.flow_classes import flow_colour
 
 _FAR = np.int64(2**62)
 # Shares of a flow below exp(-this) of the largest are left out.

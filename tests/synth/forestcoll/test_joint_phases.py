@@ -14,7 +14,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.simulation.steady import steady_seconds
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
-from jaxcoll.topologies import mesh, nvswitch_boxes, star, torus
+from jaxcoll.topologies import mesh, nvswitch_hosts, star, torus
 from jaxcoll.verifier import verify
 from tests import strategies
 
@@ -23,7 +23,7 @@ BETTER = [
     star(5, bandwidth=1e9),
     mesh(2, 3),
     mesh(3, 3),
-    nvswitch_boxes((3, 2), inside=4e9, network=1e9),
+    nvswitch_hosts((3, 2), inside=4e9, network=1e9),
 ]
 
 
