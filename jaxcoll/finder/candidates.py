@@ -24,7 +24,7 @@ class Has(enum.IntFlag):
     NO_PARALLEL = enum.auto()
     BOTH_WAYS = enum.auto()  # every arc has one that goes back
     REVERSAL = enum.auto()  # isomorphic to its transpose
-    BFB = enum.auto()  # the schedule is the digraph's best BFB all_gather
+    BFB = enum.auto()  # the digraph's best BFB all_gather costs that, or less for line graphs
 
 
 _SIMPLE = Has.NO_LOOPS | Has.NO_PARALLEL
@@ -38,12 +38,12 @@ _TABLE_A2 = {
 }  # fmt: skip
 # T_L of the searched all_gathers of modified de Bruijn digraphs, all bandwidth-optimal.
 _REWIRED = {(2, 3): 4, (2, 4): 5, (3, 2): 3, (4, 2): 3}
-# Up to which size a base without a packaged cost is measured while searching.
+# Size up to which costs that are not packaged are measured by BFB while searching.
 MOST_MEASURED = 4096
 
 
 class Candidate(NamedTuple):
-    """A construction and what its all_gather is predicted to cost.
+    """A construction and the predicted cost of its all_gather.
 
     Attributes:
         steps: T_L in alpha.
@@ -94,6 +94,20 @@ def bases(size: int, degree: int, *, measure: bool = False) -> Iterator[Candidat
         yield from _generalized_kautz(size, degree, measure)
 
 
+def with_bfb_cost(candidate: Candidate) -> Candidate:
+    """A line graph at the cost of its best BFB all_gather, if that is known to be no more.
+
+    Theorem 10 says that BFB on L(G) costs T_B + 1/N, but it may cost less: for
+    L(UniRing(1,4) x UniRing(1,4)), 31/32 and not 1, because no rank needs its own shard and the
+    links into a rank share the gain.
+    """
+    is_line_graph = candidate.construction.operation == "line_graph"
+    if not (is_line_graph and candidate.has & Has.BFB):
+        return candidate
+    cost = bfb_cost(candidate.construction.digraph())
+    return candidate._replace(steps=cost.steps, bandwidth=cost.inverse_bandwidth)
+
+
 def _made(name: str, arguments: tuple, steps: int, has: int, bandwidth: Fraction) -> Candidate:
     return Candidate(steps, bandwidth, int(has), Construction(name, arguments))
 
@@ -104,13 +118,13 @@ def _complete_ones(n: int, d: int) -> Iterator[Candidate]:
         yield _made("complete", (n,), 1, _UNDIRECTED, optimum)
     if n == 2 * d and d > 1:
         yield _made("complete_bipartite", (d,), 2, _UNDIRECTED, optimum)
-    if n == d + 2:
+    if n == d + 2 and d > 1:
         yield _made("dense_circulant", (d,), 2, _DIRECTED, optimum)
 
 
 def _rings(n: int, d: int) -> Iterator[Candidate]:
     optimum = bandwidth_optimum(n)
-    if d == 1 and n > 2:
+    if d == 1 and n > 2:  # of two vertices it is K2
         yield _made("unidirectional_ring", (1, n), n - 1, _DIRECTED, optimum)
     if d == 2 and n > 3:
         yield _made("bidirectional_ring", (2, n), n // 2, _UNDIRECTED, optimum)

@@ -1,4 +1,4 @@
-"""What the finder returns: a Pareto frontier, printed beside the paper's, and choices from it."""
+"""The result of the finder: a Pareto frontier, printed beside the paper's, and choices from it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fractions import Fraction
 from importlib import resources
 
 from jaxcoll.bounds.moore import Cost, least_cost
+from jaxcoll.bounds.moore import cost as schedule_cost
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import Candidate, Has
@@ -17,7 +18,7 @@ from jaxcoll.finder.construction import Construction
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule, concatenate
-from jaxcoll.synth.direct_connect.expansions import scatter_of
+from jaxcoll.synth.direct_connect.expansions import bfb_all_gather, scatter_of
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, digraph_flow
 from jaxcoll.topologies.generative import Digraph
@@ -48,7 +49,7 @@ class FoundTopology:
 
     @property
     def cost(self) -> Cost:
-        """Predicted T_L and T_B of its all_gather."""
+        """T_L and T_B of its all_gather, predicted, or measured for line graphs."""
         return self.candidate.cost
 
     @property
@@ -111,6 +112,8 @@ class FoundTopology:
             schedule = synthesizer.synthesize(topology, Collective(kind, self.size))
         else:
             digraph, schedule = self.construction.all_gather(alpha, link_bandwidth)
+            if schedule_cost(schedule, self.degree) != self.cost and self.candidate.has & Has.BFB:
+                schedule = bfb_all_gather(digraph, alpha, link_bandwidth)
             if kind != "all_gather":
                 scatter = scatter_of(digraph, schedule)
                 together = kind == "all_reduce"

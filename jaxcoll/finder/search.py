@@ -1,8 +1,8 @@
 """The bottom-up search (Section 3.5.4): the best candidates of every size and degree.
 
 Every expansion multiplies the size, or keeps it and multiplies the degree, so cells are filled by
-size, then by degree. What a cell keeps is beaten by nothing that costs no more and has all its
-properties; costs of expansions are predicted by the theorems of Table 3.3.
+size, then by degree. A cell keeps candidates that no other beats by costing no more and having all
+their properties; costs of expansions are predicted by the theorems of Table 3.3.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class _Table:
             if base.has & Has.NO_LOOPS:
                 bandwidth = base.bandwidth + Fraction(k - 1, n)
                 made = Construction("degree", (k,), (base.construction,))
-                yield Candidate(base.steps + 1, bandwidth, base.has & ~Has.BFB, made)
+                yield Candidate(base.steps + 1, bandwidth, int(base.has & ~Has.BFB), made)
 
     def _powers(self, n: int, d: int, k: int) -> Iterator[Candidate]:
         """k T_L, T_B N/(N - 1) (N^k - 1)/N^k (Theorem 12)."""
@@ -156,14 +156,14 @@ class _Table:
         for base in self.cells.get((m, d // k), ()):
             bandwidth = base.bandwidth * Fraction(m, m - 1) * bandwidth_optimum(n)
             made = Construction("power", (k,), (base.construction,))
-            yield Candidate(k * base.steps, bandwidth, base.has & ~Has.BFB, made)
+            yield Candidate(k * base.steps, bandwidth, int(base.has & ~Has.BFB), made)
 
     def _same_size(self, n: int, d: int, k: int) -> Iterator[Candidate]:
         """T_L and T_B of the base: parallel arcs, and links both ways (Appendix A.1.6)."""
         for base in self.cells.get((n, d // k), ()):
-            if base.has & Has.BFB:
+            if base.has & Has.BFB and base.has & Has.NO_PARALLEL:
                 made = Construction("parallel", (k,), (base.construction,))
-                yield base._replace(has=base.has & ~Has.NO_PARALLEL, construction=made)
+                yield base._replace(has=int(base.has & ~Has.NO_PARALLEL), construction=made)
             if k == 2 and base.has & Has.REVERSAL and not base.has & Has.BOTH_WAYS:
                 has = base.has & ~(Has.NO_PARALLEL | Has.BFB) | Has.BOTH_WAYS
                 made = Construction("bidirectional", (), (base.construction,))

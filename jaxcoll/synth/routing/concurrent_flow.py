@@ -1,9 +1,9 @@
 """The rate of all-to-all: the maximum concurrent flow between all pairs of ranks.
 
 The linear program (A.1) of the direct-connect paper has a flow from every source over every link.
-``flow_classes`` finds which of them are equal by symmetry; what is left is solved exactly where it
-is small. Elsewhere the dual is climbed at soft distances, until the two bounds meet. Either way
-both bounds are computed on the whole graph, in integers, and hold whatever the solver did.
+``flow_classes`` finds which of them are equal by symmetry; where that leaves a small program, it is
+solved exactly. Elsewhere the dual is climbed at soft distances, until the two bounds meet. Either
+way both bounds are computed on the whole graph, in integers, and hold whatever the solver did.
 """
 
 from __future__ import annotations
@@ -126,8 +126,14 @@ def digraph_flow(
     if len(classes.key) <= MOST_CLASSES:
         return _exact(graph, classes)
     flow, lengths = climb(classes, graph.tails, graph.heads, graph.capacity, tolerance)
-    whole = np.maximum(np.rint(lengths / lengths.max() * _LONGEST).astype(np.int64), 1)
-    return graph.certified(np.rint(flow * _UNIT).astype(np.int64), whole)
+    unit = _unit(size)
+    whole = np.rint(lengths / lengths.max() * min(unit, _LONGEST)).astype(np.int64)
+    return graph.certified(np.rint(flow * unit).astype(np.int64), np.maximum(whole, 1))
+
+
+def _unit(size: int) -> int:
+    """Whole units of 1, so that sums over pairs of vertices and the arcs between fit 64 bits."""
+    return min(_UNIT, 2**62 // size**3)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,7 +212,7 @@ def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
     """The rate where symmetry leaves a small program."""
     value, price = _solve(classes, graph.capacity_of(classes))
     capacity = [graph.exact[e] for e in np.unique(classes.arc_class, return_index=True)[1]]
-    flow = max(_whole(value), key=lambda found: _proved(found, classes, capacity))
+    flow = max(_whole(value, graph.size), key=lambda found: _proved(found, classes, capacity))
     ptr, arc = group_by(graph.tails, graph.size)
     room = np.asarray([float(c) for c in capacity]) * classes.arc_size
 
@@ -215,21 +221,22 @@ def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
         total = kernel.total_distance(ptr, arc, graph.heads, each, classes.sources, classes.weight)
         return float(room @ lengths) / total if total else math.inf
 
-    lengths = min(_whole(price / price.max()), key=bound)
+    lengths = min(_whole(price / price.max(), graph.size), key=bound)
     lifted = kernel.lifted(
         flow, classes.key, classes.pair_colour, classes.arc_colour, graph.tails, graph.heads
     )
     return graph.certified(lifted, lengths[classes.arc_class])
 
 
-def _whole(values: np.ndarray) -> list[np.ndarray]:
+def _whole(values: np.ndarray, size: int) -> list[np.ndarray]:
     """Numbers as whole multiples of a unit: of small denominators, and rounded finely."""
     values = np.maximum(values, 0)
-    found = [np.rint(values * _UNIT).astype(np.int64)]
+    finest = _unit(size)
+    found = [np.rint(values * finest).astype(np.int64)]
     for most in _DENOMINATORS:
         exact = [Fraction(value).limit_denominator(most) for value in values.tolist()]
         unit = common_denominator(exact)
-        if unit <= _UNIT:
+        if unit <= finest:
             found.append(np.asarray([int(value * unit) for value in exact], np.int64))
     return found
 
