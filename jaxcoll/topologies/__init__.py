@@ -1,5 +1,9 @@
-"""Families of networks, one a file: free functions that return a ``Topology``."""
+"""Families of networks, one a file: free functions that return a ``Topology``.
 
+``generative`` holds direct-connect families, regular digraphs of which expansions are made.
+"""
+
+from jaxcoll.topologies import generative
 from jaxcoll.topologies.bigraph import bigraph
 from jaxcoll.topologies.complete import fully_connected, star
 from jaxcoll.topologies.dgx import DGX1_CIRCLES, dgx1, dgx2
@@ -25,6 +29,7 @@ __all__ = [
     "fat_tree",
     "flattened_butterfly",
     "fully_connected",
+    "generative",
     "hypercube",
     "leaf_spine",
     "mesh",
