@@ -336,7 +336,8 @@ def _flags(values) -> np.ndarray:
         given = np.asarray(checks.bounded(values, "reduce", ScheduleError))
     except ValueError:
         given = np.zeros((), object)
-    if given.size and (given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all()):
+    is_known = given.dtype.kind == "b" or not given.size
+    if not is_known and (given.dtype.kind not in "iu" or not np.isin(given, (0, 1)).all()):
         raise ScheduleError(f"reduce must hold True and False, got {checks.shown(values)}")
     if given.ndim > 1:
         raise ScheduleError(f"reduce must be one column, got shape {given.shape}")

@@ -14,10 +14,11 @@ import numpy as np
 
 import jaxcoll as jc
 from jaxcoll import draw, paths, synth, topologies
-from jaxcoll.bounds import throughput
+from jaxcoll.bounds import moore, throughput
 from jaxcoll.bounds.times import distance_bound
 from jaxcoll.io import json, multitree
 from jaxcoll.simulation import steady_seconds
+from jaxcoll.synth import direct_connect
 from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.trees import multicast
 
@@ -37,6 +38,7 @@ SCATTER = jc.synthesize(RING, "reduce_scatter", "ring", chunks=2)
 TABLES = jc.synthesize(RING, "all_reduce", "multitree")
 FLOW = synth.forest(RING)
 OPTIMUM = jc.optimum(RING)
+GROUP = direct_connect.GroupNetwork.torus(3, 3)
 TIMELINE = jc.simulate(SCHEDULE, 1000)
 FRAMING = jc.Framing()
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
@@ -220,6 +222,51 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "flattened_butterfly": (
         _tuple_of(topologies.flattened_butterfly), {"args": (2, 2), "terminals": 2, **LINKS}
     ),
+    # ------------------------------------------------------------------ direct-connect networks
+    "moore_bound": (moore.moore_bound, {"degree": 4, "diameter": 2}),
+    "moore_steps": (moore.moore_steps, {"n": 9, "degree": 4}),
+    "bidirectional_moore_steps": (moore.bidirectional_moore_steps, {"n": 9, "degree": 4}),
+    "bandwidth_optimum": (moore.bandwidth_optimum, {"n": 9}),
+    "least_cost": (moore.least_cost, {"n": 9, "degree": 4, "kind": "all_reduce"}),
+    "bandwidth_with_reduction": (
+        moore.bandwidth_with_reduction, {"bandwidth": 1e9, "gamma": 1e-10}
+    ),
+    "cost": (moore.cost, {"schedule": SCHEDULE, "degree": 2}),
+    "Cost.time": (
+        moore.least_cost(4, 2).time, {"alpha": 1e-6, "nbytes": 1e6, "bandwidth": 1e9}
+    ),
+    "reduction_cost": (moore.reduction_cost, {"schedule": SCATTER}),
+    "optimality": (moore.optimality, {"schedule": SCHEDULE, "degree": 2}),
+    "ports_of": (moore.ports_of, {"topology": RING, "degree": 2}),
+    "Bfb.chunks": (synth.Bfb.chunks, {"topology": RING}),
+    "bfb_bottlenecks": (direct_connect.bfb_bottlenecks, {"network": RING}),
+    "bfb_cost": (direct_connect.bfb_cost, {"network": RING}),
+    "bfb_times": (direct_connect.bfb_times, {"topology": RING, "nbytes": 1e6}),
+    "reversed_on": (
+        direct_connect.reversed_on, {"schedule": SCATTER, "reversal": (0, 1, 2, 3)}
+    ),
+    "GroupNetwork": (
+        direct_connect.GroupNetwork,
+        {"moduli": (2, 3), "offsets": ((1, 1),), **LINKS, "name": ""},
+    ),
+    "GroupNetwork.torus": (
+        _tuple_of(direct_connect.GroupNetwork.torus), {"args": (3, 3), **LINKS}
+    ),
+    "GroupNetwork.circulant": (
+        direct_connect.GroupNetwork.circulant, {"n": 7, "offsets": (2, 3), **LINKS}
+    ),
+    "GroupNetwork.twisted_torus": (
+        _tuple_of(direct_connect.GroupNetwork.twisted_torus), {"args": (3, 6), **LINKS}
+    ),
+    "GroupNetwork.lattice": (
+        direct_connect.GroupNetwork.lattice, {"rows": ((2, 1), (0, 3)), **LINKS, "name": ""}
+    ),
+    "GroupNetwork.shifted": (GROUP.shifted, {"offset": (1, 0)}),
+    "GroupSchedule": (
+        direct_connect.GroupSchedule, _fields(direct_connect.group_bfb(GROUP))
+    ),
+    "group_bfb": (direct_connect.group_bfb, {"network": GROUP, "chunks": 2}),
+    "group_cost": (direct_connect.group_cost, {"network": GROUP}),
     # ------------------------------------------------------------------ fields of synthesizers
     **{
         f"synth.{kind.__name__}": (kind, _fields(kind()))

@@ -1,6 +1,6 @@
 """Schedules for direct-connect networks, whose ranks have a few links each and no switches.
 
-- ``bfb``: Breadth-First Broadcast on any digraph, and what it costs;
+- ``bfb``: Breadth-First Broadcast on any digraph, and its cost;
 - ``bfb_links``, ``bfb_balance``: its loops over vertices, and the flow of one vertex and step;
 - ``bfb_heterogeneous``: the least time of its steps where links differ;
 - ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose;

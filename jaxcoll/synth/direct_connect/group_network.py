@@ -207,7 +207,15 @@ class GroupNetwork:
         return len(self.offsets)
 
     def shifted(self, offset: Sequence[int]) -> np.ndarray:
-        """The rank r + offset for every rank r, int32 of shape (ranks,)."""
+        """The rank r + offset for every rank r, int32 of shape (ranks,).
+
+        Raises:
+            TopologyError: an offset that is not one integer per modulus.
+        """
+        offset = checks.integers(offset, "offset", TopologyError)
+        if len(offset) != len(self.moduli):
+            raise TopologyError(f"offset needs {len(self.moduli)} integers, got {offset}")
+        offset = tuple(x % m for x, m in zip(offset, self.moduli, strict=True))
         ranks = np.arange(self.num_ranks, dtype=np.int32).reshape(self.moduli)
         axes = tuple(range(len(self.moduli)))
         return np.roll(ranks, tuple(-x for x in offset), axes).ravel()

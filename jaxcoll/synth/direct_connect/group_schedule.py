@@ -30,6 +30,7 @@ from jaxcoll.synth.direct_connect.bfb_balance import (
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
 
 _MOST_SENDS = 2**31 - 1
+_MOST_CHUNKS = 2**27  # of all ranks: rows of the table, of which one takes five bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -53,7 +54,10 @@ class GroupSchedule:
     def __post_init__(self) -> None:
         checks.instance(self.network, GroupNetwork, "network", ScheduleError)
         n = self.network.num_ranks
-        step, via = np.asarray(self.step), np.asarray(self.via)
+        step, via = (
+            np.asarray(checks.bounded(column, what, ScheduleError))
+            for column, what in ((self.step, "step"), (self.via, "via"))
+        )
         if step.shape != (n,) or step.dtype.kind != "i":
             raise ScheduleError(f"step must be one column of {n} integers, got shape {step.shape}")
         if step.min() < -1 or step.max() > n:
@@ -159,7 +163,7 @@ def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule
 
     Raises:
         TopologyError: fewer than two ranks, or more than 255 links per rank.
-        CollectiveError: chunks is not at least 1.
+        CollectiveError: chunks is not at least 1, or all ranks together have more than 2**27.
     """
     checks.instance(network, GroupNetwork, "network", TopologyError)
     chunks = checks.optional(chunks, checks.integer, "chunks", CollectiveError, least=1)
@@ -168,6 +172,11 @@ def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule
     hops, sets = _usable(network)
     if chunks is None:
         chunks = common_denominator(_shares(hops, sets, network.degree))
+    if chunks * len(hops) > _MOST_CHUNKS:
+        raise CollectiveError(
+            f"{len(hops)} ranks of {chunks} chunks are more than {_MOST_CHUNKS} chunks; take at "
+            f"most {_MOST_CHUNKS // len(hops)} chunks per shard"
+        )
     via = np.zeros((len(hops), chunks), np.int32)
     _deliver(hops, sets, network.degree, chunks, via.reshape(-1))
     return GroupSchedule(network, hops - 1, via.astype(np.uint8))
