@@ -2,8 +2,11 @@
 
 Start with ``grids`` (rings, meshes, tori) and ``product``, which builds most of the others;
 ``arguments`` holds the checks that all of them share.
+
+``generative`` holds direct-connect families, regular digraphs of which expansions are made.
 """
 
+from jaxcoll.topologies import generative
 from jaxcoll.topologies.bigraph import bigraph
 from jaxcoll.topologies.complete import fully_connected, star
 from jaxcoll.topologies.dgx import DGX1_CIRCLES, dgx1, dgx2
@@ -29,6 +32,7 @@ __all__ = [
     "fat_tree",
     "flattened_butterfly",
     "fully_connected",
+    "generative",
     "hypercube",
     "leaf_spine",
     "mesh",

@@ -59,6 +59,8 @@ BASES = [
     gen.distance_regular(4, 6),
     gen.twisted_hypercube(3),
     gen.twisted_torus(2, 4),
+    gen.cartesian_product(gen.unidirectional_ring(1, 4), gen.complete(3)),
+    gen.cartesian_product(gen.unidirectional_ring(2, 4), gen.unidirectional_ring(1, 3)),
 ]
 EXPANSIONS = [
     LineGraph(),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 import jaxcoll as jc
 from jaxcoll.bounds.moore import optimality
@@ -32,6 +34,26 @@ def test_table_a3(digraph, steps):
     assert found.cost.inverse_bandwidth == Fraction(digraph.size - 1, digraph.size)
     assert bfb_cost(digraph).inverse_bandwidth > found.cost.inverse_bandwidth
     assert schedule.topology == digraph.topology(1e-5, 25e9)
+
+
+def test_diamond_has_the_all_to_all_rate_of_the_paper():
+    """LP (A.1) with links of 1: 3/20; Table A.1 prints an eighth of it for Diamond^2, 1.87e-2."""
+    diamond = gen.diamond()
+    n, arcs = diamond.size, diamond.num_arcs
+    balance = np.zeros((n, n, n * arcs + 1))  # commodity by source, vertex, flow or rate
+    for source in range(n):
+        first = source * arcs
+        for arc, (u, v) in enumerate(zip(diamond.tails, diamond.heads, strict=True)):
+            balance[source, v, first + arc] += 1
+            balance[source, u, first + arc] -= 1
+        balance[source, :, -1] = -1
+        balance[source, source, -1] = n - 1
+    loads = np.hstack([np.tile(np.eye(arcs), n), np.zeros((arcs, 1))])
+    rate = np.append(np.zeros(n * arcs), -1)
+    found = linprog(
+        rate, loads, np.ones(arcs), balance.reshape(n * n, -1), np.zeros(n * n), method="highs"
+    )
+    assert found.x[-1] == pytest.approx(3 / 20, abs=1e-9)
 
 
 def test_other_bases_have_breadth_first_schedules():
