@@ -22,7 +22,7 @@ if _FLAG not in os.environ.get("XLA_FLAGS", ""):
 # slow machine is not an error of a test.
 settings.register_profile(
     "ci",
-    max_examples=80,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,

@@ -82,7 +82,7 @@ LIMITED = {
     "vgg": ("vgg", {"batch": 64, "side": 16}, LINE, (1.0, 0.8, 0.65)),
     "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
-SLOW = ("llama-2x4",)  # minutes of searching
+SLOW = ("gpt", "gpt_scan", "llama-2x4", "moe", "vit")  # half a minute to minutes of searching
 QUICK = [case for case in LIMITED if case not in SLOW]
 
 
@@ -107,7 +107,7 @@ def test_lower_limits_take_less_memory(case):
 
 
 def test_a_limit_that_is_too_low_is_refused_with_what_is_missing():
-    problem = problem_of("llama", LINE)
+    problem = problem_of("mlp", LINE)
     candidates, free = unlimited(problem)
     with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
         solve_milp(problem, candidates, recompute=True, memory_limit=0.05 * free.cost.memory.peak)

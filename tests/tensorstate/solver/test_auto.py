@@ -20,6 +20,9 @@ from tensorstate.solver.exact import minimize_memory, solve_milp, solve_within_l
 from tensorstate.solver.linear_program import LinearProgram, Solution
 from tests.tensorstate.tiny import MESHES, graph
 
+# In one process, which solves the problem of all tests once.
+pytestmark = pytest.mark.xdist_group("auto")
+
 
 @pytest.fixture(scope="module")
 def problem():
