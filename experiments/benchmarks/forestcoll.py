@@ -10,14 +10,14 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from experiments.benchmarks.degraded_networks import NETWORKS, less, two_rings
 from experiments.benchmarks.report import report
-from jaxcoll.bounds.throughput import fixed_k, optimum
+from experiments.forestcoll.printed import GB, PAPER_FIXED_K, PAPER_STAGES, fixed_row
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.forestcoll import ForestColl, forest
@@ -25,8 +25,6 @@ from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mesh, mi250, torus
 from jaxcoll.topology import Topology
-
-GB = 10**9
 
 SMALL: Sequence[Callable[[], Topology]] = (
     lambda: dgx1(),
@@ -42,9 +40,6 @@ SMALL: Sequence[Callable[[], Topology]] = (
     lambda: torus(4, 4, 4, bandwidth=1e9),
     lambda: hypercube(6, bandwidth=1e9),
 )
-# What the authors' Java takes for 1024 ranks on 128 cores (dissertation, Table B.2): seconds of the
-# search for the optimum, the removal of switches and the packing of trees.
-PAPER_STAGES = {"A100 x128": (2.2, 979.0, 1209.0), "MI250 64 x 16": (3.8, 550.0, 1708.0)}
 
 
 def listed(topology: Topology, broken: tuple[int, int] | None = None) -> Topology:
@@ -91,8 +86,6 @@ PEER_SECONDS = {
     "MI250 16+16": (0.5, 5.6, 15.8),
     "torus 8x8": (0.8, 0.1, 45.0),
 }
-# Table 4.1: k trees a rank on two MI250 boxes, GB/s.
-PAPER_FIXED_K = {1: 320, 2: 341, 3: 343, 4: 341, 5: 348, 83: 354}
 
 
 def seconds_of(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -166,12 +159,6 @@ def measure_scale(name: str, topology: Topology) -> dict[str, Any]:
         "limit CPU s": 10 if topology.num_ranks <= 512 else 60,
         "height": flow.height,
     }
-
-
-def fixed_row(topology: Topology, k: int, paper: float | None) -> dict[str, Any]:
-    """One row of Table 4.1."""
-    algbw = Fraction(topology.num_ranks) / fixed_k(topology, k).inverse / GB
-    return {"trees a rank": k, "algbw GB/s": float(algbw), "paper GB/s": paper}
 
 
 def converge(topology: Topology, pieces: Sequence[int]) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.benchmarks.forestcoll import PAPER_STAGES
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.algorithms import Refused
 from experiments.forestcoll.networks import ClusterConfig
+from experiments.forestcoll.printed import PAPER_STAGES
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE

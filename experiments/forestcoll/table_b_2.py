@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from experiments.benchmarks.forestcoll import PAPER_STAGES
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.networks import ClusterConfig
+from experiments.forestcoll.printed import PAPER_STAGES
 from jaxcoll.bounds.throughput import Scaling, optimum
 from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.errors import TopologyError
