@@ -1,1 +1,1 @@
-"""Studies, one a file; `python -m experiments experiment=NAME` runs one."""
+"""Studies, one per file; `python -m experiments experiment=NAME` runs one."""

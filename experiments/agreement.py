@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import jaxcoll as jc
 from experiments.errors import CheckError
-from jaxcoll.schedule import Schedule
+from jaxcoll import Schedule
 
 AXIS = "rank"
 

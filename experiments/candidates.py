@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import jaxcoll as jc
 from experiments.config import HardwareConfig, SynthConfig, TopologyConfig
-from jaxcoll import topologies
-from jaxcoll.errors import CollectiveError, TopologyError
-from jaxcoll.schedule import Schedule
-from jaxcoll.topology import Topology
+from jaxcoll import CollectiveError, Schedule, Topology, TopologyError, topologies
 
 FAMILIES = {
     "torus": topologies.torus,
@@ -26,7 +23,7 @@ class Candidate:
 
     Attributes:
         synthesizer: its name.
-        chunks: chunks a shard.
+        chunks: chunks per shard.
         schedule: the schedule; None where the synthesizer is not defined for the network.
         reason: why there is none.
         times: seconds at each size.
@@ -73,13 +70,13 @@ def candidates(
 
 
 def best_at(found: Sequence[Candidate], size: int) -> Candidate:
-    """The quickest at the size with this index; of equals the one with fewer messages."""
+    """The fastest at the size with this index; of equals the one with fewer messages."""
     defined = [candidate for candidate in found if candidate.schedule is not None]
     return min(defined, key=lambda c: (c.times[size], c.schedule.num_messages if c.schedule else 0))
 
 
 def best_for(found: Sequence[Candidate], nbytes: int, model: str) -> Candidate:
-    """The candidate that is quickest for a buffer of ``nbytes``; of equals fewer messages win."""
+    """The candidate that is fastest for a buffer of ``nbytes``; of equals fewer messages win."""
     timed = [
         dataclasses.replace(candidate, times=(jc.simulate(candidate.schedule, nbytes, model).time,))
         for candidate in found

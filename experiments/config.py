@@ -1,4 +1,4 @@
-"""What experiments are told: frozen dataclasses, made and checked from plain mappings."""
+"""Configurations of experiments: frozen dataclasses, made and checked from plain mappings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.errors import ConfigError
-from jaxcoll.synth import SYNTHESIZERS
+from jaxcoll import SYNTHESIZERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HardwareConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SynthConfig:
-    """Which synthesizers are run, and with how many chunks a shard.
+    """Which synthesizers are run, and with how many chunks per shard.
 
     Attributes:
         names: of the synthesizers; all that there are where empty.
@@ -78,7 +78,7 @@ class SynthConfig:
         unknown = sorted({*self.names, *self.chunks_of} - SYNTHESIZERS.keys())
         if unknown:
             raise ConfigError(
-                f"synth names {unknown[0]!r}, which is no synthesizer; known: "
+                f"synth names {unknown[0]!r}, which is not a synthesizer; known: "
                 f"{', '.join(SYNTHESIZERS)}"
             )
         for name, counts in {"": self.chunks, **self.chunks_of}.items():
@@ -164,7 +164,7 @@ class QuickstartConfig:
             raise ConfigError("topology.sides must make two ranks at least, got one")
         if self.train.batch % self.topology.num_ranks:
             raise ConfigError(
-                f"train.batch is shared out evenly: {self.train.batch} is no multiple of "
+                f"train.batch is divided evenly: {self.train.batch} is not a multiple of "
                 f"{self.topology.num_ranks} ranks"
             )
 
@@ -177,7 +177,7 @@ def build(kind: type, values: object, where: str = "") -> typing.Any:
 
     Raises:
         ConfigError: a key too many or missing, or a value of another type, named with its place;
-            or what the dataclass itself refuses.
+            or values that the dataclass itself refuses.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where or 'the configuration'} must be a mapping, got {values!r}")

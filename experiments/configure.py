@@ -23,7 +23,7 @@ from experiments.experiment import Experiment
 CONFIGS = Path(__file__).parents[1] / "configs"
 ROOT = "config"  # the file there that lists the groups
 
-# What a study can be run as: in seconds, to be tested; or as large as in the paper.
+# The presets of a study: small enough for a test of seconds, or as large as in the paper.
 SIZES = ("ci", "paper")
 
 EXPERIMENTS = {

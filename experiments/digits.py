@@ -68,7 +68,7 @@ class Digits:
 
 @dataclasses.dataclass(frozen=True)
 class Curves:
-    """How a run went, one value a step, float64 of shape (steps,).
+    """How a run went, one value per step, float64 of shape (steps,).
 
     Attributes:
         loss: mean cross entropy of the step's batch, before the update.
@@ -135,7 +135,7 @@ def train(
             out_specs=copied,
         )
     )
-    # No digit is labelled -1: what fills up the last rank's share is never counted as correct.
+    # No digit is labelled -1: the padding of the last rank's share is never counted as correct.
     fill = -len(digits.held_out_labels) % n
     held_out_pixels = jnp.asarray(np.pad(digits.held_out_pixels, ((0, fill), (0, 0))))
     held_out_labels = jnp.asarray(np.pad(digits.held_out_labels, (0, fill), constant_values=-1))

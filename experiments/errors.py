@@ -6,4 +6,4 @@ class ConfigError(ValueError):
 
 
 class CheckError(ValueError):
-    """What an experiment checks of its own results does not hold."""
+    """A check that an experiment makes of its own results has failed."""

@@ -1,4 +1,4 @@
-"""What an experiment is to the command line, and how a study's results are published."""
+"""Experiments as the command line knows them, and how a study publishes its results."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def publish(
     Args:
         title: of the table: the paper's figure or table.
         rows: a mapping from column to value each. Columns named "paper" or starting with "paper "
-            hold what the paper prints, beside ours.
+            hold the paper's numbers, beside ours.
         results: folder to write to, made when absent. Every file is replaced whole.
         figure: the picture, if there is one.
-        notes: sentences to print below: what differs from the paper, and why. Their fields are
+        notes: sentences to print below: differences from the paper, and why. Their fields are
             filled from the rows (``experiments.notes``).
         remarks: sentences that the run itself made, printed as they are.
         console: where to print; standard output when None.

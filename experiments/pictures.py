@@ -11,9 +11,7 @@ import jaxcoll as jc
 from experiments.candidates import Candidate, best_at, build_topology, candidates
 from experiments.configure import configure
 from experiments.files import write_figure
-from jaxcoll import draw
-from jaxcoll.bounds import Bound
-from jaxcoll.topology import Topology
+from jaxcoll import Bound, Topology, draw
 
 # Drawn beside the winners, however they fare.
 BASELINES = ("ring", "direct", "bucket")
@@ -52,7 +50,7 @@ def pictures(
 
 
 def main(folder: Path = DOCUMENTATION) -> None:
-    """Draws what the quickstart, as configured, draws; runs nothing on devices."""
+    """Draws the figures of the configured quickstart; runs nothing on devices."""
     _, config = configure(["experiment=quickstart"])
     topology = build_topology(config.topology, config.hardware)
     sizes, model, seed = config.sizes, config.link_model, config.seed

@@ -22,9 +22,8 @@ from experiments.errors import CheckError
 from experiments.files import write_figure, write_json
 from experiments.machine import describe_machine
 from experiments.pictures import pictures
-from jaxcoll.bounds import Bound
+from jaxcoll import Bound, Topology
 from jaxcoll.draw import format_bytes
-from jaxcoll.topology import Topology
 
 
 def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Recorded results of the studies: what ``docs/experiments.md`` is generated from.
+"""Recorded results of the studies, from which ``docs/experiments.md`` is generated.
 
 ``docs/experiments/NAME.json`` holds up to two runs of a study, at size=ci and at size=paper. Each
 has the rows as printed, the remarks that the run made, and the command, commit, date and machine it

@@ -12,7 +12,7 @@ from rich.text import Text
 from experiments.agreement import Agreement
 from experiments.candidates import Candidate, best_at
 from experiments.timing import format_seconds
-from jaxcoll.bounds import Bound
+from jaxcoll import Bound
 from jaxcoll.draw import format_bytes
 
 _STYLE: dict[str, Any] = {
@@ -28,7 +28,9 @@ def times_table(found: Sequence[Candidate], sizes: Sequence[int], bounds: Sequen
     """Steps, messages, and at each size the time and, below, the bound in percent of it."""
     best = [best_at(found, i) for i in range(len(sizes))]
     title = "Simulated time; below it, the percent of the bound that it reaches"
-    table = Table(title=title, caption="* the best at this size; x2: two chunks a shard", **_STYLE)
+    table = Table(
+        title=title, caption="* the best at this size; x2: two chunks per shard", **_STYLE
+    )
     table.add_column("all_reduce", no_wrap=True)
     for name in ("steps", "messages", *map(format_bytes, sizes)):
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,5 +1,11 @@
 """jaxcoll: topology-aware collectives for JAX, from a network to a schedule to ``ppermute``.
 
+- Networks: ``topologies``, ``Topology``; collectives: ``Collective``.
+- Schedules: ``synthesize`` makes one, ``verify`` proves it, ``simulate`` times it, ``bound`` gives
+  the least time of any; ``synthesize_compact`` writes one of tens of thousands of ranks to disk.
+- Execution inside ``jax.shard_map``: ``psum``, ``all_gather`` and the others of ``jax.lax``.
+- ``io`` (files), ``draw`` (figures), ``optax`` (training), ``aot`` (compiling for other machines).
+
 Importing this package does not import jax; the functions that run schedules on devices do, when
 they are first used.
 """
@@ -12,6 +18,7 @@ from jaxcoll import synth, topologies
 from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
 from jaxcoll.bounds.throughput import Optimum, optimum
 from jaxcoll.collective import Collective
+from jaxcoll.compact import CompactSchedule
 from jaxcoll.errors import (
     CollectiveError,
     FormatError,
@@ -23,8 +30,17 @@ from jaxcoll.grid import Grid, Placement
 from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
 from jaxcoll.paths import Edges, shortest_routes
 from jaxcoll.schedule import Provenance, Schedule, concatenate
-from jaxcoll.simulation import Framing, Message, Timeline, simulate, simulate_messages
+from jaxcoll.simulation import (
+    Framing,
+    Message,
+    MessageTimes,
+    Timeline,
+    simulate,
+    simulate_messages,
+    simulate_multicast,
+)
 from jaxcoll.synth import SYNTHESIZERS, synthesize
+from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.verifier import verify
@@ -81,12 +97,14 @@ __all__ = [
     "Bound",
     "Collective",
     "CollectiveError",
+    "CompactSchedule",
     "Edges",
     "FormatError",
     "Framing",
     "Grid",
     "JaxcollError",
     "Message",
+    "MessageTimes",
     "Optimum",
     "Placement",
     "Provenance",
@@ -124,9 +142,11 @@ __all__ = [
     "shortest_routes",
     "simulate",
     "simulate_messages",
+    "simulate_multicast",
     "step_bound",
     "synth",
     "synthesize",
+    "synthesize_compact",
     "topologies",
     "verify",
 ]

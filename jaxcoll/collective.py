@@ -1,4 +1,4 @@
-"""Collective: what every rank holds before and must hold after, chunk by chunk."""
+"""Collective: the chunks that every rank holds before and must hold after."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ DUALS = {
 KINDS = tuple(DUALS)
 REDUCING = frozenset({"reduce_scatter", "all_reduce", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+SHARED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})  # with shares, if wished
 
 _MOST_RANKS = 2**22  # as many as a ``Topology`` may have
 
@@ -41,7 +42,7 @@ class Collective:
     broadcast and reduce), and each shard into ``chunks_per_shard`` equal chunks. Chunks are
     numbered group by group, within a group shard by shard, within a shard in order; for
     all_to_all a group has a shard for every (source, destination) pair, destination fastest.
-    A rank's place in its group decides which shard is its own.
+    A rank's index in its group decides which shard is its own.
 
     Attributes:
         kind: one of ``KINDS``.
@@ -51,11 +52,15 @@ class Collective:
             no group take part only by forwarding.
         root: for broadcast, reduce, gather and scatter: the root's place in every group (which
             is its rank when there is one group of all ranks); 0 when omitted.
+        shares: of an all_gather, reduce_scatter or all_reduce of one group of all ranks, sizes of
+            the shards relative to each other, by place: a shard of share w is w x
+            ``chunks_per_shard`` chunks. Common factors become part of ``chunks_per_shard``; equal
+            shares are None.
 
     Raises:
         CollectiveError: an unknown kind, a chunk count below 1, groups that overlap, are empty or
             name ranks that do not exist, a root outside a group or given to a kind without one,
-            more than 2**31 - 1 chunks.
+            shares of another kind or of several groups, more than 2**31 - 1 chunks.
     """
 
     kind: str
@@ -63,6 +68,7 @@ class Collective:
     chunks_per_shard: int = 1
     groups: tuple[tuple[int, ...], ...] = None  # type: ignore[assignment]
     root: int | None = None
+    shares: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in KINDS:
@@ -74,6 +80,8 @@ class Collective:
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
         checks.put(self, groups=_checked_groups(groups, self.num_ranks))
         self._check_root()
+        if self.shares is not None:
+            self._check_shares()
         self._check_count()
 
     def _check_root(self) -> None:
@@ -85,23 +93,44 @@ class Collective:
         root = checks.integer(0 if self.root is None else self.root, "root", CollectiveError)
         if not 0 <= root < smallest:
             raise CollectiveError(
-                f"root must be a place in every group, 0..{smallest - 1}, got {root}"
+                f"root must be an index in every group, 0..{smallest - 1}, got {root}"
             )
         checks.put(self, root=root)
+
+    def _check_shares(self) -> None:
+        shares = checks.integers(self.shares, "shares", CollectiveError, least=0)
+        group, *others = self.groups
+        if self.kind not in SHARED or others or len(group) < self.num_ranks:
+            raise CollectiveError(
+                f"shares are for {', '.join(sorted(SHARED))} of one group of all ranks, not for "
+                f"{self.kind} with {len(self.groups)} groups"
+            )
+        if len(shares) != self.num_ranks or not any(shares):
+            raise CollectiveError(
+                f"shares need one number per rank, {self.num_ranks} in all and not all 0, got "
+                f"{checks.shown(self.shares)}"
+            )
+        common = math.gcd(*shares)
+        shares = tuple(share // common for share in shares)
+        checks.put(
+            self,
+            chunks_per_shard=self.chunks_per_shard * common,
+            shares=None if set(shares) == {1} else shares,
+        )
 
     def _check_count(self) -> None:
         count = self.chunks_per_shard * sum(self._shards(len(group)) for group in self.groups)
         if count > np.iinfo(np.int32).max:
             raise CollectiveError(
                 f"{self} has {count} chunks, more than the 2**31 - 1 that can be numbered; "
-                f"take fewer chunks a shard"
+                f"take fewer chunks per shard"
             )
 
     # ------------------------------------------------------------------ facts
 
     @property
     def is_reducing(self) -> bool:
-        """Whether chunks are summed on their way."""
+        """Whether ranks add chunks."""
         return self.kind in REDUCING
 
     @property
@@ -123,13 +152,18 @@ class Collective:
     @property
     def num_deliveries(self) -> int:
         """Sends that every schedule has at least: a rank gets, or gives, each chunk it must."""
+        if self.shares is not None:
+            return self.num_chunks * (self.num_ranks - 1)
         rooted = self.kind in ROOTED
         pairs = ((1 if rooted else len(group)) * (len(group) - 1) for group in self.groups)
         return self.chunks_per_shard * sum(pairs)
 
     def _shards(self, size: int) -> int:
+        """Chunks of a group of some size, in units of ``chunks_per_shard``."""
         if self.kind in ("broadcast", "reduce"):
             return 1
+        if self.shares is not None:
+            return sum(self.shares)
         return size * size if self.kind == "all_to_all" else size
 
     @functools.cached_property
@@ -171,8 +205,9 @@ class Collective:
                 owner, target = np.repeat(ranks, len(ranks)), np.tile(ranks, len(ranks))
             else:
                 owner, target = ranks, np.full(len(ranks), root)
-            owners.append(np.repeat(owner, self.chunks_per_shard))
-            targets.append(np.repeat(target, self.chunks_per_shard))
+            chunks = np.asarray(self.shares or 1) * self.chunks_per_shard
+            owners.append(np.repeat(owner, chunks))
+            targets.append(np.repeat(target, chunks))
         return np.concatenate(owners), np.concatenate(targets)
 
     # ------------------------------------------------------------------ before and after
@@ -221,6 +256,8 @@ class Collective:
     @functools.cached_property
     def chunks_per_buffer(self) -> np.ndarray:
         """Each chunk is 1 / this of a rank's buffer; int64 of shape (chunks,)."""
+        if self.shares is not None:
+            return np.full(self.num_chunks, self.num_chunks, np.int64)
         sizes = np.asarray(
             [1 if self.kind in ("broadcast", "reduce") else len(group) for group in self.groups]
         )
@@ -230,7 +267,7 @@ class Collective:
         """Bytes of each chunk when the buffer of a rank has ``nbytes``.
 
         The buffer is the larger of a rank's input and output: the gathered result, the vector to
-        be reduced, the root's data, or what a rank exchanges with all (its own block included).
+        be reduced, the root's data, or the blocks a rank sends to all (its own block included).
         """
         total = checks.rational(nbytes, "nbytes", CollectiveError)
         return tuple(total / int(parts) for parts in self.chunks_per_buffer)
@@ -241,6 +278,21 @@ class Collective:
         if self.kind in ("broadcast", "reduce"):
             return Fraction(1)
         return Fraction((2 if self.kind == "all_reduce" else 1) * (n - 1), n)
+
+    def with_equal_shards(self, who: str) -> Collective:
+        """The collective, if its shards are equal.
+
+        Args:
+            who: what is defined for equal shards only, for the error.
+
+        Raises:
+            CollectiveError: shares.
+        """
+        if self.shares is not None:
+            raise CollectiveError(
+                f"{who} is defined for equal shards only, got shares {checks.shown(self.shares)}"
+            )
+        return self
 
     # ------------------------------------------------------------------ others from this one
 
@@ -288,7 +340,9 @@ class Collective:
         if self.is_grouped:
             over += f" in {len(self.groups)} groups of {'/'.join(map(str, sizes))}"
         root = f", root {self.root}" if self.root is not None else ""
-        return f"Collective({self.kind}, {over}, {self.chunks_per_shard} chunks a shard{root})"
+        if self.shares is not None:
+            return f"Collective({self.kind}, {over}, {self.num_chunks} chunks in unequal shards)"
+        return f"Collective({self.kind}, {over}, {self.chunks_per_shard} chunks per shard{root})"
 
 
 def _checked_groups(given, num_ranks: int) -> tuple[tuple[int, ...], ...]:

@@ -1,9 +1,9 @@
-"""Compact schedules: two bytes and a bit a send, on disk, for tens of thousands of ranks.
+"""Compact schedules: two bytes and a bit per send, on disk, for tens of thousands of ranks.
 
 For an all_gather of all ranks on a network without switches in which every link carries at most one
-chunk a step. Sends stand in the order of (step, link), so that a bitmap of active links says which
-link each belongs to and only the chunk is stored, in two bytes where that is enough: 200 x 200
-ranks take 3.6 GB, where the columns of ``Schedule`` would take 14.
+chunk per step. Sends are sorted by (step, link). A bitmap of active links gives the link of every
+send, so only its chunk is stored, in two bytes where that is enough: 200 x 200 ranks take 3.6 GB,
+where the columns of ``Schedule`` would take 14.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.paths import Edges
-from jaxcoll.provenance import Provenance, read_provenance, say_provenance
+from jaxcoll.provenance import Provenance, decode_provenance, encode_provenance
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
@@ -50,9 +50,10 @@ class CompactSchedule:
         active: bit ``link & 7`` of ``active[t, link >> 3]`` says whether a link carries a chunk in
             step t, uint8 of shape (steps, links / 8 rounded up).
         chunk: chunk of each send, by step and link, uint16 or uint32 of shape (sends,).
-        order: every chunk's place in an order in which neighbours travel at about the same time,
-            uint32 of shape (chunks,); a replay that keeps its books in it stays in cache.
-        provenance: where it comes from.
+        order: every chunk's position in an order in which neighbouring chunks are sent at about the
+            same time, uint32 of shape (chunks,). A replay that indexes its tables by it stays in
+            cache.
+        provenance: the synthesizer and parameters that made it.
     """
 
     topology: Topology
@@ -115,15 +116,18 @@ class CompactSchedule:
 
 
 def check_compact(topology: Topology, collective: Collective) -> None:
-    """Refuse what has no compact schedule.
+    """Refuse a topology or collective that has no compact schedule.
 
     Raises:
         ScheduleError: switches, another collective than an all_gather, groups.
     """
     if not topology.is_direct:
         raise ScheduleError(f"compact schedules run on networks without switches, not {topology}")
-    if collective.kind != "all_gather" or collective.is_grouped:
-        raise ScheduleError(f"compact schedules carry an all_gather of all ranks, not {collective}")
+    unequal = collective.shares is not None
+    if collective.kind != "all_gather" or collective.is_grouped or unequal:
+        raise ScheduleError(
+            f"compact schedules carry an all_gather of equal shards of all ranks, not {collective}"
+        )
     if topology.num_ranks != collective.num_ranks:
         raise ScheduleError(
             f"the topology has {topology.num_ranks} ranks, the collective {collective.num_ranks}"
@@ -147,15 +151,15 @@ def _columns(collective: Collective, links: int, steps: int, sends: int) -> dict
 class CompactWriter:
     """Writes a compact schedule step by step; the folder appears when all of it is written.
 
-    Use as a context manager: after an error or an interrupt nothing is left. What a process leaves
-    that is killed, the next one to write the same folder removes.
+    Use as a context manager: an error or an interrupt leaves no files. Files of a killed process
+    are removed by the next one that writes the same folder.
 
     Args:
         folder: to be made; must not exist.
         order: as in ``CompactSchedule``.
 
     Raises:
-        ScheduleError: what has no compact schedule.
+        ScheduleError: a topology or collective that ``check_compact`` refuses.
         FileExistsError: the folder exists.
     """
 
@@ -216,7 +220,7 @@ class CompactWriter:
             "chunks_per_shard": self.collective.chunks_per_shard,
             "steps": len(self._counts) - 1,
             "sends": self._counts[-1],
-            "provenance": say_provenance(self.provenance),
+            "provenance": encode_provenance(self.provenance),
         }
         (self._draft / "header.json").write_text(json.dumps(header, indent=2))
         os.replace(self._draft, self.folder)
@@ -224,7 +228,7 @@ class CompactWriter:
 
 def _make_locked(draft: Path) -> int:
     """Make a folder that is locked as long as this process lives; the open file that holds it."""
-    # Under another name until it is locked: what has the right name and no lock is abandoned.
+    # Renamed once locked: a draft under its final name without a lock is an abandoned one.
     fresh = draft.with_suffix(".new")
     fresh.mkdir(parents=True)
     lock = os.open(fresh, os.O_RDONLY)
@@ -285,7 +289,7 @@ def _map_column(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class _Header(NamedTuple):
-    """What ``header.json`` says, beyond whose network it is."""
+    """The fields of ``header.json`` other than the network."""
 
     chunks_per_shard: int
     steps: int
@@ -302,26 +306,26 @@ def _read_header(path: Path, topology: Topology) -> _Header:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise FormatError(f"{path} is not UTF-8 text: {error}") from None
-    said = fields.Fields(fields.parse(text), str(path))
-    said.take("format", fields.exactly(_FORMAT))
-    if said.take("topology", fields.text) != topology.digest:
+    header_fields = fields.Fields(fields.parse(text), str(path))
+    header_fields.take("format", fields.exactly(_FORMAT))
+    if header_fields.take("topology", fields.text) != topology.digest:
         raise FormatError(f"{path.parent} holds a schedule of another network than {topology}")
-    said.take("ranks", fields.whole(topology.num_ranks, topology.num_ranks))
+    header_fields.take("ranks", fields.whole(topology.num_ranks, topology.num_ranks))
     count = fields.whole(0, _MAX_COUNT)
     header = _Header(
-        said.take("chunks_per_shard", fields.whole(1, fields.INT32)),
-        said.take("steps", count),
-        said.take("sends", count),
-        said.take("provenance", read_provenance),
+        header_fields.take("chunks_per_shard", fields.whole(1, fields.INT32)),
+        header_fields.take("steps", count),
+        header_fields.take("sends", count),
+        header_fields.take("provenance", decode_provenance),
     )
-    said.end()
+    header_fields.end()
     return header
 
 
 def _check_columns(folder: Path, columns: Mapping[str, np.ndarray]) -> None:
-    """What a replay relies on: counts that agree and an order that is one."""
+    """Refuse columns that a replay cannot rely on: their counts, and the order of the chunks."""
     ptr, order = columns["step_ptr"], columns["order"]
     if ptr[0] != 0 or ptr[-1] != len(columns["chunk"]) or (ptr[1:] < ptr[:-1]).any():
         raise FormatError(f"{folder / 'step_ptr'} does not rise from 0 to the number of sends")
     if not np.array_equal(np.sort(order), np.arange(len(order))):
-        raise FormatError(f"{folder / 'order'} is no order of the chunks")
+        raise FormatError(f"{folder / 'order'} is not a permutation of the chunks")

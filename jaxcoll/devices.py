@@ -1,4 +1,4 @@
-"""What wires join JAX devices: coordinates and host numbers read into columns of links.
+"""The links between JAX devices, as columns, from coordinates and host numbers.
 
 Nothing here imports jax: a device is any object with ``device_kind``, ``process_index`` and, on
 TPUs, ``coords``.
@@ -22,10 +22,10 @@ class DeviceKind:
 
     Attributes:
         match: the kind is recognised by this text in the lower-case ``device_kind``.
-        alpha: seconds a link.
+        alpha: seconds per link.
         bandwidth: bytes per second and direction: of one ICI link of a TPU, or of one device into
             its host's switch.
-        network_alpha: seconds a link between hosts.
+        network_alpha: seconds per link between hosts.
         network_bandwidth: bytes per second and direction of one device into the network.
         wraps_at: a dimension of a TPU slice closes into a ring when its side is a multiple of
             this number; 0 where slices never close.
@@ -41,8 +41,8 @@ class DeviceKind:
     source: str = ""
 
 
-_TPU = "Google Cloud TPU documentation: bidirectional ICI bandwidth a chip over links a chip"
-_DGX = "ForestColl's evaluation: NVLink through NVSwitch and InfiniBand, a GPU and direction"
+_TPU = "Google Cloud TPU documentation: bidirectional ICI bandwidth per chip over links per chip"
+_DGX = "ForestColl's evaluation: NVLink through NVSwitch and InfiniBand, per GPU and direction"
 
 # The first match wins. Latencies are round figures of the right magnitude, to be replaced by
 # measured ones (``alpha=``) where they matter.
@@ -123,8 +123,8 @@ def _tpu_slice(devices: list, kind: DeviceKind, wrap: Sequence[bool] | None, who
     shape = tuple(int(side) for side in coords.max(axis=0) + 1)
     if math.prod(shape) != len(devices) or len(np.unique(coords, axis=0)) != len(devices):
         raise TopologyError(
-            f"the coordinates of {len(devices)} devices do not fill a box: they span {shape}; "
-            f"pass all devices of a slice or of a box inside it"
+            f"the coordinates of {len(devices)} devices do not fill a grid: they span {shape}; "
+            f"pass all devices of a slice or of a grid inside it"
         )
     # A dimension that the box spans in part has lost the link that closes it.
     closes = [
@@ -159,9 +159,9 @@ def _coordinates(devices: list, cored: bool) -> np.ndarray:
 
 
 def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
-    """One coordinate of a box inside a slice, counted from where the box begins.
+    """One coordinate of a subgrid of a slice, relative to the subgrid's first coordinate.
 
-    On a closed dimension a box may go round the end: it begins after the longest gap.
+    On a closed dimension a subgrid may wrap around: its first coordinate follows the longest gap.
     """
     used = np.unique(coordinate)
     if not closed or len(used) == side:
@@ -172,7 +172,7 @@ def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
 
 
 def _hosts(devices: list, kind: DeviceKind) -> dict:
-    """A switch a host, and one more between hosts, which each device reaches directly."""
+    """One switch per host, and one more between hosts, which each device reaches directly."""
     n = len(devices)
     hosts = [int(getattr(device, "process_index", 0)) for device in devices]
     number = {host: i for i, host in enumerate(sorted(set(hosts)))}

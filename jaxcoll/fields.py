@@ -48,13 +48,13 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict:
     fields: dict = {}
     for key, value in pairs:
         if key in fields:
-            raise FormatError(f"the key {glimpse(key)} is there twice; each may be there once")
+            raise FormatError(f"the key {glimpse(key)} is given twice; give it once")
         fields[key] = value
     return fields
 
 
 def _refuse_constant(name: str) -> object:
-    raise FormatError(f"{name} is no number of JSON; finite numbers are expected")
+    raise FormatError(f"{name} is not a number in JSON; finite numbers are expected")
 
 
 def glimpse(value: object) -> str:
@@ -79,7 +79,7 @@ def check_claims(where: str, ranks: int, chunks: int, deliveries: int, sends: in
     schedule passes, unless it has millions of chunks that no rank needs from another.
 
     Args:
-        where: what the file is, for the error.
+        where: a name of the file, for the error.
         deliveries: sends that every schedule of the collective has at least.
         sends: sends that the file holds.
 
@@ -106,7 +106,7 @@ class Fields:
         self.where = where
 
     def take(self, key: str, read: Callable, *default):
-        """What ``read(value, name)`` makes of a field; the default, if there is one, without it."""
+        """``read(value, name)`` of a field; without the field the default, if one is given."""
         name = f"{self.where}.{key}"
         if key not in self.left:
             if default:
@@ -218,7 +218,7 @@ def rational(value: object, name: str) -> float | Fraction:
     return Fraction(int(match[1]), int(match[2]))
 
 
-def said_rational(value: Fraction) -> str:
+def encode_rational(value: Fraction) -> str:
     """A rational as the string that ``rational`` reads."""
     if max(value.numerator, value.denominator) > LARGEST:
         raise FormatError(f"a number of more than {_MAX_DIGITS} digits cannot be written")
@@ -238,7 +238,7 @@ def exactly(name: str) -> Callable[[object, str], None]:
 # ---------------------------------------------------------------------- free-form values
 
 
-def say(value: object, where: str, depth: int = 0) -> object:
+def encode(value: object, where: str, depth: int = 0) -> object:
     """A provenance value in JSON's terms; tuples and arrays as lists, rationals as an object."""
     if depth > _MAX_DEPTH:
         raise FormatError(f"{where} is nested deeper than {_MAX_DEPTH}")
@@ -251,41 +251,41 @@ def say(value: object, where: str, depth: int = 0) -> object:
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if isinstance(value, Fraction):
-        return {_FRACTION_KEY: ("-" if value < 0 else "") + said_rational(abs(value))}
+        return {_FRACTION_KEY: ("-" if value < 0 else "") + encode_rational(abs(value))}
     if isinstance(value, (list, tuple)):
-        return [say(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return [encode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         if set(value) == {_FRACTION_KEY}:
             raise FormatError(
                 f"{where}: the key {_FRACTION_KEY!r} alone is how a rational is written"
             )
-        return {key: say(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        return {key: encode(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     raise FormatError(
         f"{where} is {glimpse(value)} of type {type(value).__name__}; only finite numbers, "
         f"strings, booleans, None, and lists and string-keyed mappings of these can be written"
     )
 
 
-def hear(value: object, where: str, depth: int = 0) -> object:
-    """The value that ``say`` has said; lists come back as tuples."""
+def decode(value: object, where: str, depth: int = 0) -> object:
+    """The value that ``encode`` has encoded; lists come back as tuples."""
     if depth > _MAX_DEPTH:
         raise FormatError(f"{where} is nested deeper than {_MAX_DEPTH}")
     if isinstance(value, float):
         return number(value, where)
     if isinstance(value, list):
-        return tuple(hear(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
+        return tuple(decode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
     if isinstance(value, dict) and set(value) == {_FRACTION_KEY}:
-        said = text(value[_FRACTION_KEY], where)
-        return (-1 if said.startswith("-") else 1) * Fraction(
-            rational(said.removeprefix("-"), where)
+        written = text(value[_FRACTION_KEY], where)
+        return (-1 if written.startswith("-") else 1) * Fraction(
+            rational(written.removeprefix("-"), where)
         )
     if isinstance(value, dict):
-        return {key: hear(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        return {key: decode(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     return value
 
 
-def hear_object(value: object, where: str) -> dict:
+def decode_object(value: object, where: str) -> dict:
     """An object of such values."""
     if not isinstance(value, dict):
         raise FormatError(f"{where} must be an object, got {glimpse(value)}")
-    return {key: hear(item, f"{where}.{key}", 1) for key, item in value.items()}
+    return {key: decode(item, f"{where}.{key}", 1) for key, item in value.items()}

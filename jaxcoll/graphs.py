@@ -22,7 +22,7 @@ def make_graph(
 
     Args:
         kinds: "rank" or "switch" for each vertex.
-        vertex_names: one a vertex, or none.
+        vertex_names: one per vertex, or empty.
         links: (src, dst, alpha, bandwidth) of each.
         parallel: whether several links join the same two vertices in the same direction.
     """

@@ -1,4 +1,4 @@
-"""Grid: ranks laid out on a box of coordinates, some of whose dimensions wrap around."""
+"""Grid: ranks laid out on a grid of coordinates, some of whose dimensions wrap around."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Grid:
         checks.put(self, shape=shape, wrap=tuple(wrap))
         if len(self.wrap) != len(self.shape):
             raise TopologyError(
-                f"wrap needs one flag a dimension: shape {self.shape} has {len(self.shape)}, "
+                f"wrap needs one flag per dimension: shape {self.shape} has {len(self.shape)}, "
                 f"got {len(self.wrap)}"
             )
         effective = tuple(
@@ -52,7 +52,7 @@ class Grid:
 
     @property
     def is_equal_sided(self) -> bool:
-        """Whether all sides longer than 1 are equal and wrap alike."""
+        """Whether all sides longer than 1 are equal, and all of them wrap or none does."""
         kinds = {(s, w) for s, w in zip(self.shape, self.wrap, strict=True) if s > 1}
         return len(kinds) <= 1
 
@@ -77,7 +77,7 @@ class Grid:
         return np.roll(ranks, -by, axis=dimension).ravel()
 
     def generators(self) -> tuple[tuple[int, ...], ...]:
-        """Translations that keep the grid's neighbour pairs, one a closed dimension."""
+        """Translations that keep the grid's neighbour pairs, one per closed dimension."""
         return tuple(
             tuple(int(rank) for rank in self.translation(dimension))
             for dimension, side in enumerate(self.shape)
@@ -87,11 +87,11 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """A grid on which ranks stand in another order than that of its places.
+    """A grid, and the rank at each of its positions.
 
     Attributes:
-        grid: the box.
-        ranks: the rank at each place, places in order (the last coordinate fastest).
+        grid: the grid.
+        ranks: the rank at each position, in row-major order (the last coordinate fastest).
     """
 
     grid: Grid
@@ -109,11 +109,11 @@ class Placement:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether ranks stand in the order of places, so that the grid alone says it all."""
+        """Whether the rank at position i is i, so that the grid alone describes the placement."""
         return self.ranks == tuple(range(len(self.ranks)))
 
     def relabel(self, permutation: np.ndarray) -> Placement:
-        """The same places when rank r is called ``permutation[r]``."""
+        """The same positions when rank r is called ``permutation[r]``."""
         return Placement(self.grid, tuple(permutation[list(self.ranks)]))
 
 
@@ -128,3 +128,34 @@ def per_dimension(value: Any, dimensions: int, what: str) -> tuple:
             )
         return tuple(value)
     return (value,) * dimensions
+
+
+def checked_placement(
+    grid: Grid | None, placement: Placement | None, num_ranks: int
+) -> tuple[Grid | None, Placement | None]:
+    """The grid of a network and its placement, from either of them.
+
+    Returns:
+        The placement, and its grid where ranks are numbered in the grid's order; else None.
+
+    Raises:
+        TopologyError: a grid of another number of ranks, or a grid and another grid's placement.
+    """
+    checks.optional(grid, checks.instance, Grid, "grid", TopologyError)
+    checks.optional(placement, checks.instance, Placement, "placement", TopologyError)
+    of = grid if placement is None else placement.grid
+    if of is None:
+        return None, None
+    if of.size != num_ranks:
+        raise TopologyError(
+            f"a grid of shape {of.shape} has {of.size} ranks, the network has {num_ranks}"
+        )
+    if placement is None:
+        placement = _in_order(of)
+    elif grid is not None and placement != _in_order(grid):
+        raise TopologyError("give a grid or a placement, not two different ones")
+    return placement.grid if placement.is_in_order else None, placement
+
+
+def _in_order(grid: Grid) -> Placement:
+    return Placement(grid, tuple(range(grid.size)))

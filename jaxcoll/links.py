@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from fractions import Fraction
 
 import numpy as np
-import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
@@ -43,7 +43,7 @@ def float_column(values, what: str) -> np.ndarray:
         raise TopologyError(f"{what} must be one column of numbers: {error}") from None
     if column.ndim != 1:
         raise TopologyError(f"{what} must be one column of numbers, got shape {column.shape}")
-    return column + 0.0  # turns -0.0 into 0.0: equal values must be equal bytes
+    return column + 0.0  # replaces -0.0 by 0.0: equal values must be equal bytes
 
 
 def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
@@ -72,7 +72,7 @@ def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
     lengths = {len(src), len(dst), len(alpha), len(bandwidth)}
     if len(lengths) != 1:
         raise TopologyError(
-            f"src, dst, alpha and bandwidth need one value a link, got lengths "
+            f"src, dst, alpha and bandwidth need one value per link, got lengths "
             f"{len(src)}, {len(dst)}, {len(alpha)}, {len(bandwidth)}"
         )
 
@@ -104,7 +104,57 @@ def canonical_order(src, dst, alpha, bandwidth, exact=None) -> np.ndarray:
     return np.lexsort((speed, alpha, dst, src))
 
 
-def maps_onto_itself(image, src, dst, alpha, bandwidth, exact) -> bool:
+def canonical_links(
+    num_vertices: int, src, dst, alpha, bandwidth
+) -> tuple[dict[str, np.ndarray], tuple[Fraction, ...] | None]:
+    """Checked, read-only columns in canonical order, and exact bandwidths that floats cannot hold.
+
+    Raises:
+        TopologyError: see ``Topology``.
+    """
+    exact = exact_column(bandwidth, "bandwidth")
+    columns = {
+        "src": vertex_column(src, "src"),
+        "dst": vertex_column(dst, "dst"),
+        "alpha": float_column(alpha, "alpha"),
+        "bandwidth": float_column(bandwidth, "bandwidth"),
+    }
+    check_links(num_vertices, **columns)
+    order = canonical_order(**columns, exact=exact)
+    ordered = {name: np.ascontiguousarray(column[order]) for name, column in columns.items()}
+    for column in ordered.values():
+        column.setflags(write=False)
+    return ordered, None if exact is None else tuple(exact[i] for i in order)
+
+
+def links_digest(
+    num_ranks: int, num_vertices: int, columns: Iterable[np.ndarray], exact: Iterable | None
+) -> str:
+    """SHA-256 of ranks, vertices and links, as 64 hexadecimal digits."""
+    state = hashlib.sha256(f"topology {num_ranks} {num_vertices}".encode())
+    for column in columns:
+        state.update(column.tobytes())
+    if exact is not None:
+        state.update(" ".join(map(str, exact)).encode())
+    return state.hexdigest()
+
+
+def check_automorphism(image: np.ndarray, num_ranks: int, num_vertices: int, links: tuple) -> None:
+    """Refuse a vertex permutation that is not a symmetry of the network.
+
+    Args:
+        image: the image of each vertex.
+        links: src, dst, alpha, bandwidth and the exact bandwidths or None, in canonical order.
+    """
+    if not np.array_equal(np.sort(image), np.arange(num_vertices)):
+        raise TopologyError("a generator must be a permutation of the vertices")
+    if (image[:num_ranks] >= num_ranks).any():
+        raise TopologyError("a generator must take ranks to ranks and switches to switches")
+    if not _maps_onto_itself(image, *links):
+        raise TopologyError("a generator must map the links of the network onto themselves")
+
+
+def _maps_onto_itself(image, src, dst, alpha, bandwidth, exact) -> bool:
     """Whether a vertex permutation takes the links, given in canonical order, to themselves."""
     order = canonical_order(image[src], image[dst], alpha, bandwidth, exact)
     same = all(
@@ -117,6 +167,24 @@ def maps_onto_itself(image, src, dst, alpha, bandwidth, exact) -> bool:
         )
     )
     return same and (exact is None or tuple(exact[i] for i in order) == exact)
+
+
+def distinct_speeds(
+    alpha: np.ndarray, bandwidth: np.ndarray, exact: tuple[Fraction, ...] | None
+) -> tuple[tuple[tuple[Fraction, Fraction], ...], np.ndarray]:
+    """The distinct (alpha, bandwidth) of links, and the index of each link's, int64 (links,)."""
+    alphas, alpha_of = np.unique(alpha, return_inverse=True)
+    if exact is None:
+        floats, bandwidth_of = np.unique(bandwidth, return_inverse=True)
+        bandwidths = fractions_of(floats)
+    else:
+        index = {value: i for i, value in enumerate(dict.fromkeys(exact))}
+        bandwidth_of = np.asarray([index[value] for value in exact], np.int64)
+        bandwidths = tuple(index)
+    count = max(len(bandwidths), 1)
+    used, which = np.unique(alpha_of * count + bandwidth_of, return_inverse=True)
+    exact_alphas = fractions_of(alphas)
+    return tuple((exact_alphas[i // count], bandwidths[i % count]) for i in used), which
 
 
 def group_by(vertex: np.ndarray, num_vertices: int) -> tuple[np.ndarray, np.ndarray]:
@@ -155,33 +223,3 @@ def _pair(link: Iterable) -> tuple[int, ...]:
     if len(ends) != 2:
         raise TopologyError(f"a link is a number or a pair of vertices, got {link!r}")
     return ends
-
-
-def check_survivors(num_vertices: int, ranks: np.ndarray, src, dst, gone: np.ndarray) -> None:
-    """Refuse ranks that cannot reach each other once links are gone, naming the cut.
-
-    Args:
-        ranks: the ranks that stay.
-        src, dst: all links.
-        gone: which of them are gone, bool.
-    """
-    if not len(ranks):
-        raise TopologyError("no rank would stay")
-    ones = np.ones(int((~gone).sum()), np.int8)
-    shape = (num_vertices, num_vertices)
-    adjacency = sp.csr_matrix((ones, (src[~gone], dst[~gone])), shape=shape)
-    for graph, verb, way in ((adjacency, "reach", "out of"), (adjacency.T, "hear from", "into")):
-        reached = sp.csgraph.breadth_first_order(graph, ranks[0], return_predecessors=False)
-        inside = np.zeros(num_vertices, bool)
-        inside[reached] = True
-        missing = ranks[~inside[ranks]]
-        if not missing.size:
-            continue
-        near, far = (src, dst) if way == "out of" else (dst, src)
-        cut = gone & inside[near] & ~inside[far]
-        links = ", ".join(f"{src[i]}->{dst[i]}" for i in np.flatnonzero(cut))
-        together = ", ".join(map(str, ranks[inside[ranks]]))
-        raise TopologyError(
-            f"the survivors are cut in two: rank {ranks[0]} would no longer {verb} rank "
-            f"{missing[0]}; the links {way} ranks {together} that would be gone are {links}"
-        )

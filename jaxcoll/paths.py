@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from fractions import Fraction
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -19,7 +20,7 @@ from jaxcoll.topology import Topology, connected
 
 
 def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
-    """One contiguous column of integers; refuses what the type would round or wrap."""
+    """One contiguous column of integers; refuses numbers that the type would round or wrap."""
     try:
         given = np.asarray(checks.bounded(values, what, ScheduleError))
         with np.errstate(invalid="ignore"):
@@ -123,7 +124,7 @@ class Edges:
             raise ScheduleError(f"edge {edge} ({self.src[edge]}->{self.dst[edge]}) {text}")
 
     def reverse(self, link_image: np.ndarray) -> Edges:
-        """Every edge turned round, link i having become ``link_image[i]``."""
+        """Every edge reversed, link i having become ``link_image[i]``."""
         edge_of = np.repeat(np.arange(len(self)), self.hops)
         order = np.lexsort((-np.arange(len(self.path_link)), edge_of))
         return Edges(self.dst, self.src, self.path_ptr, link_image[self.path_link][order])
@@ -143,7 +144,7 @@ class Edges:
 
 @nb.njit(cache=True)
 def _first_broken(src, dst, path_ptr, path_link, link_src, link_dst):
-    """The first edge whose path is not one of links from its source to its destination, or -1."""
+    """The first edge whose links do not lead from its source to its destination, or -1."""
     for e in range(len(src)):
         at = src[e]
         for i in range(path_ptr[e], path_ptr[e + 1]):
@@ -258,7 +259,7 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
         src, dst: ranks, integers of shape (pairs,), src[i] != dst[i].
 
     Raises:
-        ScheduleError: columns of unequal length, a number that is no rank, a pair of equal ranks.
+        ScheduleError: columns of unequal length, a rank out of range, a pair of equal ranks.
         TopologyError: ranks that cannot reach each other.
     """
     connected(topology)
@@ -266,15 +267,8 @@ def shortest_routes(topology: Topology, src: np.ndarray, dst: np.ndarray) -> Edg
     _check_pairs(topology, src, dst)
     ptr, link = topology.out_links
     order = np.argsort(src, kind="stable")
-    lengths, links = _routes(
-        ptr,
-        link,
-        topology.src,
-        topology.dst,
-        _costs(topology),
-        src[order],
-        dst[order],
-    )
+    outgoing = _Links(ptr, link, topology.src, topology.dst, _costs(topology))
+    lengths, links = _routes(outgoing, src[order], dst[order])
     # Back to the order of the pairs as given.
     start = np.concatenate([[0], np.cumsum(lengths)])
     position = np.empty(len(order), np.int64)
@@ -312,12 +306,37 @@ def _costs(topology: Topology) -> np.ndarray:
     return np.asarray([max(1, math.floor(unit * parts)) for parts in cost], np.int64)[which]
 
 
+class _Links(NamedTuple):
+    """Outgoing links by vertex: those of v are ``link[ptr[v]:ptr[v + 1]]``; ends and costs of all.
+
+    Attributes:
+        cost: of each link, see ``_costs``.
+    """
+
+    ptr: np.ndarray
+    link: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    cost: np.ndarray
+
+
+class _Tree(NamedTuple):
+    """A tree of best paths from a source: hops, cost and parent link of every vertex."""
+
+    hops: np.ndarray
+    total: np.ndarray
+    parent: np.ndarray
+    queue: np.ndarray
+
+
 @nb.njit(cache=True)
-def _tree(ptr, link, link_dst, cost, source, wanted, hops, total, parent, queue):
+def _grow(links, source, wanted, tree):
     """Predecessor link of every vertex on its best path from ``source``, layer by layer.
 
     Stops after the layer in which the last of ``wanted`` vertices marked -2 in ``hops`` is found.
     """
+    hops, total, parent, queue = tree
+    ptr, link, cost = links.ptr, links.link, links.cost
     total[source] = 0
     hops[source] = 0
     queue[0] = source
@@ -327,7 +346,7 @@ def _tree(ptr, link, link_dst, cost, source, wanted, hops, total, parent, queue)
         for k in range(first, last):
             u = queue[k]
             for i in range(ptr[u], ptr[u + 1]):
-                v = link_dst[link[i]]
+                v = links.dst[link[i]]
                 through = total[u] + cost[link[i]]
                 if hops[v] < 0:
                     wanted -= hops[v] == -2
@@ -345,15 +364,15 @@ def _tree(ptr, link, link_dst, cost, source, wanted, hops, total, parent, queue)
 
 
 @nb.njit(cache=True)
-def _routes(ptr, link, link_src, link_dst, cost, src, dst):
-    """Links of the routes; pairs sorted by source, ``ptr`` and ``link`` list outgoing links."""
-    vertices = len(ptr) - 1
+def _routes(links, src, dst):
+    """Lengths and links of the routes; pairs sorted by source."""
+    vertices = len(links.ptr) - 1
     hops = np.empty(vertices, np.int32)
     total = np.empty(vertices, np.int64)
     parent = np.empty(vertices, np.int32)
-    queue = np.empty(vertices, np.int32)
+    tree = _Tree(hops, total, parent, np.empty(vertices, np.int32))
     lengths = np.empty(len(src), np.int64)
-    links = np.empty(4 * len(src) + 16, np.int32)
+    route = np.empty(4 * len(src) + 16, np.int32)
     used = done = 0
     while done < len(src):
         hops[:] = -1
@@ -362,18 +381,18 @@ def _routes(ptr, link, link_src, link_dst, cost, src, dst):
             wanted += hops[dst[until]] == -1
             hops[dst[until]] = -2
             until += 1
-        _tree(ptr, link, link_dst, cost, src[done], wanted, hops, total, parent, queue)
+        _grow(links, src[done], wanted, tree)
         for i in range(done, until):
             length = hops[dst[i]]
             lengths[i] = length
-            if used + length > len(links):
+            if used + length > len(route):
                 longer = np.empty(2 * (used + length), np.int32)
-                longer[:used] = links[:used]
-                links = longer
+                longer[:used] = route[:used]
+                route = longer
             v = dst[i]
             for j in range(length - 1, -1, -1):
-                links[used + j] = parent[v]
-                v = link_src[parent[v]]
+                route[used + j] = parent[v]
+                v = links.src[parent[v]]
             used += length
         done = until
-    return lengths, links[:used]
+    return lengths, route[:used]

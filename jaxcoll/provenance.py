@@ -17,7 +17,7 @@ class Provenance:
         parameters: its hyperparameters, by name.
         seed: the seed it was given.
         seconds: wall time it took.
-        certificate: what it claims of its result, by name (a bound it meets, a path it took).
+        certificate: its claims about the result, by name (a bound it meets, a path it took).
     """
 
     synthesizer: str = ""
@@ -27,7 +27,7 @@ class Provenance:
     certificate: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
 
-def say_provenance(provenance: Provenance) -> dict[str, object]:
+def encode_provenance(provenance: Provenance) -> dict[str, object]:
     """Provenance in JSON's terms.
 
     Raises:
@@ -35,26 +35,26 @@ def say_provenance(provenance: Provenance) -> dict[str, object]:
     """
     return {
         "synthesizer": str(provenance.synthesizer),
-        "parameters": fields.say(provenance.parameters, "provenance.parameters"),
-        "seed": fields.say(provenance.seed, "provenance.seed"),
-        "seconds": fields.say(provenance.seconds, "provenance.seconds"),
-        "certificate": fields.say(provenance.certificate, "provenance.certificate"),
+        "parameters": fields.encode(provenance.parameters, "provenance.parameters"),
+        "seed": fields.encode(provenance.seed, "provenance.seed"),
+        "seconds": fields.encode(provenance.seconds, "provenance.seconds"),
+        "certificate": fields.encode(provenance.certificate, "provenance.certificate"),
     }
 
 
-def read_provenance(value: object, where: str) -> Provenance:
-    """What ``say_provenance`` has said.
+def decode_provenance(value: object, where: str) -> Provenance:
+    """The provenance that ``encode_provenance`` has encoded.
 
     Raises:
         FormatError: naming the field that is not as it should be.
     """
-    said = fields.Fields(value, where)
+    given = fields.Fields(value, where)
     arguments = (
-        said.take("synthesizer", fields.text, ""),
-        said.take("parameters", fields.hear_object, {}),
-        said.optional("seed", fields.whole(-fields.LARGEST, fields.LARGEST)),
-        said.take("seconds", fields.number, 0.0),
-        said.take("certificate", fields.hear_object, {}),
+        given.take("synthesizer", fields.text, ""),
+        given.take("parameters", fields.decode_object, {}),
+        given.optional("seed", fields.whole(-fields.LARGEST, fields.LARGEST)),
+        given.take("seconds", fields.number, 0.0),
+        given.take("certificate", fields.decode_object, {}),
     )
-    said.end()
+    given.end()
     return Provenance(*arguments)

@@ -27,24 +27,24 @@ class Schedule:
     """A schedule of one collective on one topology.
 
     Sends stand in order: step by step, and within a step message by message, a message being the
-    sends of one step on one edge, which travel together. A send may carry a chunk that arrived in
+    sends of one step on one edge, which are sent together. A send may carry a chunk that arrived in
     an earlier step, never in the same one. On every link messages leave in the order of the
     schedule.
 
-    A send with ``reduce`` gives the sender's partial sum away: the receiver adds it to its own,
-    and the sender's copy no longer counts. A send without copies a complete chunk.
+    A send with ``reduce`` moves the sender's partial sum: the receiver adds it to its own, and the
+    sender's copy no longer counts. A send without ``reduce`` copies a complete chunk.
 
     Equality and hash are by content (topology, collective, edges and sends), not provenance.
 
     Attributes:
         topology: the network.
-        collective: what is carried.
+        collective: the collective that the sends carry out.
         edges: the edges that sends may use, kept sorted by path.
         step_ptr: sends of step t are ``step_ptr[t]..step_ptr[t + 1] - 1``; int64, (steps + 1,).
         edge: edge of each send, int32 of shape (sends,).
         chunk: chunk of each send, an integer column of shape (sends,).
-        reduce: whether each send adds to what the receiver has, bool of shape (sends,).
-        provenance: where it comes from.
+        reduce: whether the receiver adds each send to its own chunk, bool of shape (sends,).
+        provenance: the synthesizer and parameters that made it.
 
     Raises:
         ScheduleError: columns of unequal length, numbers out of range, edges that are not paths of
@@ -130,7 +130,7 @@ class Schedule:
         lengths = [len(step), len(edge), len(chunk), *reduce.shape[:1]]
         if len(set(lengths)) > 1:
             raise ScheduleError(
-                f"step, edge, chunk and reduce need one value a send, got lengths "
+                f"step, edge, chunk and reduce need one value per send, got lengths "
                 f"{', '.join(map(str, lengths))}"
             )
         key = step * max(len(edges), 1) + edge
@@ -191,8 +191,9 @@ class Schedule:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the content, as 64 hexadecimal digits; the same on every machine."""
-        state = hashlib.sha256(f"schedule {self.topology.digest} {self.collective!r}".encode())
-        state.update(repr(self.collective.groups).encode())
+        fields = dataclasses.fields(self.collective)
+        collective = [getattr(self.collective, field.name) for field in fields]
+        state = hashlib.sha256(f"schedule {self.topology.digest} {collective}".encode())
         for column in (
             self.edges.src,
             self.edges.dst,
@@ -261,8 +262,8 @@ class Schedule:
         return dataclasses.replace(self, topology=topology, edges=edges, collective=collective)
 
     def with_provenance(self, provenance: Provenance) -> Schedule:
-        """The same schedule, said to come from elsewhere."""
-        same = copy.copy(self)  # nothing to check again
+        """The same schedule with another provenance."""
+        same = copy.copy(self)  # the content is checked already
         object.__setattr__(same, "provenance", provenance)
         return same
 
@@ -283,7 +284,7 @@ def concatenate(first: Schedule, second: Schedule) -> Schedule:
     if first.topology != second.topology:
         raise ScheduleError(f"the schedules run on different networks: {first} and {second}")
     if first.collective.with_kind("all_gather") != second.collective:
-        raise ScheduleError("the schedules have different groups or chunks a shard")
+        raise ScheduleError("the schedules have different groups or chunks per shard")
     edges, edge = _joined_edges(first, second)
     return Schedule(
         first.topology,
@@ -336,7 +337,8 @@ def _flags(values) -> np.ndarray:
         given = np.asarray(checks.bounded(values, "reduce", ScheduleError))
     except ValueError:
         given = np.zeros((), object)
-    if given.size and (given.dtype.kind not in "biu" or not np.isin(given, (0, 1)).all()):
+    is_known = given.dtype.kind == "b" or not given.size
+    if not is_known and (given.dtype.kind not in "iu" or not np.isin(given, (0, 1)).all()):
         raise ScheduleError(f"reduce must hold True and False, got {checks.shown(values)}")
     if given.ndim > 1:
         raise ScheduleError(f"reduce must be one column, got shape {given.shape}")
@@ -361,7 +363,7 @@ def _check_columns(columns: Mapping[str, np.ndarray], num_edges: int, num_chunks
     sends = len(edge)
     shapes = [column.shape for column in (edge, chunk, columns["reduce"])]
     if set(shapes) != {(sends,)}:
-        raise ScheduleError(f"edge, chunk and reduce need one value a send, got shapes {shapes}")
+        raise ScheduleError(f"edge, chunk and reduce need one value per send, got shapes {shapes}")
     if len(ptr) < 1 or ptr[0] != 0 or ptr[-1] != sends or (ptr[1:] < ptr[:-1]).any():
         raise ScheduleError(f"step_ptr must rise from 0 to the number of sends, {sends}")
     if sends == 0:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 import networkx as nx
 import numpy as np
-import scipy.sparse as sp
 
+from jaxcoll.connectivity import check_connected, check_survivors, lost_ranks
 from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
 from jaxcoll.graphs import describe_graph, make_graph
-from jaxcoll.grid import Grid, Placement
+from jaxcoll.grid import Grid, Placement, checked_placement
 from jaxcoll.links import (
     MAX_VERTICES,
+    canonical_links,
     canonical_order,
-    check_links,
-    check_survivors,
+    check_automorphism,
     chosen_links,
-    exact_column,
-    float_column,
+    distinct_speeds,
     fractions_of,
     group_by,
-    maps_onto_itself,
-    vertex_column,
+    links_digest,
 )
 from jaxcoll.numerics import checks
 
@@ -41,8 +38,8 @@ class Topology:
     order (by src, dst, alpha, bandwidth), whatever order they are given in. Every rank must reach
     every other.
 
-    Two topologies are equal, and hash alike, when their vertices and links are the same exact
-    numbers; names, grid and generators are descriptions and do not count.
+    Two topologies are equal, and have the same hash, when their vertices and links are the same
+    exact numbers; names, grid and generators are descriptions and do not count.
 
     Attributes:
         num_ranks: number of ranks n, at least 1.
@@ -50,14 +47,14 @@ class Topology:
         dst: destination vertex of each link, int32 of shape (links,).
         alpha: latency of each link in seconds, float64 of shape (links,), at least 0.
         bandwidth: bandwidth of each link in bytes per second, float64 of shape (links,), above 0.
-            May be given as integers or ``Fraction``; ``exact_bandwidth`` keeps what a float cannot.
+            May be given as integers or ``Fraction``; ``exact_bandwidth`` keeps them exact.
         num_vertices: ranks and switches together; num_ranks when omitted.
         name: a label for tables.
-        vertex_names: one label a vertex, or empty.
-        grid: the box of coordinates of the ranks, where there is one and ranks are numbered in its
+        vertex_names: one label per vertex, or empty.
+        grid: the grid of coordinates of the ranks, where there is one and ranks are numbered in its
             order.
-        placement: the box and which rank is where; made from ``grid`` when omitted. A placement in
-            order gives the grid, too.
+        placement: the grid and the rank at each position; made from ``grid`` when omitted. A
+            placement in order gives the grid, too.
         generators: automorphisms as vertex permutations (``generators[g][v]`` is v's image);
             together they generate the known symmetry of the network.
         allow_unreachable: whether ranks may be unable to reach each other. Only
@@ -66,7 +63,7 @@ class Topology:
     Raises:
         TopologyError: no ranks, unequal columns, a vertex out of range, a self-loop, alpha < 0,
             bandwidth <= 0, NaN or infinity, ranks that cannot reach each other, a generator that
-            is no automorphism.
+            is not an automorphism.
     """
 
     num_ranks: int
@@ -95,23 +92,19 @@ class Topology:
                 f"{self.num_ranks} ranks"
             )
         put("name", checks.text(self.name, "name", TopologyError))
-        exact = exact_column(self.bandwidth, "bandwidth")
-        columns = {
-            "src": vertex_column(self.src, "src"),
-            "dst": vertex_column(self.dst, "dst"),
-            "alpha": float_column(self.alpha, "alpha"),
-            "bandwidth": float_column(self.bandwidth, "bandwidth"),
-        }
-        check_links(self.num_vertices, **columns)
-        order = canonical_order(**columns, exact=exact)
+        given = (self.src, self.dst, self.alpha, self.bandwidth)
+        columns, exact = canonical_links(self.num_vertices, *given)
         for name, column in columns.items():
-            column = np.ascontiguousarray(column[order])
-            column.setflags(write=False)
             put(name, column)
-        put("_exact_bandwidth", None if exact is None else tuple(exact[i] for i in order))
+        put("_exact_bandwidth", exact)
         names = checks.members(self.vertex_names, "vertex_names", TopologyError)
         put("vertex_names", tuple(str(name) for name in names))
-        put("generators", self._checked_generators())
+        given = checks.members(self.generators, "generators", TopologyError)
+        generators = (
+            checks.integers(image, f"generators[{g}]", TopologyError, least=0)
+            for g, image in enumerate(given)
+        )
+        put("generators", tuple(generators))
         checks.flag_fields(self, TopologyError, "allow_unreachable")
         self._check_descriptions()
         if not self.allow_unreachable:
@@ -125,42 +118,11 @@ class Topology:
                 f"vertex_names needs one name for each of {self.num_vertices} vertices, "
                 f"got {len(self.vertex_names)}"
             )
-        self._check_placement()
+        grid, placement = checked_placement(self.grid, self.placement, self.num_ranks)
+        checks.put(self, grid=grid, placement=placement)
+        links = (self.src, self.dst, self.alpha, self.bandwidth, self._exact_bandwidth)
         for generator in self.generators:
-            image = np.asarray(generator)
-            if not np.array_equal(np.sort(image), np.arange(self.num_vertices)):
-                raise TopologyError("a generator must be a permutation of the vertices")
-            if (image[: self.num_ranks] >= self.num_ranks).any():
-                raise TopologyError("a generator must take ranks to ranks and switches to switches")
-            links = (self.src, self.dst, self.alpha, self.bandwidth, self._exact_bandwidth)
-            if not maps_onto_itself(image, *links):
-                raise TopologyError("a generator must map the links of the network onto themselves")
-
-    def _checked_generators(self) -> tuple[tuple[int, ...], ...]:
-        given = checks.members(self.generators, "generators", TopologyError)
-        return tuple(
-            checks.integers(image, f"generators[{g}]", TopologyError, least=0)
-            for g, image in enumerate(given)
-        )
-
-    def _check_placement(self) -> None:
-        for name, kind in (("grid", Grid), ("placement", Placement)):
-            checks.optional(getattr(self, name), checks.instance, kind, name, TopologyError)
-        placement = self.placement
-        grid = self.grid if placement is None else placement.grid
-        if grid is None:
-            return
-        if grid.size != self.num_ranks:
-            raise TopologyError(
-                f"a grid of shape {grid.shape} has {grid.size} ranks, "
-                f"the network has {self.num_ranks}"
-            )
-        if placement is None:
-            placement = _in_order(grid)
-        elif self.grid is not None and placement != _in_order(self.grid):
-            raise TopologyError("give a grid or a placement, not two different ones")
-        object.__setattr__(self, "placement", placement)
-        object.__setattr__(self, "grid", placement.grid if placement.is_in_order else None)
+            check_automorphism(np.asarray(generator), self.num_ranks, self.num_vertices, links)
 
     def check_connected(self) -> None:
         """Refuse a network in which some rank cannot reach another.
@@ -168,25 +130,7 @@ class Topology:
         Raises:
             TopologyError: naming two ranks without a path.
         """
-        n = self.num_ranks
-        if n == 1:
-            return
-        ones = np.ones(self.num_links, np.int8)
-        shape = (self.num_vertices, self.num_vertices)
-        adjacency = sp.csr_matrix((ones, (self.src, self.dst)), shape=shape)
-        _, label = sp.csgraph.connected_components(adjacency, directed=True, connection="strong")
-        if (label[:n] == label[0]).all():
-            return
-        reached = sp.csgraph.breadth_first_order(adjacency, 0, return_predecessors=False)
-        missing = np.setdiff1d(np.arange(n), reached)
-        if missing.size:
-            u, v = 0, int(missing[0])
-        else:
-            u, v = int(np.flatnonzero(label[:n] != label[0])[0]), 0
-        raise TopologyError(
-            f"every rank must reach every other: there is no path from rank {u} to rank {v}; "
-            f"add links or drop the ranks that are cut off"
-        )
+        check_connected(self.num_ranks, self.num_vertices, self.src, self.dst)
 
     # ------------------------------------------------------------------ facts
 
@@ -226,18 +170,7 @@ class Topology:
     @functools.cached_property
     def speeds(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], np.ndarray]:
         """The distinct (alpha, bandwidth), and which of them each link has, int64 (links,)."""
-        alphas, alpha = np.unique(self.alpha, return_inverse=True)
-        if self._exact_bandwidth is None:
-            floats, bandwidth = np.unique(self.bandwidth, return_inverse=True)
-            bandwidths = fractions_of(floats)
-        else:
-            index = {value: i for i, value in enumerate(dict.fromkeys(self._exact_bandwidth))}
-            bandwidth = np.asarray([index[value] for value in self._exact_bandwidth], np.int64)
-            bandwidths = tuple(index)
-        count = max(len(bandwidths), 1)
-        used, which = np.unique(alpha * count + bandwidth, return_inverse=True)
-        exact = fractions_of(alphas)
-        return tuple((exact[i // count], bandwidths[i % count]) for i in used), which
+        return distinct_speeds(self.alpha, self.bandwidth, self._exact_bandwidth)
 
     @functools.cached_property
     def out_links(self) -> tuple[np.ndarray, np.ndarray]:
@@ -267,7 +200,7 @@ class Topology:
     # ------------------------------------------------------------------ others from this one
 
     def transpose(self) -> Topology:
-        """The network with every link turned round."""
+        """The network with every link reversed."""
         return self._moved(self.dst, self.src, np.arange(self.num_vertices))
 
     def transpose_links(self) -> np.ndarray:
@@ -307,11 +240,7 @@ class Topology:
             TopologyError: a link or rank that does not exist, no survivors, or survivors that
                 cannot reach each other; the message names the cut.
         """
-        lost = np.zeros(self.num_vertices, bool)
-        for rank in checks.members(ranks, "ranks", TopologyError):
-            if not 0 <= checks.integer(rank, "a rank", TopologyError) < self.num_ranks:
-                raise TopologyError(f"there is no rank {rank}; ranks are 0..{self.num_ranks - 1}")
-            lost[rank] = True
+        lost = lost_ranks(ranks, self.num_ranks, self.num_vertices)
         gone = chosen_links(links, self.src, self.dst) | lost[self.src] | lost[self.dst]
         stays = np.flatnonzero(~lost[: self.num_ranks])
         check_survivors(self.num_vertices, stays, self.src, self.dst, gone)
@@ -364,12 +293,8 @@ class Topology:
     @functools.cached_property
     def digest(self) -> str:
         """SHA-256 of the content (ranks, vertices, links), as 64 hexadecimal digits."""
-        state = hashlib.sha256(f"topology {self.num_ranks} {self.num_vertices}".encode())
-        for column in (self.src, self.dst, self.alpha, self.bandwidth):
-            state.update(column.tobytes())
-        if self._exact_bandwidth is not None:
-            state.update(" ".join(map(str, self._exact_bandwidth)).encode())
-        return state.hexdigest()
+        columns = (self.src, self.dst, self.alpha, self.bandwidth)
+        return links_digest(self.num_ranks, self.num_vertices, columns, self._exact_bandwidth)
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Topology) else NotImplemented
@@ -439,22 +364,22 @@ class Topology:
         """The network of JAX devices, rank i being ``devices[i]``.
 
         Devices with ``coords`` (TPU) form a mesh or torus of their coordinates; the rank order is
-        the order given, so a permuted list gives the same wires under other rank numbers. A box
-        inside a slice has the links between its members only: a dimension closes into a ring where
-        the box spans the slice. Others hang on one switch a host, and the hosts on one network
-        switch. See ``jaxcoll.devices.describe_devices`` for the speeds that are assumed by device
-        kind.
+        the order given, so a permuted list gives the same wires under other rank numbers. A subgrid
+        of a slice has the links between its members only: a dimension closes into a ring where the
+        subgrid spans the slice. Other devices are linked to one switch per host, and to a network
+        switch if there are several hosts. ``jaxcoll.devices.DEVICE_KINDS`` has the assumed speeds.
 
         Args:
             devices: ``jax.Device`` objects, or anything with ``coords`` / ``process_index``.
-            alpha: seconds a link, instead of the device kind's.
-            bandwidth: bytes per second a link, instead of the device kind's.
+            alpha: seconds per link, instead of the device kind's.
+            bandwidth: bytes per second per link, instead of the device kind's.
             wrap: for TPU slices, which dimensions close into rings, instead of the kind's rule.
             within: for TPUs, all devices of the slice, whose dimensions ``wrap`` then is about;
                 those of the devices' client when omitted, or the devices given where there is none.
 
         Raises:
-            TopologyError: no devices, devices of several kinds, coordinates that do not fill a box.
+            TopologyError: no devices, devices of several kinds, coordinates that do not fill a
+                grid.
         """
         described = describe_devices(
             devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within
@@ -489,7 +414,3 @@ def connected(topology) -> Topology:
     if topology.allow_unreachable:
         topology.check_connected()
     return topology
-
-
-def _in_order(grid: Grid) -> Placement:
-    return Placement(grid, tuple(range(grid.size)))

@@ -7,8 +7,8 @@ number of contributions each (rank, chunk) holds:
 - a send with ``reduce`` moves the sender's partial sum, so contributions are conserved: if in the
   end a rank holds as many as there are, it holds every one exactly once.
 
-Time O(sends), memory one small integer a (rank, chunk). A compact schedule is read from disk as it
-is replayed, with one bit a (rank, chunk).
+Time O(sends), memory one small integer per (rank, chunk). A compact schedule is read from disk as
+it is replayed, with one bit per (rank, chunk).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
 
     Proved of a schedule: every edge is a path of links; every send has its chunk (in full for a
     copy) before its step begins; nothing is delivered twice; every contribution is added exactly
-    once; every rank ends with exactly what the collective asks for.
+    once; every rank ends with exactly the chunks that the collective asks for.
 
     Raises:
         ScheduleError: with ``rank``, ``chunk`` and ``step`` of the first thing that is wrong.
@@ -72,7 +72,6 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
         schedule.edges.dst,
         collective.contributions,
         held,
-        np.zeros(max(1, int(np.diff(schedule.step_ptr).max(initial=0))), np.int32),
     )
     if code != _OK:
         _explain(schedule, code, send, held)
@@ -80,10 +79,14 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
 
 
 @nb.njit(cache=True)
-def _replay(step_ptr, edge, chunk, reduce, src, dst, complete, held, moved):
+def _replay(step_ptr, edge, chunk, reduce, src, dst, complete, held):
+    longest = 1
+    for t in range(len(step_ptr) - 1):
+        longest = max(longest, step_ptr[t + 1] - step_ptr[t])
+    moved = np.zeros(longest, np.int32)
     for t in range(len(step_ptr) - 1):
         first, last = step_ptr[t], step_ptr[t + 1]
-        # What the step's senders have before any of the step's arrivals.
+        # The senders' chunks before any of the step's arrivals.
         for i in range(first, last):
             u, c = src[edge[i]], chunk[i]
             moved[i - first] = held[u, c]
@@ -169,8 +172,8 @@ def _verify_compact(schedule: CompactSchedule) -> None:
     topology, collective = schedule.topology, schedule.collective
     check_compact(topology, collective)
     n, chunks, steps = collective.num_ranks, collective.num_chunks, schedule.num_steps
-    # Bit ``place & 511`` of row (place >> 9, rank): a block of chunks that travel at about the same
-    # time is a part of the table that fits a cache.
+    # Bit ``place & 511`` of row (place >> 9, rank): a block of chunks that are sent at about the
+    # same time is a part of the table that fits a cache.
     held = np.zeros((-(-chunks // 512), n, 8), np.uint64)
     count = np.zeros(n, np.int64)
     _hold_own(collective.owner, schedule.order, held, count)

@@ -6,26 +6,32 @@ compared with the strategies that have names, and applied.
 """
 
 from tensorstate.errors import PlanError
-from tensorstate.graph import Graph
-from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Network, Scheduled
-from tensorstate.plan import Comparison, Plan, named, search
-from tensorstate.states import Mesh
-from tensorstate.trace import trace
-from tensorstate.wires import co_optimize
+from tensorstate.hardware import (
+    HARDWARE,
+    AlphaBetaCosts,
+    CollectiveCostModel,
+    Hardware,
+    ScheduleCosts,
+)
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import MeshShape
+from tensorstate.mesh_search import search_mesh
+from tensorstate.plan import Comparison, Plan, search, solve_baseline
+from tensorstate.tracing.trace_step import trace
 
 __all__ = [
     "HARDWARE",
-    "AlphaBeta",
+    "AlphaBetaCosts",
+    "CollectiveCostModel",
     "Comparison",
     "Graph",
     "Hardware",
-    "Mesh",
-    "Network",
+    "MeshShape",
     "Plan",
     "PlanError",
-    "Scheduled",
-    "co_optimize",
-    "named",
+    "ScheduleCosts",
     "search",
+    "search_mesh",
+    "solve_baseline",
     "trace",
 ]

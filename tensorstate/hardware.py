@@ -20,7 +20,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
 from tensorstate.errors import PlanError
-from tensorstate.states import Mesh
+from tensorstate.ir.placements import MeshShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +72,12 @@ HARDWARE: dict[str, Hardware] = {
 }
 
 
-class Network:
+class CollectiveCostModel:
     """Prices of collectives along the axes of a mesh. Subclasses say how."""
 
-    mesh: Mesh
+    mesh: MeshShape
 
-    def price(self, kind: str, axis: int, nbytes: int) -> float:
+    def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """Seconds of a collective along an axis, in all its groups at once.
 
         Args:
@@ -93,7 +93,7 @@ class Network:
 
 
 @dataclasses.dataclass(frozen=True)
-class AlphaBeta(Network):
+class AlphaBetaCosts(CollectiveCostModel):
     """Ring collectives on links of their own along every axis.
 
     A ring of n takes n - 1 steps and moves (n - 1)/n of the buffer (twice both for an all_reduce);
@@ -105,7 +105,7 @@ class AlphaBeta(Network):
         bandwidth: bytes per second of a device, for every axis.
     """
 
-    mesh: Mesh
+    mesh: MeshShape
     alpha: tuple[float, ...]
     bandwidth: tuple[float, ...]
 
@@ -118,8 +118,8 @@ class AlphaBeta(Network):
         if any(not (math.isfinite(a) and a >= 0) for a in self.alpha):
             raise PlanError(f"alpha must be at least 0, got {self.alpha}")
 
-    def price(self, kind: str, axis: int, nbytes: int) -> float:
-        """See ``Network``."""
+    def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
+        """See ``CollectiveCostModel``."""
         n = self.mesh.sizes[axis]
         once = (n - 1) * self.alpha[axis] + nbytes * (n - 1) / n / self.bandwidth[axis]
         return 2 * once if kind == "all_reduce" else once
@@ -140,29 +140,29 @@ CANDIDATES: tuple[tuple[Synthesizer, int], ...] = (
 )
 
 
-class Scheduled(Network):
+class ScheduleCosts(CollectiveCostModel):
     """Collectives by schedules on a network, synthesized for all groups of an axis at once.
 
     Args:
         topology: the network; rank r is device r of the mesh, its last axis fastest, unless
-            ``order`` says otherwise.
+            ``device_order`` says otherwise.
         mesh: the device mesh.
-        order: the rank of each device of the mesh: which wires every axis gets. Schedules number
-            devices by their place on the mesh.
+        device_order: the rank of each device of the mesh: which wires every axis gets. Schedules
+            number devices by their place on the mesh.
         candidates: synthesizers with chunks a shard, of which each size takes the quickest.
         seed: of the synthesizers.
 
     Raises:
-        PlanError: the mesh has another number of devices than the network has ranks, or ``order``
-            is no order of them.
+        PlanError: the mesh has another number of devices than the network has ranks, or
+            ``device_order`` is no order of them.
     """
 
     def __init__(
         self,
         topology: Topology,
-        mesh: Mesh,
+        mesh: MeshShape,
         *,
-        order: Sequence[int] | None = None,
+        device_order: Sequence[int] | None = None,
         candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
         seed: int = 0,
     ):
@@ -170,30 +170,30 @@ class Scheduled(Network):
         if topology.num_ranks != n:
             sizes = " x ".join(map(str, mesh.sizes))
             raise PlanError(f"a mesh of {sizes} devices over {topology}: it has other ranks")
-        order = tuple(range(n)) if order is None else tuple(int(rank) for rank in order)
-        if sorted(order) != list(range(n)):
+        device_order = (
+            tuple(range(n)) if device_order is None else tuple(int(rank) for rank in device_order)
+        )
+        if sorted(device_order) != list(range(n)):
             raise PlanError(f"order must name every rank from 0 to {n - 1} once")
-        self.mesh, self.order = mesh, order
+        self.mesh, self.device_order = mesh, device_order
         # Rank order[i] of the network is device i.
-        self.topology = topology.relabel(np.argsort(order))
+        self.topology = topology.relabel(np.argsort(device_order))
         self.candidates, self.seed = tuple(candidates), seed
         self._schedules = functools.cache(self._synthesize)
         self._best = functools.cache(self._quickest)
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """The devices of every group along an axis."""
-        ranks = np.arange(self.mesh.num_devices).reshape(self.mesh.sizes)
-        lines = np.moveaxis(ranks, axis, -1).reshape(-1, self.mesh.sizes[axis])
-        return tuple(tuple(int(rank) for rank in line) for line in lines)
+        return tuple(map(tuple, self.mesh.replica_groups((axis,)).tolist()))
 
-    def price(self, kind: str, axis: int, nbytes: int) -> float:
-        """See ``Network``."""
+    def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
+        """See ``CollectiveCostModel``."""
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return 0.0
         return self._best(kind, axis, nbytes)[0]
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
-        """See ``Network``."""
+        """See ``CollectiveCostModel``."""
         if self.mesh.sizes[axis] == 1 or nbytes == 0:
             return None
         return self._best(kind, axis, nbytes)[1]

@@ -12,31 +12,31 @@ from typing import Any, Literal
 import jax
 
 from jaxcoll.topology import Topology
-from tensorstate import report
-from tensorstate.apply import Applied, apply
-from tensorstate.check import Report, compare
-from tensorstate.collectives import Collectives
-from tensorstate.cost import Cost, price
+from tensorstate.cost.cost import Cost, estimate_cost
+from tensorstate.cost.reshard_plan import Decisions, has_no_partial
+from tensorstate.cost.result import SearchResult, objective_value, result_order
 from tensorstate.errors import PlanError
-from tensorstate.families import FAMILIES, Families, per_axis
-from tensorstate.graph import Graph
-from tensorstate.hardware import HARDWARE, Hardware, Network, Scheduled
-from tensorstate.page import page
-from tensorstate.pins import Spec, pinned
-from tensorstate.problem import Problem
-from tensorstate.search.auto import auto
-from tensorstate.search.descent import descent
-from tensorstate.search.exact import Found, milp, objective_of, rank
-from tensorstate.search.genetic import genetic
-from tensorstate.search.program import Progress
-from tensorstate.states import Mesh, State
-from tensorstate.trace import trace
-from tensorstate.trips import Decisions, is_whole
-from tensorstate.ways import Way
+from tensorstate.execution.collectives import Collectives
+from tensorstate.execution.sharded_step import Applied, apply
+from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import MeshShape, Placements
+from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
+from tensorstate.problem.constraints import Spec, apply_constraints
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Strategy
+from tensorstate.report import text as report
+from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
+from tensorstate.report.web_page import page
+from tensorstate.solver.auto import solve_auto
+from tensorstate.solver.coordinate_descent import coordinate_descent
+from tensorstate.solver.exact import solve_milp
+from tensorstate.solver.linear_program import Progress
+from tensorstate.tracing.trace_step import trace
 
-Allowed = Sequence[Sequence[Way]]
+CandidateStrategies = Sequence[Sequence[Strategy]]
 
-SEARCHES = {"auto": auto, "milp": milp, "descent": descent, "genetic": genetic}
+SEARCHES = {"auto": solve_auto, "milp": solve_milp, "descent": coordinate_descent}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Plan:
     """
 
     problem: Problem
-    found: Found
+    found: SearchResult
     memory_limit: float | None = None
     objective: str = "sum"
 
@@ -90,7 +90,7 @@ class Plan:
     def apply(
         self, mesh: jax.sharding.Mesh | None = None, collectives: Collectives | None = None
     ) -> Applied:
-        """The training step, run as planned: ``plan.apply().jit()(params, state, batch)``.
+        """The training step, run as planned: ``plan.apply().jit()(params, placements, batch)``.
 
         Args:
             mesh: devices; its axes are those of the plan. By default JAX makes one.
@@ -109,7 +109,7 @@ class Plan:
             mesh = jax.make_mesh(sizes, names, kinds, devices=jax.devices()[:wanted])
         return apply(self.problem, self.decisions, self.cost, mesh, collectives)
 
-    def check(self, compiled: jax.stages.Compiled) -> Report:
+    def check(self, compiled: jax.stages.Compiled) -> HloComparison:
         """A compiled step beside its prediction: collectives, their bytes, memory.
 
         Args:
@@ -120,7 +120,7 @@ class Plan:
             FormatError: a compiler that does not show its HLO.
             PlanError: a program for another number of devices.
         """
-        return compare(compiled, self.problem.mesh, self.cost)
+        return compare_with_hlo(compiled, self.problem.mesh, self.cost)
 
     def explain(self, tensor: str) -> str:
         """The life of a tensor, by its name: state, moves, readers.
@@ -134,15 +134,15 @@ class Plan:
         """The plan beside the best plans of named strategies, in as many microbatches.
 
         Args:
-            names: of ``families.FAMILIES``, or a data and a model family joined by ``+``; all
+            names: of ``baselines.BASELINES``, or a data and a model family joined by ``+``; all
                 families when left out.
 
         Raises:
             PlanError: no such strategy.
         """
         rows = {"this plan": self.found}
-        for name in names or FAMILIES:
-            rows[name] = named(self.problem, name, objective=self.objective)
+        for name in names or BASELINES:
+            rows[name] = solve_baseline(self.problem, name, objective=self.objective)
         return Comparison(self.problem, rows, self.memory_limit)
 
 
@@ -157,11 +157,11 @@ class Comparison:
     """
 
     problem: Problem
-    rows: Mapping[str, Found]
+    rows: Mapping[str, SearchResult]
     memory_limit: float | None
 
     def __str__(self) -> str:
-        first = next(iter(self.rows.values())).cost.seconds
+        first = next(iter(self.rows.values())).cost.serial_seconds
         lines = [
             f"{'strategy':24} {'time':>9} {'ratio':>6} {'compute':>9} {'communication':>13} "
             f"{'memory':>9}"
@@ -170,47 +170,52 @@ class Comparison:
             cost = found.cost
             over = "" if cost.memory.fits(self.memory_limit) else "  does not fit"
             lines.append(
-                f"{name:24} {report.seconds(cost.seconds):>9} {cost.seconds / first:>6.2f} "
+                f"{name:24} {report.seconds(cost.serial_seconds):>9} "
+                f"{cost.serial_seconds / first:>6.2f} "
                 f"{report.seconds(cost.compute):>9} {report.seconds(cost.communication):>13} "
                 f"{report.size(cost.memory.peak):>9}{over}"
             )
         return "\n".join(lines)
 
 
-def named(problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3) -> Found:
-    """The best plan of a named strategy (see ``families``), whatever its memory.
+def solve_baseline(
+    problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3
+) -> SearchResult:
+    """The best plan of a named strategy (see ``baselines``), whatever its memory.
 
     Raises:
         PlanError: no such strategy, or the step cannot follow it.
     """
-    chosen = per_axis(problem, name)
-    found = milp(problem, Families(problem).ways(chosen), objective=objective, gap=gap)
-    kept = _gathered_anew(problem, found, frozenset(chosen.values()))
-    if not kept:
+    chosen = baseline_by_axis(problem, name)
+    found = solve_milp(problem, Baselines(problem).strategies(chosen), objective=objective, gap=gap)
+    saved = _gathered_anew(problem, found, frozenset(chosen.values()))
+    if not saved:
         return found
-    decisions = dataclasses.replace(found.decisions, kept=kept)
-    cost = price(problem, decisions)
+    decisions = dataclasses.replace(found.decisions, saved=saved)
+    cost = estimate_cost(problem, decisions)
     return dataclasses.replace(
-        found, decisions=decisions, cost=cost, objective=objective_of(cost, objective)
+        found, decisions=decisions, cost=cost, objective=objective_value(cost, objective)
     )
 
 
-def _gathered_anew(problem: Problem, found: Found, families: frozenset[str]) -> dict[int, State]:
+def _gathered_anew(
+    problem: Problem, found: SearchResult, baselines: frozenset[str]
+) -> dict[int, Placements]:
     """The states in which tensors are kept that a family gathers again in the backward pass.
 
     ZeRO-3 does so with parameters; Megatron's sequence parallelism with activations, of which every
     device keeps its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
     """
-    kept: dict[int, State] = {}
-    for trip in found.cost.trips:
-        flow, own = problem.flows[trip.flow], trip.source
-        if flow.stored and "fsdp" in families:
-            kept |= dict.fromkeys(trip.tensors, own)
-        if not flow.stored and "megatron-sp" in families and trip.kept is not None:
-            larger = problem.local_bytes(flow, trip.kept) > problem.local_bytes(flow, own)
-            if is_whole(own) and larger:
-                kept |= dict.fromkeys(trip.tensors, own)
-    return kept
+    saved: dict[int, Placements] = {}
+    for reshard in found.cost.reshards:
+        group, own = problem.tensor_groups[reshard.group], reshard.produced_placements
+        if group.is_input and "fsdp" in baselines:
+            saved |= dict.fromkeys(reshard.tensors, own)
+        if not group.is_input and "megatron-sp" in baselines and reshard.saved is not None:
+            larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(group, own)
+            if has_no_partial(own) and larger:
+                saved |= dict.fromkeys(reshard.tensors, own)
+    return saved
 
 
 def search(
@@ -219,7 +224,7 @@ def search(
     *,
     mesh: Mapping[str, int],
     topology: Topology | None = None,
-    network: Network | None = None,
+    network: CollectiveCostModel | None = None,
     hardware: str | Hardware = "A100",
     memory_limit: float | None = None,
     recompute: bool = False,
@@ -231,7 +236,6 @@ def search(
     method: str = "auto",
     gap: float = 1e-2,
     time_limit: float = math.inf,
-    seed: int = 0,
     progress: Progress | None = None,
 ) -> Plan:
     """Choose the state of every tensor of a training step.
@@ -249,15 +253,15 @@ def search(
             pass (see ``pipelining``); several numbers to choose from, of which 1 is none; or
             "auto": powers of 2, until it gets no better.
         batch: name of an input that begins with the batch, where that is not clear from the others.
-        pin: states of inputs by patterns of their names (see ``pins``): a ``PartitionSpec`` each.
+        pin: states of inputs by patterns of their names (see see ``constraints``): a
+            ``PartitionSpec`` each.
         forbid: mesh axes that must not shard inputs, by patterns.
         objective: minimize the "sum" of compute and communication, or the larger ("max").
         method: "milp" decides all axes at once; "descent" one after another, with a looser bound;
-            "genetic" breeds plans, without one; "auto" takes the first up to two axes, else the
+            "auto" takes the first up to two axes, else the
             second, which also helps on two axes under a memory limit (see ``search.auto``).
         gap: relative gap to a proved bound at which to stop.
         time_limit: seconds; the best plan until then is returned with its gap.
-        seed: of the genetic search.
         progress: called with seconds, best objective and bound (both in microseconds).
 
     Raises:
@@ -266,7 +270,7 @@ def search(
             the whole batch; or a memory limit that nothing fits into: it says by how much, and
             what takes the memory.
     """
-    sizes = Mesh.of(dict(mesh))
+    sizes = MeshShape.of(dict(mesh))
     graph = _graph(step, abstract_args)
     network, device = _network(sizes, topology, network), _hardware(hardware)
     if objective not in ("sum", "max"):
@@ -282,29 +286,28 @@ def search(
         "time_limit": time_limit,
         "progress": progress,
     }
-    if method == "genetic":
-        options["seed"] = seed
-    else:
-        options["gap"] = gap
+    options["gap"] = gap
     solve = SEARCHES[method]
 
-    def ready(count: int) -> tuple[Problem, Allowed]:
+    def ready(count: int) -> tuple[Problem, CandidateStrategies]:
         problem = Problem(graph, network, device, count, batch)
-        return problem, pinned(problem, [w.all for w in problem.ways], pin or {}, forbid or {})
+        return problem, apply_constraints(
+            problem, [w.all for w in problem.strategies], pin or {}, forbid or {}
+        )
 
     if isinstance(microbatches, int):
-        problem, allowed = ready(microbatches)
-        return Plan(problem, solve(problem, allowed, **options), memory_limit, objective)
-    problem, found = _counted(ready, solve, microbatches, options)
+        problem, candidates = ready(microbatches)
+        return Plan(problem, solve(problem, candidates, **options), memory_limit, objective)
+    problem, found = _search_microbatches(ready, solve, microbatches, options)
     return Plan(problem, found, memory_limit, objective)
 
 
-def _counted(
-    ready: Callable[[int], tuple[Problem, Allowed]],
-    solve: Callable[..., Found],
+def _search_microbatches(
+    ready: Callable[[int], tuple[Problem, CandidateStrategies]],
+    solve: Callable[..., SearchResult],
     microbatches: Sequence[int] | str,
     options: Mapping[str, Any],
-) -> tuple[Problem, Found]:
+) -> tuple[Problem, SearchResult]:
     """The best over numbers of microbatches; its bound is for all that were searched.
 
     Each takes its share of the time, of an open list half of what is left.
@@ -317,28 +320,28 @@ def _counted(
     if isinstance(microbatches, str) and microbatches != "auto":
         raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
     counts = (2**i for i in itertools.count()) if isinstance(microbatches, str) else microbatches
-    best: tuple[Problem, Found] | None = None
+    best: tuple[Problem, SearchResult] | None = None
     bound, reason = math.inf, ""
     for number, count in enumerate(counts):
         left = options["time_limit"] - (time.perf_counter() - start)
         if (best is not None or reason) and left <= 0:
             break
         try:
-            problem, allowed = ready(count)
+            problem, candidates = ready(count)
         except PlanError:
             if not auto or count == 1:
                 raise
             break
         try:
             share = left / (2 if isinstance(microbatches, str) else len(microbatches) - number)
-            found = solve(problem, allowed, **{**options, "time_limit": max(1.0, share)})
+            found = solve(problem, candidates, **{**options, "time_limit": max(1.0, share)})
         except PlanError as error:
             if limit is None:
                 raise
             reason = f"in {count} microbatches {error}" if count > 1 else str(error)
             continue
         bound = min(bound, found.bound)
-        if best is None or rank(found, limit) < rank(best[1], limit):
+        if best is None or result_order(found, limit) < result_order(best[1], limit):
             best = problem, found
         elif auto:
             break
@@ -358,11 +361,13 @@ def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None
     return trace(step, abstract_args)
 
 
-def _network(mesh: Mesh, topology: Topology | None, network: Network | None) -> Network:
+def _network(
+    mesh: MeshShape, topology: Topology | None, network: CollectiveCostModel | None
+) -> CollectiveCostModel:
     if (topology is None) == (network is None):
         raise PlanError("give either topology, whose wires are priced, or network")
     if topology is not None:
-        return Scheduled(topology, mesh)
+        return ScheduleCosts(topology, mesh)
     if network is None or network.mesh != mesh:
         raise PlanError(f"the network prices another mesh than {mesh}")
     return network

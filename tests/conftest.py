@@ -19,10 +19,10 @@ if _FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=16".strip()
 
 # The first example of a test may compile for seconds; a deadline would only measure that, and a
-# slow machine is no fault of a test.
+# slow machine is not an error of a test.
 settings.register_profile(
     "ci",
-    max_examples=80,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,

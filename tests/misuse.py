@@ -14,11 +14,11 @@ import numpy as np
 
 import jaxcoll as jc
 from jaxcoll import draw, paths, synth, topologies
-from jaxcoll.bounds import throughput
+from jaxcoll.bounds import moore, throughput
 from jaxcoll.bounds.times import distance_bound
 from jaxcoll.io import json, multitree
 from jaxcoll.simulation import steady_seconds
-from jaxcoll.synth.tacos.out_of_core import synthesize_compact
+from jaxcoll.synth import direct_connect
 from jaxcoll.trees import multicast
 
 HOSTILE: tuple[Any, ...] = (
@@ -37,6 +37,7 @@ SCATTER = jc.synthesize(RING, "reduce_scatter", "ring", chunks=2)
 TABLES = jc.synthesize(RING, "all_reduce", "multitree")
 FLOW = synth.forest(RING)
 OPTIMUM = jc.optimum(RING)
+GROUP = direct_connect.GroupNetwork.torus(3, 3)
 TIMELINE = jc.simulate(SCHEDULE, 1000)
 FRAMING = jc.Framing()
 LINKS = {"alpha": 1e-6, "bandwidth": 1e9}
@@ -124,7 +125,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "bound": (jc.bound, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
-    "lower_bounds": (jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}),
+    "lower_bounds": (
+        jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}
+    ),
     "cut_bound": (jc.cut_bound, {"topology": RING, "collective": GATHER, "nbytes": 1e6}),
     "distance_bound": (distance_bound, {"topology": RING, "collective": GATHER}),
     "ideal": (jc.ideal, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
@@ -148,7 +151,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "empty_schedule": (synth.empty_schedule, {"topology": RING, "collective": GATHER}),
     "forest": (synth.forest, {"topology": RING}),
     "synthesize_compact": (
-        synthesize_compact,
+        jc.synthesize_compact,
         {
             "topology": SWITCH, "folder": "never made", "chunks": 1, "rule": "random", "seed": 0,
             "threads": 1,
@@ -182,18 +185,18 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dgx2": (topologies.dgx2, {"planes": 2, **LINKS}),
     "dgx_a100": (
         topologies.dgx_a100,
-        {"boxes": 2, "inside": 3e11, "network": 25e9, "alpha": 1e-6, "network_alpha": 1e-6},
+        {"hosts": 2, "inside": 3e11, "network": 25e9, "alpha": 1e-6, "network_alpha": 1e-6},
     ),
-    "dgx_h100": (topologies.dgx_h100, {"boxes": 2, "inside": 3e11, "network": 25e9}),
+    "dgx_h100": (topologies.dgx_h100, {"hosts": 2, "inside": 3e11, "network": 25e9}),
     "mi250": (
         topologies.mi250,
         {
-            "boxes": 2, "ranks": 8, "inside": 50e9, "network": 16e9, "alpha": 1e-6,
+            "hosts": 2, "ranks": 8, "inside": 50e9, "network": 16e9, "alpha": 1e-6,
             "network_alpha": 1e-6,
         },
     ),
-    "nvswitch_boxes": (
-        topologies.nvswitch_boxes,
+    "nvswitch_hosts": (
+        topologies.nvswitch_hosts,
         {
             "sizes": (2, 3), "inside": 1e9, "network": 1e9, "alpha": 1e-6, "network_alpha": 1e-6,
             "name": "",
@@ -206,7 +209,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {"leaves": 2, "ranks": 2, "spines": 2, "oversubscription": 2, **LINKS},
     ),
     "switch_2d": (topologies.switch_2d, {"inner": 2, "outer": 2, "degree": 1, **LINKS}),
-    "multi_rail": (topologies.multi_rail, {"boxes": 2, "ranks": 2, **LINKS}),
+    "multi_rail": (topologies.multi_rail, {"hosts": 2, "ranks": 2, **LINKS}),
     "ring_fc_switch": (
         topologies.ring_fc_switch,
         {
@@ -220,6 +223,51 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "flattened_butterfly": (
         _tuple_of(topologies.flattened_butterfly), {"args": (2, 2), "terminals": 2, **LINKS}
     ),
+    # ------------------------------------------------------------------ direct-connect networks
+    "moore_bound": (moore.moore_bound, {"degree": 4, "diameter": 2}),
+    "moore_steps": (moore.moore_steps, {"n": 9, "degree": 4}),
+    "bidirectional_moore_steps": (moore.bidirectional_moore_steps, {"n": 9, "degree": 4}),
+    "bandwidth_optimum": (moore.bandwidth_optimum, {"n": 9}),
+    "least_cost": (moore.least_cost, {"n": 9, "degree": 4, "kind": "all_reduce"}),
+    "bandwidth_with_reduction": (
+        moore.bandwidth_with_reduction, {"bandwidth": 1e9, "gamma": 1e-10}
+    ),
+    "cost": (moore.cost, {"schedule": SCHEDULE, "degree": 2}),
+    "Cost.time": (
+        moore.least_cost(4, 2).time, {"alpha": 1e-6, "nbytes": 1e6, "bandwidth": 1e9}
+    ),
+    "reduction_cost": (moore.reduction_cost, {"schedule": SCATTER}),
+    "optimality": (moore.optimality, {"schedule": SCHEDULE, "degree": 2}),
+    "ports_of": (moore.ports_of, {"topology": RING, "degree": 2}),
+    "Bfb.chunks": (synth.Bfb.chunks, {"topology": RING}),
+    "bfb_bottlenecks": (direct_connect.bfb_bottlenecks, {"network": RING}),
+    "bfb_cost": (direct_connect.bfb_cost, {"network": RING}),
+    "bfb_times": (direct_connect.bfb_times, {"topology": RING, "nbytes": 1e6}),
+    "reversed_on": (
+        direct_connect.reversed_on, {"schedule": SCATTER, "reversal": (0, 1, 2, 3)}
+    ),
+    "GroupNetwork": (
+        direct_connect.GroupNetwork,
+        {"moduli": (2, 3), "offsets": ((1, 1),), **LINKS, "name": ""},
+    ),
+    "GroupNetwork.torus": (
+        _tuple_of(direct_connect.GroupNetwork.torus), {"args": (3, 3), **LINKS}
+    ),
+    "GroupNetwork.circulant": (
+        direct_connect.GroupNetwork.circulant, {"n": 7, "offsets": (2, 3), **LINKS}
+    ),
+    "GroupNetwork.twisted_torus": (
+        _tuple_of(direct_connect.GroupNetwork.twisted_torus), {"args": (3, 6), **LINKS}
+    ),
+    "GroupNetwork.lattice": (
+        direct_connect.GroupNetwork.lattice, {"rows": ((2, 1), (0, 3)), **LINKS, "name": ""}
+    ),
+    "GroupNetwork.shifted": (GROUP.shifted, {"offset": (1, 0)}),
+    "GroupSchedule": (
+        direct_connect.GroupSchedule, _fields(direct_connect.group_bfb(GROUP))
+    ),
+    "group_bfb": (direct_connect.group_bfb, {"network": GROUP, "chunks": 2}),
+    "group_cost": (direct_connect.group_cost, {"network": GROUP}),
     # ------------------------------------------------------------------ fields of synthesizers
     **{
         f"synth.{kind.__name__}": (kind, _fields(kind()))

@@ -1,15 +1,15 @@
-"""What a schedule does, replayed with Python sets: the judge that the verifier must agree with.
+"""A schedule replayed with Python sets: the oracle that the verifier must agree with.
 
 Shares nothing with the library but the columns of the schedule: where chunks start, who wants
-them and what makes them complete is written out again here, from the definition of each kind.
+them and the conditions that complete them are written out again here, from the definition of each
+kind.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from jaxcoll.collective import Collective
-from jaxcoll.schedule import Schedule
+from jaxcoll import Collective, Schedule
 
 STALE = "given away"
 

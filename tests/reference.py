@@ -11,10 +11,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from jaxcoll.collective import Collective
-from jaxcoll.paths import Edges
-from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.topology import Topology
+from jaxcoll import Collective, Edges, Provenance, Schedule, Topology
 
 
 class Connection(NamedTuple):

@@ -1,6 +1,6 @@
 """Hypothesis strategies for networks, collectives and sound schedules, shared by all tests.
 
-Random structure is drawn as a few small numbers and a seed: examples stay quick to draw, and
+Random structure is drawn as a few small numbers and a seed: examples stay fast to draw, and
 shrink towards few ranks, few links and few chunks.
 """
 
@@ -12,11 +12,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jaxcoll.collective import KINDS, ROOTED, Collective
-from jaxcoll.schedule import Schedule
+from jaxcoll import Collective, Schedule, Topology
+from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, switch, torus
 from jaxcoll.topologies.grids import grid
-from jaxcoll.topology import Topology
 from tests import reference
 
 ALPHAS = (0.0, 0.5e-6, 1e-6, 0.7e-6, 3e-6)
@@ -130,7 +129,7 @@ def collectives(
     max_chunks: int = 3,
     grouped: bool | None = None,
 ) -> Collective:
-    """Any collective on a number of ranks: k chunks a shard, random disjoint groups, a root.
+    """Any collective on a number of ranks: k chunks per shard, random disjoint groups, a root.
 
     Args:
         grouped: random groups, or one group of all ranks in order; either when None.

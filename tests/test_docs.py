@@ -1,4 +1,4 @@
-"""The pages under docs/ run as printed, and point to what is there."""
+"""The pages under docs/ run as printed, and the files they point to exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text(page: str) -> str:
 
 
 def run_page(page: str, blocks: int, folder: Path) -> list[str]:
-    """What a page's code prints on 8 devices."""
+    """The lines that a page's code prints on 8 devices."""
     code = re.findall(r"```python\n(.*?)```", text(page), re.DOTALL)
     assert len(code) == blocks
     environment = {
@@ -67,3 +67,11 @@ def test_two_lines_of_the_step_are_changed():
 def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", text(page)):
         assert (DOCS / target).is_file()
+
+
+def test_the_architecture_page_names_files_that_exist():
+    table = text("architecture.md").partition("## jaxcoll\n")[2].partition("## ")[0]
+    names = [name for row in table.splitlines()[4:] for name in re.findall(r"`([\w/.]+)`", row)]
+    paths = [name for name in names if name.endswith((".py", "/"))]
+    assert len(paths) > 20
+    assert [path for path in paths if not (DOCS.parent / "jaxcoll" / path).exists()] == []

@@ -1,9 +1,10 @@
-"""The house itself: what is promised to work as the first command."""
+"""The house itself: the commands that work right after a checkout, and its wording."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,38 @@ def test_scripts_are_valid_bash(script):
 
 def test_every_script_is_tested_here():
     scripts = {f"scripts/{path.name}" for path in (ROOT / "scripts").iterdir()}
-    assert scripts == {*COMMANDS, "scripts/_env"} - {".ci/run"}
+    assert scripts == {*COMMANDS, "scripts/_env", "scripts/words"} - {".ci/run"}
+
+
+def words(*paths: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "scripts/words", *paths]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_wording_of_the_clean_folders():
+    found = words()
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("alpha: seconds a link", "write per, not a"),
+        ("the quickest of them", "write fast"),
+        ("two steps that are alike", "write identical or equal"),
+        ("a chunk that is there.", "write exists"),
+        ("the bytes of what is sent", "name the noun"),
+        ("an edge that is no link", "write is not a"),
+        ("chunks travel together", "write is sent"),
+        ("every link turned round", "write reversed"),
+    ],
+)
+def test_habits_of_wording_are_found(tmp_path, line, advice):
+    page = tmp_path / "page.md"
+    page.write_text(f"{line}\n")
+    assert f"page.md:1: {advice}" in words(page).stdout
+    page.write_text(f"{line} <!-- words: ok -->\n")
+    assert words(page).returncode == 0
 
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxcoll.errors import JaxcollError
+from jaxcoll import JaxcollError
 from tests.misuse import CASES, calls
 
 # Its own network is refused, so that no hostile value can have a folder made.

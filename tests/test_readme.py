@@ -1,4 +1,4 @@
-"""The README is short, its quick start runs as printed, and its pictures are there."""
+"""The README is short, its quick start runs as printed, and its pictures exist."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from experiments.benchmarks.report import report
 from experiments.timing import compare
 from jaxcoll import execute, topologies
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.selection import derived
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Bucket, Ring, Synthesizer, synthesize
@@ -104,7 +104,7 @@ def time_row(
         "default": times["default"].median / base,
         **{name: times[name].median / base for name in schedules},
         "best": best,
-        "permutes": program_of(schedules[best]).num_permutes,
+        "permutes": permute_program(schedules[best]).num_permutes,
         "hand / best": times["hand"].median / times[best].median,
         "temp / buffer": memory.temp_size_in_bytes / buffer if memory else None,
     }
@@ -181,7 +181,7 @@ def scan_row(mesh: Mesh, chunks: int) -> dict[str, Any]:
     lowered.compile()
     return {
         "schedule": repr(schedule),
-        "permutes executed": program_of(schedule).num_permutes,
+        "permutes executed": permute_program(schedule).num_permutes,
         "permutes in the program": text.count("collective_permute"),
         "lines": len(text.splitlines()),
         "lower s": traced - started,

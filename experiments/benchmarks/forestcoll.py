@@ -10,22 +10,21 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
+from experiments.benchmarks.degraded_networks import NETWORKS, less, two_rings
 from experiments.benchmarks.report import report
-from jaxcoll.bounds.throughput import fixed_k, optimum
+from experiments.forestcoll.printed import GB, PAPER_FIXED_K, PAPER_STAGES, fixed_row
+from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.tree_packing import pack_trees
-from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mi250, torus
+from jaxcoll.topologies import dgx1, dgx_a100, dgx_h100, hypercube, mesh, mi250, torus
 from jaxcoll.topology import Topology
-
-GB = 10**9
 
 SMALL: Sequence[Callable[[], Topology]] = (
     lambda: dgx1(),
@@ -41,9 +40,6 @@ SMALL: Sequence[Callable[[], Topology]] = (
     lambda: torus(4, 4, 4, bandwidth=1e9),
     lambda: hypercube(6, bandwidth=1e9),
 )
-# What the authors' Java takes for 1024 ranks on 128 cores (dissertation, Table B.2): seconds of the
-# search for the optimum, the removal of switches and the packing of trees.
-PAPER_STAGES = {"A100 x128": (2.2, 979.0, 1209.0), "MI250 64 x 16": (3.8, 550.0, 1708.0)}
 
 
 def listed(topology: Topology, broken: tuple[int, int] | None = None) -> Topology:
@@ -90,8 +86,6 @@ PEER_SECONDS = {
     "MI250 16+16": (0.5, 5.6, 15.8),
     "torus 8x8": (0.8, 0.1, 45.0),
 }
-# Table 4.1: k trees a rank on two MI250 boxes, GB/s.
-PAPER_FIXED_K = {1: 320, 2: 341, 3: 343, 4: 341, 5: 348, 83: 354}
 
 
 def seconds_of(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -150,10 +144,21 @@ def measure_large(topology: Topology, peer: float | None) -> dict[str, Any]:
     return {column: figure for column, figure in figures.items() if figure is not None}
 
 
-def fixed_row(topology: Topology, k: int, paper: float | None) -> dict[str, Any]:
-    """One row of Table 4.1."""
-    algbw = Fraction(topology.num_ranks) / fixed_k(topology, k).inverse / GB
-    return {"trees a rank": k, "algbw GB/s": float(algbw), "paper GB/s": paper}
+def measure_scale(name: str, topology: Topology) -> dict[str, Any]:
+    """One row: a network without a known structure, its forest counted."""
+    best, search = seconds_of(lambda: optimum(topology))
+    flow, whole = seconds_of(lambda: forest(topology))
+    return {
+        "network": name,
+        "ranks": topology.num_ranks,
+        "vertices": topology.num_vertices,
+        "k": best.k,
+        "optimal": flow.check_load() == best.inverse,
+        "search CPU s": search,
+        "forest CPU s": whole,
+        "limit CPU s": 10 if topology.num_ranks <= 512 else 60,
+        "height": flow.height,
+    }
 
 
 def converge(topology: Topology, pieces: Sequence[int]) -> dict[str, Any]:
@@ -172,9 +177,25 @@ def main(argv: Sequence[str]) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(prog="forestcoll", description=__doc__)
     parser.add_argument("--large", action="store_true", help="also networks of up to 1024 ranks")
+    parser.add_argument(
+        "--scale",
+        nargs="*",
+        metavar="WORD",
+        help="only networks without a grid whose names contain one of the words, or all of them",
+    )
     options = parser.parse_args(argv)
     for topology in (torus(3, 3), dgx_a100(2), dgx_a100(3)):  # compile
         measure(topology)
+    if options.scale is not None:
+        chosen = [
+            (name, make)
+            for name, make in NETWORKS.items()
+            if not options.scale or any(word in name for word in options.scale)
+        ]
+        for make in (lambda: less(mesh(9, 9)), lambda: two_rings(33)):  # compile
+            forest(make())
+        report("forestcoll-scale", [measure_scale(name, make()) for name, make in chosen])
+        return
     report("forestcoll", [measure(make()) for make in SMALL])
     report("forestcoll-table-4-1", [fixed_row(mi250(2), k, x) for k, x in PAPER_FIXED_K.items()])
     networks = (dgx_a100(2), dgx_h100(2), mi250(2))

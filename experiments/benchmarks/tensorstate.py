@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.benchmarks.report import report
 from experiments.models import load_model
-from tensorstate import AlphaBeta, Graph, Mesh, PlanError, search, trace
+from tensorstate import AlphaBetaCosts, Graph, MeshShape, PlanError, search, trace
 
 # The mesh, and bytes per second of a device along every axis: NVLink within a host, a network
 # adapter a device between hosts.
@@ -45,15 +45,15 @@ def main(argv: Sequence[str]) -> None:
 def measure(model: str, graph: Graph, traced: float, mesh: str) -> list[Mapping[str, Any]]:
     """Without a memory limit, and with one: by recompute, or in microbatches."""
     sizes, bandwidth = MESHES[mesh]
-    network = AlphaBeta(Mesh.of(sizes), (ALPHA,) * len(sizes), bandwidth)
+    network = AlphaBetaCosts(MeshShape.of(sizes), (ALPHA,) * len(sizes), bandwidth)
     free = search(graph, mesh=sizes, network=network, hardware="H100")
     limit = LIMIT * free.cost.memory.peak
     plans = {"none": free}
-    ways: dict[str, dict[str, Any]] = {
+    strategies: dict[str, dict[str, Any]] = {
         "60 %, recompute": {"recompute": True},
         "60 %, microbatches": {"microbatches": "auto"},
     }
-    for name, options in ways.items():
+    for name, options in strategies.items():
         try:
             plans[name] = search(
                 graph,
@@ -72,13 +72,13 @@ def measure(model: str, graph: Graph, traced: float, mesh: str) -> list[Mapping[
             "mesh": mesh,
             "limit": name,
             "operators": len(graph.operators),
-            "classes": len(graph.classes),
+            "classes": len(graph.node_classes),
             "trace s": traced,
             "search s": plan.found.seconds,
             "method": plan.found.method,
             "microbatches": plan.microbatches,
             "gap %": 100 * min(1.0, plan.gap),
-            "step ms": 1e3 * plan.cost.seconds,
+            "step ms": 1e3 * plan.cost.serial_seconds,
             "communication ms": 1e3 * plan.cost.communication,
             "memory GB": plan.cost.memory.peak / 1e9,
         }

@@ -35,7 +35,7 @@ Refused = (CollectiveError, TopologyError)
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What an algorithm is asked for.
+    """One case of a comparison.
 
     Attributes:
         cluster: the boxes.
@@ -112,7 +112,7 @@ def _tacos(case: Case) -> Iterator[Schedule]:
 
 
 def _step_milp(case: Case) -> Iterator[Schedule]:
-    """One chunk a rank, and two where they are found in time."""
+    """One chunk per rank, and two where they are found in time."""
     milp = StepMilp(nbytes=case.nbytes, seconds=10.0)
     yield case.made(milp, 1)
     with contextlib.suppress(*Refused):
@@ -149,14 +149,14 @@ def _nvls(case: Case, sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
                 yield nbytes, times.time
 
 
-# What is timed without a schedule, which has no place for sends that begin or end in a switch.
+# Timed without a schedule, which cannot hold sends that begin or end in a switch.
 TIMED: Mapping[str, Callable[[Case, Sequence[int]], Iterator[tuple[int, float]]]] = {
     "ForestColl NVLS": _nvls,
 }
 NAMES = (*ALGORITHMS, *TIMED)
 
 
-def quickest(algorithm: str, case: Case, sizes: Sequence[int]) -> dict[int, float]:
+def fastest_times(algorithm: str, case: Case, sizes: Sequence[int]) -> dict[int, float]:
     """Simulated seconds of the fastest of the algorithm's runs, by size.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
-from experiments.forestcoll.algorithms import KINDS, NAMES, Case, Refused, quickest
+from experiments.forestcoll.algorithms import KINDS, NAMES, Case, Refused, fastest_times
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.paper import PaperValue
 from experiments.workloads.pictures import panels
@@ -46,7 +46,7 @@ class PrintedGain(PaperValue):
         super().__post_init__()
 
     def row(self, curves: Curves) -> dict[str, Any]:
-        """Ours beside it; empty where no such thing was run."""
+        """Our value beside it; empty where we have no such run."""
         lines = curves.get((self.cluster, self.kind), {})
         others = [lines[name] for name in self.over if name in lines]
         ours = None
@@ -71,14 +71,14 @@ class Config:
 
     Attributes:
         title: of the table.
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         clusters: by name.
         kinds: of collectives.
         algorithms: names in ``NAMES``.
         pieces: that are tried, smallest first.
         nbytes: sizes of a rank's buffer, rising.
-        claims: what the paper prints.
-        notes: what differs from the paper.
+        claims: the numbers that the paper prints.
+        notes: differences from the paper.
         seed: of the synthesizers.
         results: folder to write to.
     """
@@ -118,7 +118,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             lines = curves[name, kind] = {}
             for algorithm in config.algorithms:
                 try:
-                    times = quickest(algorithm, case, config.nbytes)
+                    times = fastest_times(algorithm, case, config.nbytes)
                 except Refused as error:
                     refused[algorithm, name, kind] = str(error)
                     continue

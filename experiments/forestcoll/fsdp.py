@@ -11,7 +11,7 @@ from typing import Any
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
-from experiments.forestcoll.algorithms import ALGORITHMS, Case, quickest
+from experiments.forestcoll.algorithms import ALGORITHMS, Case, fastest_times
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.workloads import Workload, load_accelerator, load_model, workload
 from experiments.workloads.models import FOLDER
@@ -56,13 +56,13 @@ class Config:
     """The figure.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         cluster: the boxes.
         models: smallest first.
         accelerator: a name in ``configs/accelerator``.
         value_bytes: bytes of a weight or gradient.
         pieces: that are tried, smallest first.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         results: folder to write to.
     """
 
@@ -140,7 +140,7 @@ def _times(config: Config, algorithm: str, sizes: list[int]) -> Times:
     topology, found = config.cluster.build(), {}
     for kind in KINDS:
         case = Case(config.cluster, topology, kind, config.pieces, sizes[-1])
-        seconds = quickest(algorithm, case, sizes)
+        seconds = fastest_times(algorithm, case, sizes)
         found[kind] = {n: as_fraction(s) for n, s in seconds.items()}.__getitem__
     return found
 
@@ -170,7 +170,7 @@ def iteration(work: Workload, times: Times, overlap: bool) -> Fraction:
     ]
     if not overlap:
         return sum((sum(turn, _NONE) for turn in passes), _NONE)
-    compute, network = _NONE, passes[0][1]  # when each is done with what it was asked for
+    compute, network = _NONE, passes[0][1]  # when each has finished its queue
     gathered = network
     for (seconds, _, after), (_, before, _) in zip(
         passes, [*passes[1:], (_NONE,) * 3], strict=True

@@ -12,7 +12,8 @@ from experiments.errors import ConfigError
 from jaxcoll import topologies
 from jaxcoll.topology import Topology
 
-# Dissertation, Sec. 4.6.2 and 4.6.3: bytes a second of a rank to its box's switch, and outside.
+# Dissertation, Sec. 4.6.2 and 4.6.3: bytes per second from a rank to its host's switch, and
+# outside.
 NVSWITCH = {"a100": (300e9, 25e9), "h100": (450e9, 50e9)}
 
 
@@ -70,7 +71,7 @@ def _nvswitch(fabric: str) -> Callable[[int, int], Topology]:
         if ranks == 8:
             return {"a100": topologies.dgx_a100, "h100": topologies.dgx_h100}[fabric](boxes)
         inside, network = NVSWITCH[fabric]
-        return topologies.nvswitch_boxes((ranks,) * boxes, inside=inside, network=network)
+        return topologies.nvswitch_hosts((ranks,) * boxes, inside=inside, network=network)
 
     return build
 

@@ -22,11 +22,11 @@ class Config:
     """The curves.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         clusters: by name.
         pieces: into which every tree is cut, rising.
         nbytes: sizes of a rank's buffer, rising.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         results: folder to write to.
     """
 

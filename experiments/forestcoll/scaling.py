@@ -11,12 +11,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.benchmarks.forestcoll import PAPER_STAGES
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.algorithms import Refused
 from experiments.forestcoll.networks import ClusterConfig
+from experiments.forestcoll.printed import PAPER_STAGES
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE
@@ -33,10 +33,10 @@ class Config:
     """The figure.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         clusters: smallest of each fabric first.
         algorithms: names in ``ALGORITHMS``, and the most ranks that each is run on.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of the synthesizers.
         results: folder to write to.
     """
@@ -96,7 +96,7 @@ def _paper_seconds(name: str, cluster: ClusterConfig, topology: Topology) -> flo
 
 # ---------------------------------------------------------------------- algorithms
 
-# From a cluster and its network to seconds a byte of the gathered result, on the busiest link.
+# From a cluster and its network to seconds per byte of the gathered result, on the busiest link.
 Maker = Callable[[ClusterConfig, Topology, int], Fraction]
 
 

@@ -1,4 +1,4 @@
-"""ForestColl, Table 4.1: bandwidth of a fixed number of trees a rank on two MI250 boxes."""
+"""ForestColl, Table 4.1: bandwidth of a fixed number of trees per rank on two MI250 boxes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.benchmarks.forestcoll import GB, PAPER_FIXED_K, fixed_row
 from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.experiment import publish
+from experiments.forestcoll.printed import GB, PAPER_FIXED_K, fixed_row
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.synth import forest
@@ -24,10 +24,10 @@ class Config:
     """The table.
 
     Attributes:
-        size: what it is run as.
-        trees: trees a rank, rising; the optimum's own number is added.
-        packed: most trees a rank for which trees are packed and counted, too.
-        notes: what differs from the paper.
+        size: the preset, "ci" or "paper".
+        trees: trees per rank, rising; the optimum's own number is added.
+        packed: most trees per rank for which trees are packed and counted, too.
+        notes: differences from the paper.
         results: folder to write to.
     """
 
@@ -44,7 +44,7 @@ class Config:
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """A row for each number of trees: what they can reach, and what packed ones do."""
+    """One row per number of trees: the bandwidth they can reach, and that of packed trees."""
     topology = mi250(2)
     best = optimum(topology)
     rows = []
@@ -63,7 +63,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], best: float) -> Figure:
-    """Bandwidth against trees a rank, with the optimum and the numbers that the paper prints."""
+    """Bandwidth against trees per rank, with the optimum and the numbers that the paper prints."""
     figure = Figure(figsize=(6.0, 3.6), layout="constrained")
     axes = figure.subplots()
     trees = [row["trees a rank"] for row in rows]

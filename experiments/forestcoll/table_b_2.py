@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from matplotlib.figure import Figure
 
-from experiments.benchmarks.forestcoll import PAPER_STAGES
 from experiments.errors import ConfigError
 from experiments.experiment import publish
 from experiments.forestcoll.networks import ClusterConfig
+from experiments.forestcoll.printed import PAPER_STAGES
 from jaxcoll.bounds.throughput import Scaling, optimum
 from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.errors import TopologyError
@@ -41,9 +41,9 @@ class Config:
     """The table.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         clusters: by name; boxes on rails, as the paper's are.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         results: folder to write to.
     """
 
@@ -151,7 +151,7 @@ class _Watch:
     seconds: dict[str, float]
 
     def timed(self, stage: str, call: Callable[..., T], *arguments: Any) -> T:
-        """What the call returns; the time it takes is added to the stage's."""
+        """The result of the call; its time is added to the stage's."""
         start = time.perf_counter()
         result = call(*arguments)
         self.seconds[stage] += time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Models to trace, search and train: a family a file, sizes in ``configs/model``."""
+"""Models to trace, search and train: a family per file, sizes in ``configs/model``."""
 
 from __future__ import annotations
 

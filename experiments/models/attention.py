@@ -1,4 +1,4 @@
-"""What the transformers share: causal attention and rotary positions."""
+"""Shared by the transformers: causal attention and rotary positions."""
 
 from __future__ import annotations
 

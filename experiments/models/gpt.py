@@ -26,7 +26,7 @@ class Config:
         length: tokens of a sequence.
         batch: sequences a step.
         accumulate: microbatches of a step.
-        dropout: fraction of what every block adds that is dropped.
+        dropout: fraction of every block's output that is dropped.
         dtype: in which it computes; parameters are float32.
     """
 
@@ -55,7 +55,7 @@ class Config:
 
 
 class Block(nnx.Module):
-    """Attention and a perceptron, each added to what it reads."""
+    """Attention and a perceptron, each added to its input."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         width, self.heads = config.width, config.heads

@@ -35,7 +35,7 @@ class Config:
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each added to what it reads."""
+    """Attention and a perceptron, each added to its input."""
 
     config: Config
 

@@ -57,7 +57,7 @@ class Config:
 
 
 class Layer(nn.Module):
-    """Attention and a gated perceptron, each added to what it reads."""
+    """Attention and a gated perceptron, each added to its input."""
 
     config: Config
 

@@ -100,7 +100,7 @@ class Experts(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention and experts, each added to what it reads."""
+    """Attention and experts, each added to its input."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         self.heads = config.heads

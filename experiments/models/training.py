@@ -36,7 +36,7 @@ class Model:
 
 
 def adamw() -> optax.GradientTransformation:
-    """What all models are trained with; a wide eps, so that rounding makes no whole steps."""
+    """The optimizer of all models; a wide eps, so that rounding makes no whole steps."""
     return optax.adamw(1e-3, b1=0.9, b2=0.95, eps=1e-5, weight_decay=0.1)
 
 

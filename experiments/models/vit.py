@@ -47,7 +47,7 @@ class Config:
 
 
 class Block(nnx.Module):
-    """Attention and a perceptron, each added to what it reads."""
+    """Attention and a perceptron, each added to its input."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         self.before_attention = nnx.LayerNorm(config.width, rngs=rngs)

@@ -20,10 +20,10 @@ class Config:
     """The figure.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         networks: names in ``NETWORKS``.
         sizes: bytes of a rank's buffer, rising.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         results: folder to write to.
     """
 
@@ -81,7 +81,7 @@ def measure(network: str, sizes: Sequence[int]) -> Curves:
     }
 
 
-# ---------------------------------------------------------------------- what the paper says
+# ---------------------------------------------------------------------- claims of the paper
 
 
 def beats_all(speeds: Curves) -> bool:
@@ -127,7 +127,7 @@ _GRIDS = ("4x4 torus", "8x8 torus", "4x4 mesh", "8x8 mesh")
 _TORI = ("4x4 torus", "8x8 torus")
 _SWITCHED = ("16-rank fat tree", "64-rank fat tree", "4x8 BiGraph", "4x16 BiGraph")
 _BIGRAPHS = ("4x8 BiGraph", "4x16 BiGraph")
-# What Sec. VI-A says of Fig. 9, on which networks.
+# Claims of Sec. VI-A about Fig. 9, and their networks.
 CLAIMS: dict[str, tuple[Callable[[Curves], bool], Sequence[str]]] = {
     "MultiTree and MultiTreeMsg are best at every size": (beats_all, _GRIDS),
     "DBTree is the worst": (double_binary_tree_is_last, _TORI),
@@ -139,7 +139,7 @@ CLAIMS: dict[str, tuple[Callable[[Curves], bool], Sequence[str]]] = {
 
 
 def _remarks(measured: dict[str, Curves]) -> list[str]:
-    """Whether the rows do what the paper says of them, claim by claim."""
+    """Whether the rows hold the paper's claims, claim by claim."""
     found = []
     for text, (holds, networks) in CLAIMS.items():
         shown = {network: holds(measured[network]) for network in networks if network in measured}

@@ -142,7 +142,7 @@ class Config:
         printed: percent of overhead as printed, by payload.
         sides: of square tori whose head flits are laid out, rising.
         printed_bits: bits of the fields on the smallest, as printed.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         results: folder to write to.
     """
 
@@ -187,7 +187,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def overhead(config: Config) -> list[dict[str, Any]]:
-    """Fig. 2: what heads cost, counted in flits."""
+    """Fig. 2: the cost of heads, counted in flits."""
     rows = []
     for payload in config.payloads:
         for name, flits in (("packets", packets), ("one message", sub_packets)):

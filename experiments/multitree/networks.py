@@ -11,7 +11,7 @@ from jaxcoll.simulation import PACKETS, WHOLE, Framing
 from jaxcoll.synth import DoubleBinaryTree, Hdrm, MultiTree, Ring, Ring2D
 from jaxcoll.topology import Topology
 
-ALPHA = 150e-9  # seconds a link (Table III)
+ALPHA = 150e-9  # seconds per link (Table III)
 BANDWIDTH = 16e9  # bytes per second (Table III)
 ALGORITHMS = ("multitree_msg", "multitree", "double_binary_tree", "ring_2d", "ring", "hdrm")
 LEAST = "ring_2d_least"  # not in the paper
@@ -106,7 +106,7 @@ def _ring_2d(topology: Topology) -> Time:
 
 
 def _double_binary_tree(topology: Topology) -> Time:
-    """Blind to the network; with the pieces, of few tried, that are quickest at each size."""
+    """A topology-oblivious baseline, with the number of segments that is fastest at each size."""
     ways = [(DoubleBinaryTree(pieces=1), 1), (DoubleBinaryTree(), 1), (DoubleBinaryTree(), 4)]
     return fastest([Simulated(topology, tree, k, framing=PACKETS) for tree, k in ways])
 

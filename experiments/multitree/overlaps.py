@@ -21,11 +21,11 @@ class Config:
     """The study; the paper has none of it but the two ways of its Fig. 11.
 
     Attributes:
-        size: what it is run as.
-        setting: what is trained.
+        size: the preset, "ci" or "paper".
+        setting: the workloads that are trained.
         algorithm: of the all-reduces, one of those in Fig. 11.
         overlaps: ways to overlap, by name.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         results: folder to write to.
     """
 

@@ -14,7 +14,7 @@ from experiments.workloads.pictures import panels
 from jaxcoll.simulation import PACKETS
 
 SHOWN = ("multitree_msg", "ring_2d", "ring")
-# What the paper's fastest is ahead of the others by (Sec. VI-B).
+# Speedups of the paper's fastest over the others (Sec. VI-B).
 PAPER_SPEEDUP = {"ring": 3.0, "ring_2d": 1.4}
 _HEADS = 1 + PACKETS.head / (PACKETS.payload or 1)
 # Without latency, as tori grow: Ring has one link of four, 2D-Ring sends everything twice, and both
@@ -27,10 +27,10 @@ class Config:
     """The figure.
 
     Attributes:
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         rows, columns: sides of each torus, smallest first; rows even.
         kib_per_rank: KiB of the buffer for every rank of the torus.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         results: folder to write to.
     """
 

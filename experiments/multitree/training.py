@@ -45,7 +45,7 @@ class Setting:
             one_of("models", model, known_models())
 
     def workloads(self) -> dict[str, Workload]:
-        """What every model computes and exchanges, by the name in its table."""
+        """The workload of every model, by the name in its table."""
         accelerator = load_accelerator(self.accelerator)
         models = [load_model(name) for name in self.models]
         return {
@@ -66,11 +66,11 @@ class Config:
 
     Attributes:
         title: of the table.
-        size: what it is run as.
-        setting: what is trained.
+        size: the preset, "ci" or "paper".
+        setting: the workloads that are trained.
         overlap: which all-reduces run beside compute.
-        claims: what the paper prints; models by the names in their tables.
-        notes: what differs from the paper.
+        claims: the paper's numbers; models by the names in their tables.
+        notes: differences from the paper.
         results: folder to write to.
     """
 

@@ -1,4 +1,4 @@
-"""What the paper prints of its measurements, beside ours."""
+"""The paper's printed measurements, beside ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PrintedMean(PaperValue):
     sizes: tuple[int, ...]
 
     def row(self, runs: Sequence[Run]) -> Row:
-        """Our mean beside the paper's; nothing beside it where we ran no such thing."""
+        """Our mean beside the paper's; empty where we have no such run."""
         column = "% of ideal" if self.over == IDEAL else "times as fast"
         ours = self._ours(runs)
         sizes = list(dict.fromkeys(nbytes for _, nbytes in ours)) or self.sizes
@@ -41,7 +41,7 @@ class PrintedMean(PaperValue):
         }
 
     def _ours(self, runs: Sequence[Run]) -> dict[tuple[str, int], float]:
-        """What the mean is of, by network and bytes."""
+        """The values that the mean is taken over, by network and bytes."""
         of, over = (
             {
                 (run.network, run.nbytes): run
@@ -58,7 +58,7 @@ class PrintedMean(PaperValue):
 
 
 def overtaken(runs: Sequence[Run], ours: str = "tacos") -> list[str]:
-    """A line for each case in which another algorithm, auto aside, is over 0.1 % quicker."""
+    """A line for each case in which another algorithm, auto aside, is over 0.1 % faster."""
     time = {(run.network, run.nbytes): run.time for run in runs if run.algorithm == ours}
     return [
         f"{run.network}, {format_size(run.nbytes)}: {run.algorithm} takes "

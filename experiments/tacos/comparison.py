@@ -1,4 +1,4 @@
-"""What the comparing studies are told: networks, algorithms, sizes, and what the paper prints."""
+"""Settings of the comparing studies: networks, algorithms, sizes, and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Comparison:
         algorithms: by name.
         nbytes: bytes of a rank's buffer.
         link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
-        claims: what the paper prints.
-        notes: what differs from the paper, or what it does not say.
+        claims: the numbers that the paper prints.
+        notes: differences from the paper, and settings that it does not give.
         seed: of everything random.
         results: folder to write to.
     """
@@ -64,7 +64,7 @@ class Comparison:
         return measure(self.networks, self.algorithms, self.nbytes, self.link_model, self.seed)
 
     def said(self) -> list[str]:
-        """What stands below every table."""
+        """The notes below every table."""
         return said_of(self.link_model, self.size, self.algorithms)
 
 

@@ -1,4 +1,4 @@
-"""Heat maps of what links carry, from source to destination (Fig. 1 and 15b)."""
+"""Heat maps of the load of links, from source to destination (Fig. 1 and 15b)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def publish_heat(config: Comparison, heat: Callable[[Run], np.ndarray], label: s
 
     Args:
         heat: of every link of a run, float64 of shape (links,).
-        label: what heat is, with its unit.
+        label: the quantity shown as heat, with its unit.
     """
     runs, refused = config.measure()
     rows = [row(run) for run in runs] + [claim.row(runs) for claim in config.claims]

@@ -48,11 +48,11 @@ VARIANTS: Mapping[str, Callable[[tuple[int, ...]], Synthesizer]] = {
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmConfig:
-    """An algorithm, in one or more variants, and the numbers of chunks a shard it is tried with.
+    """An algorithm, in one or more variants, and the numbers of chunks per shard it is tried with.
 
     Attributes:
         by: names in ``SYNTHESIZERS`` or ``VARIANTS``.
-        chunks: chunks a shard. At each size the quickest variant and number count.
+        chunks: chunks per shard. At each size the fastest variant and number count.
     """
 
     by: tuple[str, ...]
@@ -80,12 +80,12 @@ class AlgorithmConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The quickest schedule of an algorithm at one size, of its numbers of chunks.
+    """The fastest schedule of an algorithm at one size, over its numbers of chunks.
 
     Attributes:
         network, algorithm: their names in the configuration.
         nbytes: bytes of a rank's buffer.
-        synthesizer: what made it.
+        synthesizer: the synthesizer that made it.
         timeline: its simulated run.
         ideal: the paper's Ideal, seconds.
         cuts: seconds that a reduce-scatter and then an all-gather need to cross the worst cut.
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def schedule(self) -> Schedule:
-        """What was run."""
+        """The label of the run."""
         return self.timeline.schedule
 
     @property

@@ -21,7 +21,7 @@ class NetworkConfig:
         sides: ranks along each dimension, as the paper writes them (switches and DragonFly:
             innermost first).
         alpha_us: microseconds a link.
-        bandwidth_gbps: GB/s a link, one for all or one a dimension.
+        bandwidth_gbps: GB/s per link, one for all or one per dimension.
     """
 
     family: str
@@ -35,7 +35,7 @@ class NetworkConfig:
             raise ConfigError(f"sides must be integers of at least 1, got {self.sides}")
         at_least("alpha_us", self.alpha_us, 0)
         if not self.bandwidth_gbps:
-            raise ConfigError("bandwidth_gbps needs one number, or one a dimension, got none")
+            raise ConfigError("bandwidth_gbps needs one number, or one per dimension, got none")
         for bandwidth in self.bandwidth_gbps:
             above("bandwidth_gbps", bandwidth, 0)
 

@@ -1,4 +1,4 @@
-"""What it takes to synthesize and prove all-gathers on meshes of growing size."""
+"""Time and memory to synthesize and prove all-gathers on meshes of growing size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxcoll.synth.tacos.out_of_core import synthesize_compact
+from jaxcoll import synthesize_compact, verify
 from jaxcoll.topologies import mesh
-from jaxcoll.verifier import verify
 
 # Sec. VI-C: an all_reduce on 64 threads. The paper's 3D Hypercube is a 3D mesh.
 PAPER_SECONDS = {"mesh 200x200": 2.52 * 3600, "mesh 35x35x35": 3.29 * 3600}
@@ -20,7 +19,7 @@ PAPER_SECONDS = {"mesh 200x200": 2.52 * 3600, "mesh 35x35x35": 3.29 * 3600}
 def measure_mesh(
     sides: Sequence[int], folder: Path, threads: int, seed: int
 ) -> dict[str, str | int | float]:
-    """One row: what one mesh takes, in seconds of wall and processor, and in memory."""
+    """One row: the cost of one mesh, in seconds of wall and processor, and in memory."""
     topology = mesh(*sides)
     started, used = time.perf_counter(), time.process_time()
     compact = synthesize_compact(topology, folder / topology.name, threads=threads, seed=seed)
@@ -34,7 +33,7 @@ def measure_mesh(
         "network": topology.name,
         "ranks": topology.num_ranks,
         "steps": compact.num_steps,
-        "bound": -(-(topology.num_ranks - 1) // len(sides)),  # what a corner's links can bring
+        "bound": -(-(topology.num_ranks - 1) // len(sides)),  # by the links of a corner
         "seconds": made,
         "processor seconds": spent,
         "replay seconds": replayed,

@@ -25,14 +25,14 @@ _MOST_NUMBERED = 24
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """All-gathers with one chunk a rank.
+    """All-gathers with one chunk per rank.
 
     Attributes:
         title: the figure of the paper.
         size: "ci" or "paper".
         networks: by name.
         printed: time spans that the paper says a network takes.
-        notes: what the paper does not say.
+        notes: settings that the paper does not give.
         seed: of everything random.
         results: folder to write to.
     """

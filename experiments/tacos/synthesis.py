@@ -35,7 +35,7 @@ class Config:
         solved: sides of 2D meshes for the integer program.
         limit_s: seconds that it may take.
         threads: of TACOS.
-        notes: what differs from the paper.
+        notes: differences from the paper.
         seed: of everything random.
         results: folder to write to.
     """
@@ -100,7 +100,7 @@ def run(config: Config) -> list[Row]:
 
 
 def measure_program(side: int, limit_s: float) -> Row:
-    """One row: what the integer program takes for an all-gather on a square mesh.
+    """One row: the cost of the integer program for an all-gather on a square mesh.
 
     Raises:
         TopologyError: too large for it, or no schedule was found in time.

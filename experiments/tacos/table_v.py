@@ -42,7 +42,7 @@ class Config:
         printed_mean: the paper's mean time of algorithms, in times of TACOS.
         printed_of_ideal: the paper's mean of Ideal in percent of TACOS's time.
         timed: algorithms whose synthesis is timed.
-        notes: what differs from the paper, or what it does not say.
+        notes: differences from the paper, and settings that it does not give.
         seed: of everything random.
         results: folder to write to.
     """
@@ -114,7 +114,7 @@ def rows_of(network: str, runs: Sequence[Run], config: Config) -> list[Row]:
 
 
 def means(runs: Sequence[Run], config: Config) -> list[Row]:
-    """What the paper says of all networks together; its means here are geometric."""
+    """The paper's claims about all networks together; its means here are geometric."""
     unit = [run for run in runs if run.algorithm == OURS]
     rows: list[Row] = []
     for name, printed in config.printed_mean.items():
@@ -145,7 +145,7 @@ def _kind_of_mean(config: Config) -> list[str]:
 
 
 def _synthesis(run: Run | None, config: Config) -> float | None:
-    """Milliseconds, of what the paper times or the configuration asks for."""
+    """Milliseconds of the calls that the paper times or the configuration names."""
     if run is None or run.algorithm not in config.timed:
         return None
     synthesizer, schedule = run.synthesizer, run.schedule

@@ -38,7 +38,7 @@ class Case:
 
     Attributes:
         model: a name in ``configs/workload``.
-        network: what it is trained on.
+        network: the network of the cluster.
         samples: of a rank; with ``model_ranks``, of those ranks together.
         model_ranks: consecutive ranks that share out the weights of layers with hybrid parallelism.
     """
@@ -58,9 +58,9 @@ class Config:
 
     Attributes:
         title: of the table.
-        size: what it is run as.
+        size: the preset, "ci" or "paper".
         cases: by name, in the order of the figure.
-        algorithms: to compare, by name; the quickest variant counts at every size.
+        algorithms: to compare, by name; the fastest variant counts at every size.
         families: of the networks of some algorithms, by name, where they are not those of the
             cases: switches unwound, say.
         base: the algorithm that iterations are normalized to.
@@ -68,8 +68,8 @@ class Config:
         value_bytes: bytes of a gradient or activation.
         overlap: which exchanges run beside compute.
         link_model: of the simulation.
-        claims: what the paper prints.
-        notes: what differs from the paper.
+        claims: the numbers that the paper prints.
+        notes: differences from the paper.
         seed: of the synthesizers.
         results: folder to write to.
     """
@@ -162,7 +162,7 @@ def groups_of(ranks: int, model_ranks: int) -> dict[str, Groups | None]:
 def ideal_of_groups(topology: Topology, groups: Groups | None) -> Time:
     """The paper's Ideal; of several groups at once, on the links that the first one's ranks have.
 
-    Groups that are all alike load the links between their own ranks alike, and all others are no
+    Identical groups put equal load on the links between their own ranks, and all others are not
     way around.
     """
     if groups is None or len(groups) == 1:

@@ -16,10 +16,10 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import INK, PALETTE
-from tensorstate import HARDWARE, named, trace
-from tensorstate.problem import Problem
-from tensorstate.search.exact import Found
-from tensorstate.trips import Trip
+from tensorstate import HARDWARE, solve_baseline, trace
+from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.result import SearchResult
+from tensorstate.problem.problem import Problem
 
 GATHER, SCATTER, EMBEDDING = "all_gather", "reduce_scatter", "reduce_scatter of the embedding"
 # When a collective runs, and why.
@@ -106,42 +106,44 @@ def run(config: Config) -> list[dict[str, Any]]:
     return rows
 
 
-def planned(config: Config, model: ModelConfig) -> tuple[Problem, Found]:
+def planned(config: Config, model: ModelConfig) -> tuple[Problem, SearchResult]:
     """The best plan of the model's strategy for one microbatch."""
     batch = model.samples * sizes_of(config.axes)[config.axes[0].name]
     traced = load_model(model.name, layers=model.layers, batch=batch)
     graph = trace(traced.step, traced.abstract_args)
     problem = Problem(graph, rings(config.axes), HARDWARE[config.hardware])
-    return problem, named(problem, model.strategy)
+    return problem, solve_baseline(problem, model.strategy)
 
 
-def activation_moves(problem: Problem, found: Found, nbytes: int) -> dict[str, Counter[str]]:
+def activation_moves(problem: Problem, found: SearchResult, nbytes: int) -> dict[str, Counter[str]]:
     """Collectives of so many bytes along the last axis: by kind, and by when they run."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in (GATHER, SCATTER, EMBEDDING)}
-    for trip in found.cost.trips:
-        eras = (WHEN[0], trip.early), (_late(problem, trip), trip.late)
+    for reshard in found.cost.reshards:
+        eras = (WHEN[0], reshard.in_forward), (_late(problem, reshard), reshard.after_forward)
         for when, tree in eras:
-            for move in tree.moves:
-                if move.nbytes != nbytes or move.axis != 1 or move.kind == "slice":
+            for step in tree.steps:
+                if step.nbytes != nbytes or step.axis != 1 or step.kind == "slice":
                     continue
                 kind = (
-                    EMBEDDING if _is_lookup(problem, trip) and move.kind == SCATTER else move.kind
+                    EMBEDDING
+                    if _is_lookup(problem, reshard) and step.kind == SCATTER
+                    else step.kind
                 )
-                counts.setdefault(kind, Counter())[when] += trip.weight
+                counts.setdefault(kind, Counter())[when] += reshard.multiplicity
     return counts
 
 
-def _late(problem: Problem, trip: Trip) -> str:
+def _late(problem: Problem, reshard: ReshardPlan) -> str:
     """When moves after the forward pass run: of what was there before, for the second time."""
-    return WHEN[2] if problem.flows[trip.flow].early else WHEN[1]
+    return WHEN[2] if problem.tensor_groups[reshard.group].in_forward else WHEN[1]
 
 
-def _is_lookup(problem: Problem, trip: Trip) -> bool:
+def _is_lookup(problem: Problem, reshard: ReshardPlan) -> bool:
     """Whether a forward gather makes what travels."""
-    producer = problem.graph.tensors[trip.tensors[0]].producer
+    producer = problem.graph.tensors[reshard.tensors[0]].producer
     if producer is None:
         return False
-    members = problem.entity(problem.flows[trip.flow].group).members
+    members = problem.node(problem.tensor_groups[reshard.group].class_id).members
     operators = [problem.graph.operators[member.operator] for member in members]
     return any(o.kind == "gather" and o.phase == "forward" for o in operators)
 
@@ -166,9 +168,9 @@ def _activations(
     ]
 
 
-def _along_data(config: Config, model: ModelConfig, found: Found) -> list[dict[str, Any]]:
+def _along_data(config: Config, model: ModelConfig, found: SearchResult) -> list[dict[str, Any]]:
     """Bytes once a step, in however many messages."""
-    volume = {kind: n for (kind, axis), n in found.cost.volume.items() if axis == 0}
+    volume = {kind: n for (kind, axis), n in found.cost.bytes_by_collective.items() if axis == 0}
     return [
         {
             "model": model.name,

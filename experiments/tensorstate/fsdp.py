@@ -17,14 +17,14 @@ from experiments.models import load_model
 from experiments.workloads.pictures import stacked_bars
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
-from tensorstate import HARDWARE, Graph, Mesh, Network, named, trace
-from tensorstate.cost import Cost
-from tensorstate.problem import Problem
+from tensorstate import HARDWARE, CollectiveCostModel, Graph, MeshShape, solve_baseline, trace
+from tensorstate.cost.cost import Cost
+from tensorstate.problem.problem import Problem
 
 RING, FOREST = "vendor ring", "ForestColl"
 
 
-class Boxes(Network):
+class Boxes(CollectiveCostModel):
     """Collectives of all ranks of a cluster by schedules of one algorithm.
 
     An all_to_all, which the algorithms have none of, is priced as an all_gather.
@@ -37,18 +37,18 @@ class Boxes(Network):
     """
 
     def __init__(self, cluster: ClusterConfig, algorithm: str, pieces: Sequence[int], seed: int):
-        self.mesh = Mesh.of({"data": cluster.boxes * cluster.ranks})
+        self.mesh = MeshShape.of({"data": cluster.boxes * cluster.ranks})
         self.cluster, self.algorithm = cluster, algorithm
         self.pieces, self.seed = tuple(pieces), seed
         self._schedules = functools.cache(self._made)
         self._best = functools.cache(self._quickest)
 
-    def price(self, kind: str, axis: int, nbytes: int) -> float:
-        """See ``Network``."""
+    def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
+        """See ``CollectiveCostModel``."""
         return self._best(kind, nbytes)[0] if nbytes else 0.0
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
-        """See ``Network``."""
+        """See ``CollectiveCostModel``."""
         return self._best(kind, nbytes)[1] if nbytes and kind != "all_to_all" else None
 
     def _quickest(self, kind: str, nbytes: int) -> tuple[float, Schedule]:
@@ -144,8 +144,8 @@ def run(config: Config) -> list[dict[str, Any]]:
             rows += _rows({"boxes": where, "model": model.name, "layers": model.layers}, costs)
             bars[f"{where}\n{model.name}"] = {
                 name: {
-                    "compute": cost.compute / costs[RING].seconds,
-                    "communication": cost.communication / costs[RING].seconds,
+                    "compute": cost.compute / costs[RING].serial_seconds,
+                    "communication": cost.communication / costs[RING].serial_seconds,
                 }
                 for name, cost in costs.items()
             }
@@ -163,9 +163,9 @@ def _traced(model: ModelConfig, ranks: int) -> Graph:
     return trace(traced.step, traced.abstract_args)
 
 
-def _cost(config: Config, boxes: BoxesConfig, graph: Graph, network: Network) -> Cost:
+def _cost(config: Config, boxes: BoxesConfig, graph: Graph, network: CollectiveCostModel) -> Cost:
     problem = Problem(graph, network, HARDWARE[boxes.hardware])
-    return named(problem, config.strategy).cost
+    return solve_baseline(problem, config.strategy).cost
 
 
 def _rows(start: dict[str, Any], costs: dict[str, Cost]) -> list[dict[str, Any]]:
@@ -176,10 +176,10 @@ def _rows(start: dict[str, Any], costs: dict[str, Cost]) -> list[dict[str, Any]]
             "algorithm": name,
             "compute ms": 1e3 * cost.compute,
             "communication ms": 1e3 * cost.communication,
-            "step ms": 1e3 * cost.seconds,
-            "reduction %": 100 * (1 - cost.seconds / ring.seconds),
-            "overlapped ms": 1e3 * cost.overlapped,
-            "overlapped reduction %": 100 * (1 - cost.overlapped / ring.overlapped),
+            "step ms": 1e3 * cost.serial_seconds,
+            "reduction %": 100 * (1 - cost.serial_seconds / ring.serial_seconds),
+            "overlapped ms": 1e3 * cost.overlapped_seconds,
+            "overlapped reduction %": 100 * (1 - cost.overlapped_seconds / ring.overlapped_seconds),
         }
         for name, cost in costs.items()
     ]

@@ -15,8 +15,8 @@ from experiments.config import at_least
 from experiments.experiment import publish
 from experiments.tensorstate.networks import AxisConfig, rings
 from jaxcoll.draw.style import PALETTE
-from tensorstate import HARDWARE, Graph, named, trace
-from tensorstate.problem import Problem
+from tensorstate import HARDWARE, Graph, solve_baseline, trace
+from tensorstate.problem.problem import Problem
 
 # Fig. 5.2a: calls of operators in the torch.fx graph; Fig. 5.2b: nodes after processing.
 _PAPER_CALLS = 14
@@ -162,14 +162,14 @@ def collectives(config: Config) -> list[dict[str, Any]]:
     x = jax.ShapeDtypeStruct((tokens, side), jnp.float32)
     graph = trace(step, ({"first": shape, "second": shape}, x))
     problem = Problem(graph, rings((config.axis,)), HARDWARE[config.hardware])
-    found = named(problem, "fsdp")
+    found = solve_baseline(problem, "fsdp")
     counts = dict.fromkeys(_FSDP, 0)
-    for trip in found.cost.trips:
-        for phase, tree in (("forward", trip.early), ("backward", trip.late)):
-            for move in tree.moves:
-                if move.nbytes == 4 * side * side:
-                    case = (phase, move.kind)
-                    counts[case] = counts.get(case, 0) + trip.weight
+    for reshard in found.cost.reshards:
+        for phase, tree in (("forward", reshard.in_forward), ("backward", reshard.after_forward)):
+            for reshard_step in tree.steps:
+                if reshard_step.nbytes == 4 * side * side:
+                    case = (phase, reshard_step.kind)
+                    counts[case] = counts.get(case, 0) + reshard.multiplicity
     return [
         {
             "of": "Fig. 5.1",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
-from tensorstate import AlphaBeta, Mesh
+from tensorstate import AlphaBetaCosts, MeshShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +44,10 @@ def sizes_of(axes: Sequence[AxisConfig]) -> dict[str, int]:
     return sizes
 
 
-def rings(axes: Sequence[AxisConfig]) -> AlphaBeta:
+def rings(axes: Sequence[AxisConfig]) -> AlphaBetaCosts:
     """The prices of ring collectives along the axes."""
-    return AlphaBeta(
-        Mesh.of(sizes_of(axes)),
+    return AlphaBetaCosts(
+        MeshShape.of(sizes_of(axes)),
         tuple(1e-6 * axis.alpha_us for axis in axes),
         tuple(1e9 * axis.bandwidth_gbps for axis in axes),
     )

@@ -15,9 +15,9 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
-from tensorstate import HARDWARE, Graph, Plan, PlanError, named, search, trace
-from tensorstate.naming import full_name
-from tensorstate.search.exact import Found
+from tensorstate import HARDWARE, Graph, Plan, PlanError, search, solve_baseline, trace
+from tensorstate.cost.result import SearchResult
+from tensorstate.report.parallelism_names import parallelism_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Config:
         models: to search.
         axes: of the mesh.
         memory_shares: memory limits, as shares of what the plan without a limit takes.
-        families: to compare with (see ``tensorstate.families``).
+        families: to compare with (see ``tensorstate.problem.baselines``).
         hardware: a name in ``tensorstate.HARDWARE``.
         gap: relative gap at which a search may stop.
         time_limit: seconds of a search.
@@ -99,7 +99,7 @@ def _row_for_each_limit(
     config: Config, start: dict[str, Any], graph: Graph
 ) -> list[dict[str, Any]]:
     free = _searched(config, graph, None)
-    families = {name: named(free.problem, name) for name in config.families}
+    families = {name: solve_baseline(free.problem, name) for name in config.families}
     rows = [{**start, "limit GB": None, **_found(free, families)}]
     for share in config.memory_shares:
         limit = share * free.cost.memory.peak
@@ -125,16 +125,18 @@ def _searched(config: Config, graph: Graph, limit: float | None) -> Plan:
     )
 
 
-def _found(plan: Plan, families: Mapping[str, Found]) -> dict[str, Any]:
+def _found(plan: Plan, families: Mapping[str, SearchResult]) -> dict[str, Any]:
     """What the search found, and times of families over its own."""
     cost, limit = plan.cost, plan.memory_limit
     ratios = {
-        name: found.cost.seconds / cost.seconds if found.cost.memory.fits(limit) else None
+        name: found.cost.serial_seconds / cost.serial_seconds
+        if found.cost.memory.fits(limit)
+        else None
         for name, found in families.items()
     }
     return {
-        "found": full_name(plan.problem, plan.decisions, cost),
-        "ms": 1e3 * cost.seconds,
+        "found": parallelism_name(plan.problem, plan.decisions, cost),
+        "ms": 1e3 * cost.serial_seconds,
         "communication ms": 1e3 * cost.communication,
         "GB": cost.memory.peak / 1e9,
         "gap %": 100 * plan.gap,

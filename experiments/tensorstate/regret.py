@@ -17,8 +17,17 @@ from jaxcoll import topologies
 from jaxcoll.draw.style import FAINT, PALETTE
 from jaxcoll.synth import SYNTHESIZERS
 from jaxcoll.topology import Topology
-from tensorstate import HARDWARE, AlphaBeta, Graph, Mesh, Plan, Scheduled, search, trace
-from tensorstate.wires import co_optimize, layouts, repriced
+from tensorstate import (
+    HARDWARE,
+    AlphaBetaCosts,
+    Graph,
+    MeshShape,
+    Plan,
+    ScheduleCosts,
+    search,
+    trace,
+)
+from tensorstate.mesh_search import mesh_assignments, reprice, search_mesh
 
 BLIND, STATES, BOTH = "blind", "states on the network", "mesh, wires and states"
 
@@ -86,7 +95,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         label = "-".join(map(str, widths))
         here, plans = _rows(config, graph, label)
         rows += here
-        spread[label] = [1e6 * plan.cost.seconds for plan in plans]
+        spread[label] = [1e6 * plan.cost.serial_seconds for plan in plans]
     title = "Regret of plans that do not know the network"
     figure = _figure(spread, rows)
     publish(title, rows, config.results, figure=figure, notes=config.notes)
@@ -98,10 +107,10 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], tuple[Plan, ...]]:
     topology = config.build()
     candidates = [(SYNTHESIZERS[name](), chunks) for name, chunks in config.candidates.items()]
-    plans = co_optimize(
+    plans = search_mesh(
         graph,
         topology=topology,
-        sides=config.network.sides,
+        grid_shape=config.network.sides,
         axes=config.axes,
         candidates=candidates,
         seed=config.seed,
@@ -109,13 +118,13 @@ def _rows(
     )
     blind = _blind(config, graph, topology)
     mesh = blind.problem.mesh
-    real = Scheduled(topology, mesh, candidates=candidates, seed=config.seed)
+    real = ScheduleCosts(topology, mesh, candidates=candidates, seed=config.seed)
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
     aware = search(graph, mesh=sizes, network=real, hardware=config.hardware)
     best = plans[0]
     found = (
-        (BLIND, mesh, real.order, repriced(blind, real), blind.cost.seconds),
-        (STATES, mesh, real.order, aware.cost, None),
+        (BLIND, mesh, real.device_order, reprice(blind, real), blind.cost.serial_seconds),
+        (STATES, mesh, real.device_order, aware.cost, None),
         (BOTH, best.problem.mesh, _order(best), best.cost, None),
     )
     rows = [
@@ -123,25 +132,25 @@ def _rows(
             "model": label,
             "chosen": chosen,
             "mesh": " x ".join(map(str, mesh.sizes)),
-            "wires": "as numbered" if list(order) == sorted(order) else "others",
-            "us": 1e6 * cost.seconds,
+            "wires": "as numbered" if list(device_order) == sorted(device_order) else "others",
+            "us": 1e6 * cost.serial_seconds,
             "communication us": 1e6 * cost.communication,
-            "regret %": 100 * (cost.seconds / best.cost.seconds - 1),
+            "regret %": 100 * (cost.serial_seconds / best.cost.serial_seconds - 1),
             "it expected us": None if expected is None else 1e6 * expected,
         }
-        for chosen, mesh, order, cost, expected in found
+        for chosen, mesh, device_order, cost, expected in found
     ]
     return rows, plans
 
 
 def _order(plan: Plan) -> tuple[int, ...]:
     network = plan.problem.network
-    return network.order if isinstance(network, Scheduled) else ()
+    return network.device_order if isinstance(network, ScheduleCosts) else ()
 
 
 def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
     """The best plan of all mesh shapes on equal links."""
-    shapes = dict.fromkeys(lay.mesh for lay in layouts((topology.num_ranks,), config.axes))
+    shapes = dict.fromkeys(lay.mesh for lay in mesh_assignments((topology.num_ranks,), config.axes))
     degree = topology.num_links / topology.num_ranks
     bandwidth = (degree * 1e9 * config.bandwidth_gbps,) * len(config.axes)
     alpha = (1e-6 * config.alpha_us,) * len(config.axes)
@@ -149,17 +158,17 @@ def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
         search(
             graph,
             mesh=dict(zip(mesh.names, mesh.sizes, strict=True)),
-            network=AlphaBeta(Mesh(*mesh), alpha, bandwidth),
+            network=AlphaBetaCosts(MeshShape(*mesh), alpha, bandwidth),
             hardware=config.hardware,
         )
         for mesh in shapes
     ]
-    return min(plans, key=lambda plan: plan.cost.seconds)
+    return min(plans, key=lambda plan: plan.cost.serial_seconds)
 
 
 def _figure(spread: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> Figure:
     """Every layout's best plan as a dot, over the best of all; the blind plan beside them."""
-    figure = Figure(figsize=(6.5, 3.8), layout="constrained")
+    figure = Figure(figsize=(6.5, 3.8), assignment="constrained")
     axes = figure.subplots()
     for x, (label, times) in enumerate(spread.items()):
         best = min(times)

@@ -18,9 +18,9 @@ from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
 from tensorstate import HARDWARE, Graph, PlanError, search, trace
-from tensorstate.problem import Problem
-from tensorstate.search.auto import AT_ONCE
-from tensorstate.search.milp import Formulation
+from tensorstate.problem.problem import Problem
+from tensorstate.solver.auto import MAX_EXACT_AXES
+from tensorstate.solver.formulation import Formulation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _measured(
         "mesh": mesh.name,
         "layers": layers,
         "operators": len(graph.operators),
-        "classes": len(graph.classes),
+        "classes": len(graph.node_classes),
         **_program(Problem(graph, network, hardware)),
         "trace s": traced,
     }
@@ -132,15 +132,15 @@ def _measured(
         "search s": plan.found.seconds,
         "method": plan.found.method,
         "gap %": 100 * plan.gap if math.isfinite(plan.gap) else None,
-        "step ms": 1e3 * plan.cost.seconds,
+        "step ms": 1e3 * plan.cost.serial_seconds,
     }
 
 
 def _program(problem: Problem) -> dict[str, int | None]:
     """The size of the program of all axes at once, where it is solved."""
-    if len(problem.mesh.sizes) > AT_ONCE:
+    if len(problem.mesh.sizes) > MAX_EXACT_AXES:
         return {"variables": None, "constraints": None}
-    program = Formulation(problem, [ways.all for ways in problem.ways]).program
+    program = Formulation(problem, [strategies.all for strategies in problem.strategies]).program
     return {"variables": program.num_variables, "constraints": program.num_rows}
 
 

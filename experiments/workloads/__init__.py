@@ -1,4 +1,4 @@
-"""Training time: what a network's layers compute and exchange, run against simulated collectives.
+"""Training time: the compute and exchanges of a network's layers, against simulated collectives.
 
 A *model* is a table of layers by their shapes (``configs/workload/``), an *accelerator* says how
 long a matrix product takes (``configs/accelerator/``); together they are a *workload*: per layer

@@ -16,7 +16,7 @@ from jaxcoll.numerics.rational import as_fraction
 
 
 class Accelerator(abc.ABC):
-    """What computes a layer: a frozen dataclass.
+    """A model of the hardware that computes a layer: a frozen dataclass.
 
     Attributes:
         key: its name as ``kind`` in the tables.
@@ -35,7 +35,7 @@ class Systolic(Accelerator):
 
     An array of R x C keeps R x C results in place at a time; an m x k x n product takes
     ceil(m / R) x ceil(n / C) such folds of ``2R + C + k - 2`` cycles: k for the sums, the rest for
-    operands and results to travel through the array (Samajdar et al., "A systematic methodology for
+    operands and results to pass through the array (Samajdar et al., "A systematic methodology for
     characterizing scalability of DNN accelerators using SCALE-Sim", ISPASS 2020, its analytical
     model, where k is the T of the output-stationary dataflow). Memory never holds it up (MultiTree,
     Sec. V-A).

@@ -32,7 +32,7 @@ class Simulated:
     Attributes:
         topology: the network.
         synthesizer: an algorithm with its hyperparameters, or its name.
-        chunks: chunks a shard; times the pieces.
+        chunks: chunks per shard; times the pieces.
         groups: that run at the same time; all ranks when None.
         model: the link model.
         framing: heads that cost bandwidth.
@@ -108,7 +108,7 @@ def fastest(times: Sequence[Time]) -> Time:
 def in_turn(first: Sequence[Time], second: Sequence[Time], parts: int = 2) -> Time:
     """Collectives of equal parts of the data at the same time, then others.
 
-    Those of one turn must share no links.
+    Those that run together must not share links.
     """
 
     def seconds(nbytes: int) -> Fraction:

@@ -2,7 +2,7 @@
 
 An iteration runs from the start of a backward pass to the start of the next one: backward, then
 forward of the following step, in which a layer waits until its own gradient is reduced. Every
-gradient has been waited for by then, so iterations are all alike and their length is exact.
+gradient has been waited for by then, so all iterations take the same time, exactly.
 
 Each layer goes back in two steps, the gradient of its input and then that of its weights. The
 network is serialised: it serves one exchange at a time and finishes what it has begun.
@@ -31,8 +31,8 @@ class Overlap:
     Attributes:
         kind: "none": every exchange is waited for at once, and all gradients are reduced together
             after the backward pass (MultiTree, Sec. V-B). "layers": a layer's gradient is queued
-            for reduction as soon as it is there (ibid.). "buckets": gradients of several layers
-            are queued together when the last of them is there (Li et al., "PyTorch Distributed",
+            for reduction as soon as it is computed (ibid.). "buckets": gradients of several layers
+            are queued together when the last of them is computed (Li et al., "PyTorch Distributed",
             VLDB 2020, Sec. 3.2.3).
         bucket_bytes: of "buckets": consecutive layers share one up to this many bytes.
         order: which of the waiting exchanges goes first: "fifo", or "needed_first": activations,
@@ -173,7 +173,7 @@ class _Run:
         self._times, self._in_order = times, overlap.order == "fifo"
         self.now = self.busy = self._free = _ZERO
         self._asked = 0
-        # (name, asked at, seconds) of what waits, the least key first to be served.
+        # (name, asked at, seconds) of waiting exchanges, the least key first to be served.
         self._waiting: dict[tuple[int, int, int], tuple[tuple[str, int], Fraction, Fraction]] = {}
         self._done: dict[tuple[str, int], Fraction] = {}
         self.waited = {"activations": _ZERO, "gradients": _ZERO}
@@ -182,7 +182,7 @@ class _Run:
         self.now += seconds
 
     def request(self, name: tuple[str, int], exchange: Exchange, place: int) -> None:
-        # What can begin before now does; whatever still waits has come by the time of the next
+        # Exchanges that can begin before now do; those still waiting have arrived by the next
         # beginning, so the first in order is the one to begin.
         while self._waiting and self._free < self.now:
             self._begin()

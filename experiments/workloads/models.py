@@ -21,8 +21,8 @@ class Row:
     """A layer of a model.
 
     Attributes:
-        name: what the table calls it.
-        shape: what it computes.
+        name: its name in the table.
+        shape: its shape, which gives its products.
         parallelism: "data": every rank has all weights and samples of its own; "model": the
             weights are shared out, and activations are exchanged; "hybrid": groups of ranks that
             share out the weights, each with samples of its own.

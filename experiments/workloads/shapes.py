@@ -60,7 +60,7 @@ class Shape(abc.ABC):
     @property
     @abc.abstractmethod
     def input_gradient(self) -> tuple[Product, ...]:
-        """Products that give the gradient of what the layer reads."""
+        """Products that give the gradient of the layer's input."""
 
     @property
     @abc.abstractmethod
@@ -164,7 +164,7 @@ class _Dense(Shape):
 
     @property
     def input_gradient(self) -> tuple[Product, ...]:
-        """One for what was multiplied by weights, two where both factors were activations."""
+        """One for a product with weights, two where both factors are activations."""
         left = tuple(Product(m, n, k) for m, k, n in self.weighted + self.unweighted)
         return left + tuple(Product(k, m, n) for m, k, n in self.unweighted)
 

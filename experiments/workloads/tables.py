@@ -21,7 +21,7 @@ def read_yaml(folder: Path, name: str) -> dict[str, Any]:
     """The mapping that a table holds, by safe load.
 
     Raises:
-        ConfigError: no such table, or one that is no mapping.
+        ConfigError: no such table, or one that is not a mapping.
     """
     known = names_in(folder)
     if name not in known:

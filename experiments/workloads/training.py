@@ -1,4 +1,4 @@
-"""What studies of training time share: their runs, their rows, their bars, the paper's numbers."""
+"""Shared by the studies of training time: runs, rows, bars, the paper's numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PrintedPick(PaperValue):
     """A number that a paper prints of several models.
 
     Attributes:
-        what: "communication" and "training": how many times as quick one algorithm is as another;
+        what: "communication" and "training": the speedup of one algorithm over another;
             "exposed share": percent of an iteration in which compute waits for communication.
         of: the algorithm.
         over: the other one; "ideal" for percent of the ideal's speed. Empty for shares.
@@ -61,8 +61,8 @@ class PrintedPick(PaperValue):
             if self.what == "exposed share":
                 values.append(100 * float(mine))
                 continue
-            quicker = WHAT[self.what](by_algorithm[self.over]) / mine
-            values.append(100 * float(quicker) if self.over == IDEAL else float(quicker))
+            speedup = WHAT[self.what](by_algorithm[self.over]) / mine
+            values.append(100 * float(speedup) if self.over == IDEAL else float(speedup))
         return PICKS[self.pick](values) if values else None
 
     def row(self, runs: Runs, labels: Mapping[str, str]) -> dict[str, Any]:

@@ -33,10 +33,10 @@ class Layer:
     Attributes:
         name: for people.
         forward, input_gradient, weight_gradient: seconds of compute of a rank.
-        activations: what is exchanged after the forward pass, before the next layer's; the same
+        activations: the exchange after the forward pass, before the next layer's; the same
             is exchanged of the input's gradient, before the layer before goes on. None where
             weights are not shared out.
-        gradient: what is exchanged of the weights' gradient; None where there is nothing to.
+        gradient: the exchange of the weights' gradient; None where there is none.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Workload:
 
     Attributes:
         name: of the model.
-        layers: first to last. Nothing reads the gradient of what the first one reads.
+        layers: first to last. Nothing reads the gradient of the first one's input.
     """
 
     name: str
@@ -90,7 +90,7 @@ def workload(
     ranks: int,
     model_ranks: int = 1,
 ) -> Workload:
-    """What a model computes and exchanges on every rank of a cluster.
+    """The compute and exchanges of a model on every rank of a cluster.
 
     Layers with hybrid parallelism share their weights and products out to ``model_ranks`` ranks,
     and every exchange of activations is one all-reduce of what leaves the layer for all samples

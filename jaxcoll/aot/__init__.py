@@ -1,10 +1,12 @@
-"""Compiling for machines that are not here, and reading what the compiler made of a program.
+"""Ahead-of-time compilation for TPU slices and GPU clusters, on a machine without them.
 
     v5p = aot.target("v5p:4x4x4")
     compiled = aot.compile_for(v5p, f, (shape,), in_specs=P("i"), out_specs=P("i"))
     aot.summarize(compiled).in_flight
 
-Shows that a program compiles, what is in flight together, and memory. It times nothing.
+This shows that a program compiles, which messages are in flight together, and how much memory it
+takes. It times nothing. Read in this order: ``targets`` (the devices), ``compiling``, ``hlo`` (the
+text of a compiled program), ``replica_groups``, ``summary``.
 """
 
 from jaxcoll.aot.compiling import compile_for

@@ -1,4 +1,4 @@
-"""Compiling a function for a mesh of devices that are not here."""
+"""Compiling a function for a mesh of devices that this machine does not have."""
 
 from __future__ import annotations
 

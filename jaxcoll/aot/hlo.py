@@ -1,4 +1,4 @@
-"""HLO: the text of a compiled module as instructions that a program can ask about.
+"""HLO: the text of a compiled module, parsed into instructions.
 
 The text is what ``jax.stages.Compiled.as_text()`` gives: computations, and in each its instructions
 in the order in which they are scheduled. Only what ``jaxcoll.aot`` needs is read.
@@ -35,7 +35,7 @@ class Instruction:
         opcode: such as "collective-permute-start".
         type: the type of the result, with its layout, as it stands.
         operands: names of the instructions it reads.
-        attributes: what follows the operands, as it stands.
+        attributes: the text after the operands, unchanged.
         is_root: whether it is the result of its computation.
     """
 

@@ -1,4 +1,4 @@
-"""Groups: which devices take part in a collective together, in all spellings of HLO."""
+"""Replica groups: the devices of each group of a collective, in all notations of HLO."""
 
 from __future__ import annotations
 

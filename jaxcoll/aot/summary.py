@@ -1,4 +1,4 @@
-"""Summary: what a compiled program does to communicate, read from its scheduled HLO."""
+"""Summary: the communication of a compiled program, read from its scheduled HLO."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FREE = frozenset(
         *("partition-id", "replica-id", "opt-barrier", "copy-start", "copy-done", "async-update"),
     )
 )
-# What a computation may hold and still only move bytes from one place to another.
+# A computation of these opcodes alone moves bytes and computes nothing.
 _MOVES = frozenset(
     ("parameter", "bitcast", "copy", "transpose", "reshape", "tuple", "get-tuple-element")
 )
@@ -31,11 +31,11 @@ _MOVES = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Burst:
-    """What runs from the start of a permute until none is in flight any more.
+    """The time from the start of a permute until no permute is in flight.
 
     Attributes:
         permutes: started in it.
-        launches: of kernels; one a permute, or one for those that were put in a group.
+        launches: of kernels; one per permute, or one per group of permutes.
         together: whether all of them start before any is awaited.
         kernels: other kernels that run meanwhile.
         matmuls: those of them that multiply matrices.
@@ -52,7 +52,7 @@ class Burst:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What one device does in one call of a compiled program. Loops count as often as they run.
+    """The work of one device in one call of a compiled program. Loops count as often as they run.
 
     Attributes:
         bursts: the communication, in order.

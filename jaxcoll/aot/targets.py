@@ -1,7 +1,7 @@
-"""Targets: TPU slices and GPU clusters that are not here, as devices to compile for.
+"""Targets: TPU slices and GPU clusters to compile for, without having them.
 
-Needs the compilers, in versions that follow the installed JAX: ``requirements`` names them. And
-``ENVIRONMENT`` in the environment of the process, from its start (for GPUs ``JAX_PLATFORMS`` is
+The compilers must be installed, in the versions that ``requirements`` names for the installed JAX.
+The process must start with ``ENVIRONMENT`` in its environment (for GPUs ``JAX_PLATFORMS`` is
 enough). Nothing runs on these devices.
 """
 
@@ -41,7 +41,7 @@ _MODULES = {"tpu": "libtpu", "gpu": "jax_cuda12_plugin"}
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Devices that are not here.
+    """Devices to compile for.
 
     Attributes:
         name: as given to ``target``.
@@ -58,10 +58,10 @@ class Target:
     wrap: tuple[bool, ...] | None = None
 
     def mesh(self, *axis_names: str) -> Mesh:
-        """A mesh with one axis for all devices ("i" when none is named), or one a dimension.
+        """A mesh with one axis for all devices ("i" when none is named), or one per dimension.
 
         Raises:
-            TopologyError: neither one name nor one a dimension.
+            TopologyError: neither one name nor one per dimension.
         """
         names = axis_names or ("i",)
         sides = self.sides if len(names) == len(self.sides) else (len(self.devices),)
@@ -106,7 +106,7 @@ def is_available(platform: str) -> bool:
 
 
 def requirements(*platforms: str) -> list[str]:
-    """What ``pip install --no-deps`` takes to install the compilers for the installed JAX.
+    """Arguments of ``pip install --no-deps`` that install the compilers for the installed JAX.
 
     Args:
         platforms: "tpu", "gpu"; both if none is given.

@@ -4,9 +4,41 @@
 - ``throughput``: the bottleneck cut, exactly (dissertation, Section 4.2);
 - ``cut_traffic``: when links across a cut can be of use to an all_reduce;
 - ``distances``: sums of shortest distances over the capacity of the links;
+- ``moore``: costs of schedules on direct-connect networks, and the best of a size and degree;
 - ``all_reduce``: the linear program of App. B.7, with proofs in ``dual_variables``.
 """
 
+from jaxcoll.bounds.moore import (
+    Cost,
+    Optimality,
+    bandwidth_optimum,
+    bandwidth_with_reduction,
+    bidirectional_moore_steps,
+    cost,
+    least_cost,
+    moore_bound,
+    moore_steps,
+    optimality,
+    reduction_cost,
+)
 from jaxcoll.bounds.times import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
 
-__all__ = ["Bound", "bound", "cut_bound", "ideal", "lower_bounds", "step_bound"]
+__all__ = [
+    "Bound",
+    "Cost",
+    "Optimality",
+    "bandwidth_optimum",
+    "bandwidth_with_reduction",
+    "bidirectional_moore_steps",
+    "bound",
+    "cost",
+    "cut_bound",
+    "ideal",
+    "least_cost",
+    "lower_bounds",
+    "moore_bound",
+    "moore_steps",
+    "optimality",
+    "reduction_cost",
+    "step_bound",
+]

@@ -3,12 +3,11 @@
 Dissertation, App. B.7. An all_reduce may root unequal shares at the ranks, and share every link
 between trees that sum and trees that broadcast. The program chooses both; switches are replaced
 by capacities between ranks, which it chooses too. A solver answers in floats; what is given away is
-made of them exactly: prices that prove a bound, and shares and capacities that trees reach.
+made of them exactly: dual variables that prove a bound, and shares and capacities that trees reach.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +15,14 @@ import cvxpy as cp
 import numpy as np
 import scipy.sparse as sp
 
-from jaxcoll.bounds.dual_variables import Prices, is_routable, proved_rate, reached_rate
+from jaxcoll.bounds.dual_variables import (
+    DualVariables,
+    is_routable,
+    paths_of_flows,
+    proved_rate,
+    reached_rate,
+)
+from jaxcoll.bounds.shared_paths import AllReduceBound, SharedPaths
 from jaxcoll.bounds.throughput import bottleneck, check_balanced
 from jaxcoll.errors import TopologyError
 from jaxcoll.topology import Topology
@@ -25,32 +31,8 @@ from jaxcoll.topology import Topology
 _DENOMINATORS = (12, 360, 10_000, 10**6)
 
 
-@dataclasses.dataclass(frozen=True)
-class AllReduceBound:
-    """The least time of an all_reduce, latency aside.
-
-    Attributes:
-        seconds: seconds a byte of the vector that is reduced, which no all_reduce beats.
-        two_phases: seconds a byte of an optimal reduce_scatter and then an optimal all_gather.
-        reached: seconds a byte that trees reach; None where none is known, which takes switches
-            with unequal bandwidth in and out, or floats that hide the fractions they stand for.
-        roots: share of the vector that is summed at each rank and broadcast from it in these trees.
-    """
-
-    seconds: Fraction
-    two_phases: Fraction
-    reached: Fraction | None
-    roots: tuple[Fraction, ...]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the bound is proved to be reached."""
-        return self.reached == self.seconds
-
-    @property
-    def two_phases_reach_it(self) -> bool:
-        """Whether nothing is to be gained over reduce_scatter and all_gather."""
-        return self.two_phases <= self.seconds
+# Seconds per byte that trees take, the shares of their roots, and the paths they share.
+_Reached = tuple[Fraction, tuple[Fraction, ...], SharedPaths | None]
 
 
 def all_reduce_bound(topology: Topology) -> AllReduceBound:
@@ -66,17 +48,21 @@ def all_reduce_bound(topology: Topology) -> AllReduceBound:
         raise TopologyError(f"with {n} rank there is nothing to reduce")
     gather, scatter = bottleneck(topology), bottleneck(topology.transpose())
     program = _Program(topology, gather.inverse)
-    rates = [proved_rate(topology, program.prices(most)) for most in _DENOMINATORS]
+    rates = [proved_rate(topology, program.dual_variables(most)) for most in _DENOMINATORS]
     proved = [rate for rate in rates if rate is not None]
     if not proved:
-        raise TopologyError(f"the all_reduce program on {topology} has no prices that prove it")
+        raise TopologyError(
+            f"the all_reduce program on {topology} has no dual variables that prove it"
+        )
     seconds = max(1 / min(proved), _crossing(topology))
     two_phases = (gather.inverse + scatter.inverse) / n
-    found = [(two_phases, (Fraction(1, n),) * n)] if _is_balanced(topology) else []
+    found: list[_Reached] = []
+    if _is_balanced(topology):
+        found.append((two_phases, (Fraction(1, n),) * n, None))
     if not found or two_phases > seconds:
         found += [each for most in _DENOMINATORS for each in program.trees(most)]
-    reached, roots = min(found, default=(None, ()), key=lambda each: each[0])
-    return AllReduceBound(seconds, two_phases, reached, roots)
+    reached, roots, shared = min(found, default=(None, (), None), key=lambda each: each[0])
+    return AllReduceBound(seconds, two_phases, reached, roots, shared)
 
 
 def _crossing(topology: Topology) -> Fraction:
@@ -160,7 +146,7 @@ class _Program:
         ]
         return src, dst, self.room, limits
 
-    def prices(self, most: int) -> Prices:
+    def dual_variables(self, most: int) -> DualVariables:
         """The dual solution, rounded to fractions with denominators up to ``most``."""
         copies, sums = (
             tuple(
@@ -172,16 +158,17 @@ class _Program:
             for within, demand in zip(self.within, self.demands, strict=True)
         )
         links = _fractions(self.limits[0].dual_value, most) if self.limits else []
-        return Prices(self.arcs, copies, sums, links)
+        return DualVariables(self.arcs, copies, sums, links)
 
-    def trees(self, most: int) -> list[tuple[Fraction, tuple[Fraction, ...]]]:
-        """Seconds a byte of trees in the rounded primal solution, and the shares of their roots.
+    def trees(self, most: int) -> list[_Reached]:
+        """Seconds per byte of trees in the rounded primal solution, their roots and their paths.
 
         Nothing if the rounded capacities do not fit the network, or reach nothing.
         """
         n, topology = self.topology.num_ranks, self.topology
         roots = _fractions(self.root.value, most)
         copies = _fractions(self.capacity[0].value, most)
+        flows = None
         if self.room is None or self.flow is None:
             room = [b / self.unit for b in topology.exact_bandwidth]
         else:
@@ -199,7 +186,16 @@ class _Program:
         total = sum(roots, Fraction(0))
         if not rate or not total:
             return []
-        return [(1 / (rate * total * self.unit), tuple(x / total for x in roots))]
+        paths = [(e, (e,), all_) for e, all_ in enumerate(room)]
+        if flows is not None:
+            paths = list(paths_of_flows(topology, self.arcs, room, flows))
+        left, shared = list(copies), []
+        for arc, path, amount in paths:
+            used = min(amount, left[arc])
+            left[arc] -= used
+            shared.append((path, used * self.unit, (amount - used) * self.unit))
+        split = SharedPaths(*zip(*shared, strict=True))
+        return [(1 / (rate * total * self.unit), tuple(x / total for x in roots), split)]
 
 
 def _fractions(values: Any, most: int) -> list[Fraction]:

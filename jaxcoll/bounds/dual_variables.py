@@ -1,4 +1,4 @@
-"""Exact proofs for the all_reduce program (App. B.7): a bound from prices, trees from capacities.
+"""Exact proofs for the all_reduce program (App. B.7): bounds from dual variables, and trees.
 
 Every number here is a ``Fraction``: whatever a solver's floats were, what comes out is true.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -22,7 +22,7 @@ Numbers = Sequence[Fraction]
 
 
 @dataclasses.dataclass(frozen=True)
-class Prices:
+class DualVariables:
     """A solution of the dual program, or nearly: at least 0, otherwise anything.
 
     Attributes:
@@ -39,60 +39,60 @@ class Prices:
     links: Numbers
 
 
-def proved_rate(topology: Topology, prices: Prices) -> Fraction | None:
-    """Bytes a second that no all_reduce beats; None if the prices prove nothing.
+def proved_rate(topology: Topology, dual: DualVariables) -> Fraction | None:
+    """Bytes per second that no all_reduce beats; None if they prove nothing.
 
-    Take an all_reduce of x_v bytes a second at the roots v. Towards each rank t flows all of x,
+    Take an all_reduce of x_v bytes per second at the roots v. Towards each rank t flows all of x,
     each byte from v over a length of at least dist_t(v); and so from each rank t. What flows on an
     arc is no more than its capacity for copies, or for sums, so that
 
-        sum_v x_v sum_t (min(worth_t, dist_t(v)) + the same of sums)  <=  sum_arcs capacity x price
+        sum_v x_v sum_t (min(worth_t, dist_t(v)) + the same of sums)  <=  sum_arcs capacity x worth
 
-    with the larger of an arc's lengths over all t, of copies and of sums, as its price. Capacity
-    between ranks that runs through switches costs at least the shortest way by prices of links.
+    with the larger of an arc's lengths over all t, of copies and of sums, as its worth. Capacity
+    between ranks through switches is worth at least the shortest path by the links' variables.
     """
     n = topology.num_ranks
     gains = [Fraction(0)] * n
-    for ways, reverse in ((prices.copies, True), (prices.sums, False)):
-        for t, (worth, lengths) in enumerate(ways):
-            apart = _distances(n, prices.arcs, lengths, t, reverse)
+    for sides, reverse in ((dual.copies, True), (dual.sums, False)):
+        for t, (most, lengths) in enumerate(sides):
+            apart = _distances(n, dual.arcs, lengths, t, reverse)
             for v in range(n):
-                gains[v] += min(worth, apart[v])
-    price = [
+                gains[v] += min(most, apart[v])
+    worth = [
         max(sum(column, Fraction(0)) for column in (sums, copies))
         for sums, copies in zip(
-            zip(*(lengths for _, lengths in prices.sums), strict=True),
-            zip(*(lengths for _, lengths in prices.copies), strict=True),
+            zip(*(lengths for _, lengths in dual.sums), strict=True),
+            zip(*(lengths for _, lengths in dual.copies), strict=True),
             strict=True,
         )
     ]
-    paid = _cost(topology, prices, price)
+    paid = _cost(topology, dual, worth)
     return None if paid is None or min(gains) <= 0 else paid / min(gains)
 
 
-def _cost(topology: Topology, prices: Prices, price: Numbers) -> Fraction | None:
-    """What all capacity there is costs, at prices of links that make each arc dear enough."""
+def _cost(topology: Topology, dual: DualVariables, worth: Numbers) -> Fraction | None:
+    """What all capacity is worth; the links' variables scaled until every arc is worth enough."""
     if topology.is_direct:
         return sum(
-            (b * p for b, p in zip(topology.exact_bandwidth, price, strict=True)), Fraction()
+            (b * p for b, p in zip(topology.exact_bandwidth, worth, strict=True)), Fraction()
         )
     ends = tuple(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
-    short = Fraction(0)
+    scale = Fraction(0)
     for u in range(topology.num_ranks):
-        apart = _distances(topology.num_vertices, ends, prices.links, u, False)
-        for (a, b), asked in zip(prices.arcs, price, strict=True):
+        apart = _distances(topology.num_vertices, ends, dual.links, u, False)
+        for (a, b), asked in zip(dual.arcs, worth, strict=True):
             if a == u and asked:
                 if not apart[b]:
-                    return None  # prices of links say that it costs nothing
-                short = max(short, asked / apart[b])
-    pairs = zip(topology.exact_bandwidth, prices.links, strict=True)
-    return short * sum((b * p for b, p in pairs), Fraction(0))
+                    return None  # the links' variables are 0 along a path
+                scale = max(scale, asked / apart[b])
+    pairs = zip(topology.exact_bandwidth, dual.links, strict=True)
+    return scale * sum((b * p for b, p in pairs), Fraction(0))
 
 
 def _distances(
     count: int, arcs: Sequence[Arc], lengths: Numbers, start: int, reverse: bool
 ) -> dict[int, Fraction]:
-    """Shortest ways from ``start``, or to it, by vertex."""
+    """Shortest distances from ``start``, or to it, by vertex."""
     near: list[list[tuple[int, Fraction]]] = [[] for _ in range(count)]
     for (u, v), length in zip(arcs, lengths, strict=True):
         near[v if reverse else u].append((u if reverse else v, length))
@@ -141,7 +141,7 @@ def is_routable(
 
     Args:
         flows: for each rank, what of its capacity runs over each link.
-        unit: bytes a second of capacities and flows.
+        unit: bytes per second of capacities and flows.
     """
     ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     load = [Fraction(0)] * topology.num_links
@@ -156,3 +156,50 @@ def is_routable(
             net[u] += amount
     fits = all(x * unit <= b for x, b in zip(load, topology.exact_bandwidth, strict=True))
     return fits and not any(x for net in wanted for x in net)
+
+
+def paths_of_flows(
+    topology: Topology, arcs: Sequence[Arc], capacity: Numbers, flows: Sequence[Numbers]
+) -> Iterator[tuple[int, tuple[int, ...], Fraction]]:
+    """Flows through the switches as paths: (arc, links, amount), which make up the capacities.
+
+    Args:
+        flows: for each rank, what of its capacity runs over each link (``is_routable``).
+            Circulations among them are left out.
+    """
+    for rank in range(topology.num_ranks):
+        left = list(flows[rank])
+        wanted = {v: a for a, (u, v) in enumerate(arcs) if u == rank}
+        missing = {v: capacity[a] for v, a in wanted.items() if capacity[a]}
+        while missing:
+            path = _path(topology, left, rank, missing)
+            end = int(topology.dst[path[-1]])
+            amount = min(missing[end], *(left[link] for link in path))
+            for link in path:
+                left[link] -= amount
+            missing[end] -= amount
+            if not missing[end]:
+                del missing[end]
+            yield wanted[end], path, amount
+
+
+def _path(
+    topology: Topology, left: Numbers, start: int, ends: Mapping[int, Fraction]
+) -> tuple[int, ...]:
+    """Links of a shortest path with flow left on it, from a rank to one that misses some."""
+    near: dict[int, list[int]] = {}
+    for link in np.flatnonzero(np.asarray([x > 0 for x in left])).tolist():
+        near.setdefault(int(topology.src[link]), []).append(link)
+    before: dict[int, int] = {start: -1}
+    queue = [start]
+    for u in queue:
+        for link in near.get(u, []):
+            v = int(topology.dst[link])
+            if v not in before:
+                before[v] = link
+                queue.append(v)
+    path, v = [], next(v for v in queue if v in ends)
+    while v != start:
+        path.append(before[v])
+        v = int(topology.src[before[v]])
+    return tuple(reversed(path))

@@ -1,7 +1,7 @@
 """Costs of schedules on direct-connect networks, and what no network of a size and degree can beat.
 
 The model of the dissertation (Secs. 3.3.2 and A.3): every rank has d ports of equal bandwidth, B is
-what they carry together, M is the bytes of a rank's buffer. Steps follow one another; each costs
+their sum, M is the bytes of a rank's buffer. Steps follow one another; each costs
 alpha and the bytes of its busiest link. So a schedule costs ``steps`` alpha + ``inverse_bandwidth``
 M/B, and no simulation of it takes longer, since links that are done early go on.
 """
@@ -27,7 +27,7 @@ _PHASES = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a schedule costs, latency and bandwidth apart.
+    """The cost of a schedule, latency and bandwidth apart.
 
     Attributes:
         steps: T_L in units of alpha.
@@ -62,7 +62,7 @@ class Cost:
 def moore_bound(degree: int, diameter: int) -> int:
     """The most vertices of a digraph of a degree and diameter, itself included (Def. 9)."""
     degree, diameter = _degree_of(degree), _at_least(diameter, "diameter", 0)
-    return sum(degree**i for i in range(diameter + 1))
+    return diameter + 1 if degree == 1 else (degree ** (diameter + 1) - 1) // (degree - 1)
 
 
 def moore_steps(n: int, degree: int) -> int:
@@ -170,7 +170,7 @@ def reduction_cost(schedule: Schedule) -> Fraction:
 
 @dataclasses.dataclass(frozen=True)
 class Optimality:
-    """How close a schedule comes to what its size, degree and network allow.
+    """How close a schedule comes to the bounds of its size, degree and network.
 
     Attributes:
         cost: T_L and T_B.
@@ -202,7 +202,7 @@ def optimality(schedule: Schedule, degree: int | None = None) -> Optimality:
     found = cost(schedule, degree)
     topology, collective = schedule.topology, schedule.collective
     phases = _phases(collective.kind)
-    if len(collective.groups) > 1 or len(collective.groups[0]) < topology.num_ranks:
+    if [len(group) for group in collective.groups] != [topology.num_ranks]:
         raise CollectiveError(f"bounds are for one group of all ranks, not {collective}")
     ports = ports_of(topology, degree)
     least = least_cost(topology.num_ranks, ports, collective.kind)
@@ -315,11 +315,7 @@ def _sent_twice(schedule: Schedule) -> str:
 
 
 def _phases(kind: str) -> int:
-    if kind not in _PHASES:
-        raise CollectiveError(
-            f"the bounds are of {', '.join(_PHASES)}, not of {checks.shown(kind)}"
-        )
-    return _PHASES[kind]
+    return _PHASES[checks.choice(kind, _PHASES, "the collective of a bound", CollectiveError)]
 
 
 def _at_least(value: int, what: str, least: int) -> int:

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -199,7 +200,6 @@ def fixed_k(
     Raises:
         TopologyError: as ``optimum``, or k is less than 1.
     """
-    connected(topology)
     k = checks.integer(k, "k", TopologyError, least=1)
     best = optimum(topology, weights) if best is None else best
     checks.instance(best, Optimum, "best", TopologyError)
@@ -213,7 +213,7 @@ def fixed_k(
         arcs = capacity + [k * w for w in whole]
         return network.first_short(arcs, topology.num_vertices, turn, k * total)
 
-    scale = _least_scale(Counter(_crossing(topology, links, best.cut)), k * best.cut_weight)
+    scale = least_scale(Counter(_crossing(topology, links, best.cut)), k * best.cut_weight)
     while True:
         capacity = [math.floor(b * scale) for b in links]
         short = short_of(capacity)
@@ -222,7 +222,7 @@ def fixed_k(
         last = short.target
         cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
         weight = sum(whole[v] for v in cut if v < n)
-        scale = _least_scale(Counter(_crossing(topology, links, cut)), k * weight)
+        scale = least_scale(Counter(_crossing(topology, links, cut)), k * weight)
     if not topology.is_direct and any(_surplus(topology, capacity)):
         # The optimum's own scale, repeated, is balanced and suffices.
         limit = best.U * unit * math.ceil(Fraction(k, best.k))
@@ -370,7 +370,7 @@ def _fewest_trees(
     return Scaling(k, U / unit, capacity, tuple(k * w for w in weights))
 
 
-def _least_scale(crossing: Counter[int], trees: int) -> Fraction:
+def least_scale(crossing: Counter[Any], trees: int) -> Fraction:
     """The least U for which links of the given bandwidths let out enough whole trees."""
 
     def enough(scale: Fraction) -> bool:

@@ -348,7 +348,7 @@ def _collective(topology: Topology, collective: str | Collective) -> Collective:
             f"the collective is for {collective.num_ranks} ranks, {topology} has "
             f"{topology.num_ranks}"
         )
-    return collective
+    return collective.with_equal_shards("a bound")
 
 
 def _size(nbytes: Number) -> Fraction:

@@ -43,6 +43,15 @@ def draw_algbw(
         squeeze=False,
         height_ratios=[1] if least is None else [3, 2],
     )[:, 0]
+    _draw_lines(panels, size, reached, least)
+    _label_axes(panels, size)
+    return figure
+
+
+def _draw_lines(
+    panels: np.ndarray, size: np.ndarray, reached: Mapping[str, np.ndarray], least
+) -> None:
+    """One line per name in the first panel; with a bound, its percent in the second."""
     for i, (name, values) in enumerate(reached.items()):
         style = {
             "color": PALETTE[i % len(PALETTE)],
@@ -60,6 +69,9 @@ def draw_algbw(
         panels[1].axhline(100, color=INK, linewidth=1.4, linestyle=":")
         panels[1].set_ylim(0, 108)
         panels[1].set_ylabel("percent of the bound", color=INK)
+
+
+def _label_axes(panels: np.ndarray, size: np.ndarray) -> None:
     panels[0].set_xscale("log", base=2)
     panels[0].set_yscale("log")
     panels[0].set_ylabel("algbw (GB/s)", color=INK)
@@ -76,7 +88,6 @@ def draw_algbw(
         axes.tick_params(colors=INK)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[["left", "bottom"]].set_color(FAINT)
-    return figure
 
 
 def _numbers(values: Sequence[float], what: str) -> np.ndarray:

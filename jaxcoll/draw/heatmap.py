@@ -1,4 +1,4 @@
-"""What links carry, step by step, as heat maps."""
+"""Heat maps of the load of every link in every step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_LABELS = 64  # links with names beside a heat map; more would not be readab
 
 
 def draw_heatmap(*schedules: Schedule, labels: Sequence[str] = ()) -> Figure:
-    """What every link carries in every step, schedules side by side on one colour scale.
+    """The load of every link in every step, schedules side by side on one colour scale.
 
     A cell is the share of a rank's buffer, in percent, that crosses a link in a step; an empty
     one is an idle link. A send over a path of several links counts on each of them.

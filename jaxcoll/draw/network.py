@@ -1,4 +1,4 @@
-"""Networks as vertices and arrows, and a chunk's way through them."""
+"""Drawings of networks, and of the path of a chunk through them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxcoll.topology import Topology
 def draw_topology(
     topology: Topology, schedule: Schedule | None = None, chunk: int | None = None
 ) -> Figure:
-    """The network; with a schedule, the way of one chunk through it, coloured by step.
+    """The network; with a schedule, the sends of one chunk, coloured by step.
 
     Ranks on a grid stand where their coordinates are, dimensions that wrap around close in arcs;
     ranks of a one-dimensional ring and of networks without a grid stand on a circle. Ranks are

@@ -1,4 +1,4 @@
-"""What all drawings share: colours, and words for sizes and schedules."""
+"""Shared by all drawings: colours, and labels of sizes and schedules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAPER = "#f3f5f7"
 
 
 def label_of(schedule: Schedule) -> str:
-    """Who made the schedule, or what it carries."""
+    """The schedule's synthesizer, or else its collective."""
     return schedule.provenance.synthesizer or schedule.collective.kind
 
 

@@ -23,9 +23,9 @@ class Axes:
         names: axis names, the last one fastest.
         sizes: ranks along each of them.
         canonical: the names in the order of the mesh.
-        over: the axes that are gathered or summed over; fewer than ``names`` when one schedule
-            serves all groups along an axis at once.
-        auto: sizes of the mesh axes in Auto mode, over which XLA may shard what the ranks hold.
+        over: the axes that the collective gathers or sums over; fewer than ``names`` when a
+            schedule serves all groups along an axis at once.
+        auto: sizes of the mesh axes in Auto mode, over which XLA may shard the ranks' arrays.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class Axes:
         return lax.axis_index(self.names[0] if len(self.names) == 1 else self.names)
 
     def permute(self, x: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
-        """What arrives when the senders of ``pairs`` send ``x``; zeros where nothing does."""
+        """Send ``x`` along ``pairs``; returns what each rank receives, zeros where nothing."""
         number = self._number
         return lax.ppermute(x, self.canonical, [(number[src], number[dst]) for src, dst in pairs])
 

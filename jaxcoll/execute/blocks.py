@@ -1,7 +1,7 @@
-"""Blocks: an operand's dimension cut into one block a rank, and blocks joined to a dimension again.
+"""Blocks: an operand's dimension split into one block per rank, and the blocks joined again.
 
-Both keep the sharding over Explicit axes outside the ``shard_map`` as ``jax.lax`` does: what shards
-a dimension shards what is left of it, or what it grows to.
+Both keep the sharding over Explicit axes outside the ``shard_map`` as ``jax.lax`` does: the axes of
+a dimension still shard it after it has shrunk or grown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def move(x: jax.Array, source: int, destination: int) -> jax.Array:
 
 
 def _spec(x: jax.Array) -> list | None:
-    """What shards each dimension over Explicit axes; ``None`` where nothing does."""
+    """The Explicit axes that shard each dimension; ``None`` if none do."""
     spec, explicit = jax_internals.explicit_sharding(x)
     return [*spec, *(None,) * (x.ndim - len(spec))] if explicit else None
 

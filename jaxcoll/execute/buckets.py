@@ -26,8 +26,9 @@ from jaxcoll.numerics import checks
 BUCKET_BYTES = 25 * 2**20
 
 # Buckets in flight at once. A step of most schedules uses one link or two of a rank's four to six,
-# and at the ends of a bucket none: the buckets beside it fill the rest. More gained nothing in
-# programs compiled for TPU slices (``scripts/bench targets``), and each holds its buffers.
+# and at the ends of a bucket none: other buckets in flight use the idle links. More than four
+# gained nothing in programs compiled for TPU slices (``scripts/bench targets``), and each holds
+# buffers.
 WINDOW = 4
 
 Order = str | Callable[[tuple], Any]
@@ -70,8 +71,8 @@ def plan_buckets(
             members, filled = [], 0
         opened[key] = ([*members, i], filled + size)
     done += [members for members, _ in opened.values()]
-    turn = {i: nth for nth, i in enumerate(ordered)}
-    return sorted(done, key=lambda members: turn[members[-1]])
+    position = {i: nth for nth, i in enumerate(ordered)}
+    return sorted(done, key=lambda members: position[members[-1]])
 
 
 def _in_order(paths: list[tuple], order: Order) -> Sequence[int]:
@@ -97,17 +98,17 @@ def in_buckets(
     rows: Callable[[jax.Array], jax.Array] | None = None,
     window: int = 0,
 ) -> Any:
-    """The tree with a function applied to every leaf, a bucket at a time.
+    """The tree with a function applied to every leaf, one bucket after another.
 
     Args:
-        function: what is done to a bucket, column by column. Without ``rows`` it keeps shapes, and
-            sees vectors, or the only leaf of a bucket as it is.
+        function: applied to every bucket; it must act on each column alone. Without ``rows`` it
+            keeps shapes, and gets a vector, or the only leaf of a bucket unchanged.
         tree: of arrays and numbers; ``float0`` leaves (gradients of integers) stay as they are.
         nbytes, order: as for ``plan_buckets``.
-        rows: brings leaves to shapes that differ in the last dimension only, in which they are laid
-            side by side. Results are cut there and not brought back.
-        window: most buckets in flight at once: one is begun when the one ``window`` before it has
-            been completed. 0 for no limit.
+        rows: reshapes each leaf so that shapes differ in the last dimension only, along which they
+            are concatenated. Results are split along it and keep that shape.
+        window: most buckets in flight at once: bucket i starts when bucket i - ``window`` is
+            complete. 0 for no limit.
 
     Raises:
         CollectiveError: as ``plan_buckets``; ``window`` is not an integer of at least 0.

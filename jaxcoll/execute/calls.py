@@ -1,6 +1,6 @@
-"""Calls: what stands between a function and its primitive.
+"""Calls: from the arguments of a public function to its primitive.
 
-Which ranks an axis name means, which schedule they run, and what operands they take.
+Resolves axis names to ranks, chooses the schedule, and checks operands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from jaxcoll.execute.selection import Choice, checked_groups, choose
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
-# Leaves are joined up to this many bytes: as many as take about as long to move as rounds cost.
+# Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
+# latency.
 JOINED_BYTES = 1 << 20
 
 AxisName = str | Sequence[str]
@@ -67,7 +68,7 @@ def is_vmapped(names: tuple[str, ...]) -> bool:
 
 
 def is_handed_on(names: tuple[str, ...], x) -> bool:
-    """Whether ``jax.lax`` takes the call: over an axis of ``vmap``, or for symbolic shapes.
+    """Whether the call is handed to ``jax.lax``: over an axis of ``vmap``, or for symbolic shapes.
 
     ``jax.export`` computes symbolic sizes outside ``shard_map``, and XLA does not propagate them
     into it. An exported program that cuts or reshapes such an operand there crashes XLA when it is
@@ -120,7 +121,7 @@ class Call:
         return self._local(x)
 
     def _local(self, x: jax.Array) -> jax.Array:
-        """Run on what a device holds, where Explicit axes may shard ``x`` further."""
+        """Run on the device-local part of ``x``, which Explicit axes may shard further."""
         spec, explicit = jax_internals.explicit_sharding(x)
         if not explicit:
             return self._run(x)
@@ -129,7 +130,7 @@ class Call:
                 f"{self.kind} over {self.axes}: vmap shards its batch over {both}, which shard a "
                 "dimension of the operand already; leave them out of its spmd_axis_name"
             )
-        # Blocks are whole on every device, so what shards the leading dimension has to go.
+        # Every device needs whole blocks, so the leading dimension must not be sharded.
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
         if not jax_internals.RESHARD_ABORTS:
@@ -164,7 +165,7 @@ class Call:
 
 
 def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tuple[Axes, Schedule]:
-    """What a collective of ``x`` without groups or root would run: on which axes, which schedule.
+    """The axes and the schedule that a collective of ``x`` without groups or root would run.
 
     Raises:
         CollectiveError: as the function of that kind, and for axes of ``vmap``.
@@ -176,15 +177,15 @@ def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tup
 
 
 def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Sums of leaves, small ones side by side where that changes neither types nor shardings."""
+    """Sums of leaves, small ones concatenated where that changes neither types nor shardings."""
     if not jax_internals.is_fully_manual():
         return [call(leaf) for leaf in leaves]
-    alike: dict[object, list[int]] = {}
+    same_type: dict[object, list[int]] = {}
     for i, leaf in enumerate(leaves):
         is_small = at_least(JOINED_BYTES - 1, leaf.size * leaf.dtype.itemsize)
         type_ = (jax_internals.varying(leaf), jax.typeof(leaf).weak_type)
-        alike.setdefault(type_ if is_small else i, []).append(i)
-    for members in alike.values():
+        same_type.setdefault(type_ if is_small else i, []).append(i)
+    for members in same_type.values():
         if len(members) == 1:
             leaves[members[0]] = call(leaves[members[0]])
             continue
@@ -207,11 +208,11 @@ def _axes_of_schedule(schedule: Schedule, axes: Axes) -> Axes:
 
 
 def array(leaf, function: str):
-    """An operand as an array, of a dtype that is no key type; numbers keep their weak types."""
+    """An operand as an array; numbers keep their weak types, PRNG keys are refused."""
     _check_operand(leaf, function)
     leaf = leaf if isinstance(leaf, (jax.Array, Tracer)) else jnp.asarray(leaf)
     if jax_internals.explicit_axes() and jax.typeof(leaf).sharding.mesh.empty:
-        # A constant is on no mesh yet, and would not go with what is.
+        # A constant is not on the mesh yet, and JAX refuses to mix it with arrays that are.
         leaf = jax.reshard(leaf, PartitionSpec(*(None for _ in leaf.shape)))
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise CollectiveError(f"{function} does not take arrays of {leaf.dtype}; unwrap them first")
@@ -249,7 +250,7 @@ def accumulator(wanted, dtype) -> np.dtype:
         raise CollectiveError(f"accum_dtype must be a dtype, got {wanted!r}") from None
     if jax.dtypes.canonicalize_dtype(given) != given:
         raise CollectiveError(
-            f"accum_dtype={given} needs 64-bit types, which jax.config jax_enable_x64 turns on"
+            f"accum_dtype={given} needs 64-bit types: set jax.config jax_enable_x64"
         )
     both_float = all(jnp.issubdtype(d, jnp.floating) for d in (given, dtype))
     same_kind = any(
@@ -270,7 +271,7 @@ def widened(x, accum_dtype):
 
 
 def accumulated(native: Callable, x, accum_dtype, function: str):
-    """What a function of ``jax.lax`` gives for a pytree, its sums taken in ``accum_dtype``."""
+    """Apply a function of ``jax.lax`` to a pytree, with sums accumulated in ``accum_dtype``."""
     if accum_dtype is None:
         return native(x)
 

@@ -1,9 +1,10 @@
 """Defaults: the schedule that runs where the user gives none.
 
-Devices that sit in one machine, or behind one switch, cost by the number of rounds rather than by
-the wires. So the defaults take few: gathers and sums go dimension by dimension over a box whose
-sides are the prime factors of n, data of a root go along a binomial tree. Long buffers cost by the
-copies made, of which a ring makes fewest: what it receives it sends on as it is.
+Between devices of one machine, or behind one switch, time grows with the number of rounds rather
+than with the wires crossed. So the defaults take few rounds: gathers and sums go dimension by
+dimension over a grid whose sides are the prime factors of n, rooted collectives along a binomial
+tree. For long buffers the copies count, and a ring makes the fewest: each rank forwards a chunk
+unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-# From shards of this many bytes on, a ring is as quick as few rounds (measured on CPU devices).
+# From shards of this many bytes on, a ring is as fast as few rounds (measured on CPU devices).
 LONG_SHARD_BYTES = 96 << 10
 
 
@@ -29,9 +30,8 @@ LONG_SHARD_BYTES = 96 << 10
 def default_schedule(collective: Collective, is_long: bool = False) -> Schedule:
     """The default for a collective, verified.
 
-    Dimension by dimension for all_gather, reduce_scatter and all_reduce (around a ring, where
-    groups are no boxes or buffers are long), a binomial tree for those with a root, all at once for
-    all_to_all.
+    ``Bucket`` for all_gather, reduce_scatter and all_reduce (``Ring``, where groups are not grids
+    or buffers are long), a binomial tree for those with a root, ``Direct`` for all_to_all.
     """
     if collective.kind in ROOTED:
         schedule = binomial(collective)
@@ -49,7 +49,7 @@ def default_schedule(collective: Collective, is_long: bool = False) -> Schedule:
 
 @functools.lru_cache(maxsize=256)
 def synthesized(synthesizer: Synthesizer, collective: Collective) -> Schedule:
-    """What a synthesizer makes of a collective on the default topology, verified."""
+    """A synthesizer's schedule of a collective on the default topology, verified."""
     schedule = synthesizer.synthesize(default_topology(collective.num_ranks), collective)
     verify(schedule)
     return schedule
@@ -69,9 +69,10 @@ def default_topology(num_ranks: int) -> Topology:
 def binomial(collective: Collective) -> Schedule:
     """Collectives with a root in ceil(log2 n) rounds, on a fully connected network.
 
-    In step t the first 2**t places, counted from the root, send to those 2**t further: for
-    broadcast all there is, for scatter (which goes from far to near) what the receiver and those it
-    will serve are to have. The others are these backwards.
+    In step t the first 2**t positions, counted from the root, send to those 2**t further on.
+    Broadcast sends everything; scatter, which runs from far to near, sends the shards of the
+    receiver and of the positions that the receiver will serve. Reduce and gather are these
+    reversed.
     """
     if collective.kind not in ("broadcast", "scatter"):
         return binomial(collective.dual()).reverse()

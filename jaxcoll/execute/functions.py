@@ -12,10 +12,10 @@ add three keywords:
 - ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own:
   a floating dtype for floats, one that has all their values for integers and complex numbers.
 
-Constants (Python numbers, NumPy arrays) have a sum without communication and keep their types,
-axes of ``vmap`` share a device, and what has symbolic dimensions cannot be cut inside
-``shard_map``: all three are handed to ``jax.lax``. docs/execution.md has a table of what is
-mirrored, handed on and refused.
+Three kinds of calls are handed to ``jax.lax``: sums of constants (Python numbers, NumPy arrays),
+which need no communication; axes of ``vmap``, whose ranks share a device; and operands with
+symbolic dimensions, which cannot be split inside ``shard_map``. docs/execution.md lists every case
+that is mirrored, handed on or refused.
 
 Sums are taken in the order of the schedule: bitwise the same on all ranks and from run to run, but
 for floats not bitwise those of ``jax.lax``.
@@ -30,7 +30,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import numpy as np
 from jax import lax
 from jax.core import Tracer
 
@@ -49,8 +48,6 @@ from jaxcoll.execute.calls import (
     dimension_of,
     group_size,
     is_handed_on,
-    is_symbolic,
-    is_vmapped,
     joined,
     names_of,
     summable,
@@ -72,7 +69,7 @@ def psum(
 ):
     """The sum over the ranks of an axis, on all of them. See ``jax.lax.psum``.
 
-    Small leaves of one dtype travel together.
+    Small leaves of one dtype are sent together.
 
     Args:
         x: a pytree of arrays of any shape; booleans are summed as int32.
@@ -315,94 +312,5 @@ def all_to_all(
             )
         blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
         return merge(blocks, concat) if tiled else move(blocks, 0, concat)
-
-    return jax.tree.map(one, x)
-
-
-def pbroadcast(
-    x, axis_name: AxisName, source: int, *, schedule: Choice = None, lowering: str = "auto"
-):
-    """The array of rank ``source`` on all ranks of an axis. See ``jax.lax.pbroadcast``.
-
-    Args:
-        x: a pytree of arrays.
-        schedule: of broadcast with root ``source``.
-    """
-    if is_symbolic(x):
-        return lax.pbroadcast(x, axis_name, source)
-    return _rooted("broadcast", x, axis_name, source, schedule, lowering)
-
-
-broadcast = pbroadcast
-
-
-def reduce(
-    x,
-    axis_name: AxisName,
-    root: int,
-    *,
-    schedule: Choice = None,
-    lowering: str = "auto",
-    accum_dtype=None,
-):
-    """The sum over the ranks of an axis at rank ``root``, zeros elsewhere.
-
-    Args:
-        x: a pytree of arrays of any shape.
-        schedule: of reduce with that root.
-    """
-    return _rooted("reduce", x, axis_name, root, schedule, lowering, accum_dtype)
-
-
-def gather(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lowering: str = "auto"):
-    """The arrays of all ranks of an axis, stacked, at rank ``root``; zeros elsewhere.
-
-    Args:
-        x: a pytree of arrays of shape (...).
-        schedule: of gather with that root.
-
-    Returns:
-        Arrays of shape (ranks, ...).
-    """
-    stacked = jax.tree.map(lambda leaf: array(leaf, "gather")[None], x)
-    return _rooted("gather", stacked, axis_name, root, schedule, lowering)
-
-
-def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lowering: str = "auto"):
-    """The i-th part of the array of rank ``root``, at rank i.
-
-    Args:
-        x: a pytree of arrays of shape (ranks, ...); only that of the root counts.
-        schedule: of scatter with that root.
-
-    Returns:
-        Arrays of shape (...).
-    """
-    parts = _rooted("scatter", x, axis_name, root, schedule, lowering)
-    return jax.tree.map(lambda part: part.reshape(part.shape[1:]), parts)
-
-
-def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
-    names = names_of(axis_name)
-    if is_vmapped(names) or not names:
-        raise CollectiveError(f"{kind} runs over axes of a mesh, got {axis_name!r}")
-    if is_symbolic(x):
-        shapes = sorted({str(np.shape(leaf)) for leaf in jax.tree.leaves(x)})
-        raise CollectiveError(f"{kind} needs shapes known while tracing, got {', '.join(shapes)}")
-    axes = axes_of(names)
-    is_index = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
-    if not is_index or not 0 <= root < axes.num_ranks:
-        raise CollectiveError(
-            f"the root of {kind} must be an index of {axes}, a Python integer known while tracing, "
-            f"got {root!r}"
-        )
-    call = Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
-
-    def one(leaf):
-        leaf = summable(leaf, kind) if kind == "reduce" else array(leaf, kind)
-        if kind == "scatter":
-            dimension_of(0, leaf.ndim, "the leading dimension", leaf)
-            check_divides(leaf, 0, axes.num_ranks, False, f"scatter over {axes}")
-        return call(vary(leaf, axes))
 
     return jax.tree.map(one, x)

@@ -55,7 +55,7 @@ def explicit_sharding(x):
 
 
 def is_explicit(x, dimension: int) -> bool:
-    """Whether mesh axes in Explicit mode shard a dimension."""
+    """Whether a dimension is sharded over mesh axes in Explicit mode."""
     spec = jax.typeof(x).sharding.spec
     return dimension < len(spec) and spec[dimension] is not None
 
@@ -106,12 +106,12 @@ def mesh_size() -> int:
 # ---------------------------------------------------------------------- processes
 
 
-def tell(key: str, value: str) -> None:
+def publish(key: str, value: str) -> None:
     """Publish a value to all processes that ``jax.distributed.initialize`` has connected."""
     _service().key_value_set(key, value)
 
 
-def ask(key: str, seconds: int) -> str | None:
+def fetch(key: str, seconds: int) -> str | None:
     """A value that some process publishes under a key, or ``None`` if none does in time."""
     try:
         return _service().blocking_key_value_get(key, 1000 * seconds)

@@ -1,11 +1,11 @@
-"""Layout: an operand as the lines that a program's rows are made of, and its result back from them.
+"""Layout: packs an operand into the lines that a program's rows consist of, and unpacks the result.
 
-A row is a number of lines, a line being what stands at one index of an array's leading dimension.
-Which elements share a line is free, since a collective treats all elements of a block the same way.
-On devices that hold a whole operand a line is one element, or for TPUs a number of whole tiles.
+A row is a number of lines; a line is the part of an array at one index of its leading dimension.
+Any elements may share a line, since a collective treats all elements of a block the same way. On
+devices that hold a whole operand a line is one element, or on TPUs a number of whole tiles.
 
 Where axes of the mesh are in Auto mode, XLA may shard every dimension over them, and does not say
-so while tracing. A dimension of m = q * r elements that can be sharded q ways is then cut with
+so while tracing. A dimension of m = q * r elements that can be sharded q ways is then split with a
 stride: the r neighbours in one q-th go to r different lines. So every line has an equal part of
 every shard, and whichever way the dimension is sharded, no element moves to another shard.
 """
@@ -128,15 +128,15 @@ class Layout:
 
 
 def flat(shape: Sequence[Size], rows: int) -> Layout:
-    """A line an element."""
+    """Lines of one element each."""
     return Layout(tuple(shape), (1,) * len(shape), rows)
 
 
 def in_tiles(shape: Sequence[Size], rows: int) -> Layout | None:
     """Lines of whole tiles: the leading dimensions cut until they make whole rows.
 
-    TPUs keep arrays as tiles of 8 x 128 elements over the last two dimensions. To flatten an array
-    is to copy it there, and what is sent in whole tiles need not be flattened.
+    TPUs keep arrays as tiles of 8 x 128 elements over the last two dimensions. Flattening an array
+    copies it there, and arrays that are sent in whole tiles need not be flattened.
 
     Returns:
         ``None`` where tiles would be cut, or the array is flat.
@@ -155,7 +155,7 @@ def in_tiles(shape: Sequence[Size], rows: int) -> Layout | None:
 
 
 def keeping_shards(shape: Sequence[Size], rows: int, ways: Sequence[int]) -> Layout:
-    """Lines that have an equal part of every shard, however mesh axes of some sizes shard a block.
+    """Lines with an equal part of every shard, whichever of the mesh axes ``ways`` shard the block.
 
     Cuts the first dimension that makes whole rows by itself, or else as many as it takes.
     """

@@ -1,4 +1,4 @@
-"""Ordering: values that wait for others which they do not depend on, and types that survive it."""
+"""Ordering: values that wait for others they do not depend on, with their types restored."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def after(values: list[jax.Array], done: Any) -> list[jax.Array]:
 def typed_like(held: Iterable[jax.Array], before: Iterable[jax.Array]) -> list[jax.Array]:
     """Results of a barrier with the types of its operands.
 
-    A barrier of JAX 0.10 types all its results as varying over every axis that an operand varies
-    over, which makes the values no different.
+    A barrier of JAX 0.10 types all its results as varying over every axis that any operand varies
+    over; the values themselves do not change.
     """
     return [
         same(new, jax_internals.varying(new) - jax_internals.varying(old))
@@ -34,7 +34,7 @@ def typed_like(held: Iterable[jax.Array], before: Iterable[jax.Array]) -> list[j
 def same(x: jax.Array, over: Iterable[str]) -> jax.Array:
     """``x`` typed as the same on all ranks that differ in the mesh axes ``over`` only.
 
-    Only for a value that is: nothing checks it.
+    The caller must know that the value is: nothing checks it.
     """
     wanted = set(over)
     names = tuple(name for name in jax_internals.mesh_axes() if name in wanted)

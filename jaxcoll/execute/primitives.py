@@ -1,13 +1,13 @@
-"""One JAX primitive a collective, with its transpose, batching and typing rules.
+"""One JAX primitive per collective, with its transpose, batching and typing rules.
 
-All work on the leading dimension, which is cut into one block a rank of a group; what the others
-are does not matter. Their parameters:
+All work on the leading dimension, which holds one block per rank of a group; the other dimensions
+may be anything. Their parameters:
 
 - ``axes``: the mesh axes (``Axes``).
 - ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``.
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
-- ``op``: what all_reduce takes over the ranks, "sum", "max" or "min"; "sum" for the others.
+- ``op``: how all_reduce combines the ranks, "sum", "max" or "min"; "sum" for the others.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from jaxcoll.execute import jax_internals, layout
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
-from jaxcoll.execute.lowerings.dataflow import flow_of
-from jaxcoll.execute.lowerings.rounds import Program, program_of
+from jaxcoll.execute.lowerings.dataflow import dataflow_of
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
 from jaxcoll.schedule import Schedule
 
-# XLA takes about 20 ms a permute in straight-line code, and longer the longer the code is.
+# XLA takes about 20 ms per permute in straight-line code, and more in longer code.
 MOST_STRAIGHT_PERMUTES = 128
 
 LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": pallas.run}
@@ -59,20 +59,20 @@ def bind(
     """
     if lowering not in ("auto", *LOWERINGS):
         raise CollectiveError(f"unknown lowering {lowering!r}; known: auto, {', '.join(LOWERINGS)}")
-    _check_indices(x, program_of(schedule))
+    _check_indices(x, permute_program(schedule))
     primitive = PRIMITIVES[schedule.collective.kind, op]
     return primitive.bind(
         x, axes=axes, schedule=schedule, lowering=lowering, invarying=invarying, op=op
     )
 
 
-def _check_indices(x: jax.Array, program: Program) -> None:
-    """Refuse what the 32-bit offsets into a rank's buffer cannot reach."""
+def _check_indices(x: jax.Array, program: PermuteProgram) -> None:
+    """Refuse operands whose buffer 32-bit offsets cannot address."""
     elements = program.num_rows * -(-x.size // (program.blocks[0] * program.block_rows))
     if layout.at_least(elements, np.iinfo(np.int32).max + 1):
         raise CollectiveError(
-            f"{program.collective.kind} of shape {x.shape} needs a buffer of {elements} elements a "
-            "rank, more than 2**31 - 1; cut the operand into parts"
+            f"{program.collective.kind} of shape {x.shape} needs a buffer of {elements} elements "
+            "per rank, more than 2**31 - 1; split the operand"
         )
 
 
@@ -86,7 +86,7 @@ def vary(x: jax.Array, names: Sequence[str]) -> jax.Array:
 
 
 def _shape(shape, *, schedule, **_):
-    program = program_of(schedule)
+    program = permute_program(schedule)
     into, out = program.blocks
     return shape if program.is_whole else (shape[0] // into * out, *shape[1:])
 
@@ -114,22 +114,22 @@ def _transpose(cotangent, *, axes, schedule, lowering, invarying, op):
 
 
 def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
-    program = program_of(schedule)
+    program = permute_program(schedule)
     size = x.shape[0] // program.group_size
-    place = lookup(program.place, axes.rank())
-    return read(x, place, 1, size)
+    index = lookup(program.group_index, axes.rank())
+    return read(x, index, 1, size)
 
 
 def _batch(x, dimension, *, schedule, **params):
-    # Only the leading dimension counts: batch elements travel together, as one longer chunk.
-    if dimension == 0 and not program_of(schedule).is_whole:
+    # Only the leading dimension counts: batch elements are sent together, as one longer chunk.
+    if dimension == 0 and not permute_program(schedule).is_whole:
         x, dimension = jnp.moveaxis(x, 0, 1), 1
     return bind(x, schedule=schedule, **params), dimension
 
 
 @functools.lru_cache(maxsize=256)
 def reversed_schedule(schedule: Schedule) -> Schedule:
-    """``schedule.reverse()``, made once."""
+    """``schedule.reverse()``, cached."""
     return schedule.reverse()
 
 
@@ -138,7 +138,7 @@ def reversed_schedule(schedule: Schedule) -> Schedule:
 
 def run(x, *, axes, schedule, lowering, invarying, op="sum", target="cpu"):
     """``bind`` in terms of other primitives, in the form for "cpu", "gpu" or "tpu"."""
-    program = program_of(schedule)
+    program = permute_program(schedule)
     shape = _shape(x.shape, schedule=schedule)
     x = vary(x, axes.names)
     if layout.is_same(x.size, 0):
@@ -159,7 +159,9 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", target="cpu"):
     return laid.unpack(result, out, shape)
 
 
-def _layout(block, program: Program, axes: Axes, target: str, lowering: str) -> layout.Layout:
+def _layout(
+    block, program: PermuteProgram, axes: Axes, target: str, lowering: str
+) -> layout.Layout:
     if axes.auto:
         return layout.keeping_shards(block, program.block_rows, axes.auto)
     tiles = None
@@ -168,22 +170,22 @@ def _layout(block, program: Program, axes: Axes, target: str, lowering: str) -> 
     return tiles or layout.flat(block, program.block_rows)
 
 
-def _chosen(program: Program, lowering: str, target: str) -> str:
+def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     """The lowering of a program: straight-line code while that compiles in a few seconds.
 
-    On CPU only if it needs no buffer: barriers do not outlive the compiler there, and without them
-    it copies the whole buffer in every step. "pallas" is a kernel for TPUs; elsewhere it stands for
-    "auto".
+    On CPU only if it needs no buffer: XLA removes the barriers there, and without them it copies
+        the
+    whole buffer in every step. "pallas" is a kernel for TPUs; elsewhere it means "auto".
     """
     if lowering in LOWERINGS and (lowering != "pallas" or target == "tpu"):
         return lowering
     size = program.num_permutes
     if target == "tpu":
-        # There every run of rows is a kernel, and it is those that take the compiler its time.
+        # There every run of rows is a kernel, and compile time grows with their number.
         size = sum(r.size for rounds in program.steps for r in rounds)
     if size > MOST_STRAIGHT_PERMUTES:
         return "scan"
-    return "scan" if target == "cpu" and flow_of(program, "result") is None else "ssa"
+    return "scan" if target == "cpu" and dataflow_of(program, "result") is None else "ssa"
 
 
 def _declare(kind: str, op: str):

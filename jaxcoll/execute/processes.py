@@ -1,8 +1,8 @@
-"""Processes: several of them must run the same schedule, or wait for each other for ever.
+"""Processes: all of them must run the same schedule, or they wait for each other for ever.
 
-So before a schedule first runs on a mesh of all devices, the processes tell each other what they
-are about to run, through the service that ``jax.distributed.initialize`` connects them by, and
-refuse with an error if they differ.
+So before a schedule first runs on a mesh of all devices, every process publishes its schedule
+through the service that ``jax.distributed.initialize`` connects them to. If schedules differ, all
+raise.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
 from jaxcoll.schedule import Schedule
 
-PATIENCE_SECONDS = 300
+TIMEOUT_SECONDS = 300
 
-# Says which of a process's schedules is the one talked about: all trace the same program, hence the
-# same schedules in the same order.
-_turn = itertools.count()
+# Numbers the schedules of a process: all processes trace the same program, hence the same schedules
+# in the same order.
+_number = itertools.count()
 
 
 def agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
@@ -32,7 +32,7 @@ def agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
 
     Raises:
         ScheduleError: on every process, if some differ, or one does not say within
-            ``PATIENCE_SECONDS``.
+            ``TIMEOUT_SECONDS``.
     """
     if jax.process_count() > 1 and jax_internals.mesh_size() == jax.device_count():
         _agree(schedule, axes, lowering)
@@ -40,14 +40,14 @@ def agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
-    me, turn = jax.process_index(), next(_turn)
+    me, number = jax.process_index(), next(_number)
     mine = f"{schedule!r}, digest {schedule.digest[:16]}, over {axes}, lowering {lowering}"
-    jax_internals.tell(f"jaxcoll/{turn}/{me}", mine)
+    jax_internals.publish(f"jaxcoll/{number}/{me}", mine)
     for other in range(jax.process_count()):
-        theirs = jax_internals.ask(f"jaxcoll/{turn}/{other}", PATIENCE_SECONDS)
+        theirs = jax_internals.fetch(f"jaxcoll/{number}/{other}", TIMEOUT_SECONDS)
         if theirs is None:
             raise ScheduleError(
-                f"process {other} did not say within {PATIENCE_SECONDS} s which schedule it runs; "
+                f"process {other} did not say within {TIMEOUT_SECONDS} s which schedule it runs; "
                 f"process {me} is about to run {mine}"
             )
         if theirs != mine:

@@ -1,4 +1,4 @@
-"""Which schedule a function runs: the user's, one that a synthesizer makes, or the default."""
+"""Selection: the schedule that a call runs, from the user, a synthesizer, or the defaults."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def choose(
     """The verified schedule of a collective over the ranks of ``axes``.
 
     Args:
-        choice: a schedule of this collective, or one to derive it from; trees, which are run in one
-            piece each; a synthesizer, its name, or a function of (topology, collective), to be run
-            on the default topology of that many ranks; or nothing for the default.
+        choice: a schedule of this collective, or one to derive it from; trees, whose shards are
+            sent unsplit; a synthesizer, its name, or a function of (topology, collective), to be
+            run on the default topology of that many ranks; or None for the default.
         groups: groups of ranks, as in ``Collective``.
         nbytes: of the larger of a rank's input and output, by which the default is chosen.
 
@@ -53,7 +53,7 @@ def choose(
         shard = nbytes // len(collective.groups[0])
         return default_schedule(collective, at_least(shard, LONG_SHARD_BYTES))
     if isinstance(choice, TreeFlow):
-        choice = _in_one_piece(choice)
+        choice = _unsplit(choice)
     if isinstance(choice, Schedule):
         schedule = choice
     elif isinstance(choice, type):
@@ -80,7 +80,7 @@ def choose(
 
 
 @functools.lru_cache(maxsize=64)
-def _in_one_piece(trees: TreeFlow) -> Schedule:
+def _unsplit(trees: TreeFlow) -> Schedule:
     return trees.to_schedule(1, order="steps")
 
 
@@ -120,6 +120,11 @@ def checked_groups(groups, axes: Axes) -> tuple[tuple[int, ...], ...] | None:
 
 def _check_fits(schedule: Schedule, wanted: Collective, axes: Axes) -> None:
     given = schedule.collective
+    if given.shares is not None:
+        raise ScheduleError(
+            f"{schedule} gathers or reduces unequal shards, which jaxcoll.execute does not run; "
+            "synthesize one for equal shards"
+        )
     if given.num_ranks != axes.num_ranks:
         raise ScheduleError(
             f"{schedule} is for {given.num_ranks} ranks, but {axes} has {axes.num_ranks}; "
@@ -146,10 +151,10 @@ def _named(groups) -> str:
 def derived(schedule: Schedule, kind: str) -> Schedule:
     """The schedule of another kind that follows from a schedule, verified once.
 
-    Run backwards, a schedule is one of the dual collective: an all_gather is a reduce_scatter, a
-    broadcast a reduce, a gather a scatter, and the other way round. A reduce_scatter and then an
-    all_gather are an all_reduce. Backwards means over the links the other way, so the network must
-    equal its transpose.
+    Reversed, a schedule carries out the dual collective: an all_gather becomes a reduce_scatter, a
+    broadcast a reduce, a gather a scatter, and vice versa. A reduce_scatter followed by an
+    all_gather is an all_reduce. Reversed sends use the links in the other direction, so the network
+    must equal its transpose.
 
     Raises:
         ScheduleError: it does not follow, or does not verify.

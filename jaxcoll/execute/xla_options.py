@@ -1,4 +1,4 @@
-"""Options: what to tell XLA so that it runs schedules as they are written. Why, in docs/targets.md.
+"""XLA options with which schedules run as they are written. docs/targets.md explains why.
 
 Pass them to the outermost ``jit``, whose program they are for::
 
@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxcoll.errors import ScheduleError, TopologyError
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.execute.lowerings.step_splitting import in_pieces
+from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
-# What XLA's TPU compiler allows by default; less would hold back permutes that are not ours.
+# The default of XLA's TPU compiler; a lower limit would delay permutes of other code.
 _TPU_IN_FLIGHT = 5
 
 
@@ -34,7 +34,7 @@ def compiler_options(mesh: Mesh, *schedules: Schedule) -> dict[str, str | bool]:
 
     Raises:
         TopologyError: a mesh without devices, or of a platform other than cpu, gpu and tpu.
-        ScheduleError: something that is no schedule.
+        ScheduleError: an argument that is not a ``Schedule``.
     """
     platform = _platform(mesh)
     for schedule in schedules:
@@ -66,7 +66,7 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
 
 def _rounds_at_once(schedule: Schedule) -> int:
     """The most permutes that a step has, in whichever lowering has more."""
-    program = in_pieces(program_of(schedule))
+    program = split_long_steps(permute_program(schedule))
     straight = max((len(rounds) for rounds in program.steps), default=0)
     return max(straight, max((len(stage) for stage in stages(program)), default=0))
 

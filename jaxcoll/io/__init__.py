@@ -1,5 +1,13 @@
-"""Files: one format a module. ``load`` and ``save`` here are those of the library's own JSON."""
+"""Files, one format per module.
 
+- ``load``, ``save``, ``loads`` and ``dumps``: the library's own JSON, from ``json``;
+- ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
+- ``multitree``: the schedule tables of MultiTree's network interfaces;
+- ``files``: whole files, bounded when read and replaced in one step when written.
+"""
+
+from jaxcoll.compact import open_compact
+from jaxcoll.io import multitree
 from jaxcoll.io.json import dumps, load, loads, save
 
-__all__ = ["dumps", "load", "loads", "save"]
+__all__ = ["dumps", "load", "loads", "multitree", "open_compact", "save"]

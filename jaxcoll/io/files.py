@@ -37,7 +37,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """Make or replace a file; after an error or an interrupt the old one is still there, whole.
+    """Make or replace a file; after an error or an interrupt the old one is unchanged.
 
     Raises:
         OSError: the file cannot be written.

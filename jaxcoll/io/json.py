@@ -25,7 +25,7 @@ from jaxcoll.grid import Grid, Placement
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
 from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
-from jaxcoll.provenance import Provenance, read_provenance, say_provenance
+from jaxcoll.provenance import Provenance, decode_provenance, encode_provenance
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology, connected
 
@@ -33,8 +33,8 @@ TOPOLOGY = "jaxcoll.topology/1"
 COLLECTIVE = "jaxcoll.collective/1"
 SCHEDULE = "jaxcoll.schedule/1"
 
-# What a file may ask for whatever it holds: vertices of a network, and the ranks and chunks of a
-# collective that stands alone.
+# Limits that do not depend on the size of the file: vertices of a network, and the ranks and chunks
+# of a collective without a schedule.
 MAX_FREE_VERTICES = 2**16
 MAX_RANKS = 2**20
 MAX_CHUNKS = 2**26
@@ -45,7 +45,7 @@ def save(path: str | os.PathLike, obj: Topology | Collective | Schedule) -> None
 
     Raises:
         FormatError: see ``dumps``.
-        OSError: the file cannot be written; one that was there is unchanged.
+        OSError: the file cannot be written; an existing one is unchanged.
     """
     write_text(path, dumps(obj))
 
@@ -70,10 +70,10 @@ def load(
 
 
 def dumps(obj: Topology | Collective | Schedule) -> str:
-    """An object as JSON text, one line a field.
+    """An object as JSON text, one line per field.
 
     Raises:
-        FormatError: an object of another type, or provenance that JSON cannot say.
+        FormatError: an object of another type, or provenance that JSON cannot hold.
         TopologyError: a network with ranks that cannot reach each other.
     """
     if isinstance(obj, Topology):
@@ -152,7 +152,7 @@ def _write_bandwidth(topology: Topology) -> list:
     rounded = topology.bandwidth.tolist()
     same = {value: fits_float(value) for value in set(topology.exact_bandwidth)}
     return [
-        number if same[exact] else readers.said_rational(exact)
+        number if same[exact] else readers.encode_rational(exact)
         for number, exact in zip(rounded, topology.exact_bandwidth, strict=True)
     ]
 
@@ -201,7 +201,7 @@ def _read_placement(value: object, where: str) -> Grid | Placement:
 
 def _write_collective(collective: Collective) -> dict:
     groups = [list(group) for group in collective.groups]
-    return {
+    said = {
         "format": COLLECTIVE,
         "kind": collective.kind,
         "num_ranks": collective.num_ranks,
@@ -209,6 +209,7 @@ def _write_collective(collective: Collective) -> dict:
         "groups": groups if collective.is_grouped else None,
         "root": collective.root,
     }
+    return said if collective.shares is None else said | {"shares": list(collective.shares)}
 
 
 def _read_collective(value: object, where: str = "collective") -> Collective:
@@ -220,6 +221,7 @@ def _read_collective(value: object, where: str = "collective") -> Collective:
         fields.take("chunks_per_shard", readers.whole(1, readers.INT32), 1),
         fields.optional("groups", readers.list_of(_read_generator)),
         fields.optional("root", readers.whole(0, readers.INT32)),
+        fields.optional("shares", _read_generator),
     )
     fields.end()
     return Collective(*arguments)
@@ -252,7 +254,7 @@ def _write_schedule(schedule: Schedule) -> dict:
         "edge": schedule.edge.tolist(),
         "chunk": schedule.chunk.tolist(),
         "reduce": schedule.reduce.astype(np.int8).tolist(),
-        "provenance": say_provenance(schedule.provenance),
+        "provenance": encode_provenance(schedule.provenance),
     }
 
 
@@ -268,7 +270,7 @@ def _read_schedule(value: object, where: str = "schedule") -> Schedule:
         fields.take("chunk", readers.column(readers.INT32)),
         fields.take("reduce", readers.column(1, np.bool_)),
     )
-    provenance = fields.take("provenance", read_provenance, Provenance())
+    provenance = fields.take("provenance", decode_provenance, Provenance())
     fields.end()
     readers.check_claims(
         where,

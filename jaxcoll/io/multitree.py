@@ -1,4 +1,4 @@
-"""MultiTree's schedule tables: what the network interface of every rank does, step by step.
+"""MultiTree's schedule tables: the operations of every rank's network interface, step by step.
 
 Huang et al., "Communication algorithm-architecture co-design for distributed deep learning" (ISCA
 2021), Sec. IV-A and Fig. 5. Every rank has a table of entries in the order of their steps:
@@ -10,8 +10,8 @@ Huang et al., "Communication algorithm-architecture co-design for distributed de
 - ``NOP``: send nothing for one step, so that all ranks stay in step.
 
 The text is the figure's: a line ``Accelerator r`` for each rank r, a line of headings, and a line
-an entry. Steps count from 1. Where the number of bytes is given, entries also tell the start
-address and the size of what they send.
+per entry. Steps count from 1. Where the number of bytes is given, entries also give the start
+address and the size of the bytes they send.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
     """The table of every rank, from a schedule in which every shard goes along a tree.
 
     A ``MultiTree`` schedule of all_reduce is the paper's; reduce_scatter and all_gather give tables
-    with one op only, and every sound schedule of them with one chunk a shard is made of trees.
+    with one op only, and every sound schedule of them with one chunk per shard consists of trees.
 
     Args:
         nbytes: bytes of a rank's buffer, to tell starts and sizes.
 
     Raises:
-        FormatError: another collective, more chunks than one a shard, a rank that sends a sum to
+        FormatError: another collective, more chunks than one per shard, a rank that sends a sum to
             two parents or receives a result twice, bytes that chunks do not divide.
     """
     _check(schedule)
@@ -85,7 +85,7 @@ def tables(schedule: Schedule, nbytes: int | None = None) -> Tables:
     for t, src, dst, flow, reduce in zip(*(c.tolist() for c in columns), strict=True):
         child, parent = (src, dst) if reduce else (dst, src)
         if above.setdefault((reduce, flow, child), parent) != parent:
-            raise FormatError(f"flow {flow} is no tree: rank {child} has two parents in it")
+            raise FormatError(f"flow {flow} is not a tree: rank {child} has two parents in it")
         if reduce:
             below.setdefault((flow, parent), []).append(child)
             order.append((t, src, flow, True))
@@ -121,10 +121,12 @@ def _check(schedule: Schedule) -> None:
         raise FormatError(
             f"schedule tables hold all_reduce, reduce_scatter or all_gather, got {collective.kind}"
         )
+    if collective.shares is not None:
+        raise FormatError(f"schedule tables hold equal shards, not those of {collective}")
     if collective.chunks_per_shard != 1:
         raise FormatError(
-            f"schedule tables know one chunk a flow, got {collective.chunks_per_shard} a shard; "
-            f"synthesize with chunks=1"
+            f"schedule tables hold one chunk per flow, got {collective.chunks_per_shard} chunks "
+            f"per shard; synthesize with chunks=1"
         )
 
 

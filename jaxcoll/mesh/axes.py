@@ -66,7 +66,7 @@ def reorder(
 
 
 def axis_groups(mesh, axis_name: str | Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The groups of ranks along an axis of a mesh, one a combination of the other axes' indices.
+    """The groups of ranks along an axis of a mesh, one per combination of the other axes' indices.
 
     Args:
         mesh: a ``jax.sharding.Mesh``.

@@ -1,9 +1,9 @@
 """Embedding: which device should be which rank, so that a network's links are wires.
 
-A schedule is written for the links of a topology. It runs as planned when every one of them joins
-two devices that a wire joins. ``embed`` finds such an order: by the shapes of the two boxes where
-both have one, by search otherwise. Through switches every rank reaches every other, and what counts
-is how quickly: ``embed`` then brings together what the topology has close together.
+A schedule is written for the links of a topology. It runs as planned when each of them joins two
+devices that a wire joins. ``embed`` finds such an order: by the shapes of the two grids where both
+networks have one, by search otherwise. Through switches every rank reaches every other, and only
+the time differs: ``embed`` then places ranks that are close in the topology on close devices.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def _joined(topology: Topology) -> np.ndarray:
     return joined
 
 
-# ---------------------------------------------------------------------- boxes
+# ---------------------------------------------------------------------- grids
 
 
 def _by_shape(topology: Topology, wires: Topology) -> Iterator[np.ndarray]:
-    """Orders in which each dimension of one box runs through some dimensions of the other.
+    """Orders in which each dimension of one grid runs through some dimensions of the other.
 
-    A product of graphs holds the product of a path (or cycle) through each factor. So dimensions of
-    the wires are dealt out to the dimensions of the topology, and each of these winds through its
-    own.
+    A product of graphs contains the product of a path (or cycle) through each factor. So dimensions
+    of the wires are assigned to the dimensions of the topology, and each of these runs through the
+    dimensions assigned to it.
     """
     box, floor = topology.placement, wires.placement
     if box is None or floor is None:
@@ -121,16 +121,16 @@ def _deals(
 
 
 def _path(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """A walk through all places of a box by neighbours, back and forth."""
+    """A path through all positions of a grid, from neighbour to neighbour, back and forth."""
     walk: list[tuple[int, ...]] = [()]
     for side in shape[::-1]:
-        turns = [walk if i % 2 == 0 else walk[::-1] for i in range(side)]
-        walk = [(i, *place) for i, turn in enumerate(turns) for place in turn]
+        rows = [walk if i % 2 == 0 else walk[::-1] for i in range(side)]
+        walk = [(i, *position) for i, row in enumerate(rows) for position in row]
     return walk
 
 
 def _cycle(grid: Grid) -> list[tuple[int, ...]] | None:
-    """A closed walk through all places of a box by neighbours, if a simple one exists."""
+    """A cycle through all positions of a grid, if this construction gives one."""
     side, wrap = grid.shape[0], grid.wrap[0]
     if len(grid.shape) == 1:
         return _path(grid.shape) if wrap or side == 2 else None
@@ -150,7 +150,7 @@ def _cycle(grid: Grid) -> list[tuple[int, ...]] | None:
 
 
 def _search(links: np.ndarray, wired: np.ndarray) -> Iterator[np.ndarray]:
-    """An order in which links are wires, by backtracking; none where it gives up."""
+    """An order in which links are wires, by backtracking; none where the search gives up."""
     n = len(links)
     turn = _most_bound_first(links | links.T)
     near_out, near_in = _masks(wired), _masks(wired.T)
@@ -214,7 +214,7 @@ def _distances(topology: Topology) -> np.ndarray:
     """Seconds that a message takes from rank to rank, float64 of shape (ranks, ranks)."""
     seconds = topology.alpha + MESSAGE_BYTES / topology.bandwidth
     shape = (topology.num_vertices, topology.num_vertices)
-    # Of parallel links the quickest counts; a sparse matrix would add them.
+    # Of parallel links the fastest counts; a sparse matrix would add them.
     order = np.lexsort((seconds, topology.dst, topology.src))
     ends = np.stack([topology.src, topology.dst])[:, order]
     first = np.ones(len(order), bool)
@@ -239,7 +239,7 @@ def _exchanged(wanted: np.ndarray, actual: np.ndarray) -> np.ndarray:
     order = np.arange(n)
     while True:
         near = actual[np.ix_(order, order)]
-        cost = weight @ near  # [u, v]: what rank u would cost in the place of v
+        cost = weight @ near  # [u, v]: cost of rank u at the position of v
         own = np.diagonal(cost)
         # Exchanging u and v, the distance between the two themselves stays.
         gain = own[:, None] + own[None, :] - cost - cost.T - 2 * weight * near

@@ -1,7 +1,8 @@
 """The checks of arguments: one set for the whole library.
 
-Every function takes the value, what it is called in the error, and the error to raise. It returns
-the value as a plain Python object, so that what a synthesizer was given can be written to a file.
+Every function takes the value, its name in the error message, and the error to raise. It returns
+the value as a plain Python object, so that the parameters of a synthesizer can be written to a
+file.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def instance(value, kinds: type | tuple[type, ...], what: str, error: Error):
 
 
 def put(frozen, **values) -> None:
-    """Set fields of a frozen dataclass to what the checks of ``__post_init__`` returned."""
+    """Set fields of a frozen dataclass to the values that the checks returned."""
     for name, value in values.items():
         object.__setattr__(frozen, name, value)
 

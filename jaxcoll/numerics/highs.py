@@ -45,9 +45,9 @@ def linear_program(
 def solver_for(model: highspy.HighsLp, options: Mapping[str, float | str]) -> highspy.Highs:
     """A silent solver with a model and options, to be run by ``run``.
 
-    Whoever calls has one pool of threads for all solvers, and a solver that asks for another number
-    than it has is refused; so the pool is made anew. What another thread of Python runs meanwhile
-    has a pool of its own.
+    HiGHS keeps one pool of threads per calling thread and refuses a solver that asks for another
+    number of threads. So the pool is reset before every solve; solvers that run in other Python
+    threads keep their own pools.
     """
     highspy.Highs.resetGlobalScheduler(True)
     solver = highspy.Highs()

@@ -46,33 +46,34 @@ class FlowNetwork:
         count = len(src)
         leaves = np.concatenate([src, dst])
         order = np.argsort(leaves, kind="stable")
-        place = np.empty(2 * count, np.int64)
-        place[order] = np.arange(2 * count)
+        position = np.empty(2 * count, np.int64)
+        position[order] = np.arange(2 * count)
         self.num_vertices = num_vertices
         self.num_arcs = count
         self._ptr = np.searchsorted(leaves[order], np.arange(num_vertices + 1)).astype(np.int64)
         self._head = np.concatenate([dst, src])[order]
-        self._mate = place[np.concatenate([np.arange(count, 2 * count), np.arange(count)])[order]]
-        self._place = place[:count]
+        reverse = np.concatenate([np.arange(count, 2 * count), np.arange(count)])
+        self._mate = position[reverse[order]]
+        self._position = position[:count]
         self._scratch = tuple(np.empty(num_vertices + 1, np.int64) for _ in range(4))
 
     def flow(self, capacity: Capacities, source: int, sink: int, limit: int | None = None) -> int:
         """The maximum flow from source to sink, or ``limit`` once that much is found."""
-        room = self._room(capacity)
-        return self._run(room, source, sink, _total(capacity) if limit is None else limit)
+        residual = self._residuals(capacity)
+        return self._run(residual, source, sink, _total(capacity) if limit is None else limit)
 
     def carried(self, capacity: Capacities, source: int, sink: int) -> list[int]:
-        """What each arc carries in one maximum flow."""
-        before = self._room(capacity)
+        """The flow on each arc in one maximum flow."""
+        before = self._residuals(capacity)
         after = before.copy()
         self._run(after, source, sink, _total(capacity))
-        return [int(x) for x in (before - after)[self._place]]
+        return [int(x) for x in (before - after)[self._position]]
 
     def first_short(
         self, capacity: Capacities, source: int, targets: Iterable[int], need: int
     ) -> Shortfall | None:
         """The first of the targets that the source can send less than ``need`` to, if any."""
-        full = self._room(capacity)
+        full = self._residuals(capacity)
         for target in targets:
             flow = self._run(full.copy(), source, int(target), need)
             if flow < need:
@@ -81,22 +82,22 @@ class FlowNetwork:
                 return Shortfall(int(target), flow, side)
         return None
 
-    def _run(self, room: np.ndarray, source: int, sink: int, limit: int) -> int:
+    def _run(self, residual: np.ndarray, source: int, sink: int, limit: int) -> int:
         arcs = (self._ptr, self._head, self._mate)
-        if room.dtype != object and limit < _SAFE:
-            return int(dinic(*arcs, room, source, sink, limit, *self._scratch))
+        if residual.dtype != object and limit < _SAFE:
+            return int(dinic(*arcs, residual, source, sink, limit, *self._scratch))
         return int(
             dinic.py_func(
-                *arcs, room.astype(object, copy=False), source, sink, limit, *self._scratch
+                *arcs, residual.astype(object, copy=False), source, sink, limit, *self._scratch
             )
         )
 
-    def _room(self, capacity: Capacities) -> np.ndarray:
-        """What each arc and each reverse arc can take: int64, or Python integers."""
+    def _residuals(self, capacity: Capacities) -> np.ndarray:
+        """Residual capacity of each arc and each reverse arc: int64, or Python integers."""
         exact = _total(capacity) >= _SAFE
-        room = np.zeros(len(self._head), object if exact else np.int64)
-        room[self._place] = [int(c) for c in capacity] if exact else capacity
-        return room
+        residual = np.zeros(len(self._head), object if exact else np.int64)
+        residual[self._position] = [int(c) for c in capacity] if exact else capacity
+        return residual
 
 
 def _total(capacity: Capacities) -> int:
@@ -111,8 +112,8 @@ def _total(capacity: Capacities) -> int:
 
 
 @nb.njit(cache=True)
-def dinic(ptr, head, mate, room, source, sink, limit, level, at, queue, path):
-    """Flow from source to sink, at most ``limit``; ``room`` becomes what is left.
+def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path):
+    """Flow from source to sink, at most ``limit``; ``residual`` is updated in place.
 
     Afterwards, if the limit was not reached, ``level`` is -1 on the source's side of a least cut.
     """
@@ -127,7 +128,7 @@ def dinic(ptr, head, mate, room, source, sink, limit, level, at, queue, path):
             first += 1
             for e in range(ptr[v], ptr[v + 1]):
                 u = head[e]
-                if level[u] < 0 and room[mate[e]] > 0:
+                if level[u] < 0 and residual[mate[e]] > 0:
                     level[u] = level[v] + 1
                     queue[last] = u
                     last += 1
@@ -139,12 +140,12 @@ def dinic(ptr, head, mate, room, source, sink, limit, level, at, queue, path):
             if u == sink:
                 push = limit - flow
                 for i in range(depth):
-                    push = min(push, room[path[i]])
+                    push = min(push, residual[path[i]])
                 full = -1
                 for i in range(depth):
-                    room[path[i]] -= push
-                    room[mate[path[i]]] += push
-                    if full < 0 and room[path[i]] == 0:
+                    residual[path[i]] -= push
+                    residual[mate[path[i]]] += push
+                    if full < 0 and residual[path[i]] == 0:
                         full = i
                 flow += push
                 if flow >= limit or full < 0:
@@ -155,7 +156,7 @@ def dinic(ptr, head, mate, room, source, sink, limit, level, at, queue, path):
             found = False
             while at[u] < ptr[u + 1]:
                 e = at[u]
-                if room[e] > 0 and level[head[e]] >= 0 and level[head[e]] == level[u] - 1:
+                if residual[e] > 0 and level[head[e]] >= 0 and level[head[e]] == level[u] - 1:
                     path[depth] = e
                     depth += 1
                     u = head[e]

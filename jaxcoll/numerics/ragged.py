@@ -1,7 +1,7 @@
 """Ragged rows: lists of integers of unequal lengths, one after another in one column.
 
-Row i is ``values[ptr[i]:ptr[i + 1]]``. Time and memory grow with what is there, never with the rows
-times the longest of them.
+Row i is ``values[ptr[i]:ptr[i + 1]]``. Time and memory grow with the number of values, never with
+the number of rows times the longest row.
 """
 
 from __future__ import annotations

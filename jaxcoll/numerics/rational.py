@@ -1,4 +1,4 @@
-"""Exact numbers: what a float was meant to say, and integer columns for sets of rationals."""
+"""Exact numbers: the rational that a float denotes, and common denominators."""
 
 from __future__ import annotations
 

@@ -1,18 +1,19 @@
 """The simulator: times schedules and any other traffic, link by link, exactly.
 
-Two link models, after the simulators they come from; every time says which one it is.
+Two link models, after the simulators they come from; every result names its model.
 
 - ``"astra"``: a message that starts at t frees its link at t + bytes/bandwidth and arrives alpha
   later (the congestion-aware analytical backend of ASTRA-sim).
 - ``"tacos"``: alpha occupies the link too: it is free again when the message arrives (TACOS,
-  Sec. IV-F: one cost alpha + beta n a link).
+  Sec. IV-F: one cost alpha + beta n per link).
 
-Either may count the heads of packets, or one head a message, too (``Framing``).
+Either may also count the heads of packets, or one head per message (``Framing``).
 
 Messages are stored and forwarded at every vertex of their path, and every link serves first come,
 first served. It knows the core types only, no synthesizer.
 """
 
+from jaxcoll.simulation.clock import Clock
 from jaxcoll.simulation.framing import PACKETS, WHOLE, Framing
 from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulation.multicast import simulate_multicast
@@ -24,6 +25,7 @@ __all__ = [
     "MODELS",
     "PACKETS",
     "WHOLE",
+    "Clock",
     "Framing",
     "Message",
     "MessageTimes",

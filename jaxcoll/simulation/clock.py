@@ -18,7 +18,7 @@ class Clock:
     """A unit of time.
 
     Attributes:
-        tick: seconds a tick.
+        tick: seconds per tick.
         is_exact: whether every duration is a whole number of ticks. Otherwise durations are
             rounded up, by less than one tick each, so that a time is never too small.
     """

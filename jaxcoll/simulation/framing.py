@@ -1,4 +1,4 @@
-"""Framing: what the bytes of a message cost on a link beyond themselves."""
+"""Framing: the bytes on a link beyond a message's own, the heads of its packets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxcoll.numerics import checks
 
 @dataclasses.dataclass(frozen=True)
 class Framing:
-    """Messages in packets, each with a head; or whole, with one head for all (message-based).
+    """Heads of packets: one per packet, or one per message that is not divided into packets.
 
     The flow control of MultiTree (ISCA 2021, Sec. II-D and IV-B, Fig. 2 and 7): packets carry 64 to
     256 bytes behind a head flit of 16, which costs 25 to 6 % of the bandwidth; a large gradient

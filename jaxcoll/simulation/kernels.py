@@ -1,4 +1,4 @@
-"""Numba kernels of the simulator: arrivals in order of time, and links that serve in order.
+"""Numba kernels of the simulator: a binary heap of arrivals, and links that serve in order.
 
 A hop's arrival at the queue of its link is an event (time, message). Events are taken in order of
 time and, at the same time, of message number, so a link serves first come, first served and the
@@ -6,6 +6,8 @@ moment of service is known as soon as the event is taken.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -15,28 +17,99 @@ from jaxcoll.numerics import heap
 _NONE = -1
 
 
+class Hops(NamedTuple):
+    """The links that every message crosses, in order.
+
+    Attributes:
+        ptr: hops of message m are ``ptr[m]..ptr[m + 1] - 1``.
+        link: link of each hop.
+        busy: ticks that each hop occupies its link.
+        delay: ticks from the start of each hop to its arrival at the link's end.
+    """
+
+    ptr: np.ndarray
+    link: np.ndarray
+    busy: np.ndarray
+    delay: np.ndarray
+
+
+class Waits(NamedTuple):
+    """Messages that wait for other messages.
+
+    Attributes:
+        release: earliest time of each message, ticks; raised in place by those it waits for.
+        pending: messages that each waits for; counted down in place.
+        ptr, after: the messages that wait for m are ``after[ptr[m]:ptr[m + 1]]``.
+    """
+
+    release: np.ndarray
+    pending: np.ndarray
+    ptr: np.ndarray
+    after: np.ndarray
+
+
+class Queues(NamedTuple):
+    """Messages of a schedule, by the link they cross first, and the chunks they carry.
+
+    Attributes:
+        message_ptr: sends of message m are ``message_ptr[m]..message_ptr[m + 1] - 1``.
+        chunk: chunk of each send.
+        needed: arrivals of its chunk that each send waits for, from ``arrivals_needed``.
+        src, dst: source and destination rank of each message.
+        ptr, message: messages of first link q, in schedule order: ``message[ptr[q]:ptr[q + 1]]``.
+    """
+
+    message_ptr: np.ndarray
+    chunk: np.ndarray
+    needed: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    ptr: np.ndarray
+    message: np.ndarray
+
+
+class _Replay(NamedTuple):
+    """The state of a replay.
+
+    Attributes:
+        head: next message of each first link that has not joined the link's queue.
+        arrived: arrivals of every chunk at every rank, (ranks, chunks).
+        waiting: first message that waits for a further arrival there, (ranks, chunks), or -1.
+        next_waiting: next message that waits for the same arrival as each, or -1.
+        times, events: the heap of arrivals.
+    """
+
+    head: np.ndarray
+    arrived: np.ndarray
+    waiting: np.ndarray
+    next_waiting: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
+
+
 @nb.njit(cache=True, nogil=True)
-def run_direct(message_ptr, chunk, src, dst, link, busy, delay, num_links, available, start):
+def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
     """Schedule on a network where every message is one hop.
 
     No message waits behind another's transit, so one pass in schedule order is the whole
-    simulation: a message starts when its link is free and its chunks are there.
+    simulation: a message starts when its link is free and its chunks have arrived.
 
     Args:
+        hops: one per message.
+        free: zeros, one per link: when each is free again, ticks.
         available: when each rank has the latest part of each chunk, ticks, (ranks, chunks),
             updated in place.
         start: filled with the start of each message, ticks.
     """
-    free = np.zeros(num_links, np.int64)
     for m in range(len(message_ptr) - 1):
-        first, last = message_ptr[m], message_ptr[m + 1]
-        t = free[link[m]]
+        first, last, link = message_ptr[m], message_ptr[m + 1], hops.link[m]
+        t = free[link]
         have, get = available[src[m]], available[dst[m]]
         for i in range(first, last):
             t = max(t, have[chunk[i]])
         start[m] = t
-        free[link[m]] = t + busy[m]
-        arrival = t + delay[m]
+        free[link] = t + hops.busy[m]
+        arrival = t + hops.delay[m]
         for i in range(first, last):
             get[chunk[i]] = max(get[chunk[i]], arrival)
 
@@ -47,7 +120,7 @@ def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
 
     Args:
         arrived: zeros, (ranks, chunks), scratch.
-        needed: filled, one a send.
+        needed: filled, one per send.
     """
     for t in range(len(step_ptr) - 1):
         for i in range(step_ptr[t], step_ptr[t + 1]):
@@ -57,19 +130,13 @@ def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
 
 
 @nb.njit(cache=True, nogil=True)
-def run_routed(
-    message_ptr, chunk, src, dst, needed, queue_ptr, queue, hop_ptr, link, busy, delay, num_links,
-    arrived, waiting, start,
-):  # fmt: skip
+def run_routed(queues, hops, num_links, arrived, waiting, start):
     """Schedule whose messages cross several links.
 
-    A message joins the queue of its first link when its chunks are there and the message before it
-    in the schedule on that link has joined; further links serve whatever arrives, in order.
+    A message joins the queue of its first link when its chunks have arrived and the message before
+    it in the schedule on that link has joined; further links serve messages in order of arrival.
 
     Args:
-        needed: arrivals each send waits for, from ``arrivals_needed``.
-        queue_ptr, queue: messages by first link, in schedule order.
-        hop_ptr, link, busy, delay: hops of each message, durations in ticks.
         arrived: zeros, (ranks, chunks): arrivals so far.
         waiting: -1s, (ranks, chunks): first message that waits for a further arrival.
         start: filled with the start of each hop, ticks.
@@ -77,111 +144,103 @@ def run_routed(
     Messages wait only for messages of earlier steps and for those before them on their link, so
     every one is served.
     """
-    count = len(message_ptr) - 1
+    count = len(queues.message_ptr) - 1
     free = np.zeros(num_links, np.int64)
     times, events = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
-    hop = hop_ptr[:-1].copy()
+    hop = hops.ptr[:-1].copy()
     next_waiting = np.full(count, _NONE, np.int64)
-    head = queue_ptr[:-1].copy()
+    replay = _Replay(queues.ptr[:-1].copy(), arrived, waiting, next_waiting, times, events)
     size = 0
     for q in range(num_links):
-        size = _join(
-            q, 0, message_ptr, chunk, src, needed, queue_ptr, queue, head, arrived, waiting,
-            next_waiting, times, events, size,
-        )  # fmt: skip
+        size = _join(q, 0, queues, replay, size)
     while size:
         now, m = times[0], events[0]
         size = heap.pop(times, events, 0, size)
         h = hop[m]
-        if h == hop_ptr[m + 1]:  # at its destination: its chunks are there now
-            for i in range(message_ptr[m], message_ptr[m + 1]):
-                arrived[dst[m], chunk[i]] += 1
-                waiter = waiting[dst[m], chunk[i]]
-                waiting[dst[m], chunk[i]] = _NONE
+        if h == hops.ptr[m + 1]:  # at its destination: its chunks have arrived
+            for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):
+                rank, chunk = queues.dst[m], queues.chunk[i]
+                arrived[rank, chunk] += 1
+                waiter = waiting[rank, chunk]
+                waiting[rank, chunk] = _NONE
                 while waiter != _NONE:
                     following = next_waiting[waiter]
-                    size = _join(
-                        link[hop_ptr[waiter]], now, message_ptr, chunk, src, needed, queue_ptr,
-                        queue, head, arrived, waiting, next_waiting, times, events, size,
-                    )  # fmt: skip
+                    size = _join(hops.link[hops.ptr[waiter]], now, queues, replay, size)
                     waiter = following
             continue
-        begin = max(now, free[link[h]])
+        begin = max(now, free[hops.link[h]])
         start[h] = begin
-        free[link[h]] = begin + busy[h]
+        free[hops.link[h]] = begin + hops.busy[h]
         hop[m] = h + 1
-        size = heap.push(times, events, 0, size, begin + delay[h], m)
+        size = heap.push(times, events, 0, size, begin + hops.delay[h], m)
 
 
 @nb.njit(cache=True, nogil=True)
-def _join(
-    q, now, message_ptr, chunk, src, needed, queue_ptr, queue, head, arrived, waiting,
-    next_waiting, times, events, size,
-):  # fmt: skip
+def _join(q, now, queues, replay, size):
     """Let messages of link q join its queue in order, until one lacks a chunk and waits for it."""
-    while head[q] < queue_ptr[q + 1]:
-        m = queue[head[q]]
-        for i in range(message_ptr[m], message_ptr[m + 1]):
-            if arrived[src[m], chunk[i]] < needed[i]:
-                next_waiting[m] = waiting[src[m], chunk[i]]
-                waiting[src[m], chunk[i]] = m
+    while replay.head[q] < queues.ptr[q + 1]:
+        m = queues.message[replay.head[q]]
+        rank = queues.src[m]
+        for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):
+            chunk = queues.chunk[i]
+            if replay.arrived[rank, chunk] < queues.needed[i]:
+                replay.next_waiting[m] = replay.waiting[rank, chunk]
+                replay.waiting[rank, chunk] = m
                 return size
-        head[q] += 1
-        size = heap.push(times, events, 0, size, now, m)
+        replay.head[q] += 1
+        size = heap.push(replay.times, replay.events, 0, size, now, m)
     return size
 
 
 @nb.njit(cache=True, nogil=True)
-def run_messages(
-    release, pending, after_ptr, after, hop_ptr, link, busy, delay, num_links, start, end
-):
+def run_messages(waits, hops, num_links, start, end):
     """Any traffic: messages with release times that wait for other messages.
 
     Args:
-        release: earliest time of each message, ticks; raised in place by those it waits for.
-        pending: how many messages each waits for; counted down in place.
-        after_ptr, after: the messages that wait for each.
-        hop_ptr, link, busy, delay: hops of each message, durations in ticks.
         start: filled with the start of each hop, ticks.
         end: filled with the arrival of each message, ticks.
 
     Returns:
         Number of messages that arrived.
     """
-    count = len(release)
+    count = len(waits.release)
     free = np.zeros(num_links, np.int64)
     times, events = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
-    hop = hop_ptr[:-1].copy()
+    hop = hops.ptr[:-1].copy()
     size = done = 0
     for m in range(count):
-        if pending[m] == 0:
-            size = heap.push(times, events, 0, size, release[m], m)
+        if waits.pending[m] == 0:
+            size = heap.push(times, events, 0, size, waits.release[m], m)
     while size:
         now, m = times[0], events[0]
         size = heap.pop(times, events, 0, size)
         h = hop[m]
-        if h < hop_ptr[m + 1]:
-            begin = max(now, free[link[h]])
+        if h < hops.ptr[m + 1]:
+            begin = max(now, free[hops.link[h]])
             start[h] = begin
-            free[link[h]] = begin + busy[h]
+            free[hops.link[h]] = begin + hops.busy[h]
             hop[m] = h + 1
-            size = heap.push(times, events, 0, size, begin + delay[h], m)
+            size = heap.push(times, events, 0, size, begin + hops.delay[h], m)
             continue
         end[m] = now
         done += 1
-        for i in range(after_ptr[m], after_ptr[m + 1]):
-            waiter = after[i]
-            release[waiter] = max(release[waiter], now)
-            pending[waiter] -= 1
-            if pending[waiter] == 0:
-                size = heap.push(times, events, 0, size, release[waiter], waiter)
+        for i in range(waits.ptr[m], waits.ptr[m + 1]):
+            waiter = waits.after[i]
+            if _is_released(waits, waiter, now):
+                size = heap.push(times, events, 0, size, waits.release[waiter], waiter)
     return done
 
 
+@nb.njit(cache=True, nogil=True, inline="always")
+def _is_released(waits, waiter, now):
+    """Count one arrival that ``waiter`` waits for; returns whether it was the last."""
+    waits.release[waiter] = max(waits.release[waiter], now)
+    waits.pending[waiter] -= 1
+    return waits.pending[waiter] == 0
+
+
 @nb.njit(cache=True, nogil=True)
-def run_events(
-    release, pending, after_ptr, after, hop_ptr, link, busy, delay, num_links, start, end
-):
+def run_events(waits, hops, num_links, start, end):
     """As ``run_messages``, with events at the same time in the order in which they were pushed.
 
     The events of ASTRA-sim's congestion-aware analytical backend: a message arrives at a vertex, or
@@ -189,43 +248,37 @@ def run_events(
     then the moment at which its link is free; a link that becomes free starts the first message of
     its queue. An event is its number, so that the heap of (time, number) keeps that order.
     """
-    count, hops = len(release), len(link)
-    what = np.empty(count + 2 * hops, np.int64)  # a message, or -1 - a link
-    room = count + num_links + 1
-    times, events = np.empty(room, np.int64), np.empty(room, np.int64)
+    count = len(waits.release)
+    subject = np.empty(count + 2 * len(hops.link), np.int64)  # a message, or -1 - a link
+    times = np.empty(count + num_links + 1, np.int64)
+    events = np.empty(count + num_links + 1, np.int64)
     is_busy = np.zeros(num_links, np.bool_)
     first, last = np.full(num_links, _NONE, np.int64), np.full(num_links, _NONE, np.int64)
     behind = np.full(count, _NONE, np.int64)  # the message behind each in the queue of a link
-    hop = hop_ptr[:-1].copy()
+    hop = hops.ptr[:-1].copy()
     size = number = done = 0
     for m in range(count):
-        if pending[m] == 0:
-            what[number] = m
-            size = heap.push(times, events, 0, size, release[m], number)
+        if waits.pending[m] == 0:
+            subject[number] = m
+            size = heap.push(times, events, 0, size, waits.release[m], number)
             number += 1
     while size:
-        now, m = times[0], what[events[0]]
+        now, m = times[0], subject[events[0]]
         size = heap.pop(times, events, 0, size)
-        if m >= 0 and hop[m] == hop_ptr[m + 1]:
+        if m >= 0 and hop[m] == hops.ptr[m + 1]:
             end[m] = now
             done += 1
-            for i in range(after_ptr[m], after_ptr[m + 1]):
-                waiter = after[i]
-                release[waiter] = max(release[waiter], now)
-                pending[waiter] -= 1
-                if pending[waiter] == 0:
-                    what[number] = waiter
-                    size = heap.push(times, events, 0, size, release[waiter], number)
+            for i in range(waits.ptr[m], waits.ptr[m + 1]):
+                waiter = waits.after[i]
+                if _is_released(waits, waiter, now):
+                    subject[number] = waiter
+                    size = heap.push(times, events, 0, size, waits.release[waiter], number)
                     number += 1
             continue
         if m >= 0:
-            on = link[hop[m]]
+            on = hops.link[hop[m]]
             if is_busy[on]:
-                if first[on] == _NONE:
-                    first[on] = m
-                else:
-                    behind[last[on]] = m
-                last[on] = m
+                _queue(m, on, first, last, behind)
                 continue
         else:
             on = -1 - m
@@ -235,11 +288,19 @@ def run_events(
                 continue
             first[on], behind[m] = behind[m], _NONE
         h = hop[m]
-        start[h] = now
-        is_busy[on] = True
-        hop[m] = h + 1
-        what[number], what[number + 1] = m, -1 - on
-        size = heap.push(times, events, 0, size, now + delay[h], number)
-        size = heap.push(times, events, 0, size, now + busy[h], number + 1)
+        start[h], is_busy[on], hop[m] = now, True, h + 1
+        subject[number], subject[number + 1] = m, -1 - on
+        size = heap.push(times, events, 0, size, now + hops.delay[h], number)
+        size = heap.push(times, events, 0, size, now + hops.busy[h], number + 1)
         number += 2
     return done
+
+
+@nb.njit(cache=True, nogil=True, inline="always")
+def _queue(m, on, first, last, behind):
+    """Put a message at the end of the queue of a link."""
+    if first[on] == _NONE:
+        first[on] = m
+    else:
+        behind[last[on]] = m
+    last[on] = m

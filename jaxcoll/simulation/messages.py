@@ -1,4 +1,4 @@
-"""Timing any traffic: messages with routes, sizes, release times and what they wait for."""
+"""Timing any traffic: messages with routes, sizes, release times and dependencies."""
 
 from __future__ import annotations
 
@@ -121,17 +121,14 @@ def simulate_messages(
     )
     if any(releases):
         clock, busy, delay = _with_releases(clock, busy, delay, releases)
-    release = clock.ticks(releases)
-    pending, after_ptr, after = _waits(messages)
+    waits = kernels.Waits(clock.ticks(releases), *_waits(messages))
+    hops = kernels.Hops(hop_ptr, hop_link, busy, delay)
     start = np.zeros(len(hop_link), np.int64)
     end = np.zeros(len(messages), np.int64)
     run = kernels.run_events if model == "astra" else kernels.run_messages
-    done = run(
-        release, pending, after_ptr, after, hop_ptr, hop_link, busy, delay, topology.num_links,
-        start, end,
-    )  # fmt: skip
+    done = run(waits, hops, topology.num_links, start, end)
     if done < len(messages):
-        stuck = int(np.flatnonzero(pending)[0])
+        stuck = int(np.flatnonzero(waits.pending)[0])
         raise ScheduleError(f"{len(messages) - done} messages wait for each other, one is {stuck}")
     return MessageTimes(model, clock, start[hop_ptr[:-1]], end)
 

@@ -19,7 +19,7 @@ KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 
 @dataclasses.dataclass(frozen=True)
 class _Leg:
-    """A part of a tree edge, between ranks and capable switches: one message per piece.
+    """A part of a tree edge, between ranks and capable switches: one message per segment.
 
     Attributes:
         route: its vertices.
@@ -42,25 +42,25 @@ def simulate_multicast(
 ) -> MessageTimes:
     """Time the trees of a forest when some switches copy and add (dissertation, Sec. 4.5.6).
 
-    A capable switch that a tree crosses takes each piece once and sends it on over every link that
-    the tree leaves it by; run backwards, it sends a sum once, when all that it adds has come. Links
-    serve first come, first served; a switch copies and adds in no time. Without capable switches
-    this times the same trees as ``flow.to_schedule(pieces)``, whose links keep another order.
-    Sums start piece by piece, as buffers are bounded: a rank sends a piece of a tree once the root
-    has the sum ``in_flight`` pieces before it, so that results are not queued behind all sums.
+    A capable switch receives each pipeline segment of a tree once and sends it over every link by
+    which the tree leaves the switch. In a reversed tree it sends a sum once, after all terms have
+    arrived. Links serve first come, first served; copying and adding take no time. Without capable
+    switches this times the same trees as ``flow.to_schedule(pieces)``, in another order per link.
+    Buffers are bounded, so a sum of segment i starts once the root has the sum of segment
+    i - ``in_flight``; otherwise results would be queued behind all sums.
 
     Args:
         flow: a forest in which every rank has an equal shard. For sums, of the transposed network.
         nbytes: bytes of a rank's buffer.
         switches: vertices of the switches that can.
         kind: "all_gather"; "reduce_scatter", the trees run backwards; or "all_reduce", both, each
-            piece going down as soon as it is summed: the links must then exist both ways.
+            segment going down as soon as it is summed: the links must then exist both ways.
         pieces: messages into which each tree's load is cut.
         in_flight: pieces of a tree that are summed at the same time, at most.
         model: the link model.
 
     Raises:
-        ScheduleError: another kind, fewer than one piece or one in flight, shards of unequal
+        ScheduleError: another kind, fewer than one segment or one in flight, shards of unequal
             weight, no data, or an all_reduce on links that exist one way only.
         TopologyError: a vertex is not a switch.
     """
@@ -76,14 +76,15 @@ def simulate_multicast(
     unit = size / flow.topology.num_ranks / flow.k / pieces
     shares = [unit * int(weight) for weight in flow.weight]
     messages: list[Message] = []
-    summed: list[list[tuple[int, ...]]] = []  # by piece and tree: what brings the root its sum
-    for piece in range(pieces):
-        waits = summed[piece - in_flight] if piece >= in_flight else [()] * len(trees)
+    # By segment and tree: the messages that bring the root its sum.
+    summed: list[list[tuple[int, ...]]] = []
+    for segment in range(pieces):
+        waits = summed[segment - in_flight] if segment >= in_flight else [()] * len(trees)
         summed.append([])
         for legs, share, wait in zip(trees, shares, waits, strict=True):
             at = len(messages)
             summed[-1].append(tuple(at + i for i in _to_root(legs)))
-            messages += _of_piece(legs, share, kind, at, wait)
+            messages += _of_segment(legs, share, kind, at, wait)
     network = flow.topology if kind == "all_gather" else flow.topology.transpose()
     return simulate_messages(network, messages, model=model)
 
@@ -95,7 +96,7 @@ def _legs(flow: TreeFlow, tree: int, capable: set[int]) -> list[_Leg]:
     for edge in flow.edge[flow.tree_ptr[tree] : flow.tree_ptr[tree + 1]].tolist():
         path = list(flow.edges.path(edge))
         route = [int(flow.topology.src[path[0]]), *(int(flow.topology.dst[e]) for e in path)]
-        # A piece that has come to a capable switch is not sent to it a second time.
+        # A segment that has come to a capable switch is not sent to it a second time.
         start = max(
             i for i, v in enumerate(route[:-1]) if i == 0 or (v in brought and v in capable)
         )
@@ -111,10 +112,10 @@ def _to_root(legs: list[_Leg]) -> list[int]:
     return [len(legs) - 1 - i for i, leg in enumerate(legs) if leg.before < 0]
 
 
-def _of_piece(
+def _of_segment(
     legs: list[_Leg], share: Fraction, kind: str, at: int, wait: tuple[int, ...]
 ) -> list[Message]:
-    """The messages of one piece of a tree, the first of which is message ``at`` of all.
+    """The messages of one segment of a tree, the first of which is message ``at`` of all.
 
     Args:
         wait: messages that the first ones of a sum wait for.

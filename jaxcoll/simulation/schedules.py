@@ -1,4 +1,4 @@
-"""Timing a schedule."""
+"""Timing a schedule: every message on every link of its path."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def simulate(
     between steps.
 
     Args:
-        schedule: a schedule; what is unsound about it (see ``verify``) is timed as it stands.
+        schedule: a schedule; one that ``verify`` would refuse is timed all the same.
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: "astra" or "tacos".
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
@@ -49,11 +49,10 @@ def simulate(
     start = np.zeros(len(hop_link), np.int64)
     shape = (schedule.topology.num_ranks, schedule.collective.num_chunks)
     links = schedule.topology.num_links
+    hops = kernels.Hops(hop_ptr, hop_link, busy, delay)
     if len(hop_link) == len(edge):
-        available = np.zeros(shape, np.int64)
-        kernels.run_direct(
-            message_ptr, chunk, src, dst, hop_link, busy, delay, links, available, start
-        )
+        free, available = np.zeros(links, np.int64), np.zeros(shape, np.int64)
+        kernels.run_direct(message_ptr, chunk, src, dst, hops, free, available, start)
     else:
         needed = np.zeros(schedule.num_sends, np.int32)
         arrived = np.zeros(shape, np.int32)
@@ -64,10 +63,8 @@ def simulate(
         queue = np.argsort(first, kind="stable")
         queue_ptr = np.searchsorted(first[queue], np.arange(links + 1))
         arrived[:] = 0
-        kernels.run_routed(
-            message_ptr, chunk, src, dst, needed, queue_ptr, queue, hop_ptr, hop_link, busy, delay,
-            links, arrived, np.full(shape, -1, np.int64), start,
-        )  # fmt: skip
+        queues = kernels.Queues(message_ptr, chunk, needed, src, dst, queue_ptr, queue)
+        kernels.run_routed(queues, hops, links, arrived, np.full(shape, -1, np.int64), start)
     return Timeline(schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing)
 
 

@@ -1,4 +1,4 @@
-"""How fast a schedule is when neither latency nor waiting matters: by what its links carry."""
+"""The throughput of a schedule from the load of its links, without latency and waiting."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxcoll.schedule import Schedule
 
 
 def steady_seconds(schedule: Schedule) -> Fraction:
-    """Seconds a byte of a rank's buffer on the link that takes longest for all it carries, exact.
+    """Seconds per byte of a rank's buffer on the link that is busy longest, exact.
 
-    No run of the schedule is faster, and one in many pieces may come close: the throughput that
-    schedules of trees are compared by (dissertation on ForestColl, Fig. 4.14).
+    No run of the schedule is faster, and one with many pipeline segments may come close: the
+    throughput that schedules of trees are compared by (dissertation on ForestColl, Fig. 4.14).
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     weight, total = common_parts(schedule.collective)

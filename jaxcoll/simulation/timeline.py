@@ -26,7 +26,7 @@ class Timeline:
     one link of its path; hops stand message by message, in the order of the path.
 
     Attributes:
-        schedule: what was run.
+        schedule: the simulated schedule.
         nbytes: bytes of a rank's buffer.
         model: the link model, "astra" or "tacos".
         clock: the unit of time, and whether it is exact.
@@ -35,7 +35,7 @@ class Timeline:
         hop_start: when each hop starts to occupy its link, ticks, int64.
         hop_busy: how long it occupies its link, ticks, int64.
         hop_delay: from its start to its arrival at the link's end, ticks, int64.
-        framing: what heads cost, if they were counted.
+        framing: the heads of messages, if they were counted.
     """
 
     schedule: Schedule

@@ -12,6 +12,7 @@ from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.dimensional.hierarchical_ring import HierarchicalRing
 from jaxcoll.synth.dimensional.ring_2d import Ring2D
 from jaxcoll.synth.dimensional.themis import Themis
+from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.entry import SYNTHESIZERS, synthesize, synthesizer_named
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
@@ -36,6 +37,7 @@ __all__ = [
     "BUCKET_BYTES",
     "REGISTRY",
     "SYNTHESIZERS",
+    "Bfb",
     "Blink",
     "BlueConnect",
     "Bruck",

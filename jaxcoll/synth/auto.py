@@ -22,8 +22,9 @@ from jaxcoll.topology import Topology
 # Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
 _SENDS, _FEW_PAIRS = 3 * 2**18, 2**14
 _SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
-# Parts of a limit extrapolated from two times, and from the last two of more, that may be reached.
-_GUESSED, _TRUSTED = 0.8, 0.95
+# Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
+# times, less what it changed by with the last.
+_GUESSED, _TRUSTED = 0.8, 0.995
 # The cut bound needs a maximum flow per rank, often several times.
 _CUTS_WITHIN = 2**20
 
@@ -44,17 +45,19 @@ class _Climb:
         self.tried: list[tuple[int, float]] = []
 
     @property
-    def limit(self) -> float:
-        """A: seconds with any number of chunks, by the last two; 0 while fewer are known."""
-        if len(self.tried) < 2:
-            return 0.0
-        (k, before), (more, after) = self.tried[-2:]
-        return after - max(before - after, 0.0) * k / (more - k)
+    def least(self) -> float:
+        """The least seconds so far."""
+        return min(seconds for _, seconds in self.tried)
 
     @property
     def prospect(self) -> float:
-        """Seconds that more chunks may reach: the limit less what it may err by."""
-        return self.limit * (_TRUSTED if len(self.tried) > 2 else _GUESSED)
+        """Seconds that more chunks may reach: the limit less what it may err by; 0 if unknown."""
+        if len(self.tried) < 2:
+            return 0.0
+        limit = _limit(*self.tried[-2:])
+        if len(self.tried) == 2:
+            return _GUESSED * limit
+        return _TRUSTED * (limit - abs(limit - _limit(*self.tried[-3:-1])))
 
     def is_done(self, tolerance: float) -> bool:
         """Whether no counts are left, or the last two gained less than the tolerance."""
@@ -68,6 +71,12 @@ class _Climb:
         self.left = [other for other in self.left if other > count]
         if seconds is not None:
             self.tried.append((count, seconds))
+
+
+def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> float:
+    """A, by two counts of chunks and the seconds that they take."""
+    (k, before), (many, after) = fewer, more
+    return after - max(before - after, 0.0) * k / (many - k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +134,7 @@ class Portfolio(Synthesizer):
             CollectiveError: no candidate is defined for the problem.
         """
         counts = (collective.chunks_per_shard,)
-        climbs = [_Climb(synthesizer, counts) for synthesizer in self._variants()]
+        climbs = [_Climb(synthesizer, counts) for synthesizer in self._variants(topology)]
         return self._race(topology, collective, seed, climbs)
 
     def with_chunks_chosen(
@@ -146,7 +155,7 @@ class Portfolio(Synthesizer):
         seed = self.checked(topology, collective, seed)
         climbs = [
             _Climb(synthesizer, counts)
-            for synthesizer in self._variants()
+            for synthesizer in self._variants(topology)
             for counts in chunk_counts(synthesizer, topology, one)
         ]
         found = self._race(topology, one, seed, climbs)
@@ -161,13 +170,14 @@ class Portfolio(Synthesizer):
             )
         )
 
-    def _variants(self) -> tuple[Synthesizer, ...]:
+    def _variants(self, topology: Topology) -> tuple[Synthesizer, ...]:
         """What is tried; one named on its own is tried even where auto leaves it out."""
         names = self.names or tuple(REGISTRY)
         found = []
         for name in names:
             entry = REGISTRY[name]
-            found += entry.variants or ((entry.make(),) if self.names else ())
+            variants = entry.variants or ((entry.make(),) if self.names else ())
+            found += [entry.suited(each, topology) for each in variants]
         return tuple(dict.fromkeys(told(each, self.nbytes) for each in found))
 
     def _race(
@@ -218,6 +228,7 @@ class _Race:
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
         self.table: list[dict[str, object]] = []
+        self.tried: dict[tuple[Synthesizer, int], float | None] = {}
         pairs = sum(len(group) ** 2 for group in collective.groups)
         most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
         self.work = most if portfolio.work is None else portfolio.work
@@ -243,15 +254,22 @@ class _Race:
                 self.run(climb, whatever_it_takes)
         tolerance = self.portfolio.tolerance
         while not self.is_over:
-            climbs = [climb for climb in climbs if not climb.is_done(tolerance)]
-            best = min(climbs, key=lambda climb: climb.prospect, default=None)
-            if best is None or best.prospect >= self.seconds * (1 - tolerance):
+            enough = self.seconds * (1 - tolerance)
+            climbs = [
+                climb
+                for climb in climbs
+                if not climb.is_done(tolerance) and climb.prospect < enough
+            ]
+            if not climbs:
                 break
-            self.run(best)
+            self.run(min(climbs, key=lambda climb: climb.least))
 
     def run(self, climb: _Climb, whatever_it_takes: bool = False) -> None:
         """Synthesize and time the next chunk count of a climb, unless it takes too much work."""
         synthesizer, count = climb.synthesizer, climb.left[0]
+        if (synthesizer, count) in self.tried:  # by another series of the same synthesizer
+            climb.record(count, self.tried[synthesizer, count])
+            return
         collective = dataclasses.replace(self.collective, chunks_per_shard=count)
         row: dict[str, object] = {"candidate": repr(synthesizer), "chunks": count}
         self.table.append(row)
@@ -271,6 +289,7 @@ class _Race:
                 if self.time is None or taken < self.time:
                     self.time, self.schedule, self.chosen = taken, schedule, synthesizer
         climb.record(count, seconds)
+        self.tried[synthesizer, count] = seconds
         if self.portfolio.progress is not None:
             label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} a shard"
             self.portfolio.progress(len(self.table), label, seconds)

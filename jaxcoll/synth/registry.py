@@ -20,6 +20,7 @@ from jaxcoll.synth.dimensional.cascade import Cascade
 from jaxcoll.synth.dimensional.hierarchical_ring import HierarchicalRing
 from jaxcoll.synth.dimensional.ring_2d import Ring2D
 from jaxcoll.synth.dimensional.themis import Themis
+from jaxcoll.synth.direct_connect import Bfb
 from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
 from jaxcoll.synth.milp import Sccl, StepMilp
@@ -47,6 +48,9 @@ BUCKET_BYTES = 25 * 2**20
 _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
 _MOST_ROOTS = 2**19  # work to find the root of all trees
+_MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
+_OPTIMUM = 0.4  # for each rank and link what finding and packing trees takes without switches
+_MATCHED = 0.6  # of what a plain send costs is what TACOS takes to match one
 _DOUBLINGS = tuple(2**i for i in range(9))
 
 # A synthesizer, a network and a collective of one chunk a shard -> one or more series of chunk
@@ -120,12 +124,29 @@ def _swing(
     return (tuple(parts * pieces for pieces in _DOUBLINGS),)
 
 
+def _balanced(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """Few chunks, and the fewest that balance the links into every rank, if soon found."""
+    few = {1, 2, 4, 8}
+    is_uniform = topology.is_direct and len(set(topology.bandwidth.tolist())) == 1
+    if is_uniform and not collective.is_grouped and topology.num_ranks <= _MOST_BALANCED:
+        few.add(Bfb.chunks(topology))
+    return (tuple(sorted(few)),)
+
+
 def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Every rank receives every chunk once; an all_reduce sums them first."""
     rooted = collective.kind in ROOTED
     shards = sum((1 if rooted else len(group)) * (len(group) - 1) for group in collective.groups)
     twice = 2 if collective.kind == "all_reduce" else 1
     return twice * shards * collective.chunks_per_shard
+
+
+def _packed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Where there are no switches, trees are found in time for each rank and link."""
+    found = _OPTIMUM * topology.num_ranks * topology.num_links if topology.is_direct else 0.0
+    return found + _sends(synthesizer, topology, collective)
 
 
 def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
@@ -147,8 +168,21 @@ def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collecti
     """Attempts of TACOS; where there are switches, on every degree of the unwound ones."""
     attempts = synthesizer.attempts  # type: ignore[attr-defined]
     sends = _sends(synthesizer, topology, collective)
+    if collective.kind in ("all_to_all", "gather", "scatter"):
+        sends *= _MATCHED * float(hop_distances(topology).mean())
     matched = max(16 * sends, 50_000) if attempts is None else attempts * sends
     return matched if topology.is_direct else 6 * matched * len(degrees(topology))
+
+
+def _as_it_is(synthesizer: Synthesizer, topology: Topology) -> Synthesizer:
+    return synthesizer
+
+
+def _any_direct(synthesizer: Synthesizer, topology: Topology) -> Synthesizer:
+    """Refusals by number are for networks with switches: on direct ones the work is known."""
+    if not topology.is_direct:
+        return synthesizer
+    return dataclasses.replace(synthesizer, quick=False)  # type: ignore[type-var, call-arg]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +196,7 @@ class Entry:
             where another is known to be as fast.
         sized: whether it has a field ``nbytes``, the bytes of a rank's buffer to be fast for.
         work: see ``Work``.
+        suited: a variant as auto tries it on a network.
     """
 
     make: type[Synthesizer]
@@ -169,6 +204,7 @@ class Entry:
     variants: tuple[Synthesizer, ...] = ()
     sized: bool = False
     work: Work = _sends
+    suited: Callable[[Synthesizer, Topology], Synthesizer] = _as_it_is
 
 
 REGISTRY: Mapping[str, Entry] = {
@@ -196,10 +232,15 @@ REGISTRY: Mapping[str, Entry] = {
     "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),)),
     "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1))),
     "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(), Hdrm(pieces=_ALL))),
+    "bfb": Entry(Bfb, _balanced, (Bfb(),), sized=True),
     "multitree": Entry(MultiTree, variants=(MultiTree(),)),
     "tacos": Entry(Tacos, only(1, 2, 3, 4, 8), (Tacos(), Tacos(aggregate=None)), True, _attempts),
     "forestcoll": Entry(
-        ForestColl, _forests, (ForestColl(quick=True), ForestColl(order="steps", quick=True))
+        ForestColl,
+        _forests,
+        (ForestColl(quick=True), ForestColl(order="steps", quick=True)),
+        work=_packed,
+        suited=_any_direct,
     ),
     "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
     "time_stepped": Entry(TimeStepped, only(*_DOUBLINGS), sized=True, work=_hops),

@@ -1,11 +1,18 @@
-"""Families of networks, one a file: free functions that return a ``Topology``."""
+"""Families of networks, one family per file: free functions that return a ``Topology``.
 
+Start with ``grids`` (rings, meshes, tori) and ``product``, which builds most of the others;
+``arguments`` holds the checks that all of them share.
+
+``generative`` holds direct-connect families, regular digraphs of which expansions are made.
+"""
+
+from jaxcoll.topologies import generative
 from jaxcoll.topologies.bigraph import bigraph
 from jaxcoll.topologies.complete import fully_connected, star
 from jaxcoll.topologies.dgx import DGX1_CIRCLES, dgx1, dgx2
 from jaxcoll.topologies.dragonfly import dragonfly
 from jaxcoll.topologies.fat_tree import fat_tree
-from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_boxes
+from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_hosts
 from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
 from jaxcoll.topologies.hierarchical import multi_rail, ring_fc_switch, switch_2d
 from jaxcoll.topologies.leaf_spine import leaf_spine
@@ -25,12 +32,13 @@ __all__ = [
     "fat_tree",
     "flattened_butterfly",
     "fully_connected",
+    "generative",
     "hypercube",
     "leaf_spine",
     "mesh",
     "mi250",
     "multi_rail",
-    "nvswitch_boxes",
+    "nvswitch_hosts",
     "product",
     "ring",
     "ring_fc_switch",

@@ -37,7 +37,7 @@ def latency(alpha, what: str = "alpha") -> float:
 
 
 def speed(bandwidth, what: str = "bandwidth") -> float:
-    """Bytes per second a link; a ``Fraction`` stays one."""
+    """The bandwidth of a link in bytes per second; a ``Fraction`` stays one."""
     return checks.positive(bandwidth, what, TopologyError)  # type: ignore[return-value]
 
 
@@ -47,7 +47,7 @@ def latencies(alpha, dimensions: int) -> tuple[float, ...]:
 
 
 def speeds(bandwidth, dimensions: int) -> tuple[float, ...]:
-    """Bytes per second a link in each dimension, given for all or one by one."""
+    """The bandwidth of the links in each dimension, given once for all or one by one."""
     return tuple(map(speed, per_dimension(bandwidth, dimensions, "bandwidth")))
 
 

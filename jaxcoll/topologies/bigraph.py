@@ -23,8 +23,8 @@ def bigraph(
     Args:
         ranks: ranks of a switch.
         switches: switches, an even number.
-        alpha: seconds a link.
-        bandwidth: bytes per second a link.
+        alpha: seconds per link.
+        bandwidth: bytes per second per link.
 
     Raises:
         TopologyError: no ranks, or an odd number of switches.

@@ -13,8 +13,8 @@ def fully_connected(n: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDT
     """n ranks, a link from every one to every other.
 
     Args:
-        alpha: seconds a link.
-        bandwidth: bytes per second a link.
+        alpha: seconds per link.
+        bandwidth: bytes per second per link.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     name, links = f"fully connected {n}", n * (n - 1)

@@ -31,11 +31,11 @@ def dgx1(*, alpha: float = ALPHA, bandwidth: float = LANE, merged: bool = False)
     """The hybrid cube mesh of a DGX-1 (V100): 8 ranks with 6 NVLinks each, and no switch.
 
     The link list is that of the dissertation on ForestColl (its optimum there: 7/6 of a shard's
-    time an NVLink, with 6 trees a root), which is that of NVIDIA's white paper "DGX-1 With Tesla
+    time per NVLink, with 6 trees per root), which is that of NVIDIA's white paper "DGX-1 With Tesla
     V100 System Architecture".
 
     Args:
-        alpha: seconds a link.
+        alpha: seconds per link.
         bandwidth: bytes per second of one NVLink, each way.
         merged: whether the two NVLinks of a pair are one link of twice the bandwidth instead of
             two parallel links.
@@ -66,7 +66,7 @@ def dgx2(*, planes: int = 6, alpha: float = ALPHA, bandwidth: float = LANE) -> T
 
     Args:
         planes: planes that every rank has a link to, 6 in the product.
-        alpha: seconds a link; a way through two switches has three.
+        alpha: seconds per link; a way through two switches has three.
         bandwidth: bytes per second of one NVLink, each way.
 
     Raises:

@@ -32,8 +32,8 @@ def dragonfly(
 
     Args:
         groups, routers: groups, and routers of a group.
-        alpha: seconds a link, one for all or one for links inside groups and one between them.
-        bandwidth: bytes per second a link, likewise.
+        alpha: seconds per link, one for all or one for links inside groups and one between them.
+        bandwidth: bytes per second per link, likewise.
 
     Raises:
         TopologyError: no groups or no routers.

@@ -12,7 +12,7 @@ from jaxcoll.topology import Topology
 def fat_tree(
     arity: int, levels: int, *, alpha: float = ALPHA, bandwidth: float = BANDWIDTH
 ) -> Topology:
-    """A k-ary n-tree: k**n ranks below n levels of k**(n-1) switches, all links alike.
+    """A k-ary n-tree: k**n ranks below n levels of k**(n-1) switches, all links identical.
 
     Ranks are numbers of n digits base k, switches have a level and n-1 digits. A switch of the
     lowest level has the k ranks that share its digits; a switch of level l is joined to the k
@@ -23,8 +23,8 @@ def fat_tree(
     Args:
         arity: k, links of a switch downwards.
         levels: n, levels of switches.
-        alpha: seconds a link.
-        bandwidth: bytes per second a link.
+        alpha: seconds per link.
+        bandwidth: bytes per second per link.
 
     Raises:
         TopologyError: an arity below 2, or no levels.
@@ -53,11 +53,11 @@ def fat_tree(
         [bandwidth] * len(links),  # type: ignore[arg-type]
         num_vertices=ranks + levels * row,
         name=name,
-        generators=tuple(_turned(arity, levels, digit) for digit in reversed(range(levels))),
+        generators=tuple(_rotation(arity, levels, digit) for digit in reversed(range(levels))),
     )
 
 
-def _turned(arity: int, levels: int, digit: int) -> tuple[int, ...]:
+def _rotation(arity: int, levels: int, digit: int) -> tuple[int, ...]:
     """The symmetry that adds one to a digit of all ranks, and of all switches that have it."""
     ranks, row = arity**levels, arity ** (levels - 1)
 

@@ -1,4 +1,4 @@
-"""Clusters of boxes: NVSwitch boxes (DGX A100, DGX H100) and AMD MI250 boxes behind InfiniBand."""
+"""Clusters of GPU hosts: DGX A100 and DGX H100 with NVSwitch, and AMD MI250, behind InfiniBand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import MAX_VERTICES, check_size, count, latency, speed
 from jaxcoll.topology import Topology
 
-ALPHA_INSIDE = 0.7e-6  # seconds a link; the TACOS paper's model of a DGX (Sec. VI-B.5)
+ALPHA_INSIDE = 0.7e-6  # seconds per link; the TACOS paper's model of a DGX (Sec. VI-B.5)
 ALPHA_NETWORK = 2e-6  # seconds from a rank to the network switch; an assumption, as between hosts
 
 Speed = int | float | Fraction
 
-# Infinity Fabric between the 16 dies of an MI250 box (dissertation, Fig. 4.9): die, die, links.
+# Infinity Fabric between the 16 dies of an MI250 host (dissertation, Fig. 4.9): die, die, links.
 _MI250 = (
     (0, 1, 4), (0, 4, 2), (0, 8, 1), (1, 5, 1), (1, 9, 1), (1, 10, 1), (2, 3, 4), (2, 6, 1),
     (2, 9, 1), (2, 10, 1), (3, 7, 2), (3, 11, 1), (4, 5, 4), (4, 6, 1), (5, 6, 1), (5, 7, 1),
@@ -27,46 +27,43 @@ _MI250 = (
 
 
 def dgx_a100(
-    boxes: int,
+    hosts: int,
     *,
     inside: Speed = 300e9,
     network: Speed = 25e9,
     alpha: float = ALPHA_INSIDE,
     network_alpha: float = ALPHA_NETWORK,
 ) -> Topology:
-    """DGX A100 boxes of 8 ranks (dissertation, Sec. 4.6.2); arguments as ``nvswitch_boxes``."""
-    sizes = (8,) * count(boxes, "boxes")
-    return nvswitch_boxes(
-        sizes,
-        inside=inside,
-        network=network,
-        alpha=alpha,
-        network_alpha=network_alpha,
-        name=f"A100 x{boxes}",
-    )
+    """DGX A100 hosts of 8 ranks (dissertation, Sec. 4.6.2); arguments as ``nvswitch_hosts``."""
+    return _dgx("A100", hosts, inside, network, (alpha, network_alpha))
 
 
 def dgx_h100(
-    boxes: int,
+    hosts: int,
     *,
     inside: Speed = 450e9,
     network: Speed = 50e9,
     alpha: float = ALPHA_INSIDE,
     network_alpha: float = ALPHA_NETWORK,
 ) -> Topology:
-    """DGX H100 boxes of 8 ranks (dissertation, Sec. 4.6.3); arguments as ``nvswitch_boxes``."""
-    sizes = (8,) * count(boxes, "boxes")
-    return nvswitch_boxes(
-        sizes,
+    """DGX H100 hosts of 8 ranks (dissertation, Sec. 4.6.3); arguments as ``nvswitch_hosts``."""
+    return _dgx("H100", hosts, inside, network, (alpha, network_alpha))
+
+
+def _dgx(
+    name: str, hosts: int, inside: Speed, network: Speed, alphas: tuple[float, float]
+) -> Topology:
+    return nvswitch_hosts(
+        (8,) * count(hosts, "hosts"),
         inside=inside,
         network=network,
-        alpha=alpha,
-        network_alpha=network_alpha,
-        name=f"H100 x{boxes}",
+        alpha=alphas[0],
+        network_alpha=alphas[1],
+        name=f"{name} x{hosts}",
     )
 
 
-def nvswitch_boxes(
+def nvswitch_hosts(
     sizes: Sequence[int],
     *,
     inside: Speed | Sequence[Speed],
@@ -75,41 +72,41 @@ def nvswitch_boxes(
     network_alpha: float = ALPHA_NETWORK,
     name: str = "",
 ) -> Topology:
-    """Boxes of ranks around one switch each, and a network switch that all ranks are linked to.
+    """Hosts of ranks around one switch each, and a network switch that all ranks are linked to.
 
-    Ranks stand box by box; then the switches of the boxes, then, if there are several boxes, the
+    Ranks stand host by host; then the switches of the hosts, then, if there are several hosts, the
     network switch.
 
     Args:
-        sizes: ranks in each box, which may differ: a job need not own whole boxes.
-        inside: bytes per second between a rank and its box's switch, each way; one for all boxes
+        sizes: ranks in each host, which may differ: a job may use only some GPUs of a host.
+        inside: bytes per second between a rank and its host's switch, each way; one for all hosts
             or one for each.
         network: likewise between a rank and the network switch.
-        alpha: seconds from a rank to its box's switch, and as much back.
+        alpha: seconds from a rank to its host's switch, and as much back.
         network_alpha: likewise to the network switch.
 
     Raises:
-        TopologyError: no boxes, a box without ranks, not one speed a box.
+        TopologyError: no hosts, a host without ranks, not one speed per host.
     """
     counts = checks.integers(sizes, "sizes", TopologyError, least=1, most=MAX_VERTICES)
     if not counts:
-        raise TopologyError("a cluster needs at least one box, got no sizes")
+        raise TopologyError("a cluster needs at least one host, got no sizes")
     checks.text(name, "name", TopologyError)
     alpha, network_alpha = latency(alpha), latency(network_alpha, "network_alpha")
-    n, boxes = sum(counts), len(counts)
-    check_size("a cluster of boxes", n + boxes + 1, 4 * n)
-    box = np.repeat(np.arange(boxes), counts)
-    speeds = _a_box(inside, boxes, "inside"), _a_box(network, boxes, "network")
-    pairs = [(r, n + int(box[r]), alpha, speeds[0][box[r]]) for r in range(n)]
-    if boxes > 1:
-        pairs += [(r, n + boxes, network_alpha, speeds[1][box[r]]) for r in range(n)]
-    names = [f"box {box[r]} rank {r - int(np.searchsorted(box, box[r]))}" for r in range(n)]
-    names += [f"box {b} switch" for b in range(boxes)] + ["network"] * (boxes > 1)
-    return _both_ways(n, pairs, names, name or f"boxes of {'+'.join(map(str, counts))}")
+    n, hosts = sum(counts), len(counts)
+    check_size("a cluster of hosts", n + hosts + 1, 4 * n)
+    host = np.repeat(np.arange(hosts), counts)
+    speeds = _speed_per_host(inside, hosts, "inside"), _speed_per_host(network, hosts, "network")
+    pairs = [(r, n + int(host[r]), alpha, speeds[0][host[r]]) for r in range(n)]
+    if hosts > 1:
+        pairs += [(r, n + hosts, network_alpha, speeds[1][host[r]]) for r in range(n)]
+    names = [f"host {host[r]} rank {r - int(np.searchsorted(host, host[r]))}" for r in range(n)]
+    names += [f"host {b} switch" for b in range(hosts)] + ["network"] * (hosts > 1)
+    return _both_ways(n, pairs, names, name or f"hosts of {'+'.join(map(str, counts))}")
 
 
 def mi250(
-    boxes: int = 2,
+    hosts: int = 2,
     *,
     ranks: int = 16,
     inside: Speed = 50e9,
@@ -117,46 +114,46 @@ def mi250(
     alpha: float = ALPHA_INSIDE,
     network_alpha: float = ALPHA_NETWORK,
 ) -> Topology:
-    """AMD MI250 boxes: 16 ranks (dies) joined by Infinity Fabric (dissertation, Fig. 4.9).
+    """AMD MI250 hosts: 16 ranks (dies) joined by Infinity Fabric (dissertation, Fig. 4.9).
 
-    Ranks stand box by box; if there are several boxes, each rank is linked to a network switch.
+    Ranks stand host by host; if there are several hosts, each rank is linked to a network switch.
 
     Args:
-        ranks: ranks used in each box, the first 8 or all 16.
+        ranks: ranks used in each host, the first 8 or all 16.
         inside: bytes per second of one Infinity Fabric link, each way; dies are joined by 1, 2
             or 4 of them.
         network: bytes per second between a rank and the network switch.
-        alpha: seconds a link inside.
+        alpha: seconds per link inside.
         network_alpha: seconds from a rank to the network switch, and as much back.
 
     Raises:
-        TopologyError: no boxes, or another number of ranks.
+        TopologyError: no hosts, or another number of ranks.
     """
-    boxes, ranks = count(boxes, "boxes"), count(ranks, "ranks")
+    hosts, ranks = count(hosts, "hosts"), count(ranks, "ranks")
     if ranks not in (8, 16):
-        raise TopologyError(f"an MI250 box is used with 8 or 16 ranks, got {ranks}")
+        raise TopologyError(f"an MI250 host is used with 8 or 16 ranks, got {ranks}")
     alpha, network_alpha = latency(alpha), latency(network_alpha, "network_alpha")
     inside, network = speed(inside, "inside"), speed(network, "network")
-    n = boxes * ranks
-    check_size("a cluster of MI250 boxes", n + 1, 2 * (boxes * len(_MI250) + n))
+    n = hosts * ranks
+    check_size("a cluster of MI250 hosts", n + 1, 2 * (hosts * len(_MI250) + n))
     pairs = [
         (b * ranks + u, b * ranks + v, alpha, inside * count)
-        for b in range(boxes)
+        for b in range(hosts)
         for u, v, count in _MI250
         if max(u, v) < ranks
     ]
-    if boxes > 1:
+    if hosts > 1:
         pairs += [(r, n, network_alpha, network) for r in range(n)]
-    names = [f"box {r // ranks} rank {r % ranks}" for r in range(n)] + ["network"] * (boxes > 1)
-    sizes = "+".join([str(ranks)] * boxes) if boxes <= 4 else f"{boxes} x {ranks}"
+    names = [f"host {r // ranks} rank {r % ranks}" for r in range(n)] + ["network"] * (hosts > 1)
+    sizes = "+".join([str(ranks)] * hosts) if hosts <= 4 else f"{hosts} x {ranks}"
     return _both_ways(n, pairs, names, f"MI250 {sizes}")
 
 
-def _a_box(given: Speed | Sequence[Speed], boxes: int, what: str) -> list[Speed]:
+def _speed_per_host(given: Speed | Sequence[Speed], hosts: int, what: str) -> list[Speed]:
     if isinstance(given, str) or not isinstance(given, Sequence):
-        return [speed(given, what)] * boxes
-    if len(given) != boxes:
-        raise TopologyError(f"{what} needs one speed for all or for each of {boxes} boxes")
+        return [speed(given, what)] * hosts
+    if len(given) != hosts:
+        raise TopologyError(f"{what} needs one speed for all or for each of {hosts} hosts")
     return [speed(each, what) for each in given]
 
 

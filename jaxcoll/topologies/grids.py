@@ -32,8 +32,8 @@ def ring(
     A bidirectional ring of two ranks has one link each way, as has a one-way ring of two.
 
     Args:
-        alpha: seconds a link.
-        bandwidth: bytes per second a link.
+        alpha: seconds per link.
+        bandwidth: bytes per second per link.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     if checks.flag(bidirectional, "bidirectional", TopologyError):
@@ -60,8 +60,8 @@ def mesh(
 
     Args:
         sides: ranks along each dimension; the last dimension's ranks are consecutive.
-        alpha: seconds a link, one for all or one for each dimension.
-        bandwidth: bytes per second a link, one for all or one for each dimension.
+        alpha: seconds per link, one for all or one for each dimension.
+        bandwidth: bytes per second per link, one for all or one for each dimension.
     """
     name = f"mesh {'x'.join(map(str, network_sides(sides)))}"
     return grid(sides, False, alpha=alpha, bandwidth=bandwidth, name=name)
@@ -101,13 +101,13 @@ def grid(
     bandwidth: float | Sequence[float] = BANDWIDTH,
     name: str = "",
 ) -> Topology:
-    """A box of ranks some of whose dimensions close into rings; the general form of the others.
+    """A grid of ranks some of whose dimensions close into rings; the general form of the others.
 
     Args:
         sides: ranks along each dimension.
         wrap: which dimensions close, one for all or one for each.
-        alpha: seconds a link, one for all or one for each dimension.
-        bandwidth: bytes per second a link, one for all or one for each dimension.
+        alpha: seconds per link, one for all or one for each dimension.
+        bandwidth: bytes per second per link, one for all or one for each dimension.
     """
     shape = network_sides(sides)
     dimensions = len(shape)

@@ -24,17 +24,17 @@ def switch_2d(
     bandwidth: float | Sequence[float] = (300e9, 25e9),
     degree: int | Sequence[int | None] | None = None,
 ) -> Topology:
-    """Boxes of ``inner`` ranks around a switch each; equal ranks of all boxes share another one.
+    """Hosts of ``inner`` ranks around a switch each; a switch per rank of a host joins the hosts.
 
-    The TACOS paper's 2D Switch (Table IV; 8 x 4 at 300 and 25 GB/s in Sec. VI-B.1). Ranks of a box
-    are consecutive: rank = box * inner + place.
+    The TACOS paper's 2D Switch (Table IV; 8 x 4 at 300 and 25 GB/s in Sec. VI-B.1). Ranks of a host
+    are consecutive: rank = host * inner + index.
 
     Args:
-        inner, outer: ranks of a box, and boxes.
-        alpha: seconds from a rank into a switch and as much out of it, one or one a level.
-        bandwidth: bytes per second between a rank and its switch, one or one a level.
+        inner, outer: ranks of a host, and hosts.
+        alpha: seconds from a rank into a switch and as much out of it, one or one per level.
+        bandwidth: bytes per second between a rank and its switch, one or one per level.
         degree: None to keep the switches, or the degree each is unwound with (see ``switch``), one
-            or one a level.
+            or one per level.
     """
     alphas, bandwidths = latencies(alpha, 2), speeds(bandwidth, 2)
     degrees = per_dimension(degree, 2, "degree")
@@ -46,24 +46,24 @@ def switch_2d(
 
 
 def multi_rail(
-    boxes: int,
+    hosts: int,
     ranks: int,
     *,
     alpha: float | Sequence[float] = (1e-6, 5e-6),
     bandwidth: float | Sequence[float] = (300e9, 25e9),
 ) -> Topology:
-    """Boxes of ranks around a switch each, and a rail for every place in a box.
+    """Hosts of ranks around a switch each, and one rail per rank of a host.
 
-    Rank i of every box hangs on rail switch i, as in clusters of DGX A100 (the defaults: NVSwitch
-    and InfiniBand bytes per second a rank, as in ForestColl's evaluation). A ``switch_2d`` counted
-    in boxes: rank = box * ranks + place.
+    Rank i of every host is linked to rail switch i, as in clusters of DGX A100 (the defaults:
+    NVSwitch and InfiniBand bytes per second per rank, as in ForestColl's evaluation). A
+    ``switch_2d`` counted in hosts: rank = host * ranks + index.
 
     Args:
-        boxes, ranks: boxes, and ranks of a box.
-        alpha, bandwidth: of a rank's link inside its box and of that to its rail.
+        hosts, ranks: hosts, and ranks of a host.
+        alpha, bandwidth: of a rank's link inside its host and of that to its rail.
     """
-    clusters = switch_2d(ranks, boxes, alpha=alpha, bandwidth=bandwidth)
-    return product(clusters, name=f"{boxes} boxes of {ranks} on rails")
+    clusters = switch_2d(ranks, hosts, alpha=alpha, bandwidth=bandwidth)
+    return product(clusters, name=f"{hosts} hosts of {ranks} on rails")
 
 
 def ring_fc_switch(
@@ -79,13 +79,14 @@ def ring_fc_switch(
     """3D-RFS: rings, fully connected groups of them, and switches between the groups.
 
     The TACOS paper's 3D-RFS (Table IV; 2 x 4 x 8 at 200, 100 and 50 GB/s in Sec. VI-B.1). Ranks of
-    a ring are consecutive: rank = (box * fc_side + group) * ring_side + place. The times of Direct
+    a ring are consecutive: rank = (outer * fc_side + group) * ring_side + index. The times of
+        Direct
     and RHD in its Table V are those of ``shared=True, degree=1``.
 
     Args:
         ring_side, fc_side, switch_side: ranks along each dimension.
-        alpha: seconds a link, one or one a dimension.
-        bandwidth: bytes per second a link, one or one a dimension.
+        alpha: seconds per link, one or one per dimension.
+        bandwidth: bytes per second per link, one or one per dimension.
         shared: whether the bandwidth of a dimension is that of a rank, shared by all its links
             there, and not that of each link.
         degree: None to keep the switches, or the degree they are unwound with (see ``switch``).

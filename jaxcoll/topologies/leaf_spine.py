@@ -33,7 +33,7 @@ def leaf_spine(
         ranks: ranks below each leaf.
         spines: spine switches.
         oversubscription: bandwidth below a leaf over bandwidth above it.
-        alpha: seconds a link.
+        alpha: seconds per link.
         bandwidth: bytes per second between a rank and its leaf, each way.
 
     Raises:

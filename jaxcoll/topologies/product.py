@@ -1,4 +1,4 @@
-"""Products of networks: a box of ranks with a network of its own along every dimension."""
+"""Products of networks: a grid of ranks with a network of its own along every dimension."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _lifted(
     dimension: int,
     first_switch: list[int],
 ) -> tuple[int, ...]:
-    """A symmetry of one factor as a symmetry of the product: it moves all lines alike."""
+    """A symmetry of one factor as one of the product: it acts on every copy of the factor."""
     image = np.asarray(generator)
     shape = tuple(factor.num_ranks for factor in factors)
     side = shape[dimension]

@@ -62,7 +62,7 @@ def _image(vertex: np.ndarray, routers: int, port: np.ndarray) -> tuple[int, ...
 def flattened_butterfly(
     *sides: int, terminals: int = 0, alpha: float = ALPHA, bandwidth: float = BANDWIDTH
 ) -> Topology:
-    """A box of routers, each joined to all that differ in one coordinate.
+    """A grid of routers, each joined to all that differ in one coordinate.
 
     Kim, Dally and Abts, "Flattened butterfly: a cost-efficient topology for high-radix networks"
     (ISCA 2007): their k-ary n-flat is ``flattened_butterfly(*[k] * (n - 1), terminals=k)``.
@@ -70,8 +70,8 @@ def flattened_butterfly(
     Args:
         sides: routers along each dimension.
         terminals: ranks of a router; 0 if the routers are the ranks.
-        alpha: seconds a link.
-        bandwidth: bytes per second a link.
+        alpha: seconds per link.
+        bandwidth: bytes per second per link.
     """
     sides, terminals = network_sides(sides), count(terminals, "terminals", least=0)
     name = f"flattened butterfly {'x'.join(map(str, sides))}"

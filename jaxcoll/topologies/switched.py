@@ -24,7 +24,7 @@ def switch(
     Args:
         degree: None to keep the switch, or 1..n-1.
         alpha: seconds from a rank into the switch and as much out of it; unwound, rank to rank.
-        bandwidth: bytes per second a rank sends, and receives.
+        bandwidth: bytes per second that each rank can send, and receive.
     """
     n, alpha, bandwidth = count(n, "n"), latency(alpha), speed(bandwidth)
     ranks = np.arange(n)

@@ -1,18 +1,18 @@
 """Overlap: sums of gradients that advance a step with every layer of the backward pass.
 
 A sum over ranks takes several steps, and XLA decides when each of them runs. It starts the first
-when a gradient is there, and leaves the others to the end, where no matrix product hides them. Here
-the order is written into the program: when the backward pass of a layer is done, what is in flight
-is received and its next step is sent, and the backward pass of the layer before begins only then.
-So each step of every sum under way has one layer's products to hide behind::
+when a gradient is available and leaves the others to the end, where no matrix product hides them.
+Here the order is written into the program: after the backward pass of a layer, the messages in
+flight are received and the next step of every sum is sent; only then does the backward pass of the
+previous layer begin. So each step of every active sum overlaps with one layer's products::
 
     layer 3:  products                                    send gradient 3, step 0
     layer 2:  products    receive 3.0, send 3.1           send gradient 2, step 0
     layer 1:  products    receive 3.1, 2.0, send 3.2, 2.1 send gradient 1, step 0
 
-What is left after the first layer runs at the end. Whether this gains depends on the machine: it
-orders communication that would otherwise be free to run, and a step that takes longer than a layer
-holds the next layer up.
+The remaining steps run after the first layer. Whether this gains depends on the machine: it orders
+communication that XLA could otherwise schedule freely, and a step that takes longer than a layer
+delays the next layer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import calls, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, is_void, plan_buckets
 from jaxcoll.execute.calls import AxisName
-from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
 from jaxcoll.execute.selection import Choice
@@ -64,9 +64,9 @@ def overlap(
         schedule, mean, bucket_bytes, accum_dtype: as for ``all_reduce_gradients``, of each layer.
 
     Returns:
-        A function of (params, x, *arguments), ``params`` having one pytree a layer, which returns
+        A function of (params, x, *arguments), ``params`` having one pytree per layer, which returns
         this rank's loss and the gradients: a list of pytrees that are the same on all ranks.
-        Parameters may be the same on all ranks, which is no different here with ``check_vma``.
+        Parameters may be typed as the same on all ranks; ``check_vma`` does not change the result.
 
     Raises:
         CollectiveError: no layers; from the function returned: another number of params than
@@ -85,19 +85,19 @@ def overlap(
                 f"overlap needs params for each of {len(layers)} layers, got {len(params)}"
             )
         value, pulls = _forward(layers, loss, _own(params, axis_name), x, arguments)
-        line = _Line()
+        active = _ActiveSums()
         (cotangent,) = pulls.pop()(jnp.ones_like(value))
         gradients: list[Any] = [None] * len(layers)
         for i in reversed(range(len(layers))):
             gradients[i], *before = pulls[i](cotangent)
-            gradients[i], before = line.advance((gradients[i], before))
+            gradients[i], before = active.advance((gradients[i], before))
             cotangent = before[0] if before else None
             leaves, structure = jax.tree.flatten_with_path(gradients[i])
             gradients[i] = structure, [leaf for _, leaf in leaves]
             for members in plan_buckets(leaves, bucket_bytes):
-                line.add(gradients[i][1], members, reduce)
-        while line.under_way:
-            line.advance(())
+                active.add(gradients[i][1], members, reduce)
+        while active.sums:
+            active.advance(())
         return value, [jax.tree.unflatten(structure, leaves) for structure, leaves in gradients]
 
     return value_and_grad
@@ -141,11 +141,11 @@ class _Sum:
             self.divisor = self.axes.num_ranks // len(chosen.collective.groups)
         # Groups that share a schedule share permutes, not results.
         self.same = set(self.axes.over) | (set(self.axes.names) - jax_internals.varying(x))
-        self.program = program_of(chosen)
+        self.program = permute_program(chosen)
         self.rank = self.axes.rank()
         self.width = -(-x.size // self.program.block_rows)
         x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
-        self.buffer = fill(self.program, x, self.rank, self.width)
+        self.buffer = initial_buffer(self.program, x, self.rank, self.width)
         # There is nothing to send of an empty vector, or to a single rank.
         self.left = list(self.program.steps) if x.size else []
         self.in_flight: list[jax.Array] = []
@@ -166,7 +166,7 @@ class _Sum:
 
     def result(self) -> list[jax.Array]:
         """The leaves, reduced."""
-        total = empty(self.program, self.buffer, self.rank, self.width)[: self.size]
+        total = read_result(self.program, self.buffer, self.rank, self.width)[: self.size]
         total = total if self.divisor is None else total / self.divisor
         if jax_internals.checks_vma():
             total = same(total, self.same)
@@ -179,45 +179,45 @@ class _Sum:
 
 
 @dataclasses.dataclass
-class _Line:
-    """The sums under way, oldest first.
+class _ActiveSums:
+    """The sums that are not complete, oldest first.
 
     Attributes:
-        under_way: each with the list and the places in it where its leaves go.
+        sums: each with the list that its leaves go to, and their indices in it.
     """
 
-    under_way: list[tuple[_Sum, list, list[int]]] = dataclasses.field(default_factory=list)
+    sums: list[tuple[_Sum, list, list[int]]] = dataclasses.field(default_factory=list)
 
     def add(self, leaves: list, members: list[int], start: Callable[[list], _Sum]) -> None:
         """Start a sum of some of a layer's leaves, which take their places when it is done."""
         kept = [i for i in members if not is_void(leaves[i])]
         if kept:
-            self.under_way.append((start([leaves[i] for i in kept]), leaves, kept))
+            self.sums.append((start([leaves[i] for i in kept]), leaves, kept))
             self._retire()
 
     def advance(self, computed: Any) -> Any:
         """One step of every sum, after what was computed meanwhile and before what comes next.
 
         Returns:
-            ``computed``, which is there only once the steps in flight have arrived.
+            ``computed``, available only once the steps in flight have arrived.
         """
         flat, structure = jax.tree.flatten(computed)
         real = [i for i, leaf in enumerate(flat) if not is_void(leaf)]
-        flights = [summing.in_flight for summing, _, _ in self.under_way]
+        flights = [summing.in_flight for summing, _, _ in self.sums]
         if not flights:
             return computed
         before = [flat[i] for i in real]
         held, flights = lax.optimization_barrier((before, flights))
         for i, leaf in zip(real, typed_like(held, before), strict=True):
             flat[i] = leaf
-        for (summing, _, _), arrived in zip(self.under_way, flights, strict=True):
+        for (summing, _, _), arrived in zip(self.sums, flights, strict=True):
             summing.advance(arrived)
         self._retire()
         return jax.tree.unflatten(structure, flat)
 
     def _retire(self) -> None:
-        for summing, leaves, members in self.under_way:
+        for summing, leaves, members in self.sums:
             if not summing.left:
                 for i, leaf in zip(members, summing.result(), strict=True):
                     leaves[i] = leaf
-        self.under_way = [entry for entry in self.under_way if entry[0].left]
+        self.sums = [entry for entry in self.sums if entry[0].left]

@@ -1,4 +1,4 @@
-"""Gradients of a rank's own: which they are, and what to do about those that are not."""
+"""Checks that gradients are of each rank's own part of the batch, and not reduced already."""
 
 from __future__ import annotations
 

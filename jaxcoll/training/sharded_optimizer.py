@@ -105,7 +105,7 @@ def zero(
         return total if accum_dtype is None else total.astype(rows.dtype)
 
     def gather(row: jax.Array) -> jax.Array:
-        # Ranks of vmap need no type that says that they are the same.
+        # Ranks of vmap are not tracked by types, so none is needed.
         to = "invarying" if tracked(axis_name) else "varying"
         return functions.all_gather(row, axis_name, to=to, schedule=schedule, lowering=lowering)
 

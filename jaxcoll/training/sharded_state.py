@@ -49,12 +49,12 @@ def joined_shards(shards: jax.Array, like) -> jax.Array:
 
 
 def as_row(state, tracked: tuple[str, ...]) -> ZeroState:
-    """What one rank keeps, as its row of the state; it varies over the axes ``tracked``."""
+    """One rank's part of the state, as its row; it varies over the axes ``tracked``."""
     return ZeroState(jax.tree.map(lambda x: vary(jnp.asarray(x), tracked)[None], state))
 
 
 def of_row(state, axis_name: AxisName, ranks: int):
-    """What one rank keeps, of its row of the state.
+    """One rank's part of the state, from its row.
 
     Raises:
         CollectiveError: this is not the state of a sharded optimizer, or a rank has another number
@@ -155,7 +155,7 @@ def _size_of_parameter(path: tuple, sizes: Mapping[tuple, int]) -> int | None:
 
 
 def _names(path: tuple) -> tuple[str, ...]:
-    """A path as names alone, whatever containers they are of, without the boxes of Flax."""
+    """A path as names alone, whatever its containers are, without the wrappers of Flax."""
     if path and path[-1] == jax.tree_util.GetAttrKey("value"):
         path = path[:-1]
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)

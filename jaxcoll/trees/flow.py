@@ -199,8 +199,7 @@ class TreeFlow:
         """The collective of ``to_schedule``: granularity x pieces chunks a shard.
 
         Raises:
-            ScheduleError: fewer than one piece, or roots with unequal shards, which no
-                ``Collective`` describes.
+            ScheduleError: fewer than one piece, or shards that are no multiple of k trees.
         """
         pieces = checks.integer(pieces, "pieces", ScheduleError, least=1)
         n, chunks = self.topology.num_ranks, self.granularity * pieces
@@ -209,9 +208,13 @@ class TreeFlow:
         roots = [r for r in range(n) if self.shard[r]]
         if len(roots) == 1:
             return Collective("broadcast", n, chunks, root=roots[0])
-        raise ScheduleError(
-            "shards of unequal weights have no collective; time the trees as they are"
-        )
+        shares = [Fraction(count, self.k) for count in self.shard]
+        if any(share.denominator > 1 for share in shares):
+            raise ScheduleError(
+                f"trees per root must be multiples of k={self.k} to be those of whole shares, got "
+                f"{checks.shown(self.shard)}"
+            )
+        return Collective("all_gather", n, chunks, shares=tuple(map(int, shares)))
 
     def to_schedule(
         self,

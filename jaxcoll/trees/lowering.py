@@ -38,7 +38,7 @@ def lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> Sc
         step = piece + flow.depth[row] - 1
         sequence = np.arange(len(row))
     else:
-        before = _edge_before(flow)
+        before = edge_before(flow)
         begin = stream_order(*_network(flow), before, flow.weight, pieces)
         sequence = np.argsort(begin, kind="stable")
         first_link = flow.edges.first_link
@@ -62,15 +62,22 @@ def lower(flow: TreeFlow, collective: Collective, pieces: int, order: str) -> Sc
 
 def _check(flow: TreeFlow, collective: Collective) -> None:
     made = flow.collective(1)
-    roots = {int(r) for r in collective.owner}
     whole = len(collective.groups) == 1 and len(collective.groups[0]) == flow.topology.num_ranks
-    if collective.kind != made.kind or not whole or roots != {int(r) for r in made.owner}:
+    # An all_gather to which one rank contributes is its broadcast.
+    known = collective.kind in (made.kind, "all_gather")
+    if not (known and whole and np.array_equal(_shares(collective), _shares(made))):
         raise ScheduleError(f"these trees carry {made}, not {collective}")
     if collective.chunks_per_shard % flow.granularity:
         raise ScheduleError(
             f"these trees need a multiple of {flow.granularity} chunks a shard, got "
             f"{collective.chunks_per_shard}"
         )
+
+
+def _shares(collective: Collective) -> np.ndarray:
+    """Chunks of each rank's shard in units of ``chunks_per_shard``."""
+    chunks = np.bincount(collective.owner, minlength=collective.num_ranks)
+    return chunks // collective.chunks_per_shard
 
 
 def _first_chunks(flow: TreeFlow, collective: Collective, parts: np.ndarray) -> np.ndarray:
@@ -85,7 +92,7 @@ def _first_chunks(flow: TreeFlow, collective: Collective, parts: np.ndarray) -> 
     return start
 
 
-def _edge_before(flow: TreeFlow) -> np.ndarray:
+def edge_before(flow: TreeFlow) -> np.ndarray:
     """The tree edge into the source of each tree edge, -1 at the root; int64."""
     n = flow.topology.num_ranks
     src = flow.edges.src[flow.edge].reshape(-1, n - 1)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorstate.rules.signature import Argument, Equation, Rule, Signature, bind_with, elements
+from tensorstate.rules.sharding_rule import (
+    AbstractArray,
+    LocalEqn,
+    PrimitiveRule,
+    ShardingRule,
+    bind_with,
+    num_elements,
+)
 
 # Names by how the result depends on the arguments.
 _JOINTLY_LINEAR = ("add", "sub", "add_any", "neg", "convert_element_type", "real", "imag")
@@ -20,20 +27,20 @@ threefry2x32 xor zeta random_fold_in random_clone
 """
 
 
-def describe(
-    arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-) -> Signature:
+def sharding_rule(
+    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
+) -> ShardingRule:
     """One label for every dimension of the result; dimensions of size 1 are repeated along it."""
     shape = results[0].shape
-    return Signature(
+    return ShardingRule(
         "elementwise",
-        tuple(_against(argument.shape, shape) for argument in arguments),
+        tuple(_broadcast_labels(argument.shape, shape) for argument in arguments),
         tuple(tuple(range(len(shape))) for _ in results),
-        flops=elements(results[0]),
+        flops=num_elements(results[0]),
     )
 
 
-def _against(shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[int | None, ...]:
+def _broadcast_labels(shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[int | None, ...]:
     if shape == result:
         return tuple(range(len(shape)))
     return tuple(
@@ -41,63 +48,63 @@ def _against(shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[int | Non
     )  # a scalar has no dimensions
 
 
-def _linear(signature: Signature, *sets: Sequence[int]) -> Signature:
-    return Signature(
-        signature.kind,
-        signature.arguments,
-        signature.results,
+def _linear(sharding: ShardingRule, *sets: Sequence[int]) -> ShardingRule:
+    return ShardingRule(
+        sharding.kind,
+        sharding.arguments,
+        sharding.results,
         linear=tuple(frozenset(one) for one in sets),
-        flops=signature.flops,
+        flops=sharding.flops,
     )
 
 
-def jointly_linear(arguments, results, params) -> Signature:
+def jointly_linear(arguments, results, params) -> ShardingRule:
     """A sum: partial sums may pass if all arguments are such."""
-    return _linear(describe(arguments, results, params), range(len(arguments)))
+    return _linear(sharding_rule(arguments, results, params), range(len(arguments)))
 
 
-def bilinear(arguments, results, params) -> Signature:
+def bilinear(arguments, results, params) -> ShardingRule:
     """A product: partial sums may pass in one argument."""
-    return _linear(describe(arguments, results, params), (0,), (1,))
+    return _linear(sharding_rule(arguments, results, params), (0,), (1,))
 
 
-def quotient(arguments, results, params) -> Signature:
-    """A quotient: partial sums may pass above the line."""
-    return _linear(describe(arguments, results, params), (0,))
+def div_rule(arguments, results, params) -> ShardingRule:
+    """A div_rule: partial sums may pass above the line."""
+    return _linear(sharding_rule(arguments, results, params), (0,))
 
 
-def choice(arguments, results, params) -> Signature:
+def select_rule(arguments, results, params) -> ShardingRule:
     """``select_n``: partial sums may pass in what is chosen from, if all of it is such."""
-    return _linear(describe(arguments, results, params), range(1, len(arguments)))
+    return _linear(sharding_rule(arguments, results, params), range(1, len(arguments)))
 
 
-def convert(arguments, results, params) -> Signature:
+def convert_rule(arguments, results, params) -> ShardingRule:
     """A change of dtype: partial sums may pass unless it rounds to integers or truth values."""
     kinds = arguments[0].dtype.kind, results[0].dtype.kind
     if kinds[0] == kinds[1] or kinds[1] in "fcV":  # V: bfloat16 and the like
         return jointly_linear(arguments, results, params)
-    return describe(arguments, results, params)
+    return sharding_rule(arguments, results, params)
 
 
-def barrier(arguments, results, params) -> Signature:
+def barrier_rule(arguments, results, params) -> ShardingRule:
     """``optimization_barrier``: every argument for itself."""
     labels, first = [], 0
     for argument in arguments:
         labels.append(tuple(range(first, first + len(argument.shape))))
         first += len(argument.shape)
-    return Signature("elementwise", tuple(labels), tuple(labels))
+    return ShardingRule("elementwise", tuple(labels), tuple(labels))
 
 
-def _without_sharding(equation: Equation, arrays, block):
+def _without_sharding(equation: LocalEqn, arrays, shard):
     return bind_with(equation, arrays, sharding=None)
 
 
-RULES: dict[str, Rule] = {
-    **{name: Rule(describe) for name in _OTHERS.split()},
-    **{name: Rule(jointly_linear) for name in _JOINTLY_LINEAR},
-    **{name: Rule(bilinear) for name in _BILINEAR},
-    "div": Rule(quotient),
-    "select_n": Rule(choice),
-    "convert_element_type": Rule(convert, _without_sharding),
-    "optimization_barrier": Rule(barrier),
+RULES: dict[str, PrimitiveRule] = {
+    **{name: PrimitiveRule(sharding_rule) for name in _OTHERS.split()},
+    **{name: PrimitiveRule(jointly_linear) for name in _JOINTLY_LINEAR},
+    **{name: PrimitiveRule(bilinear) for name in _BILINEAR},
+    "div": PrimitiveRule(div_rule),
+    "select_n": PrimitiveRule(select_rule),
+    "convert_element_type": PrimitiveRule(convert_rule, _without_sharding),
+    "optimization_barrier": PrimitiveRule(barrier_rule),
 }

@@ -14,31 +14,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorstate.graph import Reduce
-from tensorstate.rules.signature import (
-    Argument,
-    Block,
-    Equation,
-    Rule,
-    Signature,
+from tensorstate.ir.graph import Reduce
+from tensorstate.rules.local_shard import LocalShard
+from tensorstate.rules.sharding_rule import (
+    AbstractArray,
+    LocalEqn,
+    PrimitiveRule,
+    ShardingRule,
     bind_with,
-    elements,
-    fresh,
+    label_counter,
+    num_elements,
 )
 
 Mode = lax.GatherScatterMode
 
 
 def gather(
-    arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-) -> Signature:
+    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
+) -> ShardingRule:
     """Rows of a table: batch dimensions, windows that are whole, and indexed dimensions."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     table, index, out = arguments[0].shape, arguments[1].shape, results[0].shape
-    labels = fresh()
-    frozen, reduced = set[int](), dict[int, Reduce]()
+    labels = label_counter()
+    need_replication, reductions = set[int](), dict[int, Reduce]()
     index_labels = [next(labels) for _ in index]
-    frozen.add(index_labels[-1])
+    need_replication.add(index_labels[-1])
     batch = iter(index_labels[:-1])
     out_labels = [-1 if d in numbers.offset_dims else next(batch) for d in range(len(out))]
     offsets = iter(numbers.offset_dims)
@@ -52,73 +52,73 @@ def gather(
             continue
         if d in numbers.collapsed_slice_dims:
             if d in numbers.start_index_map and arguments[0].dtype.kind != "b":
-                reduced[label] = "sum"
+                reductions[label] = "sum"
             else:
-                frozen.add(label)
+                need_replication.add(label)
             continue
         at = next(offsets)
         if size == taken and d not in numbers.start_index_map:
             out_labels[at] = label
         else:
             out_labels[at] = next(labels)
-            frozen |= {label, out_labels[at]}
-    return Signature(
+            need_replication |= {label, out_labels[at]}
+    return ShardingRule(
         "gather",
         (tuple(table_labels), tuple(index_labels)),
         (tuple(out_labels),),
-        reduced,
-        (frozenset({0}),) if _fills_linearly(params) else (),
-        frozenset(frozen),
-        elements(results[0]),
+        reductions,
+        (frozenset({0}),) if _fill_is_linear(params) else (),
+        frozenset(need_replication),
+        num_elements(results[0]),
     )
 
 
-def _fills_linearly(params: Mapping[str, Any]) -> bool:
+def _fill_is_linear(params: Mapping[str, Any]) -> bool:
     """Whether what stands for places outside the table is the sum of itself and itself."""
     value = params["fill_value"]
     fills = Mode.from_any(params["mode"]) == Mode.FILL_OR_DROP
     return not fills or value is None or value == 0 or value != value
 
 
-def _run_gather(equation: Equation, arrays, block: Block):
+def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
     params, (table, index) = equation.params, arrays
     numbers, mode = params["dimension_numbers"], Mode.from_any(params["mode"])
     dims = equation.arguments[0]
     indexed = [d in numbers.start_index_map for d in range(len(dims))]
     sizes = tuple(
-        min(taken, block.size(labels)) if inside else _local(taken, labels, block)
+        min(taken, shard.size(labels)) if inside else _local(taken, labels, shard)
         for taken, labels, inside in zip(params["slice_sizes"], dims, indexed, strict=True)
     )
-    split = [d for d in numbers.start_index_map if block.split(dims[d])]
+    split = [d for d in numbers.start_index_map if shard.is_sharded(dims[d])]
     if not split:
         return bind_with(equation, arrays, slice_sizes=sizes)
 
-    index, here, inside = _here(index, numbers.start_index_map, dims, mode, block)
+    index, here, inside = _local_indices(index, numbers.start_index_map, dims, mode, shard)
     out = bind_with(equation, (table, index), slice_sizes=sizes, mode=Mode.CLIP, fill_value=None)[0]
     batch = [d for d in range(out.ndim) if d not in numbers.offset_dims]
     out = jnp.where(lax.broadcast_in_dim(here, out.shape, batch), out, jnp.zeros((), out.dtype))
     if mode == Mode.FILL_OR_DROP:
         # Nobody has what lies outside the table: one device says so.
-        said = ~inside & block.is_first([label for d in split for label in dims[d]])
+        said = ~inside & shard.is_first_shard([label for d in split for label in dims[d]])
         fill = jnp.asarray(_fill_value(params["fill_value"], out.dtype), out.dtype)
         out = jnp.where(lax.broadcast_in_dim(said, out.shape, batch), fill, out)
     return [out]
 
 
-def _local(taken: int, labels: Sequence[int], block: Block) -> int:
-    return block.size(labels) if taken == block.whole(labels) else taken
+def _local(taken: int, labels: Sequence[int], shard: LocalShard) -> int:
+    return shard.size(labels) if taken == shard.global_size(labels) else taken
 
 
-def _here(index, dimensions: Sequence[int], dims, mode, block: Block):
+def _local_indices(index, dimensions: Sequence[int], dims, mode, shard: LocalShard):
     """Places on this device, whether all of a row's are here, and whether they are inside."""
     columns, here = [], jnp.ones(index.shape[:-1], bool)
     inside = here
     for k, d in enumerate(dimensions):
-        column, size = index[..., k], block.whole(dims[d])
+        column, size = index[..., k], shard.global_size(dims[d])
         if mode == Mode.CLIP:
             column = jnp.clip(column, 0, size - 1)
         within = (column >= 0) & (column < size)
-        place, has = block.locate(column, dims[d])
+        place, has = shard.to_local(column, dims[d])
         here, inside = here & has & within, inside & within
         columns.append(place.astype(index.dtype))
     return jnp.stack(columns, axis=-1), here, inside
@@ -137,15 +137,17 @@ def _fill_value(value, dtype):
 
 
 def _scatter(sums: bool):
-    def describe(
-        arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-    ) -> Signature:
+    def sharding_rule(
+        arguments: Sequence[AbstractArray],
+        results: Sequence[AbstractArray],
+        params: Mapping[str, Any],
+    ) -> ShardingRule:
         numbers = params["dimension_numbers"]
         table, index, update = (argument.shape for argument in arguments)
-        labels = fresh()
-        frozen, reduced = set[int](), dict[int, Reduce]()
+        labels = label_counter()
+        need_replication, reductions = set[int](), dict[int, Reduce]()
         index_labels = [next(labels) for _ in index]
-        frozen.add(index_labels[-1])
+        need_replication.add(index_labels[-1])
         batch = iter(index_labels[:-1])
         windows = numbers.update_window_dims
         update_labels = [-1 if d in windows else next(batch) for d in range(len(update))]
@@ -165,40 +167,40 @@ def _scatter(sums: bool):
                 update_labels[at] = label
             else:
                 update_labels[at] = next(labels)
-                frozen |= {label, update_labels[at]}
+                need_replication |= {label, update_labels[at]}
         for label in set(index_labels[:-1]) - set(table_labels):
             if sums:
-                reduced[label] = "sum"
+                reductions[label] = "sum"
             else:
-                frozen.add(label)
-        return Signature(
+                need_replication.add(label)
+        return ShardingRule(
             "scatter",
             (tuple(table_labels), tuple(index_labels), tuple(update_labels)),
             (tuple(table_labels),),
-            reduced,
+            reductions,
             (frozenset({0, 2}),) if sums else (),
-            frozenset(frozen),
-            elements(arguments[2]),
+            frozenset(need_replication),
+            num_elements(arguments[2]),
         )
 
-    return describe
+    return sharding_rule
 
 
-def _run_scatter(equation: Equation, arrays, block: Block):
+def _run_scatter(equation: LocalEqn, arrays, shard: LocalShard):
     table, index, update = arrays
     numbers = equation.params["dimension_numbers"]
     dims, index_dims, _ = equation.arguments
     own = {label for labels in dims for label in labels}
     summed = [label for labels in index_dims[:-1] for label in labels if label not in own]
-    if block.split(summed):
+    if shard.is_sharded(summed):
         # Every device adds its own updates; what they are added to counts once.
-        table = jnp.where(block.is_first(summed), table, jnp.zeros((), table.dtype))
+        table = jnp.where(shard.is_first_shard(summed), table, jnp.zeros((), table.dtype))
     scattered = numbers.scatter_dims_to_operand_dims
-    if not any(block.split(dims[d]) for d in scattered):
+    if not any(shard.is_sharded(dims[d]) for d in scattered):
         return bind_with(equation, (table, index, update))
     mode = Mode.from_any(equation.params["mode"])
-    places, here, _ = _here(index, scattered, dims, mode, block)
-    outside = jnp.asarray([block.size(dims[d]) for d in scattered], index.dtype)
+    places, here, _ = _local_indices(index, scattered, dims, mode, shard)
+    outside = jnp.asarray([shard.size(dims[d]) for d in scattered], index.dtype)
     return bind_with(
         equation,
         (table, jnp.where(here[..., None], places, outside), update),
@@ -208,12 +210,12 @@ def _run_scatter(equation: Equation, arrays, block: Block):
     )
 
 
-RULES: dict[str, Rule] = {
-    "gather": Rule(gather, _run_gather),
-    "scatter-add": Rule(_scatter(True), _run_scatter),
-    "scatter-sub": Rule(_scatter(True), _run_scatter),
+RULES: dict[str, PrimitiveRule] = {
+    "gather": PrimitiveRule(gather, _run_gather),
+    "scatter-add": PrimitiveRule(_scatter(True), _run_scatter),
+    "scatter-sub": PrimitiveRule(_scatter(True), _run_scatter),
     **{
-        name: Rule(_scatter(False), _run_scatter)
+        name: PrimitiveRule(_scatter(False), _run_scatter)
         for name in ("scatter", "scatter-mul", "scatter-min", "scatter-max")
     },
 }

@@ -20,22 +20,22 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend.core import Literal
 
-from tensorstate import jaxprs
+from tensorstate.ir import jaxprs
 from tensorstate.rules import elementwise
-from tensorstate.rules.signature import (
-    REPLICATED,
-    Argument,
-    Block,
-    Equation,
-    Rule,
-    Signature,
+from tensorstate.rules.local_shard import LocalShard
+from tensorstate.rules.sharding_rule import (
+    FALLBACK_RULE,
+    AbstractArray,
+    LocalEqn,
+    PrimitiveRule,
+    ShardingRule,
     bind,
-    elements,
-    fresh,
+    label_counter,
+    num_elements,
 )
 
 # Where many operands have many dimensions of one size, so many ways to pair them are tried.
-MOST_CANDIDATES = 256
+MAX_CANDIDATES = 256
 
 Shape = tuple[int, ...]
 
@@ -65,15 +65,15 @@ class Slice(NamedTuple):
 
 def infer(
     primitive: Any,
-    arguments: Sequence[Argument],
-    results: Sequence[Argument],
+    arguments: Sequence[AbstractArray],
+    results: Sequence[AbstractArray],
     params: Mapping[str, Any],
-) -> Rule:
-    """The rule of an equation whose primitive has none; ``REPLICATED`` where none is found."""
+) -> PrimitiveRule:
+    """The rule of an equation whose primitive has none; ``FALLBACK_RULE`` where none is found."""
     if jaxprs.broadcasts(primitive) and _broadcast_shape(arguments, results):
-        return Rule(elementwise.describe, bind, "elementwise")
+        return PrimitiveRule(elementwise.sharding_rule, bind, "elementwise")
     if primitive.name in jaxprs.CONTROL_FLOW:
-        return REPLICATED  # vmap makes other jaxprs of theirs, so that nothing is to be seen
+        return FALLBACK_RULE  # vmap makes other jaxprs of theirs, so that nothing is to be seen
     operands, outcomes = tuple(map(_struct, arguments)), tuple(map(_struct, results))
     try:
         return _by_dimensions(primitive, operands, outcomes, tuple(params.items()))
@@ -82,18 +82,20 @@ def infer(
 
 
 @functools.lru_cache(1024)
-def _by_dimensions(primitive: Any, operands, results, params: tuple[tuple[str, Any], ...]) -> Rule:
+def _by_dimensions(
+    primitive: Any, operands, results, params: tuple[tuple[str, Any], ...]
+) -> PrimitiveRule:
     layers, last = mapped(primitive, Slice(dict(params), operands, results))
     if not layers:
-        return REPLICATED
-    return Rule(_describe(layers), _run(primitive, layers, last.params), "dimensions")
+        return FALLBACK_RULE
+    return PrimitiveRule(_describe(layers), _run(primitive, layers, last.params), "dimensions")
 
 
-def _struct(argument: Argument) -> jax.ShapeDtypeStruct:
+def _struct(argument: AbstractArray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(argument.shape, argument.dtype)
 
 
-def _broadcast_shape(arguments: Sequence[Argument], results: Sequence[Argument]) -> bool:
+def _broadcast_shape(arguments: Sequence[AbstractArray], results: Sequence[AbstractArray]) -> bool:
     """Whether all results have the shape to which the operands broadcast."""
     shape = results[0].shape
 
@@ -109,25 +111,25 @@ def _broadcast_shape(arguments: Sequence[Argument], results: Sequence[Argument])
 # ---------------------------------------------------------------------- the proof
 
 
-def mapped(primitive: Any, whole: Slice) -> tuple[list[Layer], Slice]:
+def mapped(primitive: Any, full: Slice) -> tuple[list[Layer], Slice]:
     """The dimensions along which a primitive computes every slice by itself, outermost first.
 
     Returns:
         The dimensions, and the primitive on one slice along all of them.
     """
     layers: list[Layer] = []
-    while (found := _peeled(primitive, whole)) is not None:
-        layer, whole = found
+    while (found := _peeled(primitive, full)) is not None:
+        layer, full = found
         layers.append(layer)
-    return layers, whole
+    return layers, full
 
 
-def _peeled(primitive: Any, whole: Slice) -> tuple[Layer, Slice] | None:
+def _peeled(primitive: Any, full: Slice) -> tuple[Layer, Slice] | None:
     """One dimension that can be mapped, and the primitive on its slices."""
-    for dims in itertools.islice(_candidates(whole.operands), MOST_CANDIDATES):
-        operands = tuple(itertools.starmap(_without, zip(whole.operands, dims, strict=True)))
-        for params in _fewer(whole.params, next(d for d in dims if d is not None)):
-            made = _batched(primitive, params, operands, dims, whole)
+    for dims in itertools.islice(_candidates(full.operands), MAX_CANDIDATES):
+        operands = tuple(itertools.starmap(_without, zip(full.operands, dims, strict=True)))
+        for params in _fewer(full.params, next(d for d in dims if d is not None)):
+            made = _batched(primitive, params, operands, dims, full)
             if made is not None:
                 return made
     return None
@@ -137,7 +139,7 @@ def _candidates(operands: Sequence[jax.ShapeDtypeStruct]) -> Iterator[tuple[int 
     """For one dimension its place in every operand, those with most operands first."""
     choices = [[*range(len(operand.shape)), None] for operand in operands]
     found = []
-    for dims in itertools.islice(itertools.product(*choices), 64 * MOST_CANDIDATES):
+    for dims in itertools.islice(itertools.product(*choices), 64 * MAX_CANDIDATES):
         pairs = zip(operands, dims, strict=True)
         sizes = {operand.shape[d] for operand, d in pairs if d is not None}
         if len(sizes) == 1 and min(sizes) > 1:
@@ -177,7 +179,7 @@ def _batched(
     params: Mapping[str, Any],
     operands: tuple[jax.ShapeDtypeStruct, ...],
     dims: tuple[int | None, ...],
-    whole: Slice,
+    full: Slice,
 ) -> tuple[Layer, Slice] | None:
     """The layer, if ``vmap`` of a slice is the whole equation; else ``None``."""
 
@@ -186,7 +188,7 @@ def _batched(
 
     try:
         results = jax.tree.leaves(jax.eval_shape(run, *operands))
-        jaxpr, _ = jaxprs.opened(jax.make_jaxpr(jax.vmap(run, dims))(*whole.operands))
+        jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(jax.vmap(run, dims))(*full.operands))
     except Exception:  # whatever a primitive says of operands that it does not take
         return None
     equations: list[_Traced] = []
@@ -197,13 +199,13 @@ def _batched(
     same = (
         first.primitive is primitive
         and first.inputs == [*jaxpr.invars]
-        and _equal(first.params, whole.params)
+        and _equal(first.params, full.params)
     )
     places = _places(first, moves, outputs) if same else None
     if places is None:
         return None
     shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in results]
-    without = [_without(one, d) for one, d in zip(whole.results, places, strict=True)]
+    without = [_without(one, d) for one, d in zip(full.results, places, strict=True)]
     if shapes != without:
         return None
     return Layer(dims, places), Slice(params, operands, tuple(shapes))
@@ -267,15 +269,17 @@ def _places(
 # ---------------------------------------------------------------------- the rule
 
 
-def _describe(layers: Sequence[Layer]) -> Callable[..., Signature]:
-    def describe(
-        arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-    ) -> Signature:
+def _describe(layers: Sequence[Layer]) -> Callable[..., ShardingRule]:
+    def sharding_rule(
+        arguments: Sequence[AbstractArray],
+        results: Sequence[AbstractArray],
+        params: Mapping[str, Any],
+    ) -> ShardingRule:
         """A label for every mapped dimension; all others stand alone and are whole."""
-        labels = fresh()
+        labels = label_counter()
         names = [next(labels) for _ in layers]
 
-        def labelled(argument: Argument, places: Sequence[int | None]) -> tuple[int, ...]:
+        def labelled(argument: AbstractArray, places: Sequence[int | None]) -> tuple[int, ...]:
             left = [*range(len(argument.shape))]
             found = {}
             for name, place in zip(names, places, strict=True):
@@ -293,14 +297,20 @@ def _describe(layers: Sequence[Layer]) -> Callable[..., Signature]:
             labelled(result, [layer.results[k] for layer in layers])
             for k, result in enumerate(results)
         )
-        frozen = frozenset(range(len(names), next(labels)))
-        return Signature("opaque", ins, outs, frozen=frozen, flops=sum(map(elements, results)))
+        need_replication = frozenset(range(len(names), next(labels)))
+        return ShardingRule(
+            "opaque",
+            ins,
+            outs,
+            need_replication=need_replication,
+            flops=sum(map(num_elements, results)),
+        )
 
-    return describe
+    return sharding_rule
 
 
 def _run(primitive: Any, layers: Sequence[Layer], params: Mapping[str, Any]):
-    def run(equation: Equation, arrays: Sequence[Any], block: Block) -> Sequence[Any]:
+    def run(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
         def function(*slices: Any) -> tuple[Any, ...]:
             out = primitive.bind(*slices, **params)
             return tuple(out) if primitive.multiple_results else (out,)

@@ -6,27 +6,32 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tensorstate.graph import Reduce
-from tensorstate.rules.signature import Argument, Rule, Signature, fresh
+from tensorstate.ir.graph import Reduce
+from tensorstate.rules.sharding_rule import (
+    AbstractArray,
+    PrimitiveRule,
+    ShardingRule,
+    label_counter,
+)
 
-EITHER = (frozenset({0}), frozenset({1}))
+BILINEAR = (frozenset({0}), frozenset({1}))
 
 
 def dot_general(
-    arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-) -> Signature:
+    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
+) -> ShardingRule:
     """An einsum of two operands: batch dimensions, what is left of either, and what is summed."""
     left, right = (argument.shape for argument in arguments)
     (left_sum, right_sum), (left_batch, right_batch) = params["dimension_numbers"]
-    labels = fresh()
+    labels = label_counter()
     a: list[int | None] = [None] * len(left)
     b: list[int | None] = [None] * len(right)
     for i, j in zip(left_batch, right_batch, strict=True):
         a[i] = b[j] = next(labels)
-    reduced: dict[int, Reduce] = {}
+    reductions: dict[int, Reduce] = {}
     for i, j in zip(left_sum, right_sum, strict=True):
         a[i] = b[j] = label = next(labels)
-        reduced[label] = "sum"
+        reductions[label] = "sum"
     a = [next(labels) if label is None else label for label in a]
     b = [next(labels) if label is None else label for label in b]
     out = [a[i] for i in left_batch]
@@ -34,42 +39,46 @@ def dot_general(
     out += [b[j] for j in range(len(right)) if j not in right_sum and j not in right_batch]
     summed = math.prod(left[i] for i in left_sum)
     flops = 2 * math.prod(results[0].shape) * summed
-    return Signature("einsum", (tuple(a), tuple(b)), (tuple(out),), reduced, EITHER, flops=flops)
+    return ShardingRule(
+        "einsum", (tuple(a), tuple(b)), (tuple(out),), reductions, BILINEAR, flops=flops
+    )
 
 
 def convolution(
-    arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-) -> Signature:
+    arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
+) -> ShardingRule:
     """Batch and features as in an einsum; space is whole, since windows reach over its parts."""
     numbers = params["dimension_numbers"]
     kernel = arguments[1].shape
-    labels = fresh()
+    labels = label_counter()
     batch, channels, features, *own = (next(labels) for _ in range(6))
-    frozen = set(own)
+    need_replication = set(own)
     sides = ((batch, channels), (features, channels), (batch, features))
     # In groups, features or batch of one array are parts of those of another: labels of their own.
     if params["feature_group_count"] > 1:
         sides = ((batch, own[0]), (features, own[1]), (batch, features))
-        frozen.add(features)
+        need_replication.add(features)
     elif params["batch_group_count"] > 1:
         sides = ((own[0], channels), (features, channels), (own[1], features))
-        frozen.add(features)
+        need_replication.add(features)
 
     def place(spec: Sequence[int], side: tuple[int, int]) -> tuple[int, ...]:
         space = [next(labels) for _ in spec[2:]]
-        frozen.update(space)
+        need_replication.update(space)
         at = dict(zip(spec, (*side, *space), strict=True))
         return tuple(at[dimension] for dimension in range(len(spec)))
 
     specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
     image, weights, out = (place(spec, side) for spec, side in zip(specs, sides, strict=True))
-    reduced: dict[int, Reduce] = {channels: "sum"} if channels in image else {}
+    reductions: dict[int, Reduce] = {channels: "sum"} if channels in image else {}
     window = math.prod(kernel[d] for d in numbers.rhs_spec[1:])
     flops = 2 * math.prod(results[0].shape) * window
-    return Signature("window", (image, weights), (out,), reduced, EITHER, frozenset(frozen), flops)
+    return ShardingRule(
+        "window", (image, weights), (out,), reductions, BILINEAR, frozenset(need_replication), flops
+    )
 
 
-RULES: dict[str, Rule] = {
-    "dot_general": Rule(dot_general),
-    "conv_general_dilated": Rule(convolution),
+RULES: dict[str, PrimitiveRule] = {
+    "dot_general": PrimitiveRule(dot_general),
+    "conv_general_dilated": PrimitiveRule(convolution),
 }

@@ -8,37 +8,38 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 
+from tensorstate.rules.local_shard import LocalShard
 from tensorstate.rules.shapes import source
-from tensorstate.rules.signature import Block, Equation, Rule, bind
+from tensorstate.rules.sharding_rule import LocalEqn, PrimitiveRule, bind
 
 THREEFRY = "key<fry>"
 
 
-def _run(equation: Equation, arrays, block: Block):
+def _run(equation: LocalEqn, arrays, shard: LocalShard):
     """Threefry hashes every element's place, so a part can be made by itself.
 
     Of other generators the whole is made, and the device's part kept.
     """
     (key,), (dims,) = arrays, equation.results
-    if not any(block.split(labels) for labels in dims):
-        return bind(equation, arrays, block)
-    count = math.prod(block.whole(labels) for labels in dims)
+    if not any(shard.is_sharded(labels) for labels in dims):
+        return bind(equation, arrays, shard)
+    count = math.prod(shard.global_size(labels) for labels in dims)
     by_place = bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
     if str(key.dtype) == THREEFRY and by_place and not key.ndim and count < 2**32:
-        return [_threefry(key, equation.params["bit_width"], dims, block)]
-    (out,) = bind(equation, arrays, block)
+        return [_threefry(key, equation.params["bit_width"], dims, shard)]
+    (out,) = bind(equation, arrays, shard)
     for d, labels in enumerate(dims):
-        if block.split(labels):
-            out = jnp.take(out, block.positions(labels), axis=d, mode="clip")
+        if shard.is_sharded(labels):
+            out = jnp.take(out, shard.global_indices(labels), axis=d, mode="clip")
     return [out]
 
 
-def _threefry(key, width: int, dims, block: Block):
+def _threefry(key, width: int, dims, shard: LocalShard):
     """The bits of some places: what ``jax.random.bits`` gives there."""
     place = jnp.zeros((), jnp.uint32)
     for labels in dims:
-        own = block.positions(labels).astype(jnp.uint32)
-        place = place[..., None] * jnp.uint32(block.whole(labels)) + own
+        own = shard.global_indices(labels).astype(jnp.uint32)
+        place = place[..., None] * jnp.uint32(shard.global_size(labels)) + own
     first, second = jax.random.key_data(key)
     high, low = threefry2x32_p.bind(*jnp.broadcast_arrays(first, second, 0 * place, place))
     if width == 64:
@@ -46,4 +47,4 @@ def _threefry(key, width: int, dims, block: Block):
     return (high ^ low).astype(jnp.dtype(f"uint{width}"))
 
 
-RULES: dict[str, Rule] = {"random_bits": Rule(source, _run)}
+RULES: dict[str, PrimitiveRule] = {"random_bits": PrimitiveRule(source, _run)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tensorstate.graph import Reduce
-from tensorstate.rules.signature import Argument, Rule, Signature, elements
+from tensorstate.ir.graph import Reduce
+from tensorstate.rules.sharding_rule import AbstractArray, PrimitiveRule, ShardingRule, num_elements
 
-FIRST = (frozenset({0}),)
+LINEAR_IN_FIRST = (frozenset({0}),)
 
-HOW: dict[str, Reduce | None] = {
+REDUCE_OPS: dict[str, Reduce | None] = {
     "reduce_sum": "sum",
     "reduce_max": "max",
     "reduce_min": "min",
@@ -22,53 +22,57 @@ HOW: dict[str, Reduce | None] = {
     "argmax": None,
     "argmin": None,
 }
-ALONG = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k")
+SCAN_OPS = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k")
 
 
-def _reduction(name: str, how: Reduce | None) -> Callable[..., Signature]:
-    def describe(
-        arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-    ) -> Signature:
+def _reduction(name: str, how: Reduce | None) -> Callable[..., ShardingRule]:
+    def sharding_rule(
+        arguments: Sequence[AbstractArray],
+        results: Sequence[AbstractArray],
+        params: Mapping[str, Any],
+    ) -> ShardingRule:
         shape = arguments[0].shape
         axes = {int(axis) for axis in params["axes"]}
         labels = tuple(range(len(shape)))
         kept = tuple(label for label in labels if label not in axes)
-        return Signature(
+        return ShardingRule(
             "reduction",
             (labels,),
             (kept,),
             {} if how is None else dict.fromkeys(sorted(axes), how),
-            FIRST if name == "reduce_sum" else (),
+            LINEAR_IN_FIRST if name == "reduce_sum" else (),
             frozenset(axes) if how is None else frozenset(),
-            elements(arguments[0]),
+            num_elements(arguments[0]),
         )
 
-    return describe
+    return sharding_rule
 
 
-def _along(name: str) -> Callable[..., Signature]:
-    def describe(
-        arguments: Sequence[Argument], results: Sequence[Argument], params: Mapping[str, Any]
-    ) -> Signature:
+def _cumulative_rule(name: str) -> Callable[..., ShardingRule]:
+    def sharding_rule(
+        arguments: Sequence[AbstractArray],
+        results: Sequence[AbstractArray],
+        params: Mapping[str, Any],
+    ) -> ShardingRule:
         """Whole along one dimension, every place of the others for itself."""
         rank = len(arguments[0].shape)
         axis = params["dimension" if name == "sort" else "axis"] % rank
         labels = tuple(range(rank))
         shortened = arguments[0].shape[axis] != results[0].shape[axis]
         kept = tuple(rank if i == axis and shortened else i for i in labels)
-        return Signature(
+        return ShardingRule(
             "reduction" if name == "top_k" else "opaque",
             tuple(labels for _ in arguments),
             tuple(kept for _ in results),
-            linear=FIRST if name == "cumsum" else (),
-            frozen=frozenset({axis, kept[axis]}),
-            flops=elements(arguments[0]),
+            linear=LINEAR_IN_FIRST if name == "cumsum" else (),
+            need_replication=frozenset({axis, kept[axis]}),
+            flops=num_elements(arguments[0]),
         )
 
-    return describe
+    return sharding_rule
 
 
-RULES: dict[str, Rule] = {
-    **{name: Rule(_reduction(name, how)) for name, how in HOW.items()},
-    **{name: Rule(_along(name)) for name in ALONG},
+RULES: dict[str, PrimitiveRule] = {
+    **{name: PrimitiveRule(_reduction(name, how)) for name, how in REDUCE_OPS.items()},
+    **{name: PrimitiveRule(_cumulative_rule(name)) for name in SCAN_OPS},
 }

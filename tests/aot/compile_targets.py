@@ -18,21 +18,20 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import aot, topologies
-from jaxcoll import execute as jc
-from jaxcoll.collective import KINDS, ROOTED, Collective
+import jaxcoll as jc
+from jaxcoll import Collective, Schedule, aot, synthesize, topologies
+from jaxcoll.collective import KINDS, ROOTED
 from jaxcoll.execute.defaults import default_schedule
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.execute.lowerings.step_splitting import in_pieces
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth import Bucket, synthesize
+from jaxcoll.execute.lowerings.step_splitting import split_long_steps
+from jaxcoll.synth import Bucket
 
 # Elements of a shard: a multiple of the chunks of every schedule, and so many that buffers do not
 # fit into the fast memory of a TPU, where they would not count as temporary.
 SHARD = 6 * 2**19
 LOWERINGS = ("ssa", "scan")
-# Trailing dimensions of what is sent, where it is not flat.
+# Trailing dimensions of operands that are not flat.
 TRAILING = {"v5p": (1024,), "v5e": (8, 128)}
 GATHERS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -74,12 +73,12 @@ def with_and_without_options(target: aot.Target) -> None:
         pairs = [[(r, r ^ (1 << bit)) for r in range(n)] for bit in range((n - 1).bit_length())]
         return sum(lax.ppermute(x + i, "i", p) for i, p in enumerate(pairs))
 
-    def alike(x):
+    def identical(x):
         once = [(r, (r + 1) % n) for r in range(n)]
         return lax.ppermute(x, "i", once) + lax.ppermute(x + 1, "i", once)
 
     mesh = target.mesh()
-    for name, function in (("different", different), ("alike", alike)):
+    for name, function in (("different", different), ("identical", identical)):
         for options in ({}, jc.compiler_options(mesh)):
             x = [jax.ShapeDtypeStruct((n * SHARD // 1024,), jnp.float32)]
             compiled = aot.compile_for(mesh, function, x, [P("i")], P("i"), options=options)
@@ -106,9 +105,9 @@ def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str)
     )
     seconds = time.perf_counter() - start
     summary = aot.summarize(compiled)
-    program = program_of(schedule)
+    program = permute_program(schedule)
     if target.platform == "tpu":
-        program = in_pieces(program)
+        program = split_long_steps(program)
     print(
         json.dumps(
             {

@@ -1,4 +1,4 @@
-"""What is read from compiled programs: instructions from HLO text, and summaries of them."""
+"""Compiled programs: instructions read from HLO text, and summaries of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import aot
-from jaxcoll import execute as jc
+import jaxcoll as jc
+from jaxcoll import CollectiveError, FormatError, TopologyError, aot
 from jaxcoll.aot import targets
-from jaxcoll.errors import CollectiveError, FormatError, TopologyError
 from tests.execute.harness import mesh_of
 
 TPU = """\

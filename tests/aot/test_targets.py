@@ -36,7 +36,7 @@ def platform_of(name: str) -> str:
 
 @functools.cache
 def compiled(name: str, wrap: str, which: str) -> list[dict]:
-    """What the worker says, one mapping a case."""
+    """The worker's output, one mapping per case."""
     if not aot.is_available(platform_of(name)):
         pytest.skip(f"the compiler for {name} is not installed; scripts/test --targets does so")
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
@@ -88,7 +88,7 @@ def check_memory(row: dict) -> None:
     most = {
         ("all_gather", "ssa"): 0.6,
         ("all_gather", "scan"): 0.25,
-        # What is summed is an intermediate here: temporary itself, and summed in place.
+        # The operand is an intermediate here: temporary itself, and summed in place.
         ("reduce_scatter", "ssa"): 1.25,
         ("reduce_scatter", "scan"): 1.25,
         ("all_reduce", "ssa"): 0.4,
@@ -138,5 +138,5 @@ def test_options_do_what_they_are_for(name, most):
             assert given["in_flight"] == most >= without["in_flight"]
             assert platform_of(name) == "gpu" or without["in_flight"] == 5
         elif platform_of(name) == "gpu":
-            # XLA makes one permute of two alike, and waits with both for the later.
+            # XLA combines two identical permutes, and waits with both for the later.
             assert (without["launches"], given["launches"]) == (1, 2)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.collective import DUALS, KINDS, REDUCING, ROOTED, Collective, common_parts
-from jaxcoll.errors import CollectiveError
+from jaxcoll import Collective, CollectiveError
+from jaxcoll.collective import DUALS, KINDS, REDUCING, ROOTED, common_parts
 from tests import oracle, strategies
 
 COLLECTIVES = st.integers(1, 9).flatmap(lambda n: strategies.collectives(n))
@@ -79,7 +79,7 @@ def test_dual_of_dual_is_itself(collective):
     if collective.kind == "all_to_all":
         np.testing.assert_array_equal(dual.owner[image], collective.target)
         np.testing.assert_array_equal(dual.target[image], collective.owner)
-    # What must be there after is what is there before, backwards.
+    # The postcondition is the precondition of the dual.
     if not collective.is_reducing and not dual.is_reducing:
         np.testing.assert_array_equal(dual.precondition()[:, image], collective.postcondition())
 
@@ -139,11 +139,11 @@ def test_facts_of_kinds(kind):
 
 def test_given_as_lists_or_numpy_integers_it_is_the_same():
     one = Collective("gather", 4, 2, ((3, 1), (0, 2)), 1)
-    alike: tuple = (np.int64(4), np.int32(2), [[3, 1], np.asarray([0, 2])], np.int64(1))
-    other = Collective("gather", *alike)
+    same: tuple = (np.int64(4), np.int32(2), [[3, 1], np.asarray([0, 2])], np.int64(1))
+    other = Collective("gather", *same)
     assert one == other
     assert hash(one) == hash(other)
-    assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks a shard, root 1)"
+    assert repr(one) == "Collective(gather, 4 ranks in 2 groups of 2, 2 chunks per shard, root 1)"
 
 
 BAD = [
@@ -167,8 +167,8 @@ BAD = [
     ({"groups": ((0, 1.5),)}, r"groups\[0\]\[1\] must be an integer, got 1.5"),
     ({"groups": ((0, "x"),)}, r"groups\[0\]\[1\] must be an integer, got 'x'"),
     ({"root": 0}, "all_gather has no root, got root=0"),
-    ({"kind": "broadcast", "root": 4}, "place in every group, 0..3, got 4"),
-    ({"kind": "broadcast", "root": -1}, "place in every group, 0..3, got -1"),
+    ({"kind": "broadcast", "root": 4}, "index in every group, 0..3, got 4"),
+    ({"kind": "broadcast", "root": -1}, "index in every group, 0..3, got -1"),
     ({"kind": "reduce", "root": 2, "groups": ((0, 1, 2), (3,))}, "0..0, got 2"),
     ({"kind": "gather", "root": 0.5}, "got 0.5"),
     ({"kind": "gather", "root": "x"}, "got 'x'"),

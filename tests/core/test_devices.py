@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxcoll import Grid, Topology, TopologyError
 from jaxcoll.devices import DEVICE_KINDS, UNKNOWN_KIND, kind_of
-from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
 from jaxcoll.topologies import torus
 from jaxcoll.topologies.grids import grid
-from jaxcoll.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Gpu:
 
 
 def box(*sides: int, kind: str = "TPU v5p", at: tuple[int, ...] | None = None) -> list[Tpu]:
-    """Devices of a box of coordinates, last coordinate fastest."""
+    """Devices of a grid of coordinates, last coordinate fastest."""
     corner = at or (0,) * len(sides)
     return [
         Tpu(tuple(int(c + o) for c, o in zip(place, corner, strict=True)), device_kind=kind)
@@ -119,7 +117,7 @@ def test_one_chip():
     ],
 )
 def test_coordinates_that_do_not_fill_a_box_are_refused(devices):
-    with pytest.raises(TopologyError, match=rf"{len(devices)} devices do not fill a box"):
+    with pytest.raises(TopologyError, match=rf"{len(devices)} devices do not fill a grid"):
         Topology.from_devices(devices)
 
 
@@ -137,7 +135,7 @@ def test_devices_without_like_coordinates_are_refused(devices):
 
 
 def test_a_wrap_for_more_dimensions_than_there_are_is_refused():
-    with pytest.raises(TopologyError, match=r"wrap needs one flag a dimension.*has 2, got 3"):
+    with pytest.raises(TopologyError, match=r"wrap needs one flag per dimension.*has 2, got 3"):
         Topology.from_devices(box(3, 3), wrap=(True, True, True))
 
 
@@ -298,7 +296,7 @@ def test_a_box_may_go_round_the_end_of_a_closed_dimension():
     around = Topology.from_devices(devices, within=box(4, 2))
     assert around == Topology.from_devices(box(3, 2), within=box(4, 2))
     assert around.grid == Grid((3, 2), (False, False))
-    with pytest.raises(TopologyError, match="do not fill a box"):
+    with pytest.raises(TopologyError, match="do not fill a grid"):
         Topology.from_devices(devices, within=box(4, 2), wrap=(False, False))
 
 

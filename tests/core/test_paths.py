@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.errors import JaxcollError, ScheduleError
-from jaxcoll.paths import Edges, hop_distances, latency_distances, shortest_routes
+from jaxcoll import Edges, JaxcollError, ScheduleError, Topology, shortest_routes
+from jaxcoll.paths import hop_distances, latency_distances
 from jaxcoll.topologies import fully_connected, mesh, ring, switch, torus
-from jaxcoll.topology import Topology
 from tests import strategies
 
 NETWORKS = strategies.topologies(switches=True) | strategies.grids() | strategies.families()
@@ -177,8 +176,8 @@ def test_the_faster_of_equally_short_ways_is_taken():
     # Both ways cost the same: backwards from 3, the link from 1 is lower than that from 2.
     assert [int(square.src[link]) for link in routes.path(0)] == [0, 1]
     assert [int(square.src[link]) for link in routes.path(1)] == [3, 1]
-    quick = Topology(3, [0, 0, 1, 2], [1, 1, 2, 0], np.zeros(4), [10, 30, 5, 5])  # type: ignore[arg-type]
-    assert shortest_routes(quick, [0], [2]).path(0) == (1, 2)  # type: ignore[arg-type]
+    fast = Topology(3, [0, 0, 1, 2], [1, 1, 2, 0], np.zeros(4), [10, 30, 5, 5])  # type: ignore[arg-type]
+    assert shortest_routes(fast, [0], [2]).path(0) == (1, 2)  # type: ignore[arg-type]
 
 
 def test_routes_through_a_switch():

@@ -1,4 +1,4 @@
-"""Schedule: columns, content equality, round trips, and what it refuses."""
+"""Schedule: columns, content equality, round trips, and refusals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.collective import KINDS, Collective
-from jaxcoll.errors import JaxcollError, ScheduleError, TopologyError
-from jaxcoll.paths import Edges
-from jaxcoll.schedule import Provenance, Schedule, concatenate
+from jaxcoll import (
+    Collective,
+    Edges,
+    JaxcollError,
+    Provenance,
+    Schedule,
+    ScheduleError,
+    Topology,
+    TopologyError,
+    concatenate,
+)
+from jaxcoll.collective import KINDS
 from jaxcoll.topologies import mesh, ring, switch
-from jaxcoll.topology import Topology
 from tests import reference, strategies
 from tests.elsewhere import printed_elsewhere
 from tests.reference import Send, schedule_of, sends_of
@@ -300,16 +307,16 @@ BAD = [
     ({"edge": [0, -1, 1]}, "send 1 in step 0 names edge -1; there are 6"),
     ({"edge": [0, 0, 2**32]}, "edge must hold integers of int32, got 4294967296"),
     ({"edge": [0, 0, 0.5]}, "edge must hold integers of int32, got 0.5"),
-    ({"edge": [0, 0]}, "need one value a send"),
+    ({"edge": [0, 0]}, "need one value per send"),
     ({"edge": [[0, 0, 1]]}, "edge must be one column of integers, got shape"),
     ({"chunk": [0, 1, 6]}, "send 2 in step 1 names chunk 6; there are 6"),
     ({"chunk": [-1, 1, 0]}, "send 0 in step 0 names chunk -1; there are 6"),
     ({"chunk": [0, 2**40, 0]}, "send 1 in step 0 names chunk 1099511627776"),
     ({"chunk": [0.0, 1.0, 0.0]}, "chunk must hold integers, got float64"),
-    ({"chunk": [0, 1]}, "need one value a send"),
-    ({"chunk": [[0], [1], [2]]}, "need one value a send"),
-    ({"reduce": [False]}, "need one value a send"),
-    ({"reduce": False}, "need one value a send"),
+    ({"chunk": [0, 1]}, "need one value per send"),
+    ({"chunk": [[0], [1], [2]]}, "need one value per send"),
+    ({"reduce": [False]}, "need one value per send"),
+    ({"reduce": False}, "need one value per send"),
     ({"step_ptr": []}, "step_ptr must rise from 0 to the number of sends, 3"),
     ({"step_ptr": [0, 2]}, "step_ptr must rise from 0 to the number of sends, 3"),
     ({"step_ptr": [1, 3]}, "step_ptr must rise from 0 to the number of sends, 3"),
@@ -335,9 +342,9 @@ def test_the_step_of_a_bad_column_is_on_the_error():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"step": [0, 0]}, "need one value a send, got lengths 2, 3, 3"),
-        ({"edge": [0, 0]}, "need one value a send, got lengths 3, 2, 3"),
-        ({"reduce": [True]}, "need one value a send, got lengths 3, 3, 3, 1"),
+        ({"step": [0, 0]}, "need one value per send, got lengths 2, 3, 3"),
+        ({"edge": [0, 0]}, "need one value per send, got lengths 3, 2, 3"),
+        ({"reduce": [True]}, "need one value per send, got lengths 3, 3, 3, 1"),
         ({"step": [0, 0, 0.5]}, "step must hold integers of int64, got 0.5"),
         ({"chunk": [0, 2**32, 1]}, "chunk must hold integers of int32, got 4294967296"),
         ({"chunk": [0, 1, 6]}, "names chunk 6; there are 6"),

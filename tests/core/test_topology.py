@@ -1,4 +1,4 @@
-"""Topology: canonical links, content equality, round trips, and what it refuses."""
+"""Topology: canonical links, content equality, round trips, and refusals."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid, Placement
+from jaxcoll import Grid, Placement, Topology, TopologyError
 from jaxcoll.topologies import ring, switch, torus
-from jaxcoll.topology import Topology
 from tests import strategies
 from tests.elsewhere import printed_elsewhere
 
@@ -213,7 +211,7 @@ def test_descriptions_move_with_the_ranks(topology, data):
         generators=topology.generators,
     )
     p = data.draw(st.permutations(range(topology.num_ranks)))
-    moved = named.relabel(p)  # refuses generators that are no automorphisms
+    moved = named.relabel(p)  # refuses generators that are not automorphisms
     assert [moved.vertex_names[r] for r in p] == list(names[: topology.num_ranks])
     assert moved.vertex_names[topology.num_ranks :] == names[topology.num_ranks :]
     assert len(moved.generators) == len(named.generators)
@@ -314,9 +312,9 @@ BAD = [
     ({"alpha": [0, math.inf]}, r"link 1 \(1->0, alpha inf.*finite"),
     ({"alpha": ["x", 0]}, "alpha must be one column of numbers"),
     ({"alpha": 0.0}, "alpha must be one column of numbers"),
-    ({"alpha": [0.0]}, "need one value a link, got lengths 2, 2, 1, 2"),
-    ({"dst": [1]}, "need one value a link, got lengths 2, 1, 2, 2"),
-    ({"bandwidth": [1.0, 1.0, 1.0]}, "need one value a link, got lengths 2, 2, 2, 3"),
+    ({"alpha": [0.0]}, "need one value per link, got lengths 2, 2, 1, 2"),
+    ({"dst": [1]}, "need one value per link, got lengths 2, 1, 2, 2"),
+    ({"bandwidth": [1.0, 1.0, 1.0]}, "need one value per link, got lengths 2, 2, 2, 3"),
     ({"bandwidth": [1, 0]}, r"link 1 \(1->0, .*bandwidth 0.0 B/s.*above 0"),
     ({"bandwidth": [1, -5]}, r"bandwidth -5.0 B/s.*above 0"),
     ({"bandwidth": np.asarray([math.nan, 1])}, r"link 0 .*bandwidth nan.*finite"),

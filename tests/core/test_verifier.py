@@ -10,13 +10,9 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from jaxcoll.collective import KINDS, REDUCING, Collective
-from jaxcoll.errors import ScheduleError
-from jaxcoll.paths import Edges
-from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll import Collective, Edges, Schedule, ScheduleError, Topology, concatenate, verify
+from jaxcoll.collective import KINDS, REDUCING
 from jaxcoll.topologies import fully_connected, mesh, ring, switch
-from jaxcoll.topology import Topology
-from jaxcoll.verifier import verify
 from tests import oracle, reference, strategies
 from tests.reference import Send, schedule_of, sends_of
 

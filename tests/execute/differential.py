@@ -36,7 +36,7 @@ from jax import export, lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute import oracle
 
 OLD = jax.__version_info__ < (0, 11)
@@ -67,7 +67,7 @@ class Case:
         sides: of the mesh, its axes named x, y, z.
         kind: mode of the axes that are not manual, "auto" or "explicit".
         manual: the manual axes.
-        axis_name: what the collective runs over.
+        axis_name: the axes that the collective runs over.
         varies: the manual axes over which the operand differs; it is the same along the others.
         shape: of the operand on a rank.
         operand: "array", "weak" for one whose type is weak, "symbolic" for one whose leading
@@ -228,7 +228,7 @@ def _safe(case: Case):
 
 
 def _suited(case: Case) -> str | None:
-    """The schedule, where its synthesizer is defined for what is called."""
+    """The schedule, where its synthesizer is defined for the call."""
     if case.function in ("pbroadcast", "all_to_all"):
         return "direct" if case.schedule == "direct" and case.function == "all_to_all" else None
     grouped = "axis_index_groups" in dict(case.options)
@@ -252,7 +252,7 @@ def _cotangent(out) -> jax.Array:
 
 
 def _applied(function, case: Case, v):
-    """What a transformation of the function gives for an operand."""
+    """The result of a transformation of the function for an operand."""
 
     def pulled(f, x):
         out, pull = jax.vjp(f, x)
@@ -289,7 +289,7 @@ def _applied(function, case: Case, v):
 
 
 def _type(out):
-    """What is said of a result: constants by their Python type."""
+    """The description of a result: constants by their Python type."""
     if not isinstance(out, jax.Array):
         return type(out).__name__, np.shape(out), str(np.asarray(out).dtype), repr(out)
     t = jax.typeof(out)
@@ -414,7 +414,8 @@ class Run:
 # ---------------------------------------------------------------------- comparing
 
 
-# What the functions take or keep beyond ``jax.lax``, as docs/execution.md lists it.
+# Operands and types that the functions take or keep beyond ``jax.lax``, as docs/execution.md lists
+# it.
 BEYOND = {
     "groups": "groups under `check_vma` and under `vmap`",
     "grouped maxima": "maxima over several groups typed as varying",
@@ -460,7 +461,7 @@ VERDICTS = ("same", "refused", "beyond", "differs")
 
 
 def compare(case: Case) -> tuple[str, str]:
-    """One of ``VERDICTS``, and what it is about."""
+    """One of ``VERDICTS``, and its reason."""
     with jax.enable_x64(case.x64), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _compare(case)

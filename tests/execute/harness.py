@@ -1,4 +1,4 @@
-"""What the tests of execution share: meshes, schedules, and collectives in NumPy."""
+"""Shared by the tests of execution: meshes, schedules, and collectives in NumPy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ import networkx as nx
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxcoll import topologies
-from jaxcoll.collective import Collective
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth import synthesize
-from jaxcoll.topology import Topology
-from jaxcoll.verifier import verify
+from jaxcoll import Collective, Schedule, Topology, synthesize, topologies, verify
 
 
 @functools.cache

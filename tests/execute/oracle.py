@@ -1,4 +1,4 @@
-"""What a case of ``tests.execute.differential`` gives on every rank, in NumPy.
+"""The result of a case of ``tests.execute.differential`` on every rank, in NumPy.
 
 Nothing of JAX runs here, so programs that ``jax.lax`` refuses or cannot compile have values to be
 compared with as well.
@@ -23,8 +23,8 @@ def values(case, operands: np.ndarray) -> np.ndarray | None:
             the order of the mesh, the last axis fastest.
 
     Returns:
-        Shape (ranks, ...), in 64 bits; ``None`` where the first result is no value of the function
-        over the mesh.
+        Shape (ranks, ...), in 64 bits; ``None`` where the first result is not a value of the
+        function over the mesh.
     """
     how = case.transform
     if how in KEEPS_VALUE:
@@ -69,7 +69,7 @@ def _along(
 
 
 def _call(function: str, part: np.ndarray, place: int, options: dict) -> np.ndarray:
-    """What the member at a place of a group gets, of the members' operands."""
+    """The result of the member at an index of a group, from the members' operands."""
     size = len(part)
     if function in ("pmax", "pmin"):
         return part.max(0) if function == "pmax" else part.min(0)

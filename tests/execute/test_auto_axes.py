@@ -13,8 +13,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
-from jaxcoll import execute as jc
-from jaxcoll.errors import CollectiveError
+import jaxcoll as jc
+from jaxcoll import CollectiveError
 from tests.execute.harness import integers
 
 AUTO = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute.harness import integers, mesh_of, schedule_of, sharded
 
 FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
@@ -95,7 +95,7 @@ def cases(draw):
 
 
 def check(case: Case) -> None:
-    """Values, and gradients of what has one, equal those of ``jax.lax`` bitwise."""
+    """Values, and gradients where they exist, equal those of ``jax.lax`` bitwise."""
     schedule, options = case.schedule(), dict(case.options)
     x = integers((case.n, *case.shape), case.dtype, seed=2)
     differentiable = jnp.issubdtype(case.dtype, jnp.inexact)
@@ -185,8 +185,8 @@ def test_rounding_of_sums_is_bounded(dtype, accum_dtype):
     out = sharded(f, mesh_of(n), P("x"), P("x"), check_vma=False)(x)
     assert out.dtype == dtype
     exact = x.astype(np.float64)
-    travels = accum_dtype or dtype
-    eps = float(jnp.finfo(travels).eps)
+    sent = accum_dtype or dtype
+    eps = float(jnp.finfo(sent).eps)
     bound = n * eps * np.abs(exact).sum(0) + float(jnp.finfo(dtype).eps) * np.abs(exact.sum(0))
     assert (np.abs(np.asarray(out, np.float64) - exact.sum(0)) <= bound).all()
     # Bitwise the same on all ranks and from run to run.

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute.harness import mesh_of, sharded
 
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
 AXES = Axes(("x",), (8,), ("x",))
@@ -24,7 +24,7 @@ CASES = [
     ("broadcast", "ring", "hops", 2),
     ("gather", "mesh", "hops", 1),
 ]
-# Trailing dimensions of what a rank has: none, those of whole tiles, and tiles that would be cut.
+# Trailing dimensions of a rank's operand: none, those of whole tiles, and tiles that would be cut.
 TRAILING = [(), (128,), (8, 128), (5, 128), (24, 3)]
 
 
@@ -34,7 +34,7 @@ def test_same_values(case, target):
     kind, network, synthesizer, chunks = case
     root = 1 if kind in ("broadcast", "gather") else None
     schedule = schedule_of(network, 8, kind, synthesizer, chunks, None, root)
-    lead = 16 if program_of(schedule).blocks[0] == 1 else 8 * 16
+    lead = 16 if permute_program(schedule).blocks[0] == 1 else 8 * 16
     for trailing in TRAILING:
         x = integers((8, lead, *trailing), jnp.float32, seed=2)
 

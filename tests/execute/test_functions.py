@@ -11,11 +11,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
-from jaxcoll import topologies
-from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.paths import Edges
-from jaxcoll.trees import TreeFlow
+import jaxcoll as jc
+from jaxcoll import CollectiveError, Edges, ScheduleError, TreeFlow, topologies
 from tests.execute.harness import integers, mesh_of, schedule_of, sharded
 
 SCHEDULES = [

@@ -19,7 +19,7 @@ SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8, 12]), max_size=3).map(tuple
 WAYS = st.sampled_from([(), (2,), (4,), (2, 3), (2, 2)])
 
 
-# Every shape is compiled anew.
+# Every shape is compiled separately.
 @settings(max_examples=10)
 @given(SHAPES, WAYS, st.integers(1, 5), st.integers(1, 3))
 def test_what_is_packed_is_unpacked(shape, ways, rows, blocks):

@@ -9,11 +9,11 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import mesh_of, schedule_of, sharded
 
 # (network, synthesizer, chunks, dtype)
@@ -54,7 +54,7 @@ def test_against_numpy(case):
 
 def test_as_the_kernel_takes_them():
     schedule = schedule_of("ring", 4, "all_reduce", "ring")
-    program, axes = program_of(schedule), Axes(("x",), (4,), ("x",))
+    program, axes = permute_program(schedule), Axes(("x",), (4,), ("x",))
     x = np.random.default_rng(0).integers(-100, 100, (4, 4 * 16)).astype(np.float32)
     body = lambda v: pallas.run(program, v[0], axes, 16, "cpu", lax.max)[None]  # noqa: E731
     got = sharded(body, mesh_of(4), P("x"), P("x"), check_vma=False)(x)
@@ -77,7 +77,7 @@ def test_neither_has_a_derivative(check_vma):
         f = sharded(lambda v: m.pmax(v, "x").sum(), mesh_of(8), P("x"), P(), check_vma=check_vma)  # noqa: B023
         with pytest.raises(NotImplementedError, match=r"[Dd]ifferentiation rule"):
             jax.grad(f)(jnp.ones(8))
-        # What is not differentiated may depend on one, as in a stable softmax.
+        # A value that is not differentiated may depend on one, as in a stable softmax.
         g = sharded(
             lambda v: lax.psum(jnp.exp(v - m.pmax(lax.stop_gradient(v), "x")).sum(), "x"),  # noqa: B023
             mesh_of(8),

@@ -11,8 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
-from jaxcoll import execute, synth, topologies
-from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll import CollectiveError, ScheduleError, TopologyError, execute, synth, topologies
 from tests.execute.harness import mesh_of
 
 jc: Any = execute  # whose types most of this would break
@@ -37,7 +36,7 @@ CASES = {
     ),
     "64 bits": (
         lambda v: jc.psum(v, "x", accum_dtype=np.float64),
-        "needs 64-bit types, which jax.config jax_enable_x64 turns on",
+        "needs 64-bit types: set jax.config jax_enable_x64",
     ),
     "no groups": (lambda v: jc.psum(v, "x", axis_index_groups=[]), f"{GROUPS} name every index"),
     "no groups of constants": (

@@ -1,4 +1,4 @@
-"""Compiler options: which platform gets which, and what is refused."""
+"""Compiler options: which platform gets which, and refusals."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 import jaxcoll as jc
-from jaxcoll import topologies
-from jaxcoll.collective import Collective
-from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll import Collective, ScheduleError, TopologyError, topologies
 from tests.execute.harness import mesh_of, schedule_of
 
 IN_FLIGHT = "xla_max_concurrent_async_collective_permutes"
@@ -49,7 +47,7 @@ def test_tpu_allows_as_many_permutes_as_a_step_has():
     assert jc.compiler_options(tpu, direct) == {IN_FLIGHT: "7"}
     assert jc.compiler_options(tpu, ring) == {IN_FLIGHT: "5"}  # XLA's own, never less
     assert jc.compiler_options(tpu, direct, ring) == {IN_FLIGHT: "9"}
-    assert jc.compiler_options(tpu) == {IN_FLIGHT: "5"}  # three links a device
+    assert jc.compiler_options(tpu) == {IN_FLIGHT: "5"}  # three links per device
 
 
 def test_tpu_counts_the_slots_of_scan():

@@ -13,8 +13,8 @@ import pytest
 from jax import export, lax
 from jax.sharding import PartitionSpec as P
 
+from jaxcoll import CollectiveError, ScheduleError
 from jaxcoll import execute as functions
-from jaxcoll.errors import CollectiveError, ScheduleError
 from tests.execute.differential import BEYOND
 from tests.execute.harness import mesh_of
 
@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "execution.md"
 execute: Any = functions  # whose types some calls would break
 CODE = re.compile(r"`(\w+)`")
 
-# What the table calls refused, each as a call on an array of four, over an axis "x" of four.
+# The table's refusals, each as a call on an array of four, over an axis "x" of four.
 REFUSALS = {
     "an axis that is not bound": lambda v: execute.psum(v, "q"),
     "positional axes": lambda v: execute.psum(v, ("x", 0)),
@@ -55,7 +55,7 @@ def test_the_code_prints_what_its_comments_say(capsys):
 
 
 def rows() -> list[tuple[str, str]]:
-    """The rows of the table of what is mirrored, handed on and refused."""
+    """The rows of the table of mirrored, handed on and refused calls."""
     table = PAGE.read_text().partition("## Beside `jax.lax`")[2]
     return re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE)[1:]
 

@@ -1,4 +1,4 @@
-"""Symbolic shapes: what is exported with them runs, as that of ``jax.lax`` does.
+"""Symbolic shapes: programs exported with them run, as those of ``jax.lax`` do.
 
 In processes of their own: XLA aborts the process where it cannot propagate a size into
 ``shard_map``.
@@ -15,7 +15,7 @@ PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
 from jax import export, lax
 from jax.sharding import NamedSharding, PartitionSpec as P
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute.harness import mesh_of
 
 mesh, calls = mesh_of(4), {
@@ -46,7 +46,7 @@ REFUSED = """
 import jax
 from jax import export
 from jax.sharding import PartitionSpec as P
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from tests.execute.harness import mesh_of
 
 f = jax.shard_map(lambda v: jc.FUNCTION, mesh=mesh_of(4), in_specs=P("x"), out_specs=P("x"))

@@ -1,4 +1,4 @@
-"""Time-stepped all-to-all schedules on devices, against ``jax.lax``."""
+"""Schedules of direct-connect networks on devices, against ``jax.lax``."""
 
 from __future__ import annotations
 

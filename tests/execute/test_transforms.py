@@ -10,11 +10,11 @@ from jax import lax
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
+from jaxcoll import ScheduleError
 from jaxcoll.collective import KINDS, ROOTED
-from jaxcoll.errors import ScheduleError
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import bind
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
@@ -128,7 +128,7 @@ def test_transposes_and_batches_of_every_collective(kind, grouped):
     synthesizer = "ring" if kind in ("all_gather", "reduce_scatter", "all_reduce") else "hops"
     schedule = schedule_of("ring", 6, kind, synthesizer, 2, groups, root)
     size = len(schedule.collective.groups[0])
-    lead = 2 if program_of(schedule).blocks[0] == 1 else 2 * size
+    lead = 2 if permute_program(schedule).blocks[0] == 1 else 2 * size
     x = integers((6, lead, 3), jnp.float32, seed=1)
     y = integers(expected(schedule.collective, x).shape, jnp.float32, seed=2)
     axes = Axes(("x",), (6,), ("x",))

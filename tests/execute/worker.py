@@ -1,6 +1,7 @@
 """One of several processes on the loopback: runs every collective, or schedules that differ.
 
-Arguments: port, processes, this process's number, devices a process, "same" or "differ". Prints OK,
+Arguments: port, processes, this process's number, devices per process, "same" or "differ". Prints
+    OK,
 or the error it met.
 """
 
@@ -31,7 +32,7 @@ def run_all(what: str, process: int) -> None:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from jaxcoll import execute as jc
+    import jaxcoll as jc
     from jaxcoll import topologies
     from jaxcoll.synth import synthesize
 

@@ -1,4 +1,4 @@
-"""The benchmark of all synthesizers: its rows, its winners, and what is not defined."""
+"""The benchmark of all synthesizers: its rows, its winners, and undefined cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configurations: what is refused, with which words, and what they become."""
+"""Configurations: refusals and their messages, and the dataclasses they become."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_every_experiment_has_a_configuration():
         ([QUICKSTART, "hardware.alpha_us=-1"], "hardware.alpha_us must be at least 0"),
         ([QUICKSTART, "hardware.bandwidth_gbps=0"], "hardware.bandwidth_gbps must be above 0"),
         ([QUICKSTART, "hardware.bandwidth_gbps=nan"], "hardware.bandwidth_gbps must be above 0"),
-        ([QUICKSTART, "synth.names=[rong]"], "'rong', which is no synthesizer; known: ring"),
+        ([QUICKSTART, "synth.names=[rong]"], "'rong', which is not a synthesizer; known: ring"),
         ([QUICKSTART, "synth.chunks=[0]"], "synth.chunks must be integers of at least 1"),
         ([QUICKSTART, "synth.chunks_of.ring=[]"], "synth.chunks_of.ring must be"),
         ([QUICKSTART, "synth.chunks_of=3"], "synth.chunks_of must be a mapping, got 3"),
         ([QUICKSTART, "train=3"], "train must be a mapping, got 3"),
-        ([QUICKSTART, "train.batch=12"], "12 is no multiple of 8 ranks"),
+        ([QUICKSTART, "train.batch=12"], "12 is not a multiple of 8 ranks"),
         ([QUICKSTART, "train.steps=0"], "train.steps must be at least 1"),
         ([QUICKSTART, "train.hidden=[0]"], "train.hidden must be integers of at least 1"),
         ([QUICKSTART, "train.learning_rate=0"], "train.learning_rate must be above 0"),

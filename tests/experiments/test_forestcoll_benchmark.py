@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.benchmarks import forestcoll
+from experiments.benchmarks import degraded_networks, forestcoll
 from jaxcoll.topologies import dgx_a100, mi250, torus
 
 
@@ -35,3 +35,19 @@ def test_it_runs(monkeypatch, tmp_path, capsys):
     assert "elsewhere" in capsys.readouterr().out
     for name in ("forestcoll", "forestcoll-table-4-1", "forestcoll-pieces", "forestcoll-large"):
         assert (tmp_path / f"results/bench/{name}.json").is_file()
+
+
+def test_networks_without_a_grid_are_measured(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    small = {"two rings of 3": lambda: degraded_networks.two_rings(3)}
+    monkeypatch.setattr(forestcoll, "NETWORKS", small)
+    forestcoll.main(["--scale", "rings"])
+    assert (tmp_path / "results/bench/forestcoll-scale.json").is_file()
+    row = forestcoll.measure_scale("star", degraded_networks.star_of_rings(3, 4))
+    assert row["optimal"]
+
+
+def test_at_least_25_networks_are_named_and_made():
+    assert len(degraded_networks.NETWORKS) >= 25
+    made = degraded_networks.NETWORKS["A100 x64 with a dead NIC"]()
+    assert (made.num_ranks, made.num_links) == (512, 4 * 512 - 2)

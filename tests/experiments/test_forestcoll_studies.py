@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmarks.forestcoll import PAPER_FIXED_K
 from experiments.errors import ConfigError
 from experiments.forestcoll import fsdp
 from experiments.forestcoll.networks import ClusterConfig
+from experiments.forestcoll.printed import PAPER_FIXED_K
 from experiments.workloads import Exchange, Layer, Workload, load_model
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.topologies import mi250
 from tests.experiments.runs import small_run
+
+# In one process, which makes the small run of every study once.
+pytestmark = pytest.mark.xdist_group("studies")
 
 GIB = "1 GiB"
 

@@ -25,6 +25,9 @@ from experiments.multitree.networks import (
 from jaxcoll.simulation import PACKETS
 from tests.experiments.runs import small_run
 
+# In one process, which makes the small run of every study once.
+pytestmark = pytest.mark.xdist_group("studies")
+
 SIZES = (2**15, 2**26)
 
 
@@ -62,7 +65,7 @@ def test_no_bandwidth_is_above_what_links_and_heads_allow(network):
 
 @pytest.mark.parametrize("network", ["4x4 torus", "8x8 torus", "4x4 mesh", "8x8 mesh"])
 def test_rings_take_their_closed_forms(network):
-    """Ring: 2(n-1)/n at one link. 2D-Ring on a torus: twice over, at four links a rank."""
+    """Ring: 2(n-1)/n at one link. 2D-Ring on a torus: twice over, at four links per rank."""
     topology = NETWORKS[network]()
     n, packets = topology.num_ranks, 256 / (256 + 16)
     one = packets * BANDWIDTH * n / (2 * (n - 1)) / 1e9

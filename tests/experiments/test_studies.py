@@ -13,6 +13,9 @@ from experiments.errors import ConfigError
 from experiments.experiment import publish
 from tests.experiments.runs import small_run
 
+# In one process, which makes the small run of every study once.
+pytestmark = pytest.mark.xdist_group("studies")
+
 STUDIES = [name for name in EXPERIMENTS if name != "quickstart"]
 # Studies of plans depend on what JAX traces, which differs between its versions.
 TRACED = ("tensorstate-",)

@@ -1,4 +1,4 @@
-"""The quickstart of the search: its text, its checks, and what it refuses."""
+"""The quickstart of the search: its text, its checks, and its refusals."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_batches_are_pieces_and_what_follows():
     assert batch["tokens"].shape == batch["next"].shape == (4, 8)
     assert np.array_equal(batch["tokens"][:, 1:], batch["next"][:, :-1])
     assert np.array_equal((batch["tokens"] - 47) % 10, (batch["next"] - 48) % 10)
-    again = text.batch(3, 4, 8, seed=1)
-    assert np.array_equal(batch["tokens"], again["tokens"])
+    recomputed = text.batch(3, 4, 8, seed=1)
+    assert np.array_equal(batch["tokens"], recomputed["tokens"])
     assert not np.array_equal(batch["tokens"], text.batch(4, 4, 8, seed=1)["tokens"])
 
 

@@ -1,4 +1,4 @@
-"""What the studies of the tensor-state search claim."""
+"""Claims of the studies of the tensor-state search."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from experiments.configure import EXPERIMENTS, configure
+from tests.experiments.runs import small_run
+
+# In one process, which makes the small run of every study once.
+pytestmark = pytest.mark.xdist_group("studies")
 
 
 def rows_of(name: str, results: Path, size: str = "ci") -> list[dict[str, Any]]:
+    if size == "ci":
+        return small_run(name).rows
     _, config = configure([f"experiment={name}", f"size={size}", f"results={results}"])
     return EXPERIMENTS[name].load().run(config)
 

@@ -16,13 +16,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcoll.io.files
-from jaxcoll.collective import Collective
-from jaxcoll.errors import FormatError, JaxcollError, ScheduleError, TopologyError
+from jaxcoll import (
+    Collective,
+    FormatError,
+    JaxcollError,
+    Provenance,
+    Schedule,
+    ScheduleError,
+    Topology,
+    TopologyError,
+)
 from jaxcoll.io import dumps, load, loads, save
 from jaxcoll.io.json import COLLECTIVE, SCHEDULE, TOPOLOGY
-from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.topologies import ring, switch, torus
-from jaxcoll.topology import Topology
 from tests import reference, strategies
 from tests.elsewhere import printed_elsewhere
 
@@ -269,9 +275,9 @@ BAD_TEXT = [
     ('{"format": ["jaxcoll.topology/1"]}', '"format" is a list of 1'),
     ('{"format": "jaxcoll.topology/2"}', "'jaxcoll.topology/2'; this version reads .*/1"),
     ('{"format": "msccl"}', "'msccl'; this version reads"),
-    ('{"format": "x", "format": "y"}', "the key 'format' is there twice"),
-    ('{"a": NaN}', "NaN is no number of JSON"),
-    ('{"a": -Infinity}', "-Infinity is no number of JSON"),
+    ('{"format": "x", "format": "y"}', "the key 'format' is given twice"),
+    ('{"a": NaN}', "NaN is not a number in JSON"),
+    ('{"a": -Infinity}', "-Infinity is not a number in JSON"),
     ('{"a": ' + "9" * 5000 + "}", "not JSON that is read here"),
     ("[" * 100_000, "nested deeper"),
     ('{"a":' * 100_000, "nested deeper"),
@@ -359,24 +365,24 @@ def test_bad_fields_are_refused(obj, fields, match):
 
 
 REFUSED = [
-    (RING, {"src": [0, 0]}, "one value a link", TopologyError),
+    (RING, {"src": [0, 0]}, "one value per link", TopologyError),
     (RING, {"alpha": [-1] * 6}, "alpha -1.0 s", TopologyError),
     (RING, {"bandwidth": ["0/1"] * 6}, "above 0", TopologyError),
     (RING, {"vertex_names": ["a"]}, "one name for each", TopologyError),
     (RING, {"grid__shape": [4]}, "has 4 ranks", TopologyError),
     (RING, {"grid__ranks": [0, 1]}, "one rank for each of the 3 places", TopologyError),
-    (RING, {"grid__shape": [3, 1]}, "one flag a dimension", TopologyError),
+    (RING, {"grid__shape": [3, 1]}, "one flag per dimension", TopologyError),
     (RING, {"generators": [[0, 0, 1]]}, "permutation", TopologyError),
     (RING, {"src": [], "dst": [], "alpha": [], "bandwidth": []}, "no path", TopologyError),
     (RING, {"num_ranks": 2**16, "num_vertices": 2**16}, "no path|has 3 ranks", TopologyError),
     (GATHER, {"kind": "gathr"}, "unknown collective 'gathr'", JaxcollError),
     (GATHER, {"groups": [[0, 0]]}, "rank 0 is in more than one place", JaxcollError),
-    (GATHER, {"root": 2}, "place in every group", JaxcollError),
+    (GATHER, {"root": 2}, "index in every group", JaxcollError),
     (GATHER, {"chunks_per_shard": 2**31 - 1}, "more than the 2", JaxcollError),
-    (SCHEDULE_3, {"chunk": [9]}, "one value a send", ScheduleError),
+    (SCHEDULE_3, {"chunk": [9]}, "one value per send", ScheduleError),
     (SCHEDULE_3, {"edges__path_link": [5, 5, 5, 5, 5, 5]}, "broken path", ScheduleError),
     (SCHEDULE_3, {"collective__num_ranks": 2}, "has 3 ranks, the collective 2", ScheduleError),
-    (SCHEDULE_3, {"topology__src": []}, "one value a link", TopologyError),
+    (SCHEDULE_3, {"topology__src": []}, "one value per link", TopologyError),
 ]
 
 

@@ -1,4 +1,4 @@
-"""MultiTree's schedule tables: the printed ones, round trips, and what is refused."""
+"""MultiTree's schedule tables: the printed ones, round trips, and refusals."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import topologies
-from jaxcoll.errors import FormatError
+from jaxcoll import FormatError, Schedule, synthesize, topologies
 from jaxcoll.io import multitree
 from jaxcoll.io.multitree import Entry
-from jaxcoll.schedule import Schedule
-from jaxcoll.synth import Direct, MultiTree, Ring, synthesize
+from jaxcoll.synth import Direct, MultiTree, Ring
 from tests import strategies
 
 # Fig. 5 of the paper, but for one number: the figure has FlowID 1 in the first Gather of
@@ -77,7 +75,7 @@ def test_idle_steps_are_nops():
 
 
 def replay(tables: multitree.Tables) -> list[dict[int, int]]:
-    """What a network interface does: entries in step, dependencies as the tables tell them.
+    """Replays the network interfaces: entries in step, dependencies as the tables give them.
 
     Returns for every rank how many contributions it holds of each flow.
     """

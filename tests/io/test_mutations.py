@@ -8,11 +8,16 @@ import shutil
 
 import pytest
 
-from jaxcoll import simulate, synthesize, topologies, verify
-from jaxcoll.compact import open_compact
-from jaxcoll.errors import FormatError, ScheduleError
-from jaxcoll.io import json, multitree
-from jaxcoll.synth.tacos.out_of_core import synthesize_compact
+from jaxcoll import (
+    FormatError,
+    ScheduleError,
+    simulate,
+    synthesize,
+    synthesize_compact,
+    topologies,
+    verify,
+)
+from jaxcoll.io import json, multitree, open_compact
 from tests.io.mutations import TEXTS, mutated_bytes, mutated_json
 
 RING = topologies.ring(4)

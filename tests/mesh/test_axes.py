@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxcoll as jc
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll import CollectiveError, Topology, TopologyError
 from jaxcoll.mesh.rank_order import embed
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, star, torus
-from jaxcoll.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The checks of arguments: what each takes, what it returns, and what it says of the rest."""
+"""The checks of arguments: accepted values, results, and messages of refusals."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxcoll import synth
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll import CollectiveError, TopologyError, synth
 from jaxcoll.numerics import checks
 
 

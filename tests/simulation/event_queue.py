@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import deque
 from fractions import Fraction
 
+from jaxcoll import Message, Topology
 from jaxcoll.numerics.rational import as_fraction
-from jaxcoll.simulation import Message
-from jaxcoll.topology import Topology
 
 
 def arrivals(topology: Topology, messages: list[Message]) -> list[Fraction]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from jaxcoll.schedule import Schedule
+from jaxcoll import Schedule
 
 
 def replay(schedule: Schedule, nbytes: int | Fraction, model: str) -> list[list[tuple]]:

@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.errors import ScheduleError
-from jaxcoll.simulation import (
-    MODELS,
-    PACKETS,
-    WHOLE,
-    Framing,
-    Message,
-    simulate,
-    simulate_messages,
-)
-from jaxcoll.synth import MultiTree, synthesize
+from jaxcoll import Framing, Message, ScheduleError, simulate, simulate_messages, synthesize
+from jaxcoll.simulation import MODELS, PACKETS, WHOLE
+from jaxcoll.synth import MultiTree
 from jaxcoll.topologies import mesh, ring, torus
 from tests.strategies import schedules
 

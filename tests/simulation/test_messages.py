@@ -9,14 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Topology, bound, optimum, shortest_routes, synthesize, topologies
-from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll import (
+    Message,
+    ScheduleError,
+    Topology,
+    TopologyError,
+    bound,
+    optimum,
+    shortest_routes,
+    simulate,
+    simulate_messages,
+    synthesize,
+    topologies,
+)
 from jaxcoll.io import json
-from jaxcoll.simulation import MODELS, Message, simulate, simulate_messages
+from jaxcoll.simulation import MODELS
 from tests.simulation.event_queue import arrivals
 from tests.strategies import grids, schedules
 
-RING = topologies.ring(4)  # 0.5 us and 50 GB/s a link
+RING = topologies.ring(4)  # 0.5 us and 50 GB/s per link
 
 
 def test_messages_share_a_link_first_come_first_served():

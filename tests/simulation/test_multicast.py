@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from jaxcoll.errors import ScheduleError, TopologyError
-from jaxcoll.simulation import simulate, simulate_multicast
+from jaxcoll import ScheduleError, TopologyError, simulate, simulate_multicast
 from jaxcoll.simulation.multicast import KINDS
 from jaxcoll.synth import forest
 from jaxcoll.topologies import dgx_h100, ring, switch, torus

@@ -10,12 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll import topologies
-from jaxcoll.collective import Collective
-from jaxcoll.errors import ScheduleError
-from jaxcoll.paths import shortest_routes
-from jaxcoll.schedule import Schedule
-from jaxcoll.simulation import MODELS, simulate
+from jaxcoll import Collective, Schedule, ScheduleError, shortest_routes, simulate, topologies
+from jaxcoll.simulation import MODELS
 from tests.simulation.replay import replay
 from tests.strategies import families, grids, schedules
 from tests.strategies import topologies as networks

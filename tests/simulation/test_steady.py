@@ -7,9 +7,8 @@ from fractions import Fraction
 
 from hypothesis import given
 
-from jaxcoll.bounds.throughput import optimum
-from jaxcoll.collective import Collective
-from jaxcoll.simulation import simulate, steady_seconds
+from jaxcoll import Collective, optimum, simulate
+from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import ForestColl, Ring
 from jaxcoll.topologies import dgx_a100, ring, torus
 from tests import strategies
@@ -28,7 +27,7 @@ def test_it_is_the_busiest_link(schedule):
 
 
 def test_closed_forms():
-    # Of a ring's links each carries half of what the others have.
+    # Each link of a bidirectional ring carries half of the other ranks' chunks.
     around = Ring().synthesize(ring(5, bandwidth=2e9), Collective("all_gather", 5))
     assert steady_seconds(around) == Fraction(2, 5) / (2 * 10**9)
     for topology in (dgx_a100(2), torus(3, 3)):

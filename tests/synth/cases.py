@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxcoll import topologies as families
 from jaxcoll.collective import KINDS
 from jaxcoll.synth import (
+    Bfb,
     Blink,
     BlueConnect,
     Bruck,
@@ -167,6 +168,11 @@ CASES = [
         for family in (("random", RANDOM), ("switches", SWITCHED), ("mixed links", MIXED))
     ),
     Case(MinCongestion(), "one or two ranks", SMALL, ("all_to_all", "gather", "scatter")),
+    *(
+        Case(Bfb(nbytes), *family, grouped=False)
+        for nbytes in (None, 1e3)
+        for family in (("random", RANDOM), ("mixed links", MIXED), ("one or two ranks", SMALL))
+    ),
     *(
         Case(each, *family, ("all_to_all",), grouped=False)
         for each in (TimeStepped(), TimeStepped(width=1, tolerance=0.05))

@@ -14,15 +14,20 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tensorstate.cost.memory import EXACT, bytes_by_point, input_bytes
+from tensorstate.cost.reshard_plan import (
+    Decisions,
+    find_recomputed_nodes,
+    is_loop_resident,
+    reshard_plans,
+)
 from tensorstate.errors import PlanError
-from tensorstate.flows import Flow
-from tensorstate.memory import EXACT, input_bytes, occupied
-from tensorstate.problem import Problem
-from tensorstate.states import SUM, State, states
-from tensorstate.trips import Decisions, is_held, remade_entities, trips_of
-from tensorstate.ways import Way
+from tensorstate.ir.placements import SUM, Placements, all_placements
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Strategy
+from tensorstate.problem.tensor_groups import TensorGroup
 
-Allowed = Sequence[Sequence[Way]]
+CandidateStrategies = Sequence[Sequence[Strategy]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -46,27 +51,35 @@ class Every:
 
     Args:
         problem: what to decide.
-        allowed: for every class the ways to choose from.
+        candidates: for every class the ways to choose from.
         recompute: whether all sets of entities are made again too.
-        keep: whether all states to keep tensors in, and in microbatches to hold them in, are looked
+        save: whether all states to keep tensors in, and in microbatches to hold them in, are looked
             at, and memory; otherwise they are those that cost the least time.
     """
 
     def __init__(
-        self, problem: Problem, allowed: Allowed, *, recompute: bool = False, keep: bool = False
+        self,
+        problem: Problem,
+        candidates: CandidateStrategies,
+        *,
+        recompute: bool = False,
+        save: bool = False,
     ):
-        self.problem, self.allowed = problem, allowed
-        self.points = len(problem.timeline.points) if keep else 0
+        self.problem, self.candidates = problem, candidates
+        self.program_points = len(problem.liveness.program_points) if save else 0
         self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
         found: dict[Hashable, Decisions] = {}
-        helds = list(_held(problem, allowed)) if keep else [{}]
-        for again in _sets_made_again(problem) if recompute else [frozenset()]:
-            for kept in _kept(problem, allowed, again) if keep else [{}]:
-                for held in helds:
-                    decisions = Decisions((), again, kept, held)
-                    remade = remade_entities(problem, decisions)
-                    stays = frozenset(kept.items()), frozenset(held.items())
-                    found.setdefault((remade, stays), decisions)
+        helds = list(_loop_resident_plan(problem, candidates)) if save else [{}]
+        for recomputed in _sets_made_again(problem) if recompute else [frozenset()]:
+            for saved in _kept(problem, candidates, recomputed) if save else [{}]:
+                for loop_resident in helds:
+                    decisions = Decisions((), recomputed, saved, loop_resident)
+                    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+                    needed_after_forward = (
+                        frozenset(saved.items()),
+                        frozenset(loop_resident.items()),
+                    )
+                    found.setdefault((recomputed_nodes, needed_after_forward), decisions)
         self.columns = [self._columns(decisions) for decisions in found.values()]
 
     @property
@@ -84,25 +97,30 @@ class Every:
             total = np.where(fits, columns.objective(objective), math.inf)
             at = np.unravel_index(int(total.argmin()), total.shape)
             if total[at] < least:
-                ways = tuple(choices[int(i)] for choices, i in zip(self.allowed, at, strict=True))
-                least, best = float(total[at]), dataclasses.replace(columns.decisions, ways=ways)
+                strategies = tuple(
+                    choices[int(i)] for choices, i in zip(self.candidates, at, strict=True)
+                )
+                least, best = (
+                    float(total[at]),
+                    dataclasses.replace(columns.decisions, strategies=strategies),
+                )
         return least, best
 
     # ------------------------------------------------------------------ columns
 
     def _columns(self, decisions: Decisions) -> Columns:
-        problem, allowed = self.problem, self.allowed
-        remade = remade_entities(problem, decisions)
-        shape = tuple(map(len, allowed))
+        problem, candidates = self.problem, self.candidates
+        recomputed_nodes = find_recomputed_nodes(problem, decisions)
+        shape = tuple(map(len, candidates))
         compute, communication, inputs = (np.zeros(shape) for _ in range(3))
-        there = [np.zeros(shape) for _ in range(self.points)]
-        for group, choices in enumerate(allowed):
-            members = problem.graph.classes[group]
-            runs = len(members) + len(remade.intersection(members))
-            seconds = [runs * problem.seconds(group, way) for way in choices]
-            compute += _along(np.array(seconds), (group,), shape)
-        for number in range(len(problem.flows)):
-            groups, table = self._table(decisions, remade, number)
+        there = [np.zeros(shape) for _ in range(self.program_points)]
+        for class_id, choices in enumerate(candidates):
+            members = problem.graph.node_classes[class_id]
+            runs = len(members) + len(recomputed_nodes.intersection(members))
+            seconds = [runs * problem.seconds(class_id, strategy) for strategy in choices]
+            compute += _along(np.array(seconds), (class_id,), shape)
+        for number in range(len(problem.tensor_groups)):
+            groups, table = self._table(decisions, recomputed_nodes, number)
             totals = (communication, inputs, *there)
             for total, column in zip(totals, np.moveaxis(table, -1, 0), strict=True):
                 if column.any():
@@ -111,87 +129,109 @@ class Every:
         return Columns(decisions, compute, communication, peak)
 
     def _table(
-        self, decisions: Decisions, remade: frozenset[int], number: int
+        self, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
     ) -> tuple[tuple[int, ...], np.ndarray]:
         """Seconds, and bytes of inputs, and of others at every point, of a flow."""
-        flow, allowed = self.problem.flows[number], self.allowed
-        stays = tuple((decisions.kept.get(t), decisions.held.get(t)) for t in flow.tensors)
-        key = number, remade & flow.entities, stays
+        group, candidates = self.problem.tensor_groups[number], self.candidates
+        needed_after_forward = tuple(
+            (decisions.saved.get(t), decisions.loop_resident.get(t)) for t in group.tensors
+        )
+        key = number, recomputed_nodes & group.nodes, needed_after_forward
         if key in self._tables:
             return self._tables[key]
-        readers = (d.group for d in flow.demands if d.group is not None)
-        groups = tuple(sorted({flow.group, *readers}))
-        table = np.zeros((*(len(allowed[g]) for g in groups), 2 + self.points))
-        ways = [choices[0] for choices in allowed]
-        for at in itertools.product(*(range(len(allowed[g])) for g in groups)):
-            for group, i in zip(groups, at, strict=True):
-                ways[group] = allowed[group][i]
-            decided = dataclasses.replace(decisions, ways=tuple(ways))
-            table[at] = _costs(self.problem, decided, remade, number)[: 2 + self.points]
+        consumers = (d.class_id for d in group.consumer_classes if d.class_id is not None)
+        groups = tuple(sorted({group.class_id, *consumers}))
+        table = np.zeros((*(len(candidates[g]) for g in groups), 2 + self.program_points))
+        strategies = [choices[0] for choices in candidates]
+        for at in itertools.product(*(range(len(candidates[g])) for g in groups)):
+            for class_id, i in zip(groups, at, strict=True):
+                strategies[class_id] = candidates[class_id][i]
+            decided = dataclasses.replace(decisions, strategies=tuple(strategies))
+            table[at] = _costs(self.problem, decided, recomputed_nodes, number)[
+                : 2 + self.program_points
+            ]
         self._tables[key] = groups, table
         return groups, table
 
 
 def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np.ndarray:
     """A table over the ways of some classes, in order, to be broadcast over all."""
-    return table.reshape([n if group in groups else 1 for group, n in enumerate(shape)])
+    return table.reshape([n if class_id in groups else 1 for class_id, n in enumerate(shape)])
 
 
 def _costs(
-    problem: Problem, decisions: Decisions, remade: frozenset[int], number: int
+    problem: Problem, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
 ) -> np.ndarray:
     try:
-        trips = list(trips_of(problem, decisions, remade, number))
+        reshards = list(reshard_plans(problem, decisions, recomputed_nodes, number))
     except PlanError:  # it cannot be kept so
-        return np.full(2 + len(problem.timeline.points), math.inf)
-    seconds = sum(t.weight * t.seconds for t in trips)
-    there = occupied(problem, number, decisions.ways, trips, remade).sum(0)
-    return np.array([seconds, input_bytes(problem, trips), *there])
+        return np.full(2 + len(problem.liveness.program_points), math.inf)
+    seconds = sum(t.multiplicity * t.seconds for t in reshards)
+    there = bytes_by_point(problem, number, decisions.strategies, reshards, recomputed_nodes).sum(0)
+    return np.array([seconds, input_bytes(problem, reshards), *there])
 
 
 # ---------------------------------------------------------------------- what is decided
 
 
 def _sets_made_again(problem: Problem) -> Iterator[frozenset[int]]:
-    early = [e.index for e in problem.graph.entities if e.phase == "forward"]
-    for size in range(len(early) + 1):
-        yield from map(frozenset, itertools.combinations(early, size))
+    in_forward = [e.index for e in problem.graph.nodes if e.phase == "forward"]
+    for size in range(len(in_forward) + 1):
+        yield from map(frozenset, itertools.combinations(in_forward, size))
 
 
-def _held(problem: Problem, allowed: Allowed) -> Iterator[Mapping[int, State]]:
+def _loop_resident_plan(
+    problem: Problem, candidates: CandidateStrategies
+) -> Iterator[Mapping[int, Placements]]:
     """Every choice of a state held through the loop over microbatches, for every tensor."""
-    flows = [flow for flow in problem.flows if is_held(problem, flow)]
-    tensors = [tensor for flow in flows for tensor in flow.tensors]
-    choices = [_states(problem, flow, allowed) for flow in flows for _ in flow.tensors]
+    tensor_groups = [group for group in problem.tensor_groups if is_loop_resident(problem, group)]
+    tensors = [tensor for group in tensor_groups for tensor in group.tensors]
+    choices = [
+        _states(problem, group, candidates) for group in tensor_groups for _ in group.tensors
+    ]
     for one in itertools.product(*choices):
         yield dict(zip(tensors, one, strict=True))
 
 
 def _kept(
-    problem: Problem, allowed: Allowed, again: frozenset[int]
-) -> Iterator[Mapping[int, State]]:
+    problem: Problem, candidates: CandidateStrategies, recomputed: frozenset[int]
+) -> Iterator[Mapping[int, Placements]]:
     """Every choice of a kept state for every tensor that may be kept; none if it is made again."""
     tensors, choices = [], []
-    for flow in problem.flows:
-        for tensor, maker, readers in zip(flow.tensors, flow.makers, flow.readers, strict=True):
-            late = any(d.late and not d.crosses for d in flow.demands) or any(
-                not again.isdisjoint(r) for r in readers
-            )
-            if flow.early and late and not (flow.stored and is_held(problem, flow)):
+    for group in problem.tensor_groups:
+        for tensor, producer, consumers in zip(
+            group.tensors, group.producers, group.consumers, strict=True
+        ):
+            after_forward = any(
+                d.after_forward and not d.after_loop for d in group.consumer_classes
+            ) or any(not recomputed.isdisjoint(r) for r in consumers)
+            if (
+                group.in_forward
+                and after_forward
+                and not (group.is_input and is_loop_resident(problem, group))
+            ):
                 tensors.append(tensor)
-                none = [None] if maker in again else []
-                choices.append([*none, *_states(problem, flow, allowed)])
+                none = [None] if producer in recomputed else []
+                choices.append([*none, *_states(problem, group, candidates)])
     for one in itertools.product(*choices):
         pairs = zip(tensors, one, strict=True)
-        yield {tensor: state for tensor, state in pairs if state is not None}
+        yield {tensor: placements for tensor, placements in pairs if placements is not None}
 
 
-def _states(problem: Problem, flow: Flow, allowed: Allowed) -> list[State]:
+def _states(
+    problem: Problem, group: TensorGroup, candidates: CandidateStrategies
+) -> list[Placements]:
     """States in which a flow can be kept: whole ones, and partial as one of its ways makes it."""
-    sources = {problem.source(flow, way) for way in allowed[flow.group]}
-    entries = {(axis, entry) for state in sources for axis, entry in enumerate(state)}
+    sources = {
+        problem.produced_placements(group, strategy) for strategy in candidates[group.class_id]
+    }
+    possible = {
+        (axis, placement) for placements in sources for axis, placement in enumerate(placements)
+    }
     return [
-        state
-        for state in states(flow.sizes, problem.mesh, (SUM,))
-        if all(entry != SUM or (axis, SUM) in entries for axis, entry in enumerate(state))
+        placements
+        for placements in all_placements(group.sizes, problem.mesh, (SUM,))
+        if all(
+            placement != SUM or (axis, SUM) in possible for axis, placement in enumerate(placements)
+        )
     ]

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorstate.apply import Applied
-from tensorstate.check import Report, compare
-from tensorstate.cost import Cost
-from tensorstate.graph import Graph, Operator
-from tensorstate.run import LocalBlock, interpret, run_operator
-from tensorstate.states import Mesh
+from tensorstate.cost.cost import Cost
+from tensorstate.execution.interpreter import interpret, run_operator
+from tensorstate.execution.sharded_step import Applied
+from tensorstate.ir.graph import Graph, Operator
+from tensorstate.ir.placements import MeshShape
+from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
+from tensorstate.rules.local_shard import LocalShard
 
 MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 
@@ -51,10 +52,12 @@ def jitted(applied: Applied, options: Mapping = QUICK, donate: bool = False):
     )
 
 
-def report_of(applied: Applied, model, mesh: Mesh, cost: Cost, options: Mapping = QUICK) -> Report:
+def report_of(
+    applied: Applied, model, mesh: MeshShape, cost: Cost, options: Mapping = QUICK
+) -> HloComparison:
     """What a plan takes, compiled for a model's arguments, which are donated, beside its price."""
     compiled = jitted(applied, options, donate=True).lower(*model.abstract_args).compile()
-    return compare(compiled, mesh, cost)
+    return compare_with_hlo(compiled, mesh, cost)
 
 
 def assert_same(graph: Graph, function, args, rtol: float = 2e-5) -> None:
@@ -110,9 +113,9 @@ def distinct(graph: Graph) -> list[Operator]:
     found = {}
     for operator in graph.operators:
         dtypes = tuple(str(graph.tensors[use.tensor].dtype) for use in operator.operands)
-        views = tuple((view.positions, str(view.value)) for view in operator.call.inputs)
+        views = tuple((view.positions, str(view.value)) for view in operator.eqn.inputs)
         key = (operator.primitive, operator.sizes, operator.operands and dtypes, views)
-        found.setdefault((*key, str(operator.call.output_labels), operator.kind), operator)
+        found.setdefault((*key, str(operator.eqn.output_labels), operator.kind), operator)
     return list(found.values())
 
 
@@ -128,11 +131,11 @@ def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=No
     given = [graph.tensors[use.tensor] for use in operator.operands]
     shapes = [jax.ShapeDtypeStruct(tensor.sizes, tensor.dtype) for tensor in given]
     operands = [*map(_plain, arguments(shapes) if operands is None else operands)]
-    block = LocalBlock.all_of(operator.sizes)
-    whole = [*map(_plain, run_operator(operator, operands, block))]
+    shard = LocalShard.all_of(operator.sizes)
+    whole = [*map(_plain, run_operator(operator, operands, shard))]
     checked = 0
     for label, size in enumerate(operator.sizes):
-        if label in operator.frozen or size % parts:
+        if label in operator.need_replication or size % parts:
             continue
         found = _by_label(operator, operands, label, parts)
         for x, y in zip(found, whole, strict=True):
@@ -161,15 +164,15 @@ def _by_label(operator: Operator, operands, label: int, parts: int):
             np.split(x, parts, use.labels.index(label))[i] if label in use.labels else x
             for x, use in zip(operands, operator.operands, strict=True)
         ]
-        block = LocalBlock(operator.sizes, counts, {label: np.int32(i)})
-        results.append([*map(_plain, run_operator(operator, blocks, block))])
+        shard = LocalShard(operator.sizes, counts, {label: np.int32(i)})
+        results.append([*map(_plain, run_operator(operator, blocks, shard))])
     found = []
     for k, use in enumerate(operator.results):
         one = [result[k] for result in results]
         if label in use.labels:
             found.append(np.concatenate(one, axis=use.labels.index(label)))
-        elif label in operator.reduced:
-            found.append(COMBINE[operator.reduced[label]](np.stack(one), axis=0))
+        elif label in operator.reductions:
+            found.append(COMBINE[operator.reductions[label]](np.stack(one), axis=0))
         else:
             for other in one[1:]:
                 close(other, one[0])
@@ -188,8 +191,8 @@ def _by_sums(operator: Operator, operands, linear: frozenset[int]):
     rng = np.random.default_rng(1)
     first = [_part(x, rng) if i in linear else x for i, x in enumerate(operands)]
     second = [x - first[i] if i in linear else x for i, x in enumerate(operands)]
-    block = LocalBlock.all_of(operator.sizes)
+    shard = LocalShard.all_of(operator.sizes)
     pairs = zip(
-        run_operator(operator, first, block), run_operator(operator, second, block), strict=True
+        run_operator(operator, first, shard), run_operator(operator, second, shard), strict=True
     )
     return [a + b for a, b in pairs]

@@ -15,9 +15,9 @@ from jax.experimental import io_callback
 from jax.extend import core
 from jax.extend.random import threefry2x32_p
 
-from tensorstate import jaxprs
-from tensorstate.graph import Graph
-from tensorstate.trace import trace
+from tensorstate.ir import jaxprs
+from tensorstate.ir.graph import Graph
+from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import F32, I32, KEY, s
 
 C64, U32, BOOL = jnp.complex64, jnp.uint32, jnp.bool_

@@ -162,7 +162,7 @@ def moved(x, i):
     return twice, jnp.flip(x, 1), padded, jnp.roll(x, 1, axis=0), x[1:, ::2]
 
 
-def reduced(x):
+def reductions(x):
     return x.sum(0), x.max((0, 1)), x.min(), x.prod(1), jnp.any(x > 0, 0), jnp.all(x > 0)
 
 
@@ -205,6 +205,6 @@ STEPS = {
     "grouped": (grouped, s(2, 4, 4, 4), s(3, 3, 2, 4)),
     "unaligned": (unaligned, s(2, 4, 6)),
     "moved": (moved, s(4, 6), s(dtype=I32)),
-    "reduced": (reduced, s(2, 4, 6)),
+    "reduced": (reductions, s(2, 4, 6)),
     "closed_over": (closed_over, s(2, 3)),
 }

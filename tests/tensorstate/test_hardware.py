@@ -10,71 +10,76 @@ from jaxcoll import topologies
 from jaxcoll.simulation import simulate
 from jaxcoll.verifier import verify
 from tensorstate.errors import PlanError
-from tensorstate.hardware import HARDWARE, AlphaBeta, Hardware, Scheduled
-from tensorstate.states import Mesh
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware, ScheduleCosts
+from tensorstate.ir.placements import MeshShape
 
-MESH = Mesh.of({"data": 2, "model": 4})
+MESH = MeshShape.of({"data": 2, "model": 4})
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
 
 def test_alpha_beta_is_the_ring():
-    network = AlphaBeta(MESH, (1e-6, 2e-6), (1e9, 4e9))
-    assert network.price("all_gather", 1, 4000) == pytest.approx(3 * 2e-6 + 3000 / 4e9)
-    assert network.price("all_reduce", 0, 4000) == pytest.approx(2 * (1e-6 + 2000 / 1e9))
+    network = AlphaBetaCosts(MESH, (1e-6, 2e-6), (1e9, 4e9))
+    assert network.collective_seconds("all_gather", 1, 4000) == pytest.approx(3 * 2e-6 + 3000 / 4e9)
+    assert network.collective_seconds("all_reduce", 0, 4000) == pytest.approx(
+        2 * (1e-6 + 2000 / 1e9)
+    )
     assert network.schedule("all_reduce", 0, 4000) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_schedules_are_priced_as_simulated(kind, axis):
-    network = Scheduled(topologies.torus(2, 4), MESH)
+    network = ScheduleCosts(topologies.torus(2, 4), MESH)
     for nbytes in (64, 1 << 20):
         schedule = network.schedule(kind, axis, nbytes)
         assert schedule is not None
         verify(schedule)
         assert schedule.collective.groups == network.groups(axis)
-        assert network.price(kind, axis, nbytes) == simulate(schedule, nbytes).time > 0
+        assert network.collective_seconds(kind, axis, nbytes) == simulate(schedule, nbytes).time > 0
 
 
 def test_the_order_says_which_wires_an_axis_gets():
     topology = topologies.ring(8)
     every_other = [2 * i + j for j in range(2) for i in range(4)]
-    plain, turned = Scheduled(topology, MESH), Scheduled(topology, MESH, order=every_other)
+    plain, turned = (
+        ScheduleCosts(topology, MESH),
+        ScheduleCosts(topology, MESH, device_order=every_other),
+    )
     assert plain.groups(1) == turned.groups(1) == ((0, 1, 2, 3), (4, 5, 6, 7))
     links = zip(turned.topology.src.tolist(), turned.topology.dst.tolist(), strict=True)
     wires = {(every_other[u], every_other[v]) for u, v in links}
     assert wires == set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     # Neighbours on the data axis are then neighbours on the ring, those on the model axis no more.
     for axis, sign in ((0, 1), (1, -1)):
-        before, after = (w.price("all_to_all", axis, 1 << 20) for w in (plain, turned))
+        before, after = (w.collective_seconds("all_to_all", axis, 1 << 20) for w in (plain, turned))
         assert sign * (before - after) > 0
 
 
 def test_axes_of_one_device_cost_nothing():
-    network = Scheduled(topologies.ring(4), Mesh.of({"one": 1, "x": 4}))
-    assert network.price("all_reduce", 0, 1 << 20) == 0
-    assert network.price("all_reduce", 1, 0) == 0
+    network = ScheduleCosts(topologies.ring(4), MeshShape.of({"one": 1, "x": 4}))
+    assert network.collective_seconds("all_reduce", 0, 1 << 20) == 0
+    assert network.collective_seconds("all_reduce", 1, 0) == 0
     assert network.schedule("all_reduce", 0, 8) is None
 
 
 def test_bad_input():
     with pytest.raises(PlanError, match="2 x 4 devices over"):
-        Scheduled(topologies.ring(4), MESH)
+        ScheduleCosts(topologies.ring(4), MESH)
     with pytest.raises(PlanError, match="every rank"):
-        Scheduled(topologies.ring(8), MESH, order=[0] * 8)
+        ScheduleCosts(topologies.ring(8), MESH, device_order=[0] * 8)
     with pytest.raises(PlanError, match="entries for 2 axes"):
-        AlphaBeta(MESH, (0.0,), (1.0, 1.0))
+        AlphaBetaCosts(MESH, (0.0,), (1.0, 1.0))
     with pytest.raises(PlanError, match="bandwidth must be above 0"):
-        AlphaBeta(MESH, (0.0, 0.0), (1.0, 0.0))
+        AlphaBetaCosts(MESH, (0.0, 0.0), (1.0, 0.0))
     with pytest.raises(PlanError, match="alpha must be at least 0"):
-        AlphaBeta(MESH, (0.0, math.nan), (1.0, 1.0))
+        AlphaBetaCosts(MESH, (0.0, math.nan), (1.0, 1.0))
     with pytest.raises(PlanError, match="memory of slow must be above 0"):
         Hardware("slow", {2: 1.0}, 1.0, 0.0)
     with pytest.raises(PlanError, match="must have an entry"):
         Hardware("none", {}, 1.0, 1.0)
-    network = Scheduled(topologies.ring(8), MESH, candidates=())
+    network = ScheduleCosts(topologies.ring(8), MESH, candidates=())
     with pytest.raises(PlanError, match="no all_gather along mesh axis 'model'"):
-        network.price("all_gather", 1, 8)
+        network.collective_seconds("all_gather", 1, 8)
 
 
 def test_flops_by_element():

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from hypothesis import strategies as st
 
-from tensorstate.graph import Graph
-from tensorstate.hardware import AlphaBeta, Hardware
-from tensorstate.problem import Problem
-from tensorstate.states import Mesh
-from tensorstate.trace import trace
-from tensorstate.ways import Way
+from tensorstate.hardware import AlphaBetaCosts, Hardware
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import MeshShape
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Strategy
+from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.steps import I32, s
 
 
@@ -37,8 +37,8 @@ def _tied(x, ws):
     return x.sum()
 
 
-def gate(kept):
-    """Half of tanh, of which the backward pass reads ``kept``: the value or the slope.
+def gate(saved):
+    """Half of tanh, of which the backward pass reads ``saved``: the value or the slope.
 
     JAX keeps the value up to 0.10, and the slope from 0.12 on.
     """
@@ -49,10 +49,10 @@ def gate(kept):
 
     def forward(x):
         value = jnp.tanh(x)
-        return 0.5 * value, value if kept == "value" else 1 - value * value
+        return 0.5 * value, value if saved == "value" else 1 - value * value
 
     def backward(residual, gradient):
-        slope = 1 - residual * residual if kept == "value" else residual
+        slope = 1 - residual * residual if saved == "value" else residual
         return (0.5 * gradient * slope,)
 
     half.defvjp(forward, backward)
@@ -76,8 +76,8 @@ TINY = {
 }
 # Those that run in microbatches.
 CUT = ("chain", "einsums", "greatest", "embedding", "linear", "twice", "tanh", "slope", "layers")
-LINES = (Mesh.of({"data": 2}), Mesh.of({"data": 4}))
-MESHES = (*LINES, Mesh.of({"data": 2, "model": 2}))
+LINES = (MeshShape.of({"data": 2}), MeshShape.of({"data": 4}))
+MESHES = (*LINES, MeshShape.of({"data": 2, "model": 2}))
 
 
 @functools.cache
@@ -97,25 +97,25 @@ def problems(draw, names=tuple(TINY), meshes=MESHES, microbatches=(1,)) -> Probl
     """One of these functions on a mesh, with links and devices of any speed."""
     mesh = draw(st.sampled_from(meshes))
     axes = len(mesh.sizes)
-    network = AlphaBeta(
+    network = AlphaBetaCosts(
         mesh,
         tuple(draw(st.lists(rates(-9, -6), min_size=axes, max_size=axes))),
         tuple(draw(st.lists(rates(7, 10), min_size=axes, max_size=axes))),
     )
     device = Hardware("drawn", {4: draw(rates(8, 10))}, draw(rates(7, 10)), 1e9)
-    turns = draw(st.sampled_from(microbatches))
-    return Problem(graph(draw(st.sampled_from(names))), network, device, turns)
+    num_repeats = draw(st.sampled_from(microbatches))
+    return Problem(graph(draw(st.sampled_from(names))), network, device, num_repeats)
 
 
 @st.composite
-def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Way, ...], ...]:
+def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, ...], ...]:
     """Ways to choose from: some of each class, so that there are not too many choices.
 
     Where sharding is possible some of it is left in, and always the replicated way, so that the
     choices fit together.
     """
-    kept = [list(ways.all) for ways in problem.ways]
-    while math.prod(map(len, kept)) > most:
-        largest = max(range(len(kept)), key=lambda group: len(kept[group]))
-        kept[largest].pop(draw(st.integers(1, len(kept[largest]) - 1)))
-    return tuple(map(tuple, kept))
+    saved = [list(strategies.all) for strategies in problem.strategies]
+    while math.prod(map(len, saved)) > most:
+        largest = max(range(len(saved)), key=lambda class_id: len(saved[class_id]))
+        saved[largest].pop(draw(st.integers(1, len(saved[largest]) - 1)))
+    return tuple(map(tuple, saved))

@@ -110,11 +110,11 @@ def fixed_point(p, x, key):
         y, before, count = carry
         return (jnp.abs(y - before).max() > 1e-3) & (count < 50)
 
-    def again(carry):
+    def recomputed(carry):
         y, _, count = carry
         return 0.5 * jnp.tanh(y) + x, y, count + 1
 
-    y, _, _ = lax.while_loop(far, again, (x, x + 1, 0))
+    y, _, _ = lax.while_loop(far, recomputed, (x, x + 1, 0))
     return (lax.stop_gradient(y) + x) @ p["up"]
 
 
@@ -200,11 +200,11 @@ def called_back(p, x, key):
 
 
 def checkpointed(p, x, key):
-    block = jax.checkpoint(
+    shard = jax.checkpoint(
         lambda y: jnp.sin(y @ p["up"]) @ p["down"],
         policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     )
-    return block(block(x))
+    return shard(shard(x))
 
 
 def by_example(p, x, key):

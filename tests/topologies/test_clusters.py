@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.bounds import ideal
-from jaxcoll.errors import TopologyError
-from jaxcoll.grid import Grid
+from jaxcoll import Grid, Topology, TopologyError, ideal
 from jaxcoll.paths import hop_distances
 from jaxcoll.topologies import (
     behind_routers,
@@ -35,7 +33,6 @@ from jaxcoll.topologies import (
     switch_2d,
     torus,
 )
-from jaxcoll.topology import Topology
 
 FACTORS = st.sampled_from(
     [
@@ -152,7 +149,7 @@ def test_switch_2d_as_in_tacos():
     assert topology.num_ranks == 32
     assert topology.num_vertices == 32 + 4 + 8
     assert set(topology.out_bandwidth()[:32]) == {325e9}
-    # Ranks of a box are consecutive and two links apart, as are equal places of two boxes.
+    # Ranks of a host are consecutive and two links apart, as are equal places of two hosts.
     hops = hop_distances(topology)
     assert hops[0, 7] == hops[0, 8] == 2
     assert hops[0, 9] == 4
@@ -214,7 +211,7 @@ def test_multi_rail_is_a_2d_switch():
     topology = multi_rail(4, 8)
     same = switch_2d(8, 4, alpha=(1e-6, 5e-6), bandwidth=(300e9, 25e9))
     assert topology == same
-    assert topology.name == "4 boxes of 8 on rails"
+    assert topology.name == "4 hosts of 8 on rails"
 
 
 # ---------------------------------------------------------------------- dragonfly
@@ -315,7 +312,7 @@ def test_fat_tree(arity, levels):
         for v in range(n):
             level = next(t for t in range(levels + 1) if u // arity**t == v // arity**t)
             assert hops[u, v] == 2 * level
-    # Full bisection: what can enter the two halves is what all their ranks can send.
+    # Full bisection: the two halves can receive as much as all their ranks can send.
     if arity % 2 == 0 and levels > 1:
         flow = nx.DiGraph()
         for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.errors import TopologyError
+from jaxcoll import Topology, TopologyError
 from jaxcoll.paths import hop_distances
 from jaxcoll.topologies import fully_connected, hypercube, mesh, ring, star, switch, torus
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH, grid
-from jaxcoll.topology import Topology
 from tests import strategies
 
 SIDES = st.lists(st.integers(1, 5), min_size=1, max_size=4).filter(lambda s: math.prod(s) <= 120)

@@ -1,4 +1,4 @@
-"""Clusters of boxes: shapes, and the throughput optima that the ForestColl papers and code give."""
+"""Clusters of hosts: shapes, and the throughput optima that the ForestColl papers and code give."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import pytest
 
-from jaxcoll.bounds.throughput import fixed_k, optimum
-from jaxcoll.errors import TopologyError
+from jaxcoll import TopologyError, optimum
+from jaxcoll.bounds.throughput import fixed_k
 from jaxcoll.paths import hop_distances
-from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_boxes
+from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_hosts
 
 GB = 10**9
 
@@ -46,15 +46,15 @@ def test_table_4_1():
 
 
 def test_shapes():
-    topology = nvswitch_boxes((3, 1), inside=(4e9, 2e9), network=1e9)
+    topology = nvswitch_hosts((3, 1), inside=(4e9, 2e9), network=1e9)
     assert (topology.num_ranks, topology.num_vertices, topology.num_links) == (4, 7, 16)
     assert topology.vertex_names == (
-        "box 0 rank 0", "box 0 rank 1", "box 0 rank 2", "box 1 rank 0",
-        "box 0 switch", "box 1 switch", "network",
+        "host 0 rank 0", "host 0 rank 1", "host 0 rank 2", "host 1 rank 0",
+        "host 0 switch", "host 1 switch", "network",
     )  # fmt: skip
     assert topology.out_bandwidth().tolist() == [5e9, 5e9, 5e9, 3e9, 12e9, 2e9, 4e9]
     assert (hop_distances(topology)[:3, :3].max(), hop_distances(topology).max()) == (2, 2)
-    assert nvswitch_boxes((4,), inside=1, network=1).num_vertices == 5
+    assert nvswitch_hosts((4,), inside=1, network=1).num_vertices == 5
     assert mi250(1).is_direct
     assert mi250(1).out_bandwidth().tolist() == [350e9] * 16
     assert set(mi250(3).out_bandwidth()[:48]) == {366e9}
@@ -66,9 +66,9 @@ def test_shapes():
     [
         lambda: dgx_a100(0),
         lambda: dgx_h100(1.5),  # type: ignore[arg-type]
-        lambda: nvswitch_boxes((), inside=1, network=1),
-        lambda: nvswitch_boxes((8, 0), inside=1, network=1),
-        lambda: nvswitch_boxes((8, 8), inside=(1, 2, 3), network=1),
+        lambda: nvswitch_hosts((), inside=1, network=1),
+        lambda: nvswitch_hosts((8, 0), inside=1, network=1),
+        lambda: nvswitch_hosts((8, 8), inside=(1, 2, 3), network=1),
         lambda: mi250(0),
         lambda: mi250(2, ranks=12),
     ],

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from jaxcoll.bounds.throughput import optimum
-from jaxcoll.errors import TopologyError
+from jaxcoll import TopologyError, optimum
 from jaxcoll.paths import hop_distances
 from jaxcoll.synth.forestcoll import forest
 from jaxcoll.topologies.leaf_spine import leaf_spine

@@ -22,9 +22,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from jaxcoll import aot
-from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll import CollectiveError, ScheduleError, aot
+from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import integers, mesh_of, sharded
 
 N, DEPTH, WIDTH = 8, 4, 4
@@ -226,7 +225,7 @@ def test_permutes_stand_between_the_products_of_the_backward_pass():
     assert shapes[:DEPTH] == [["dot", "permute", "dot"], *[["permute", "dot"]] * 2, ["permute"]]
     assert [segment.count("dot") for segment in segments[:DEPTH]] == [4, 2, 1, 0]
     # Each layer adds a sum that is under way: its steps run beside those of the others.
-    steps = [len(rounds) for rounds in program_of(schedule()).steps]
+    steps = [len(rounds) for rounds in permute_program(schedule()).steps]
     assert [segment.count("permute") for segment in segments[: DEPTH - 1]] == [
         sum(steps[: i + 1]) for i in range(DEPTH - 1)
     ]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth.forestcoll import forest
-from jaxcoll.topologies import dgx_a100, dgx_h100, fat_tree, mi250, nvswitch_boxes, switch
+from jaxcoll.topologies import dgx_a100, dgx_h100, fat_tree, mi250, nvswitch_hosts, switch
 from jaxcoll.trees.multicast import multicast
 
 FORESTS = [
@@ -19,7 +19,7 @@ FORESTS = [
         dgx_h100(3),
         fat_tree(2, 3),
         mi250(2, ranks=8),
-        nvswitch_boxes((3, 2, 4), inside=9e9, network=1e9),
+        nvswitch_hosts((3, 2, 4), inside=9e9, network=1e9),
     )
 ]
 

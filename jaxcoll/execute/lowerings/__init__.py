@@ -1,6 +1,13 @@
-"""Lowerings: ways to turn a program into JAX operations, one a file.
+"""Lowerings: from a schedule to JAX operations.
 
-Each is a function ``run(program, x, axes, width, target) -> y`` over arrays, called inside
-``shard_map``: ``x`` holds the rows of a rank's input one after another along its leading dimension,
-``y`` those of its output. "pallas" takes flat arrays only.
+Read in this order:
+
+- ``rounds``: a schedule as a ``PermuteProgram``, rounds of one ``ppermute`` each, which
+  ``edge_colouring`` divides the messages of a step into; ``step_splitting`` cuts long steps.
+- ``ssa``, ``scan``, ``pallas``: the lowerings. Each is a function ``run(program, x, axes, width,
+  target) -> y`` over arrays, called inside ``shard_map``: ``x`` holds the rows of a rank's input
+  one after another along its leading dimension, ``y`` those of its output. "pallas" takes flat
+  arrays.
+- ``buffer``: the array that holds a rank's rows; ``grouped_permutes``: the permutes of one step.
+- ``dataflow``, ``ssa_dataflow``: straight-line code that needs no buffer.
 """

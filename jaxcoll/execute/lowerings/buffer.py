@@ -1,8 +1,8 @@
-"""The buffer that a program's rows live in: filled, read, written and emptied.
+"""The buffer that holds a rank's rows: filled, read, written and emptied.
 
-A row is ``width`` lines of an array, a line being what stands at one index of its leading
-dimension: an element of a flat array. Which rows are meant may differ from rank to rank; they are
-then looked up by the rank.
+A row is ``width`` lines of an array; a line is the part of the array at one index of its leading
+dimension, which is one element of a flat array. Row numbers that differ between ranks are looked up
+by the rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxcoll.execute.jax_internals import explicit_axes, varying
-from jaxcoll.execute.lowerings.rounds import Program, Round
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,8 +56,8 @@ def runs(table: np.ndarray, add: np.ndarray | None = None) -> Iterator[Run]:
 def lookup(table: np.ndarray, rank: jax.Array):
     """This rank's entry of a table of shape (ranks,).
 
-    One that is the same for all ranks is a Python number, one that rises evenly with the rank is
-    computed from it, so that symmetric schedules need no tables.
+    An entry that is the same for all ranks is a Python number; one that is linear in the rank is
+    computed from it. So symmetric schedules need no tables.
     """
     first, rise = int(table[0]), int(table[-1]) - int(table[0])
     stride = rise // max(1, len(table) - 1)
@@ -100,7 +100,7 @@ def blank(like: jax.Array, length: int) -> jax.Array:
 
 
 def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
-    """``x`` said to vary over the axes that ``like`` does."""
+    """``x`` typed as varying over the axes that ``like`` varies over."""
     missing = tuple(sorted(varying(like) - varying(x)))
     return lax.pcast(x, missing, to="varying") if missing else x
 
@@ -108,30 +108,32 @@ def cast_like(x: jax.Array, like: jax.Array) -> jax.Array:
 # ---------------------------------------------------------------------- in and out
 
 
-def fill(program: Program, x: jax.Array, rank: jax.Array, width: int) -> jax.Array:
+def initial_buffer(program: PermuteProgram, x: jax.Array, rank: jax.Array, width: int) -> jax.Array:
     """The buffer before the first step."""
     collective, k = program.collective, program.collective.chunks_per_shard
     length = program.num_rows * width
     if collective.kind in ("all_gather", "gather"):
-        start = lookup(program.place * k, rank)
+        start = lookup(program.group_index * k, rank)
         return write(blank(x, length), x, start, width)
     if collective.kind == "all_to_all":
-        # A rank's block for itself is in its place from the start.
+        # A rank's block for itself is at its final row from the start.
         buffer = write(blank(x, length), x, program.group_size * k, width)
-        start = lookup(program.place * k, rank)
+        start = lookup(program.group_index * k, rank)
         return write(buffer, read(x, start, k, width), start, width)
     return x if x.shape[0] == length else write(blank(x, length), x, 0, width)
 
 
-def empty(program: Program, buffer: jax.Array, rank: jax.Array, width: int) -> jax.Array:
+def read_result(
+    program: PermuteProgram, buffer: jax.Array, rank: jax.Array, width: int
+) -> jax.Array:
     """The rows of the result, after the last step; zeros at ranks that have none."""
     collective, k = program.collective, program.collective.chunks_per_shard
     if collective.kind in ("reduce_scatter", "scatter"):
-        return read(buffer, lookup(program.place * k, rank), k, width)
+        return read(buffer, lookup(program.group_index * k, rank), k, width)
     shards = 1 if collective.kind in ("broadcast", "reduce") else program.group_size
     result = read(buffer, 0, shards * k, width)
     if collective.kind in ("reduce", "gather"):
-        is_root = lookup(program.place == collective.root, rank)
+        is_root = lookup(program.group_index == collective.root, rank)
         return lax.select(_everywhere(is_root, result), result, lax.full_like(result, 0))
     return result
 
@@ -141,7 +143,7 @@ def _everywhere(flag, like: jax.Array) -> jax.Array:
 
 
 def resolve(run: Run, look: Callable[[np.ndarray], object]) -> tuple:
-    """Where a run goes on this rank, for ``put``: (row, active or None, add or None).
+    """The destination of a run on this rank, for ``put``: (row, active or None, add or None).
 
     Args:
         look: this rank's entry of a table of shape (ranks,).
@@ -159,10 +161,10 @@ def put(
     width: int,
     op: Callable = lax.add,
 ) -> jax.Array:
-    """The buffer with one run of what arrived copied or added to it, untouched on idle ranks.
+    """The buffer with one run of the received rows copied or added, unchanged on idle ranks.
 
     Args:
-        op: what is taken of two rows where one is added.
+        op: combines two rows where one is added.
     """
     row, active, add = where
     new = read(arrived, run.column, run.length, width)
@@ -181,7 +183,7 @@ def put(
 
 
 def source(buffer: jax.Array, round_: Round, rank: jax.Array, width: int) -> jax.Array:
-    """What this rank sends in a round."""
+    """The rows that this rank sends in a round."""
     parts = [
         read(buffer, lookup(part.start, rank), part.length, width) for part in runs(round_.send)
     ]
@@ -196,7 +198,7 @@ def receive(
     width: int,
     op: Callable = lax.add,
 ) -> jax.Array:
-    """The buffer with what arrived in the rounds of a step."""
+    """The buffer after the rows received in the rounds of a step are copied or added."""
     for rows, round_ in zip(arrived, rounds, strict=True):
         for part in runs(round_.recv, round_.add):
             where = resolve(part, lambda table: lookup(table, rank))

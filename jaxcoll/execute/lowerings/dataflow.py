@@ -1,13 +1,13 @@
-"""Values: a program without its buffer, as a flow of values from permute to permute. NumPy only.
+"""Dataflow: a program without its buffer, as values from permute to permute. NumPy only.
 
-In straight-line code what arrives need not be stored to be sent on. A *value* is something all
-ranks have under the same name: the input, what a round brought, or a sum taken on the spot. The
-flow says for each round which rows of which values a rank sends, for sums which are added up, and
-where the rows of the result are found in the end. Nothing is copied that is only passed on, a sum
-is one fused addition, and nobody needs a buffer until the result is put together.
+Straight-line code can forward received rows without storing them. A *value* is an array that all
+ranks have under the same name: the input, the rows received in a round, or a sum. The dataflow says
+which rows of which values a rank sends in each round, which rows are added, and where the rows of
+the result are. Forwarded rows are not copied, a sum is one fused addition, and no buffer is needed
+until the result is assembled.
 
-That pays where all ranks do about the same, as they do in schedules of symmetric networks. Where
-they do not, there is no flow (``flow_of`` gives ``None``) and a buffer serves better.
+That pays where all ranks do about the same, as in schedules of symmetric networks. Elsewhere
+``dataflow_of`` gives ``None``, and the lowering uses a buffer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import functools
 
 import numpy as np
 
-from jaxcoll.execute.lowerings.rounds import Program, Round
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
 
-# More ways than this in which ranks put together what they send are not worth a selection.
+# With more variants than this of one segment, a buffer is cheaper than selecting between them.
 MOST_VARIANTS = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Variant:
-    """How some ranks come by consecutive rows: as the sum of rows of values.
+    """Consecutive rows that some ranks compute in the same way: as a sum of rows of values.
 
     Attributes:
         values: the values added up.
@@ -37,12 +37,12 @@ class Variant:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Piece:
+class Segment:
     """Consecutive rows of a message or a sum.
 
     Attributes:
         length: rows.
-        variants: the ways to come by them.
+        variants: the different sums that give them.
         which: the variant of each rank, integers of shape (ranks,).
     """
 
@@ -53,23 +53,25 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Op:
-    """What makes a value: its pieces side by side, permuted unless ``pairs`` is None.
+    """The operation that makes a value: segments concatenated, then permuted along ``pairs``.
 
     Attributes:
+        segments: the rows to concatenate.
+        pairs: (sender, receiver) of each message; None for a value that is not permuted.
         size: rows of the value.
-        rows: instead of pieces, the rows of the result as far as it goes that are permuted, int32
-            of shape (ranks, size), -1 for none.
+        rows: instead of segments, rows that are read from the result so far, int32 of shape
+            (ranks, size), -1 for none.
     """
 
-    pieces: tuple[Piece, ...]
+    segments: tuple[Segment, ...]
     pairs: tuple[tuple[int, int], ...] | None
     size: int
     rows: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Flow:
-    """A program as values: value 0 is the input, value i + 1 what the i-th operation makes.
+class Dataflow:
+    """A program as values: value 0 is the input, value i + 1 the i-th operation's result.
 
     Attributes:
         steps: the operations of each step; none of a step uses a permuted value of the same step.
@@ -82,17 +84,17 @@ class Flow:
 
 
 @functools.lru_cache(maxsize=256)
-def flow_of(program: Program, style: str = "flat") -> Flow | None:
-    """The flow of a program, or ``None`` where ranks differ too much for one.
+def dataflow_of(program: PermuteProgram, style: str = "flat") -> Dataflow | None:
+    """The dataflow of a program, or ``None`` where ranks differ too much for one.
 
     Args:
-        style: how a message of several pieces comes about. "flat": they are put side by side.
-            "result": it is read from the result where that has its rows, mostly in one piece.
-            "split": if all pieces are values as they stand, each is permuted by itself (more
-            permutes, but one copy less of all that is sent); else as "result".
+        style: how a message of several segments is made. "flat": they are concatenated.
+            "result": the message is read from the result so far where that has its rows, mostly in
+            one segment. "split": if all segments are whole values, each is permuted by itself (more
+            permutes, but one copy less of every message); else as "result".
     """
     try:
-        return _Tracer(program, style).trace()
+        return _DataflowBuilder(program, style).trace()
     except _Irregular:
         return None
 
@@ -101,19 +103,19 @@ class _Irregular(Exception):
     """Ranks differ in more ways than ``MOST_VARIANTS``."""
 
 
-class _Tracer:
-    """Follows where the rows of every rank are while a program runs.
+class _DataflowBuilder:
+    """Traces a program and records which rows of which values add up to each row of each rank.
 
-    ``value[r, row, :count[r, row]]`` are the values, and ``place`` the rows in them, whose sum is
-    what rank r has of a row.
+    Row ``row`` of rank r is the sum of rows ``offset[r, row, :count[r, row]]`` of the values
+    ``value[r, row, :count[r, row]]``.
     """
 
-    def __init__(self, program: Program, style: str):
+    def __init__(self, program: PermuteProgram, style: str):
         self.program, self.style = program, style
         shape = (program.num_ranks, program.num_rows)
         self.count = np.zeros(shape, np.int32)
         self.value = np.full((*shape, 1), -1, np.int32)
-        self.place = np.full((*shape, 1), -1, np.int32)
+        self.offset = np.full((*shape, 1), -1, np.int32)
         self.sizes = [0]
         rows = program.input_rows()
         self.sizes[0] = rows.shape[1]
@@ -121,7 +123,7 @@ class _Tracer:
             here = np.flatnonzero(rows[:, at] >= 0)
             self._set(here, rows[here, at], 0, at)
 
-    def trace(self) -> Flow:
+    def trace(self) -> Dataflow:
         steps = []
         for rounds in self.program.steps:
             ops = self._settle(self._copied(rounds))
@@ -132,17 +134,17 @@ class _Tracer:
             steps.append(tuple(ops))
         wanted = self.program.output_rows()
         last = self._settle(wanted)
-        return Flow((*steps, tuple(last)), self._found(wanted))
+        return Dataflow((*steps, tuple(last)), self._found(wanted))
 
     # ------------------------------------------------------------------ sends
 
     def _permutes(self, rounds: tuple[Round, ...]):
-        """The rounds of a step as operations, each with what of its tables arrives by it."""
+        """The rounds of a step as (operation, its ``recv`` table, its ``add`` table)."""
         ordered = [self._ordered(r) for r in rounds]
-        pieces = [self._pieces(r.send) for r in ordered]
-        from_result = self._is_from_result(rounds, pieces)
+        segments = [self._segments(r.send) for r in ordered]
+        from_result = self._is_from_result(rounds, segments)
         parts = []
-        for given, round_, parted in zip(rounds, ordered, pieces, strict=True):
+        for given, round_, parted in zip(rounds, ordered, segments, strict=True):
             if self._is_split(parted):
                 parts += self._split(round_, parted)
             elif from_result:
@@ -153,34 +155,34 @@ class _Tracer:
                 parts.append((op, round_.recv, round_.add))
         return parts
 
-    def _is_from_result(self, rounds: tuple[Round, ...], pieces) -> bool:
-        """Whether a step is read from the result: if one read does, and saves joining pieces.
+    def _is_from_result(self, rounds: tuple[Round, ...], segments) -> bool:
+        """Whether a step is read from the result: if one read does, and saves joining segments.
 
         With several reads, or arrivals that need none, XLA would not know that all reading comes
         before what the step writes to the result, and copy it.
         """
         gathers = self.program.collective.kind in ("all_gather", "all_reduce")
-        if self.style == "flat" or not gathers or any(map(self._is_split, pieces)):
+        if self.style == "flat" or not gathers or any(map(self._is_split, segments)):
             return False
-        if any(len(parted) == 1 for parted in pieces) or any(r.add.any() for r in rounds):
+        if any(len(parted) == 1 for parted in segments) or any(r.add.any() for r in rounds):
             return False
         return len({r.send.tobytes() for r in rounds}) == 1
 
-    def _is_split(self, pieces: tuple[Piece, ...]) -> bool:
-        return self.style == "split" and len(pieces) > 1 and all(map(self._is_whole, pieces))
+    def _is_split(self, segments: tuple[Segment, ...]) -> bool:
+        return self.style == "split" and len(segments) > 1 and all(map(self._is_whole, segments))
 
-    def _is_whole(self, piece: Piece) -> bool:
-        """Whether a piece is a value as it stands."""
-        way = piece.variants[0]
-        alone = len(piece.variants) == len(way.values) == 1 and not way.start.any()
-        return alone and piece.length == self.sizes[way.values[0]]
+    def _is_whole(self, segment: Segment) -> bool:
+        """Whether a segment is one whole value."""
+        variant = segment.variants[0]
+        alone = len(segment.variants) == len(variant.values) == 1 and not variant.start.any()
+        return alone and segment.length == self.sizes[variant.values[0]]
 
-    def _split(self, round_: Round, pieces: tuple[Piece, ...]):
+    def _split(self, round_: Round, segments: tuple[Segment, ...]):
         parts, at = [], 0
-        for piece in pieces:
-            here = slice(at, at := at + piece.length)
+        for segment in segments:
+            here = slice(at, at := at + segment.length)
             pairs = tuple(pair for pair in round_.pairs if round_.send[pair[0], here.start] >= 0)
-            op = Op((piece,), pairs, piece.length)
+            op = Op((segment,), pairs, segment.length)
             parts.append((op, round_.recv[:, here], round_.add[:, here]))
         return parts
 
@@ -190,29 +192,29 @@ class _Tracer:
         for u, v in round_.pairs:
             filled = send[u] >= 0
             rows = send[u][filled]
-            order = np.lexsort((self.place[u, rows, 0], self.value[u, rows, 0]))
+            order = np.lexsort((self.offset[u, rows, 0], self.value[u, rows, 0]))
             send[u, : len(rows)] = rows[order]
             recv[v, : len(rows)] = recv[v][filled][order]
             add[v, : len(rows)] = add[v][filled][order]
         return Round(round_.pairs, send, recv, add)
 
-    def _pieces(self, table: np.ndarray) -> tuple[Piece, ...]:
-        """Rows given as a table of shape (ranks, columns), -1 for none, as pieces."""
+    def _segments(self, table: np.ndarray) -> tuple[Segment, ...]:
+        """Rows given as a table of shape (ranks, columns), -1 for none, as segments."""
         active = table >= 0
         rows = np.where(active, table, 0)
         ranks = np.arange(len(table))[:, None]
-        count, value, place = (a[ranks, rows] for a in (self.count, self.value, self.place))
+        count, value, offset = (a[ranks, rows] for a in (self.count, self.value, self.offset))
         count, value = np.where(active, count, 0), np.where(active[..., None], value, -1)
         if ((count == 0) & active).any():
             raise _Irregular
         goes_on = (active[:, 1:] == active[:, :-1]) & (count[:, 1:] == count[:, :-1])
         goes_on &= (value[:, 1:] == value[:, :-1]).all(-1)
-        follows = (place[:, 1:] == place[:, :-1] + 1) | (value[:, 1:] < 0)
+        follows = (offset[:, 1:] == offset[:, :-1] + 1) | (value[:, 1:] < 0)
         goes_on &= follows.all(-1)
         first = np.flatnonzero(np.concatenate([[True], ~goes_on.all(axis=0)]))
         lengths = np.diff(np.append(first, table.shape[1]))
         return tuple(
-            _piece(int(length), count[:, c], value[:, c], place[:, c])
+            _segment(int(length), count[:, c], value[:, c], offset[:, c])
             for c, length in zip(first, lengths, strict=True)
         )
 
@@ -227,14 +229,14 @@ class _Tracer:
         return _as_table(mask)
 
     def _settle(self, table: np.ndarray) -> list[Op]:
-        """Take the sums that are left to be taken in rows of a table, all in one operation."""
+        """Compute the pending sums of the rows of a table, all in one operation."""
         mask = np.zeros(self.count.shape, bool)
         ranks, columns = np.nonzero(table >= 0)
         mask[ranks, table[ranks, columns]] = True
         rows = _as_table(mask & (self.count > 1))
         if rows.shape[1] == 0:
             return []
-        op = Op(self._pieces(rows), None, rows.shape[1])
+        op = Op(self._segments(rows), None, rows.shape[1])
         self._receive(rows, np.zeros(rows.shape, bool))
         return [op]
 
@@ -251,20 +253,20 @@ class _Tracer:
                 else:
                     self._set(here, table[here, at], name, at)
 
-    def _set(self, ranks, rows, value: int, place: int) -> None:
+    def _set(self, ranks, rows, value: int, offset: int) -> None:
         self.count[ranks, rows] = 1
         self.value[ranks, rows] = -1
         self.value[ranks, rows, 0] = value
-        self.place[ranks, rows, 0] = place
+        self.offset[ranks, rows, 0] = offset
 
-    def _append(self, ranks, rows, value: int, place: int) -> None:
+    def _append(self, ranks, rows, value: int, offset: int) -> None:
         at = self.count[ranks, rows]
         while len(at) and at.max() >= self.value.shape[2]:
             longer = [(0, 0), (0, 0), (0, self.value.shape[2])]
             self.value = np.pad(self.value, longer, constant_values=-1)
-            self.place = np.pad(self.place, longer, constant_values=-1)
+            self.offset = np.pad(self.offset, longer, constant_values=-1)
         self.value[ranks, rows, at] = value
-        self.place[ranks, rows, at] = place
+        self.offset[ranks, rows, at] = offset
         self.count[ranks, rows] += 1
 
     def _found(self, wanted: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -272,10 +274,10 @@ class _Tracer:
         found = [np.full((n, size), -1, np.int32) for size in self.sizes]
         ranks, columns = np.nonzero(wanted >= 0)
         rows = wanted[ranks, columns]
-        values, places = self.value[ranks, rows, 0], self.place[ranks, rows, 0]
+        values, offsets = self.value[ranks, rows, 0], self.offset[ranks, rows, 0]
         for value in np.unique(values):
             here = values == value
-            found[value][ranks[here], places[here]] = columns[here]
+            found[value][ranks[here], offsets[here]] = columns[here]
         return tuple(found)
 
 
@@ -287,7 +289,7 @@ def _as_table(mask: np.ndarray) -> np.ndarray:
     return table
 
 
-def _piece(length: int, count: np.ndarray, value: np.ndarray, place: np.ndarray) -> Piece:
+def _segment(length: int, count: np.ndarray, value: np.ndarray, offset: np.ndarray) -> Segment:
     kinds, which = np.unique(value[count > 0], axis=0, return_inverse=True)
     if len(kinds) > MOST_VARIANTS:
         raise _Irregular
@@ -297,7 +299,7 @@ def _piece(length: int, count: np.ndarray, value: np.ndarray, place: np.ndarray)
     for i, kind in enumerate(kinds):
         terms = int((kind >= 0).sum())
         mine = (count > 0) & (variant == i)
-        # Ranks that do otherwise read where one that does so reads, which is sure to exist.
-        start = np.where(mine[:, None], place[:, :terms], place[np.argmax(mine), :terms])
+        # Ranks of other variants read the rows that a rank of this one reads, which exist.
+        start = np.where(mine[:, None], offset[:, :terms], offset[np.argmax(mine), :terms])
         variants.append(Variant(tuple(int(v) for v in kind[:terms]), start.T))
-    return Piece(length, tuple(variants), variant)
+    return Segment(length, tuple(variants), variant)

@@ -30,7 +30,7 @@ def colour_messages(src: np.ndarray, dst: np.ndarray, size: np.ndarray | None = 
 
     Args:
         src, dst: sending and receiving rank of each message, integers of shape (messages,).
-        size: chunks of each message, integers of shape (messages,); all alike when omitted.
+        size: chunks of each message, integers of shape (messages,); all equal when omitted.
 
     Returns:
         The colour of each message, int32 of shape (messages,), from 0.
@@ -41,7 +41,7 @@ def colour_messages(src: np.ndarray, dst: np.ndarray, size: np.ndarray | None = 
     src, dst = np.asarray(src, np.int64), np.asarray(dst, np.int64)
     size = np.ones(len(src), np.int64) if size is None else np.asarray(size, np.int64)
     if not len(src) == len(dst) == len(size):
-        raise ScheduleError("src, dst and size need one value a message")
+        raise ScheduleError("src, dst and size need one value per message")
     if len(src) == 0:
         return np.zeros(0, np.int32)
     if min(src.min(), dst.min()) < 0:

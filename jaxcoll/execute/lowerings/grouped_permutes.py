@@ -19,13 +19,13 @@ _GROUP = {"_collectives_group": "", "inlineable": "false"}
 def permute_together(
     axes: Axes, sources: Sequence[jax.Array], pairs: Sequence[Pairs], target: str
 ) -> list[jax.Array]:
-    """What arrives in the rounds of one step, each as ``axes.permute`` gives it.
+    """The rows received in each round of one step, as ``axes.permute`` gives them.
 
     On GPUs two rounds or more become one group, hence one launch. CPU and TPU know no groups; on
     TPU permutes that do not depend on each other are in flight together as they are.
 
     Args:
-        sources: what this rank sends in each round.
+        sources: the rows that this rank sends in each round.
         pairs: who sends to whom in each round.
         target: "cpu", "gpu" or "tpu".
     """

@@ -1,13 +1,13 @@
-"""pallas: one TPU kernel that writes what it sends into the rows where it belongs.
+"""pallas: one TPU kernel that writes every chunk straight into the receiver's row.
 
-A rank's buffer stays where it is; every chunk is one remote DMA from a row here to a row there, and
-nothing is copied to be sent. Partial sums arrive in rows of their own, since the receiver may still
-be adding to its own, and are added from there, block by block.
+A rank's buffer stays in place: every chunk is one remote DMA from a local row to a row of the
+receiver, without a copy before it. Partial sums arrive in landing rows of their own, since the
+receiver may still be adding to the final row, and are added from the landing rows, block by block.
 
-A rank enters when its neighbours (all it sends to or receives from) have entered too, else it would
-write to a buffer that is not there yet; and it leaves when they have all left, so that the signals
-of the next kernel of the same schedule are not taken for signals of this one. In between, a step
-waits for nothing but its own messages: neighbours may be steps ahead or behind.
+A rank enters when its neighbours (all ranks it sends to or receives from) have entered too;
+otherwise it would write to a buffer that does not exist yet. It leaves when all of them have left,
+so that signals of the next kernel of the same schedule are not taken for signals of this one. In
+between, a step waits only for its own messages: neighbours may be steps ahead or behind.
 
 On CPU devices the kernel runs in Pallas's TPU interpreter, slowly, for tests.
 """
@@ -30,8 +30,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.lowerings.buffer import empty, fill
-from jaxcoll.execute.lowerings.rounds import Program
+from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result
+from jaxcoll.execute.lowerings.rounds import PermuteProgram
 
 Ref = Any  # to a buffer, a table or semaphores
 
@@ -41,7 +41,7 @@ BLOCK_BYTES = 1 << 19  # added at a time; two fit into fast memory with room to 
 
 
 def run(
-    program: Program,
+    program: PermuteProgram,
     x: jax.Array,
     axes: Axes,
     width: int,
@@ -63,7 +63,7 @@ def run(
         raise CollectiveError(f"the lowering 'pallas' moves items of 1 to 4 bytes, got {x.dtype}")
     rank = axes.rank()
     if not program.steps:
-        return empty(program, fill(program, x, rank, width), rank, width)
+        return read_result(program, initial_buffer(program, x, rank, width), rank, width)
     tile = TILE_BYTES // x.dtype.itemsize
     padded = -(-width // tile) * tile
     if padded > width:
@@ -73,9 +73,9 @@ def run(
         return out.reshape(-1, padded)[:, :width].reshape(-1)
     interpret = False if target == "tpu" else interpreter or pltpu.InterpretParams()
     shape = (program.num_rows, width // LANES, LANES)
-    buffer = fill(program, x, rank, width).reshape(shape)
+    buffer = initial_buffer(program, x, rank, width).reshape(shape)
     call = _call(tables_of(program, axes), axes, buffer, rank, interpret, op)
-    return empty(program, call.reshape(-1), rank, width)
+    return read_result(program, call.reshape(-1), rank, width)
 
 
 # ---------------------------------------------------------------------- tables
@@ -83,19 +83,19 @@ def run(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-    """What each rank does, as tables whose leading dimension is the rank; -1 for nothing.
+    """The operations of each rank, as tables whose leading dimension is the rank; -1 for none.
 
-    A column of ``send``, ``there``, ``landing`` and ``recv`` is a chunk of a round: column
+    A column of ``send``, ``destination``, ``landing`` and ``recv`` is a chunk of a round: column
     ``round * size + chunk``.
 
     Attributes:
         rounds, size: rounds of a step, and chunks of a message, at most.
         send: row sent, int32 of shape (ranks, steps, columns).
-        there: the row it goes to at the receiver, or -1 - (its landing row) if it is added there.
+        destination: the row it goes to at the receiver, or -1 - (its landing row) if it is added.
         recv: row that receives, likewise.
-        landing: landing row of what is added, -1 - row where it is copied.
+        landing: landing row of a chunk that is added; -1 of one that is copied.
         peer: receiver's coordinate on each axis, shape (ranks, steps, rounds * axes).
-        near: neighbours' coordinates on each axis, shape (ranks, neighbours, axes).
+        neighbours: coordinates of the neighbours on each axis, shape (ranks, neighbours, axes).
         landings: landing rows.
         identity: a number that other programs, or this one on other axes, are unlikely to have.
     """
@@ -103,25 +103,25 @@ class Tables:
     rounds: int
     size: int
     send: np.ndarray
-    there: np.ndarray
+    destination: np.ndarray
     recv: np.ndarray
     landing: np.ndarray
     peer: np.ndarray
-    near: np.ndarray
+    neighbours: np.ndarray
     landings: int
     identity: int
 
 
 @functools.lru_cache(maxsize=256)
-def tables_of(program: Program, axes: Axes) -> Tables:
+def tables_of(program: PermuteProgram, axes: Axes) -> Tables:
     n, steps = program.num_ranks, len(program.steps)
     rounds = max(len(step) for step in program.steps)
     size = max(r.size for step in program.steps for r in step)
     columns = rounds * size
-    send, there, recv, landing = np.full((4, n, steps, columns), -1, np.int32)
+    send, destination, recv, landing = np.full((4, n, steps, columns), -1, np.int32)
     peer = np.full((n, steps, rounds, len(axes.names)), -1, np.int32)
     coordinates = np.stack(np.unravel_index(np.arange(n), axes.sizes), axis=1)
-    near = [set() for _ in range(n)]
+    neighbours = [set() for _ in range(n)]
     landings = 0
     for t, step in enumerate(program.steps):
         for c, r in enumerate(step):
@@ -130,23 +130,25 @@ def tables_of(program: Program, axes: Axes) -> Tables:
             spots = np.where(r.add.any(axis=0), np.cumsum(r.add.any(axis=0)) - 1 + landings, -1)
             landings += int(r.add.any(axis=0).sum())
             for u, v in r.pairs:
-                near[u].add(v)
-                near[v].add(u)
+                neighbours[u].add(v)
+                neighbours[v].add(u)
                 peer[u, t, c] = coordinates[v]
                 send[u, t, here] = r.send[u]
                 recv[v, t, here] = r.recv[v]
                 landing[v, t, here] = np.where(r.add[v], spots, -1)
-                there[u, t, here] = np.where(r.add[v], -1 - spots, r.recv[v])
-    most = max(len(ranks) for ranks in near)
-    near_table = np.full((n, most, len(axes.names)), -1, np.int32)
-    for rank, ranks in enumerate(near):
-        near_table[rank, : len(ranks)] = coordinates[sorted(ranks)]
+                destination[u, t, here] = np.where(r.add[v], -1 - spots, r.recv[v])
+    most = max(len(ranks) for ranks in neighbours)
+    neighbour_table = np.full((n, most, len(axes.names)), -1, np.int32)
+    for rank, ranks in enumerate(neighbours):
+        neighbour_table[rank, : len(ranks)] = coordinates[sorted(ranks)]
     peer = peer.reshape(n, steps, -1)
     state = hashlib.sha256(repr(axes).encode())
-    for table in (send, there, recv, landing, peer, near_table):
+    for table in (send, destination, recv, landing, peer, neighbour_table):
         state.update(table.tobytes())
     identity = int.from_bytes(state.digest()[:2], "little") >> 1
-    return Tables(rounds, size, send, there, recv, landing, peer, near_table, landings, identity)
+    return Tables(
+        rounds, size, send, destination, recv, landing, peer, neighbour_table, landings, identity
+    )
 
 
 # ---------------------------------------------------------------------- the kernel
@@ -156,7 +158,14 @@ def _call(
     tables: Tables, axes: Axes, buffer: jax.Array, rank: jax.Array, interpret, op: Callable
 ) -> jax.Array:
     """The buffer after all steps."""
-    columns = (tables.send, tables.there, tables.recv, tables.landing, tables.peer, tables.near)
+    columns = (
+        tables.send,
+        tables.destination,
+        tables.recv,
+        tables.landing,
+        tables.peer,
+        tables.neighbours,
+    )
     mine = [
         lax.dynamic_index_in_dim(table, rank, keepdims=False, allow_negative_indices=False)
         for table in columns
@@ -192,25 +201,25 @@ def _block_rows(rows: int, itemsize: int) -> int:
 
 def _kernel(tables: Tables, axes: Axes, op: Callable, *refs) -> None:
     """Enter, run all steps, leave."""
-    at = _Place(tables, axes, op, *refs)
-    at.meet(pltpu.get_barrier_semaphore())
-    lax.fori_loop(0, at.send.shape[0], at.step, jnp.int32(0))
-    at.meet(at.left)
+    kernel = _RankKernel(tables, axes, op, *refs)
+    kernel.meet(pltpu.get_barrier_semaphore())
+    lax.fori_loop(0, kernel.send.shape[0], kernel.step, jnp.int32(0))
+    kernel.meet(kernel.left)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Place:
+class _RankKernel:
     """The kernel on one rank: its tables, its buffers (``given`` is ``buffer``) and its scratch."""
 
     tables: Tables
     axes: Axes
     op: Callable
     send: Ref
-    there: Ref
+    destination: Ref
     recv: Ref
     landing: Ref
     peer: Ref
-    near: Ref
+    neighbours: Ref
     given: Ref
     buffer: Ref
     landed: Ref
@@ -221,20 +230,22 @@ class _Place:
     moved: Ref
 
     def meet(self, semaphore) -> None:
-        """Wait until all neighbours are here."""
-        spots = range(self.near.shape[0])
+        """Wait until all neighbours have reached this point."""
+        spots = range(self.neighbours.shape[0])
         for i in spots:
-            signal = functools.partial(pl.semaphore_signal, semaphore, **self._device(self.near, i))
-            pl.when(self.near[i, 0] >= 0)(signal)
+            signal = functools.partial(
+                pl.semaphore_signal, semaphore, **self._device(self.neighbours, i)
+            )
+            pl.when(self.neighbours[i, 0] >= 0)(signal)
         for i in spots:
-            pl.when(self.near[i, 0] >= 0)(functools.partial(pl.semaphore_wait, semaphore, 1))
+            pl.when(self.neighbours[i, 0] >= 0)(functools.partial(pl.semaphore_wait, semaphore, 1))
 
     def step(self, t, carry):
         """Start all messages of a step, wait for them, add what is to be added."""
         rounds, size = self.tables.rounds, self.tables.size
         columns = [(c, c * size + j) for c in range(rounds) for j in range(size)]
         for c, k in columns:
-            row, to = self.send[t, k], self.there[t, k]
+            row, to = self.send[t, k], self.destination[t, k]
             copy = self._message(t, c, row, self.buffer.at[to])
             give = self._message(t, c, row, self.landed.at[-1 - to])
             pl.when((row >= 0) & (to >= 0))(copy.start)

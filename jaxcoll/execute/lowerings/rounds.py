@@ -1,12 +1,12 @@
-"""Program: a schedule as rounds of row tables, ready to be lowered. NumPy only.
+"""Rounds: a schedule as a program of ``ppermute``s on tables of rows. NumPy only.
 
 Every rank keeps chunks in rows of a buffer. A step is a list of rounds; a round is one
 ``ppermute``: a partial permutation of ranks and, for every rank, the rows it sends and the rows
 where it puts what arrives. All rounds of a step read before any of them writes.
 
-Rows of a rank that is in a group: a chunk's row is its number within the group. For all_to_all the
-first rows hold the result (by source) and the next as many the input (by destination). Chunks that
-a rank only passes on take rows after these.
+For a rank in a group, a chunk's row is the chunk's index within the group. For all_to_all the first
+rows hold the result (by source) and as many rows after them the input (by destination). Chunks that
+a rank only forwards take the rows after these.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Round:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Program:
+class PermuteProgram:
     """A schedule as rounds of row tables.
 
     Attributes:
-        collective: what is carried.
+        collective: the collective of the schedule.
         num_rows: rows of a rank's buffer.
-        sides: the box whose translations are the symmetry to look for; (n,) where there is no grid.
+        sides: shape of the grid whose translations are the symmetry to look for; (n,) without one.
         steps: the rounds of each step.
     """
 
@@ -78,12 +78,12 @@ class Program:
 
     @property
     def is_whole(self) -> bool:
-        """Whether input and output are one block, cut into rows as it comes."""
+        """Whether input and output are one block, which is divided evenly into rows."""
         return self.collective.kind in ("all_reduce", "broadcast", "reduce")
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Blocks in a rank's input and in its output; elsewhere than in one block one a rank."""
+        """Blocks in a rank's input and in its output: 1, or the ranks of a group."""
         kind, size = self.collective.kind, self.group_size
         if self.is_whole:
             return 1, 1
@@ -99,41 +99,41 @@ class Program:
         return shards * self.collective.chunks_per_shard
 
     @functools.cached_property
-    def place(self) -> np.ndarray:
-        """Place of each rank in its group, 0 for ranks in none; int32 of shape (ranks,)."""
-        place = np.zeros(self.num_ranks, np.int32)
+    def group_index(self) -> np.ndarray:
+        """Index of each rank in its group, 0 for ranks in none; int32 of shape (ranks,)."""
+        index = np.zeros(self.num_ranks, np.int32)
         for group in self.collective.groups:
-            place[list(group)] = np.arange(len(group))
-        return place
+            index[list(group)] = np.arange(len(group))
+        return index
 
     def input_rows(self) -> np.ndarray:
         """The row of each row of the input, int32 of shape (ranks, input rows); -1 where unused."""
         kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
         if kind in ("all_gather", "gather"):
-            return (self.place * k)[:, None] + np.arange(k, dtype=np.int32)
+            return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
         if kind == "all_to_all":
             rows = np.tile(np.arange(self.group_size * k, dtype=np.int32), (n, 1))
-            own = rows // k == self.place[:, None]
-            # A rank's block for itself is in its place from the start.
+            own = rows // k == self.group_index[:, None]
+            # A rank's block for itself is at its final row from the start.
             return np.where(own, rows, self.group_size * k + rows)
         rows = np.tile(np.arange(self.blocks[0] * self.block_rows, dtype=np.int32), (n, 1))
         if kind in ("broadcast", "scatter"):
-            rows[self.place != self.collective.root] = -1
+            rows[self.group_index != self.collective.root] = -1
         return rows
 
     def output_rows(self) -> np.ndarray:
         """The row of each row of the result, int32 of shape (ranks, rows); -1 where it is zeros."""
         kind, k, n = self.collective.kind, self.collective.chunks_per_shard, self.num_ranks
         if kind in ("reduce_scatter", "scatter"):
-            return (self.place * k)[:, None] + np.arange(k, dtype=np.int32)
+            return (self.group_index * k)[:, None] + np.arange(k, dtype=np.int32)
         rows = np.tile(np.arange(self.blocks[1] * self.block_rows, dtype=np.int32), (n, 1))
         if kind in ("reduce", "gather"):
-            rows[self.place != self.collective.root] = -1
+            rows[self.group_index != self.collective.root] = -1
         return rows
 
 
 @functools.lru_cache(maxsize=256)
-def program_of(schedule: Schedule) -> Program:
+def permute_program(schedule: Schedule) -> PermuteProgram:
     """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
     n, grid = schedule.topology.num_ranks, schedule.topology.grid
     sides = (n,) if grid is None else grid.shape
@@ -141,7 +141,7 @@ def program_of(schedule: Schedule) -> Program:
     chunk = np.asarray(schedule.chunk, np.int64)
     num_rows, (sent, received) = _rows(schedule.collective, (src, dst), chunk)
     step = schedule.step
-    # Parallel edges between two ranks make one message: a permute does not see the wires.
+    # Parallel edges between two ranks make one message: a permute knows ranks, not links.
     order = np.lexsort((sent, dst, src, step))
     columns = [column[order] for column in (src, dst, sent, received, schedule.reduce)]
     ptr = np.searchsorted(step[order], np.arange(schedule.num_steps + 1))
@@ -150,7 +150,7 @@ def program_of(schedule: Schedule) -> Program:
         for first, last in itertools.pairwise(ptr)
         if first < last
     )
-    return Program(schedule.collective, num_rows, sides, steps)
+    return PermuteProgram(schedule.collective, num_rows, sides, steps)
 
 
 # ---------------------------------------------------------------------- rows
@@ -189,9 +189,9 @@ def _home_row(collective: Collective, rank: np.ndarray, chunk: np.ndarray) -> np
         return np.where(collective.group_of_rank[rank] == group, local, -1)
     k = collective.chunks_per_shard
     size = np.asarray([len(g) for g in collective.groups], np.int64)[group]
-    source, (target, piece) = local // (size * k), np.divmod(local % (size * k), k)
-    row = np.where(rank == collective.target[chunk], source * k + piece, -1)
-    return np.where(rank == collective.owner[chunk], (size + target) * k + piece, row)
+    source, (target, part) = local // (size * k), np.divmod(local % (size * k), k)
+    row = np.where(rank == collective.target[chunk], source * k + part, -1)
+    return np.where(rank == collective.owner[chunk], (size + target) * k + part, row)
 
 
 # ---------------------------------------------------------------------- rounds
@@ -202,21 +202,21 @@ def colour_pairs(
 ) -> np.ndarray:
     """Rounds for messages between distinct pairs of ranks: as many as the largest degree.
 
-    Messages that go the same way on the box never meet at a rank, so a translation of the box is a
-    ready round, and on a symmetric network one in which all ranks do the same. Where translations
-    are more than need be, the messages are coloured anew.
+    Messages of one translation of the grid never share a sender or a receiver, so each translation
+    is a round, and on a symmetric network one in which all ranks do the same. Where that gives more
+    rounds than the largest degree, the messages are edge-coloured instead.
 
     Args:
         src, dst, size: ranks and chunks of each message, integers of shape (messages,).
-        sides: the box, its last dimension fastest.
+        sides: shape of the grid, the last dimension fastest.
 
     Returns:
         The round of each message, integers of shape (messages,), from 0.
     """
     here, there = (np.stack(np.unravel_index(ranks, sides)) for ranks in (src, dst))
     moved = (there - here) % np.asarray(sides)[:, None]
-    way = np.ravel_multi_index(tuple(moved), sides)
-    colour = np.unique(way, return_inverse=True)[1].ravel()
+    translation = np.ravel_multi_index(tuple(moved), sides)
+    colour = np.unique(translation, return_inverse=True)[1].ravel()
     if len(colour) and colour.max() + 1 > max_degree(src, dst):
         return colour_messages(src, dst, size)
     return colour

@@ -1,13 +1,13 @@
 """scan: a program of constant size, however many steps there are.
 
-Steps in a row that use about the same pairs of ranks, for messages of about the same size, make a
-stage, and a stage is one ``lax.scan``. Its rounds are coloured once, over all pairs of ranks that
-send in it, so that the body is the same for all steps. What the next step sends is read at the end
-of a body and rides in the carry: a body that read before it wrote would make XLA copy the whole
-buffer.
+Consecutive steps that use about the same pairs of ranks, for messages of about the same size, make
+a stage, and a stage is one ``lax.scan``. Its rounds are coloured once, over all pairs of ranks that
+send in it, so that the body is the same for all steps. The rows that the next step sends are read
+at the end of the body and kept in the carry: a body that read before it wrote would make XLA copy
+the whole buffer.
 
-A pair that is idle in a step sends all the same. In an all_gather it sends the sender's own chunk
-again, which is right wherever it goes; elsewhere the receiver keeps what it has.
+A pair that is idle in a step sends nevertheless. In an all_gather it sends the sender's own chunk
+again, which is correct in any row of the group; elsewhere the receiver ignores the message.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from jax import lax
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings.buffer import (
     Run,
-    empty,
-    fill,
+    initial_buffer,
     put,
     read,
+    read_result,
     resolve,
     runs,
 )
 from jaxcoll.execute.lowerings.edge_colouring import max_degree
 from jaxcoll.execute.lowerings.grouped_permutes import permute_together
-from jaxcoll.execute.lowerings.rounds import Program, Round, colour_pairs
-from jaxcoll.execute.lowerings.step_splitting import in_pieces
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, colour_pairs
+from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 
 
 def run(
-    program: Program,
+    program: PermuteProgram,
     x: jax.Array,
     axes: Axes,
     width: int,
@@ -49,12 +49,12 @@ def run(
 
     A body's permutes are in flight together without barriers.
     """
-    program = in_pieces(program) if target == "tpu" else program
+    program = split_long_steps(program) if target == "tpu" else program
     rank = axes.rank()
-    buffer = fill(program, x, rank, width)
+    buffer = initial_buffer(program, x, rank, width)
     for stage in stages(program):
         buffer = _run_stage(stage, buffer, axes, rank, width, target, op)
-    return empty(program, buffer, rank, width)
+    return read_result(program, buffer, rank, width)
 
 
 # ---------------------------------------------------------------------- stages
@@ -76,7 +76,7 @@ class Slot:
 
 
 @functools.lru_cache(maxsize=256)
-def stages(program: Program) -> tuple[tuple[Slot, ...], ...]:
+def stages(program: PermuteProgram) -> tuple[tuple[Slot, ...], ...]:
     """The stages of a program, each as the slots of its body."""
     found, steps, scale, pairs = [], [], 0, set()
     for rounds in program.steps:
@@ -98,7 +98,7 @@ def _more_slots(pairs: set[tuple[int, int]], steps, rounds: tuple[Round, ...]) -
     return max_degree(*ends) > 1.5 * max(map(len, (*steps, rounds)))
 
 
-def _stage(program: Program, steps: list[tuple[Round, ...]]) -> tuple[Slot, ...]:
+def _stage(program: PermuteProgram, steps: list[tuple[Round, ...]]) -> tuple[Slot, ...]:
     n = program.num_ranks
     listed = [(t, r, u, v) for t, rounds in enumerate(steps) for r in rounds for u, v in r.pairs]
     pair = np.unique([u * n + v for _, _, u, v in listed])
@@ -122,13 +122,13 @@ def _stage(program: Program, steps: list[tuple[Round, ...]]) -> tuple[Slot, ...]
     return tuple(slots)
 
 
-def _resend_own(program: Program, pairs, send: np.ndarray, recv: np.ndarray) -> None:
+def _resend_own(program: PermuteProgram, pairs, send: np.ndarray, recv: np.ndarray) -> None:
     """Fill idle entries with the sender's own first chunk, which may go anywhere in its group."""
     group, k = program.collective.group_of_rank, program.collective.chunks_per_shard
     for u, v in pairs:
         if group[u] == group[v]:
             idle = recv[:, v] < 0
-            recv[:, v][idle] = send[:, u][idle] = program.place[u] * k
+            recv[:, v][idle] = send[:, u][idle] = program.group_index[u] * k
 
 
 # ---------------------------------------------------------------------- running
@@ -166,15 +166,15 @@ def _run_stage(
     sent = [[mine(r.start) for r in part] for part in reads]
     placed = [[resolve(r, mine) for r in part] for part in writes]
     first = jax.tree.map(lambda rows: rows[0], sent)
-    # The last body reads once more what it has sent; nobody waits for it.
+    # The last iteration reads its own rows again; nothing uses them.
     ahead = jax.tree.map(lambda rows: jnp.concatenate([rows[1:], rows[-1:]]), sent)
     carry = (buffer, sources(buffer, first))
     if target != "cpu":
-        # A loop that runs once is no loop to XLA: its permutes would start one by one.
+        # XLA inlines a loop that runs once, and its permutes would start one by one.
         carry = lax.optimization_barrier(carry)
     elif len(stage[0].send) == 1:
-        # Nor would XLA see that its body reads before it writes, and copy the buffer. It cannot see
-        # that this one runs once.
+        # Inlined, XLA would also copy the buffer, as it misses that the body reads before it
+        # writes. The number of iterations is computed so that XLA cannot tell that it is one.
         once = jnp.minimum(rank, 0) + 1
         now = jax.tree.map(lambda rows: rows[0], (ahead, placed))
         return lax.fori_loop(0, once, lambda _, state: body(state, now)[0], carry)[0]

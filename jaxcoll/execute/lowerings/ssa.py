@@ -1,7 +1,7 @@
 """ssa: straight-line code, step after step; a round is one ``ppermute`` of its messages alone.
 
-Where all ranks do about the same, arrivals stay values that later permutes use as they are
-(``jaxcoll.execute.lowerings.dataflow``). Otherwise they go to a buffer and are read from there.
+Where all ranks do about the same, received rows stay values that later permutes use directly
+(``jaxcoll.execute.lowerings.dataflow``). Otherwise they are written to a buffer and read from it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from jax import lax
 
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.layout import at_least
-from jaxcoll.execute.lowerings.buffer import empty, fill, receive, source
-from jaxcoll.execute.lowerings.dataflow import flow_of
+from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
+from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.grouped_permutes import permute_together
-from jaxcoll.execute.lowerings.rounds import Program, Round
-from jaxcoll.execute.lowerings.ssa_dataflow import FlowRun
-from jaxcoll.execute.lowerings.step_splitting import in_pieces
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
+from jaxcoll.execute.lowerings.ssa_dataflow import DataflowRun
+from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 
 # A permute between CPU devices takes about as long as copying this many bytes.
 LONG_ROW_BYTES = 1 << 18
 
-# Steps of larger buffers are cut into pieces on TPU. Of smaller ones, such as buckets of gradients,
-# what is in flight takes little memory, and every piece is a permute with a latency of its own.
+# On TPU, steps of larger buffers are split. The messages in flight of smaller buffers, such as
+# buckets of gradients, take little memory, and every part is a permute with a latency of its own.
 UNCUT_BYTES = 1 << 25
 
 
 def run(
-    program: Program,
+    program: PermuteProgram,
     x: jax.Array,
     axes: Axes,
     width: int,
@@ -43,46 +43,46 @@ def run(
         x: this rank's input rows, shape (input rows * width, ...).
         axes: where the ranks are.
         width: lines of ``x`` in a row.
-        target: "cpu", "gpu" or "tpu". But for CPU the steps are kept apart by barriers, so that all
+        target: "cpu", "gpu" or "tpu". Except on CPU, barriers separate the steps, so that all
             rounds of a step are in flight together; XLA's scheduler for TPUs otherwise lets early
-            steps run ahead and late writes pile up. On CPU a permute is a copy between buffers of
-            one memory, so putting pieces side by side first would cost as much as sending them.
-        op: what is taken of two rows where the program adds them.
+            steps run ahead and late writes accumulate. On CPU a permute is a copy within one
+            memory, so concatenating segments first would cost as much as sending them.
+        op: combines two rows where the program adds them.
 
     Returns:
         This rank's output rows, shape (output rows * width, ...).
     """
     row_bytes = x.size // x.shape[0] * x.dtype.itemsize * width
     is_large = at_least(program.num_rows * row_bytes, UNCUT_BYTES + 1)
-    if target == "tpu" and is_large and (cut := in_pieces(program)) is not program:
+    if target == "tpu" and is_large and (cut := split_long_steps(program)) is not program:
         return _run_overlapped(cut, x, axes, width, target, op)
     is_long = at_least(row_bytes, LONG_ROW_BYTES)
-    flow = flow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
-    if flow is not None:
-        return FlowRun(program, flow, x, axes, width, op).run(target)
+    dataflow = dataflow_of(program, "flat" if target != "cpu" else "split" if is_long else "result")
+    if dataflow is not None:
+        return DataflowRun(program, dataflow, x, axes, width, op).run(target)
     if target != "cpu":
         return _run_overlapped(program, x, axes, width, target, op)
     return _run_buffer(program, x, axes, width, op)
 
 
-def _run_buffer(program: Program, x: jax.Array, axes: Axes, width: int, op) -> jax.Array:
+def _run_buffer(program: PermuteProgram, x: jax.Array, axes: Axes, width: int, op) -> jax.Array:
     rank = axes.rank()
-    buffer = fill(program, x, rank, width)
+    buffer = initial_buffer(program, x, rank, width)
     for rounds in program.steps:
         # All of a step is read before any of it is written.
         sources = [source(buffer, round_, rank, width) for round_ in rounds]
         arrived = [axes.permute(s, r.pairs) for s, r in zip(sources, rounds, strict=True)]
         buffer = receive(buffer, arrived, rounds, rank, width, op)
-    return empty(program, buffer, rank, width)
+    return read_result(program, buffer, rank, width)
 
 
-def _run_overlapped(program: Program, x: jax.Array, axes: Axes, width: int, target: str, op):
-    """Steps apart; beside the permutes of one, what the last brought is written.
+def _run_overlapped(program: PermuteProgram, x: jax.Array, axes: Axes, width: int, target: str, op):
+    """Steps separated by barriers; during the permutes of one, rows of the previous are written.
 
-    And what the next one sends is read, unless that arrives only now.
+    The rows that the next step sends are read then, too, unless they are only just arriving.
     """
     rank = axes.rank()
-    buffer = fill(program, x, rank, width)
+    buffer = initial_buffer(program, x, rank, width)
     arrived, behind = [], ()  # of the last step, if it is not written yet
     for t, rounds in enumerate(program.steps):
         if t == 0 or _depends(rounds, program.steps[t - 1]):
@@ -95,7 +95,7 @@ def _run_overlapped(program: Program, x: jax.Array, axes: Axes, width: int, targ
         buffer = receive(buffer, arrived, behind, rank, width, op)
         arrived, behind = here, rounds
     buffer = receive(buffer, arrived, behind, rank, width, op)
-    return empty(program, buffer, rank, width)
+    return read_result(program, buffer, rank, width)
 
 
 def _depends(rounds: tuple[Round, ...], before: tuple[Round, ...]) -> bool:

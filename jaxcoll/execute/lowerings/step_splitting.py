@@ -1,8 +1,7 @@
-"""Pieces: steps with long messages cut into several, so that less is on its way at a time.
+"""Steps with long messages split into several steps, so that less memory is in flight.
 
-What arrives in a step stands in memory beside the buffer until it is written there. A step whose
-messages are a large part of the buffer, as the last ones of a bucket all_gather are, would need as
-much again.
+Received rows take memory beside the buffer until they are written to it. A step whose messages are
+a large part of the buffer, as the last ones of a bucket all_gather are, would need as much again.
 """
 
 from __future__ import annotations
@@ -10,27 +9,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from jaxcoll.execute.lowerings.rounds import Program, Round
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
 
-# The part of a buffer that may be on its way at a time.
+# One over this part of a buffer may be in flight at once.
 PART = 10
 
 
 @functools.lru_cache(maxsize=256)
-def in_pieces(program: Program) -> Program:
-    """The program with every step cut so that it carries a tenth of the buffer or less.
+def split_long_steps(program: PermuteProgram) -> PermuteProgram:
+    """The program with every step split so that it carries a tenth of the buffer or less.
 
-    A message has at least one row, so steps of many rounds may still carry more. All pieces of a
-    step use its links: each has some of the rows of every message.
+    A message has at least one row, so steps of many rounds may still carry more. Every part of a
+    step has some rows of every message, so all of its links stay in use.
 
     Returns:
-        The program itself where nothing is to be cut.
+        The program itself where no step is split.
     """
     steps: list[tuple[Round, ...]] = []
     for rounds in program.steps:
         longest = max(r.size for r in rounds)
         rows = max(1, program.num_rows // (PART * len(rounds)))
-        # A power of two: pieces of different steps are then alike, which makes for few stages.
+        # A power of two: parts of different steps then have equal shapes, hence few stages.
         rows = 1 << (rows.bit_length() - 1)
         for first in range(0, longest, rows):
             cut = [_columns(r, first, first + rows) for r in rounds if r.size > first]

@@ -24,11 +24,13 @@ class Synthesizer(abc.ABC):
     write ``solve`` for the kinds in ``kinds``; the reducing kinds follow: reduce_scatter and reduce
     are the all_gather and broadcast of the transposed network run backwards, all_reduce is a
     reduce_scatter and an all_gather (TACOS, Sec. IV-E). An algorithm that sums in a way of its own,
-    as up and down a tree, writes all_reduce itself.
+    as up and down a tree, writes all_reduce itself. Those with ``takes_shares`` also solve
+    collectives of unequal shards.
     """
 
     name: ClassVar[str]
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
+    takes_shares: ClassVar[bool] = False
 
     @abc.abstractmethod
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
@@ -65,7 +67,7 @@ class Synthesizer(abc.ABC):
         """The seed, if it is one and the collective is for the topology's ranks.
 
         Raises:
-            CollectiveError: a bad seed.
+            CollectiveError: a bad seed, or unequal shards that the algorithm is not defined for.
             TopologyError: another number of ranks.
         """
         connected(topology)
@@ -75,6 +77,8 @@ class Synthesizer(abc.ABC):
                 f"the collective is for {collective.num_ranks} ranks, {topology} has "
                 f"{topology.num_ranks}"
             )
+        if not self.takes_shares:
+            collective.with_equal_shards(self.name)
         return checks.seed(seed, CollectiveError)
 
     @final
@@ -87,17 +91,22 @@ class Synthesizer(abc.ABC):
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {f.name: _said(getattr(self, f.name)) for f in fields if f.compare}
 
+    @final
+    def two_phases(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        """The all_reduce of the algorithm's reduce_scatter and its all_gather."""
+        gather = self._derive(topology, collective.with_kind("all_gather"), seed)
+        if topology == topology.transpose():
+            return _of_phase(concatenate(gather.reverse(), gather), gather)
+        scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed)
+        return _of_phase(concatenate(scatter, gather), gather)
+
     def _derive(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         if all(len(group) == 1 for group in collective.groups):
             return empty_schedule(topology, collective)
         if collective.kind in self.kinds:
             return self.solve(topology, collective, seed)
         if collective.kind == "all_reduce":
-            gather = self._derive(topology, collective.with_kind("all_gather"), seed)
-            if topology == topology.transpose():
-                return _of_phase(concatenate(gather.reverse(), gather), gather)
-            scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed)
-            return _of_phase(concatenate(scatter, gather), gather)
+            return self.two_phases(topology, collective, seed)
         if collective.dual().kind in self.kinds:
             dual = self.solve(topology.transpose(), collective.dual(), seed)
             return _of_phase(dual.reverse(), dual)

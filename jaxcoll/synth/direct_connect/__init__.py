@@ -1,6 +1,6 @@
 """Schedules for direct-connect networks, whose ranks have a few links each and no switches.
 
-- ``bfb``: Breadth-First Broadcast on any digraph, and what it costs;
+- ``bfb``: Breadth-First Broadcast on any digraph, and its cost;
 - ``bfb_links``, ``bfb_balance``: its loops over vertices, and the flow of one vertex and step;
 - ``bfb_heterogeneous``: the least time of its steps where links differ;
 - ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose;
@@ -13,7 +13,7 @@ from jaxcoll.synth.direct_connect.bfb_heterogeneous import bfb_times
 from jaxcoll.synth.direct_connect.bfb_links import Bottleneck
 from jaxcoll.synth.direct_connect.bfb_reversal import reversed_on
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
-from jaxcoll.synth.direct_connect.group_schedule import GroupSchedule, group_bfb
+from jaxcoll.synth.direct_connect.group_schedule import GroupSchedule, group_bfb, group_cost
 
 __all__ = [
     "Bfb",
@@ -24,5 +24,6 @@ __all__ = [
     "bfb_cost",
     "bfb_times",
     "group_bfb",
+    "group_cost",
     "reversed_on",
 ]

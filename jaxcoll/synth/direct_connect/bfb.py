@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from fractions import Fraction
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,6 +25,7 @@ _MOST_SENDS = 2**31 - 1
 _SAFE = 2**60  # ticks of a step; sums over the links of a vertex stay below 2**63
 
 
+@runtime_checkable
 class Arcs(Protocol):
     """A regular digraph as columns of arcs, self-loops included, which count in its degree."""
 
@@ -141,7 +142,8 @@ class Bfb(Synthesizer):
                 f"bfb gathers a group over links among its own ranks, which do not connect all of "
                 f"group {g}, {checks.shown(collective.groups[g])}"
             ) from None
-        columns = ptr, link, chunk + np.int32(collective.chunk_ptr[g])
+        chunk += np.int32(collective.chunk_ptr[g])
+        columns = ptr, link, chunk
         return _Part(columns, times.tolist(), ticks)
 
 
@@ -156,6 +158,7 @@ def bfb_bottlenecks(network: Topology | Arcs) -> tuple[Bottleneck, ...]:
     Raises:
         TopologyError: switches, or ranks that cannot reach each other.
     """
+    checks.instance(network, (Topology, Arcs), "network", TopologyError)
     if isinstance(network, Topology):
         size, tails, heads = _direct(network).num_ranks, network.src, network.dst
     else:
@@ -177,6 +180,7 @@ def bfb_cost(network: Topology | Arcs) -> Cost:
         TopologyError: switches, ranks of different degrees, links of different bandwidth, or ranks
             that cannot reach each other.
     """
+    checks.instance(network, (Topology, Arcs), "network", TopologyError)
     is_topology = isinstance(network, Topology)
     degree = ports_of(network) if is_topology else network.degree
     size = network.num_ranks if is_topology else network.size

@@ -113,11 +113,11 @@ class GroupNetwork:
         if divisor > 1:
             raise TopologyError(
                 f"C({n}, {steps}) is in {divisor} parts, as {divisor} divides n and all offsets"
-                f"{_nearest_offset(n, steps, steps[-1])}"
+                f"{_nearest_offset(n, steps, max(steps, default=0))}"
             )
         if n in {2 * step for step in steps}:
             raise TopologyError(
-                f"offset {n // 2} of C({n}, {steps}) is n/2, where both of its links end in one rank"
+                f"offset {n // 2} of C({n}, {steps}) is n/2: both of its links end in one rank"
                 f"{_nearest_offset(n, steps, n // 2)}"
             )
         ways = tuple((by,) for step in steps for by in (step, -step))
@@ -207,7 +207,15 @@ class GroupNetwork:
         return len(self.offsets)
 
     def shifted(self, offset: Sequence[int]) -> np.ndarray:
-        """The rank r + offset for every rank r, int32 of shape (ranks,)."""
+        """The rank r + offset for every rank r, int32 of shape (ranks,).
+
+        Raises:
+            TopologyError: an offset that is not one integer per modulus.
+        """
+        offset = checks.integers(offset, "offset", TopologyError)
+        if len(offset) != len(self.moduli):
+            raise TopologyError(f"offset needs {len(self.moduli)} integers, got {offset}")
+        offset = tuple(x % m for x, m in zip(offset, self.moduli, strict=True))
         ranks = np.arange(self.num_ranks, dtype=np.int32).reshape(self.moduli)
         axes = tuple(range(len(self.moduli)))
         return np.roll(ranks, tuple(-x for x in offset), axes).ravel()
@@ -228,7 +236,7 @@ class GroupNetwork:
         """The network with one row per link, for sizes at which that is affordable."""
         n = self.num_ranks
         heads = self.ahead.ravel()
-        units = np.eye(len(self.moduli), dtype=int)
+        units = np.eye(len(self.moduli), dtype=int).tolist()
         translations = [
             self.shifted(unit) for unit, m in zip(units, self.moduli, strict=True) if m > 1
         ]

@@ -30,6 +30,7 @@ from jaxcoll.synth.direct_connect.bfb_balance import (
 from jaxcoll.synth.direct_connect.group_network import GroupNetwork
 
 _MOST_SENDS = 2**31 - 1
+_MOST_CHUNKS = 2**27  # of all ranks: rows of the table, of which one takes five bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -53,9 +54,14 @@ class GroupSchedule:
     def __post_init__(self) -> None:
         checks.instance(self.network, GroupNetwork, "network", ScheduleError)
         n = self.network.num_ranks
-        step, via = np.asarray(self.step), np.asarray(self.via)
+        step, via = (
+            np.asarray(checks.bounded(column, what, ScheduleError))
+            for column, what in ((self.step, "step"), (self.via, "via"))
+        )
         if step.shape != (n,) or step.dtype.kind != "i":
             raise ScheduleError(f"step must be one column of {n} integers, got shape {step.shape}")
+        if step.min() < -1 or step.max() > n:
+            raise ScheduleError(f"steps are -1..{n}, got {step.min()}..{step.max()}")
         if via.ndim != 2 or len(via) != n or not via.shape[1] or via.dtype != np.uint8:
             raise ScheduleError(f"via must be uint8 of shape ({n}, chunks), got {via.shape}")
         if (via[1:] >= self.network.degree).any():
@@ -157,21 +163,43 @@ def group_bfb(network: GroupNetwork, chunks: int | None = None) -> GroupSchedule
 
     Raises:
         TopologyError: fewer than two ranks, or more than 255 links per rank.
-        CollectiveError: chunks is not at least 1.
+        CollectiveError: chunks is not at least 1, or all ranks together have more than 2**27.
     """
     checks.instance(network, GroupNetwork, "network", TopologyError)
     chunks = checks.optional(chunks, checks.integer, "chunks", CollectiveError, least=1)
     if network.num_ranks < 2 or network.degree > 255:
         raise TopologyError(f"group_bfb takes 2 ranks or more and 255 links each, not {network}")
-    hops = _hops(network.ahead)
-    sets = np.empty((-(-network.degree // WORD), len(hops)), np.int64)
-    near = hops[network.behind]
-    usable_links(near, np.arange(network.degree), hops, sets)
+    hops, sets = _usable(network)
     if chunks is None:
         chunks = common_denominator(_shares(hops, sets, network.degree))
+    if chunks * len(hops) > _MOST_CHUNKS:
+        raise CollectiveError(
+            f"{len(hops)} ranks of {chunks} chunks are more than {_MOST_CHUNKS} chunks; take at "
+            f"most {_MOST_CHUNKS // len(hops)} chunks per shard"
+        )
     via = np.zeros((len(hops), chunks), np.int32)
     _deliver(hops, sets, network.degree, chunks, via.reshape(-1))
     return GroupSchedule(network, hops - 1, via.astype(np.uint8))
+
+
+def group_cost(network: GroupNetwork) -> Cost:
+    """T_L and T_B of the best BFB all_gather on a network of an abelian group (3.2).
+
+    As ``bfb_cost`` of its topology, which is not made.
+    """
+    checks.instance(network, GroupNetwork, "network", TopologyError)
+    if network.num_ranks == 1:
+        return Cost(0, Fraction(0))
+    shares = _shares(*_usable(network), network.degree)
+    return Cost(len(shares), sum(shares, Fraction(0)) * network.degree / network.num_ranks)
+
+
+def _usable(network: GroupNetwork) -> tuple[np.ndarray, np.ndarray]:
+    """Hops from rank 0 to every rank, and the last links of its shortest paths as sets."""
+    hops = _hops(network.ahead)
+    sets = np.empty((-(-network.degree // WORD), len(hops)), np.int64)
+    usable_links(hops[network.behind], np.arange(network.degree), hops, sets)
+    return hops, sets
 
 
 def _shares(hops: np.ndarray, sets: np.ndarray, links: int) -> list[Fraction]:

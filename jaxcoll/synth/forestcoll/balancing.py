@@ -7,9 +7,9 @@ of arcs, from an overloaded one to one with capacity to spare. Most networks nee
 Where all arcs to spare come from descendants of a rank, one of these is moved from under it first.
 
 Nothing here proves that trees exist (Edmonds does), and nothing guarantees that they are found: the
-search gives up after a number of steps, and ``packing`` falls back to the exact way. Trees that are
-found are as high as the breadth-first ones if possible; what is higher is then lowered by the same
-moves.
+search gives up after a number of steps, and ``tree_packing`` goes on with tight cuts or the exact
+way. Trees that are found are as high as the breadth-first ones if possible; what is higher is then
+lowered by the same moves.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import numba as nb
 import numpy as np
 
+from jaxcoll.synth.forestcoll.alternating_paths import follow, search
 from jaxcoll.synth.forestcoll.spanning import (
     LEFT,
     SHORT,
@@ -41,7 +42,7 @@ from jaxcoll.synth.forestcoll.spanning import (
 )
 
 # Sweeps over all ranks that may end without having removed an overload for good.
-_PATIENCE = 12
+_IDLE_SWEEPS = 12
 # Steps for each root and each arc that every part of the search may take, and steps at most.
 # Searches that succeed have taken up to three.
 _STEPS, _MOST_STEPS = 32, 2**31
@@ -51,11 +52,12 @@ _PARTS = 16
 _SAFE = 2**61
 
 
-def balanced_trees(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
+def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> Packed | None:
     """Spanning trees from every root, no arc carrying more than its capacity; None if not found.
 
     Args:
         trees: trees each rank is the root of.
+        brief: whether to give up after an eighth of the steps.
     """
     if sum(trees) * len(trees) + sum(arcs.capacity.tolist()) >= _SAFE:
         return None
@@ -63,7 +65,7 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
     weight, arc = shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
     if (arc < 0).sum() > len(roots):  # ranks that are out of reach of some root
         return None
-    work = _Balancing(arcs, Packed(roots, weight, arc))
+    work = _Balancing(arcs, Packed(roots, weight, arc), 8 if brief else 1)
     if not (work.settle() or work.clear()):
         return None
     work.lower()
@@ -73,7 +75,7 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int]) -> Packed | None:
 class _Balancing:
     """Batches of trees on their way to balance, in columns that grow."""
 
-    def __init__(self, arcs: Arcs, packed: Packed):
+    def __init__(self, arcs: Arcs, packed: Packed, share: int):
         links, (count, n) = len(arcs.tail), packed.arc.shape
         self.arcs = arcs
         self.batches, self.load = measured(arcs, packed.root, packed.weight, packed.arc)
@@ -82,7 +84,7 @@ class _Balancing:
         ranks, tally = np.empty(n, np.int64), np.zeros(3, np.int64)
         self.scratch = Scratch(via, origin, queue, rest, ranks, tally)
         self.scratch.tally[USED] = count
-        self.steps, self.rows = min(_STEPS * count * links, _MOST_STEPS), _PARTS * count
+        self.steps, self.rows = min(_STEPS * count * links // share, _MOST_STEPS), _PARTS * count
         self.most = n - 1
         self.shortest = self.height
 
@@ -117,14 +119,14 @@ class _Balancing:
 
     def clear(self) -> bool:
         """As ``settle``, moving descendants out of the way too, in trees of any height."""
-        height, left, patience = self.height, self.excess, _PATIENCE
+        height, left, idle = self.height, self.excess, _IDLE_SWEEPS
         self.scratch.tally[LEFT] = self.steps
-        while left and patience and self.scratch.tally[LEFT] > 0:
+        while left and idle and self.scratch.tally[LEFT] > 0:
             self._sweep(_clear_all, height)
             self._sweep(_settle_all, height)
             now = self.excess
             if now >= left:
-                patience -= 1
+                idle -= 1
                 height = min(self.most, height + 1 + height // 8)
             left = now
         return not left
@@ -175,7 +177,8 @@ def _settle_all(arcs, batches, lists, load, scratch, height):
         if _excess(arcs, load, v) > most * (arcs.ptr[v + 1] - arcs.ptr[v]):
             continue
         for rise in rises:
-            _shift(arcs, batches, lists, load, scratch, v, False, rise, height)
+            if most > 1:
+                _shift(arcs, batches, lists, load, scratch, v, False, rise, height)
             _alternate(arcs, batches, lists, load, scratch, v, rise, height)
 
 
@@ -214,8 +217,12 @@ def _shift(arcs, batches, lists, load, scratch, v, whole, rise, height):
         while b >= 0 and free and load[a] > arcs.capacity[a] and goes_on(scratch):
             scratch.tally[LEFT] -= free
             after, best, place = lists.after[b], -1, -1
+            now, tails = batches.depth[b, v], batches.depth[b]
+            most = max(now, min(now + rise, height)) - 1
             for i in range(free):
                 w = spare[i]
+                if tails[arcs.tail[w]] > most:  # ``may_take`` would say so, more slowly
+                    continue
                 lower = (
                     best < 0 or batches.depth[b, arcs.tail[w]] < batches.depth[b, arcs.tail[best]]
                 )
@@ -247,98 +254,10 @@ def _alternate(arcs, batches, lists, load, scratch, v, rise, height):
     for _ in range(4 * (arcs.ptr[v + 1] - arcs.ptr[v])):
         if _overloaded(arcs, load, v) < 0 or not goes_on(scratch):
             break
-        end = _search(arcs, batches, lists, load, scratch, v, -1, -1, rise, height)
+        end = search(arcs, batches, lists, load, scratch, v, -1, -1, rise, height)
         if end < 0:
             break
-        _follow(arcs, batches, lists, load, scratch, v, end, -1, 2**62)
-
-
-@nb.njit(cache=True)
-def _search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
-    """The last arc of an alternating path at v, whose steps are left in ``scratch``; -1 if none.
-
-    A step moves one batch from one arc into v to another. The path starts at an overloaded arc and
-    ends at one with capacity to spare.
-
-    Args:
-        only: if at least 0, the path starts with this batch instead, which ends neither below
-            rank ``ban`` nor, with the arc it leaves, deeper than ``rise`` allows; the path may then
-            also end where it started.
-    """
-    via, origin, queue, rest = scratch.via, scratch.origin, scratch.queue, scratch.rest
-    start = batches.arc[only, v] if only >= 0 else -1
-    left, last = 0, 0
-    for spare in (True, False):  # arcs where the path can end are tried first
-        for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
-            if (load[a] < arcs.capacity[a]) != spare or a == start:
-                continue
-            if only < 0 and load[a] > arcs.capacity[a]:
-                queue[last] = a
-                origin[a] = -1
-                last += 1
-            else:
-                rest[left] = a
-                left += 1
-    if only >= 0:
-        queue[0], last = start, 1
-        rest[left] = start  # met only by other batches
-        left += 1
-    first = 0
-    while first < last and goes_on(scratch):
-        a = queue[first]
-        forced = only >= 0 and first == 0
-        first += 1
-        b = only if forced else lists.first[a]
-        while b >= 0 and left:
-            i = left if b == only and not forced else 0
-            while i < left:
-                w = rest[i]
-                limit = rise if forced or only < 0 else len(arcs.ptr)
-                if (
-                    w == a
-                    or not may_take(arcs, batches, lists, scratch, b, v, w, limit, height)
-                    or (forced and ban >= 0 and is_below(arcs, batches, b, ban, arcs.tail[w]))
-                ):
-                    i += 1
-                    continue
-                via[w], origin[w] = b, a
-                if load[w] < arcs.capacity[w] or w == start:
-                    return w
-                queue[last] = w
-                last += 1
-                left -= 1
-                rest[i] = rest[left]
-            b = -1 if forced else lists.after[b]
-    return -1
-
-
-@nb.njit(cache=True)
-def _follow(arcs, batches, lists, load, scratch, v, end, start, limit):
-    """Move batches, or parts, along the path that ``_search`` found; how many trees were moved."""
-    via, origin = scratch.via, scratch.origin
-    amount, a, steps = limit, end, 0
-    if end != start:
-        amount = min(amount, arcs.capacity[end] - load[end])
-    while True:
-        amount = min(amount, batches.weight[via[a]])
-        a = origin[a]
-        steps += 1
-        if a == start or (start < 0 and origin[a] < 0):
-            break
-    if start < 0:
-        amount = min(amount, load[a] - arcs.capacity[a])
-    if not has_rows(batches, scratch, steps):
-        return 0
-    first, a = a, end
-    for _ in range(steps):
-        b, before = via[a], origin[a]
-        if batches.weight[b] > amount:
-            part(batches, lists, scratch, b, v, amount)
-        take(arcs, batches, lists, scratch, b, v, a)
-        a = before
-    load[end] += amount
-    load[first] -= amount
-    return amount
+        follow(arcs, batches, lists, load, scratch, v, end, -1, 2**62)
 
 
 @nb.njit(cache=True)
@@ -374,11 +293,11 @@ def _clear(arcs, batches, lists, load, scratch, v, b, height):
         while x != v and goes_on(scratch):
             list_batches(arcs, batches, lists, scratch, x)
             start = batches.arc[b, x]
-            end = _search(arcs, batches, lists, load, scratch, x, b, v, many, height)
+            end = search(arcs, batches, lists, load, scratch, x, b, v, many, height)
             if end >= 0:
                 old = batches.arc[b, v]
                 limit = min(load[old] - arcs.capacity[old], arcs.capacity[a] - load[a])
-                amount = _follow(arcs, batches, lists, load, scratch, x, end, start, limit)
+                amount = follow(arcs, batches, lists, load, scratch, x, end, start, limit)
                 list_batches(arcs, batches, lists, scratch, v)
                 if amount and may_take(arcs, batches, lists, scratch, b, v, a, many, height):
                     take(arcs, batches, lists, scratch, b, v, a)
@@ -402,9 +321,9 @@ def _lower_all(arcs, batches, lists, load, scratch, height):
             while end < 0 and batches.arc[b, x] >= 0:
                 list_batches(arcs, batches, lists, scratch, x)
                 start = batches.arc[b, x]
-                end = _search(arcs, batches, lists, load, scratch, x, b, -1, -1, height)
+                end = search(arcs, batches, lists, load, scratch, x, b, -1, -1, height)
                 if end >= 0:
-                    _follow(arcs, batches, lists, load, scratch, x, end, start, 2**62)
+                    follow(arcs, batches, lists, load, scratch, x, end, start, 2**62)
                 x = arcs.tail[start]
             if end < 0 or not goes_on(scratch):
                 return

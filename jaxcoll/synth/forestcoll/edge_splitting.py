@@ -1,41 +1,27 @@
-"""Switch removal: capacities between ranks, with paths, that keep the throughput optimum.
+"""Edge splitting: switches replaced by capacities between ranks that keep the throughput optimum.
 
 Splitting off c of the links (u, w) and (w, t) replaces c of both by c of a direct link (u, t). A
 network in which all capacity of every switch is split off has ranks only, and as long as
-every rank still gets all trees from an added source, trees exist in it (Theorem 25). Switches go
-one by one, those nearest to the ranks first. How the capacity of a switch is paired is guessed
-where its ports look alike, and the guess counts only once flows have verified it; otherwise it is
-split off exactly (dissertation, Algorithms 2 and 3, Theorem 28).
+every rank still gets all trees from an added source, trees exist in it (Theorem 25). Switches are
+split off tier by tier, those nearest to the ranks first. How the capacities of a tier are paired is
+guessed (``pairings``), and a guess counts only once flows have verified it. Where none holds, the
+splits that a flow objects to are taken back until the others hold, and the rest is paired again;
+what no guess pairs is split off exactly (dissertation, Algorithms 2 and 3, Theorem 28).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 
 import networkx as nx
 import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling, check_balanced
 from jaxcoll.errors import TopologyError
-from jaxcoll.numerics.max_flow import FlowNetwork, Shortfall
+from jaxcoll.synth.forestcoll.capacities import Capacities, Pair, Piece, Split
+from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
 from jaxcoll.topology import Topology
-
-Pair = tuple[int, int]
-Path = tuple[int, ...]
-
-
-@dataclasses.dataclass
-class Piece:
-    """Part of a capacity from vertex to vertex that runs over one path.
-
-    Attributes:
-        path: links of the topology in the order they are crossed.
-        amount: trees.
-    """
-
-    path: Path
-    amount: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +32,9 @@ class Logical:
         num_ranks: number of ranks.
         pieces: for each pair of ranks with capacity from one to the other, the paths that make
             it up; amounts are trees.
-        how: for each switch removed, in that order: "spread" or "rotated" where a guess held,
-            "split" where its capacity was split off exactly.
+        how: for each switch removed, in that order: the name of the pairing that held for its
+            tier, "repaired" where parts of several pairings did, "split" where some of its
+            capacity was split off exactly.
     """
 
     num_ranks: int
@@ -71,203 +58,103 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
             switches; trees that the network has no capacity for.
     """
     check_balanced(topology)
-    network = _Network(topology, scaling)
+    network = Capacities(topology, scaling)
+    if topology.is_direct:
+        return Logical(topology.num_ranks, network.pieces, ())
     if network.first_short(range(topology.num_ranks)) is not None:
-        raise TopologyError(f"{topology} cannot carry {scaling.k} trees a rank at this scale")
-    how = []
-    for w in _bottom_up(topology):
-        guesses = _guesses(network, w) if guess else iter(())
-        for name, pairing in guesses:
-            if network.try_pairing(w, pairing):
-                how.append(name)
-                break
-        else:
-            _split_off(network, w)
-            how.append("split")
+        raise TopologyError(f"{topology} cannot carry {scaling.k} trees per rank at this scale")
+    level, tiers = _levels(topology)
+    left = [w for tier in tiers for w in tier]
+    how: list[str] = []
+    while left:
+        tier = _next_tier(network, tiers, left)
+        how += _split_tier(network, tier, level) if guess else _split_exactly(network, tier)
+        left = left[len(tier) :]
     # Links among switches that no rank is joined to are of no use.
     kept = {pair: p for pair, p in network.pieces.items() if max(pair) < topology.num_ranks}
     return Logical(topology.num_ranks, kept, tuple(how))
 
 
-class _Network:
-    """What is left of a network while its switches go.
-
-    Attributes:
-        capacity: trees from vertex to vertex, above 0.
-        pieces: the paths that make up each capacity.
-        trees: trees each rank is the root of.
-    """
-
-    def __init__(self, topology: Topology, scaling: Scaling):
-        self.topology = topology
-        self.trees = scaling.trees
-        self.capacity: dict[Pair, int] = {}
-        self.pieces: dict[Pair, list[Piece]] = {}
-        ends = zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
-        for link, (pair, amount) in enumerate(zip(ends, scaling.capacity, strict=True)):
-            if amount:
-                self.capacity[pair] = self.capacity.get(pair, 0) + amount
-                self.pieces.setdefault(pair, []).append(Piece((link,), amount))
-
-    def first_short(self, targets: Sequence[int] | range) -> Shortfall | None:
-        """The first rank that cannot get every tree from a source linked to all roots (D_k)."""
-        source = self.topology.num_vertices
-        src = [u for u, _ in self.capacity] + [source] * len(self.trees)
-        dst = [v for _, v in self.capacity] + list(range(len(self.trees)))
-        network = FlowNetwork(source + 1, np.asarray(src), np.asarray(dst))
-        arcs = [*self.capacity.values(), *self.trees]
-        return network.first_short(arcs, source, targets, sum(self.trees))
-
-    def change(self, u: int, w: int, t: int, amount: int) -> None:
-        """Split off an amount of (u, w) and (w, t); give it back if negative. Capacities only.
-
-        A way back to where it came from (u = t) carries nothing that was not there, and is dropped.
-        """
-        for pair, more in (((u, w), -amount), ((w, t), -amount), ((u, t), amount)):
-            if pair[0] != pair[1]:
-                self.capacity[pair] = self.capacity.get(pair, 0) + more
-                if not self.capacity[pair]:
-                    del self.capacity[pair]
-
-    def route(self, u: int, w: int, t: int, amount: int) -> None:
-        """Join the pieces of what was split off: the routing table, as paths."""
-        while amount:
-            first, second = self.pieces[u, w][-1], self.pieces[w, t][-1]
-            both = min(first.amount, second.amount, amount)
-            amount -= both
-            for pair, piece in (((u, w), first), ((w, t), second)):
-                piece.amount -= both
-                if not piece.amount:
-                    self.pieces[pair].pop()
-            if u != t:
-                path = _without_loops(self.topology, first.path + second.path)
-                self._add(u, t, path, both)
-        for pair in ((u, w), (w, t)):
-            if not self.pieces[pair]:
-                del self.pieces[pair]
-
-    def _add(self, u: int, t: int, path: Path, amount: int) -> None:
-        pieces = self.pieces.setdefault((u, t), [])
-        same = next((piece for piece in pieces if piece.path == path), None)
-        if same is None:
-            pieces.append(Piece(path, amount))
-        else:
-            same.amount += amount
-
-    def try_pairing(self, w: int, pairing: Sequence[tuple[int, int, int]]) -> bool:
-        """Split off all of a switch at once, if it is all and every rank still gets every tree."""
-        before = dict(self.capacity)
-        for u, t, amount in pairing:
-            self.change(u, w, t, amount)
-        left = any(w in pair for pair in self.capacity)
-        if left or self.first_short(range(len(self.trees))) is not None:
-            self.capacity = before
-            return False
-        for u, t, amount in pairing:
-            self.route(u, w, t, amount)
-        return True
-
-    def ports(self, w: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Capacity from each vertex into w, and from w to each."""
-        into = {u: c for (u, v), c in sorted(self.capacity.items()) if v == w}
-        out = {v: c for (u, v), c in sorted(self.capacity.items()) if u == w}
-        return into, out
-
-
-def _without_loops(topology: Topology, path: Path) -> Path:
-    """The path without the rounds it makes through a switch that it crosses twice."""
-    kept: list[int] = []
-    reached = {int(topology.src[path[0]]): 0}
-    for link in path:
-        end = int(topology.dst[link])
-        if end in reached:
-            del kept[reached[end] :]
-            reached = {v: count for v, count in reached.items() if count <= len(kept)}
-        else:
-            kept.append(link)
-            reached[end] = len(kept)
-    return tuple(kept)
-
-
-def _bottom_up(topology: Topology) -> list[int]:
-    """Switches by hops from the nearest rank, then by number of ports, then by number."""
+def _levels(topology: Topology) -> tuple[dict[int, int], list[list[int]]]:
+    """Hops from each vertex to the nearest rank; switches by hops and then by number of ports."""
     graph = nx.Graph(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     ranks = set(range(topology.num_ranks))
-    hops = nx.multi_source_dijkstra_path_length(graph, ranks & set(graph))
-    switches = [w for w in range(topology.num_ranks, topology.num_vertices) if w in hops]
-    return sorted(switches, key=lambda w: (hops[w], graph.degree(w), w))
+    found = nx.multi_source_dijkstra_path_length(graph, ranks & set(graph))
+    hops = {int(v): int(h) for v, h in found.items()}
+    tiers: dict[tuple[int, int], list[int]] = {}
+    for w in range(topology.num_ranks, topology.num_vertices):
+        if w in hops:
+            tiers.setdefault((hops[w], graph.degree(w)), []).append(w)
+    return hops, [tiers[key] for key in sorted(tiers)]
 
 
-# ---------------------------------------------------------------------- guesses
+def _next_tier(network: Capacities, tiers: list[list[int]], left: list[int]) -> list[int]:
+    """The first switches of one tier, up to one that has capacity from or to another of them."""
+    near: dict[int, set[int]] = {w: set() for w in left}
+    for u, v in network.capacity:
+        if u in near and v in near:
+            near[u].add(v)
+            near[v].add(u)
+    tier = next(tier for tier in tiers if left[0] in tier)
+    chosen: list[int] = []
+    for w in left:
+        if w not in tier or not near[w].isdisjoint(chosen):
+            break
+        chosen.append(w)
+    return chosen
 
 
-def _guesses(network: _Network, w: int) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-    """Pairings (u, t, amount) of a switch's capacity that often keep the optimum.
-
-    Ports are grouped by what hangs together without switches (a box, say), and laid on a circle,
-    group by group, as long as their capacity. Turned by the largest group, every port into the
-    switch meets the like port out of it in the next group (a rail). "spread" shares the
-    capacity out among turns by 1, 2, ... groups, which keeps trees low; "rotated" takes one turn.
-    """
-    into, out = network.ports(w)
-    ports = {*into, *out}
-    together, alone = _groups(network, ports), {v: v for v in ports}
-    for group in (together, alone) if len(set(together.values())) > 1 else (alone,):
-        turns = max(1, len({group[v] for v in into}) - 1)
-        shares = [(_share(into, turns, j), _share(out, turns, j)) for j in range(turns)]
-        if all(sum(a.values()) == sum(b.values()) for a, b in shares):
-            spread = (_turned(a, b, group, j + 1) for j, (a, b) in enumerate(shares))
-            yield "spread", [pair for pairs in spread for pair in pairs]
-        if turns > 1:
-            yield "rotated", _turned(into, out, group, 1)
-
-
-def _groups(network: _Network, ports: set[int]) -> dict[int, int]:
-    """For each port the least rank of its component among the ranks; a switch is its own."""
-    n = network.topology.num_ranks
-    direct = nx.Graph(pair for pair in network.capacity if max(pair) < n)
-    direct.add_nodes_from(ports)
-    return {v: min(part) for part in nx.connected_components(direct) for v in part if v in ports}
+def _split_tier(network: Capacities, tier: list[int], level: dict[int, int]) -> list[str]:
+    """Split off switches that are not joined to one another: guessed, repaired, or exactly."""
+    seen = []
+    for name in NAMES:
+        splits = _guessed(network, tier, name, level)
+        if splits in seen:
+            continue
+        seen.append(splits)
+        if network.holds(splits):
+            network.split(splits)
+            return [name] * len(tier)
+    left, turn, idle = list(tier), 0, 0
+    while left and idle < len(NAMES):
+        held = network.most_of(_guessed(network, left, NAMES[turn % len(NAMES)], level))
+        network.split(held)
+        idle = 0 if held else idle + 1
+        turn += 1
+        left = [w for w, (into, out) in network.ports(left).items() if into or out]
+    exactly = set(left)
+    _split_exactly(network, left)
+    return ["split" if w in exactly else "repaired" for w in tier]
 
 
-def _share(ports: dict[int, int], turns: int, j: int) -> dict[int, int]:
-    """The j-th of nearly equal parts of every port's capacity."""
-    return {v: c // turns + (j < c % turns) for v, c in ports.items()}
-
-
-def _turned(
-    into: dict[int, int], out: dict[int, int], group: dict[int, int], groups: int
-) -> list[tuple[int, int, int]]:
-    """Pairs of ports that meet when the circle is turned by a number of largest groups."""
-    size: dict[int, int] = {}
-    for v, c in into.items():
-        size[group[v]] = size.get(group[v], 0) + c
-    total = sum(into.values())
-    turn = groups * max(size.values()) % total if total else 0
-    meets = []
-    ring = [(v, c) for v, c in sorted(out.items(), key=lambda p: (group[p[0]], p[0])) if c]
-    # The ports out of the switch as seen from the first port into it, twice round.
-    position = 0
-    arcs = []
-    for v, c in ring + ring:
-        arcs.append((position - turn, position - turn + c, v))
-        position += c
-    start = 0
-    for u, c in sorted(into.items(), key=lambda p: (group[p[0]], p[0])):
-        for low, high, t in arcs:
-            both = min(high, start + c) - max(low, start)
-            if both > 0:
-                meets.append((u, t, both))
-        start += c
-    return meets
+def _guessed(
+    network: Capacities, switches: Iterable[int], name: str, level: dict[int, int]
+) -> list[Split]:
+    """One pairing of all capacity of some switches."""
+    ports, group = network.ports(switches), network.groups()
+    return [
+        (u, w, t, amount)
+        for place, (w, (into, out)) in enumerate(ports.items())
+        for u, t, amount in pairing(
+            name, into, out, {v: group[v] for v in {*into, *out}}, level, level[w], place
+        )
+    ]
 
 
 # ---------------------------------------------------------------------- exact splitting
 
 
-def _split_off(network: _Network, w: int) -> None:
-    """Split off a switch exactly (Algorithm 3): every link out can be paired (Theorem 27)."""
-    into, out = network.ports(w)
+def _split_exactly(network: Capacities, switches: Iterable[int]) -> list[str]:
+    """Split off switches one by one (Algorithm 3): every link out can be paired (Theorem 27)."""
+    how = []
+    for w in switches:
+        _split_off(network, w)
+        how.append("split")
+    return how
+
+
+def _split_off(network: Capacities, w: int) -> None:
+    into, out = network.ports([w])[w]
     cuts = _Cuts(network)
     for t in out:
         # The way back last: what it splits off is lost.
@@ -288,7 +175,7 @@ def _split_off(network: _Network, w: int) -> None:
 class _Cuts:
     """Cuts that once stopped a split, so that most need no flow to be stopped again."""
 
-    def __init__(self, network: _Network):
+    def __init__(self, network: Capacities):
         self.network = network
         self.sides: list[np.ndarray] = []
         self.slacks: list[int] = []
@@ -296,7 +183,7 @@ class _Cuts:
 
     def most(self, u: int, w: int, t: int) -> int:
         """Split off the most of (u, w), (w, t) that leaves every rank every tree: the paper's
-        gamma (Theorem 28), found with one flow a rank instead of two.
+        gamma (Theorem 28), found with one flow per rank instead of two.
 
         As much as the links and the known cuts allow is split off tentatively; a rank that then
         falls short by d names a cut, which allows d less.

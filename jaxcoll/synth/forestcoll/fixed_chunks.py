@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from fractions import Fraction
 
-from jaxcoll.bounds.throughput import Optimum, fixed_k, optimum
+from jaxcoll.bounds.throughput import Optimum, Scaling, fixed_k, optimum
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics.rational import Number
-from jaxcoll.synth.forestcoll.stages import forest
+from jaxcoll.synth.forestcoll.stages import forest_at
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
@@ -41,7 +40,7 @@ def fitting_forest(
         TopologyError: see ``forest``.
     """
     shares = None if weights is None else tuple(weights)
-    best = _optimum(topology, shares)
+    best = known_optimum(topology, shares)
     trees = _trees(topology, shares, chunks, k, best)
     flow = _forest(topology, shares, trees, guess, quick)
     certificate = {
@@ -58,10 +57,10 @@ def fitting_forest(
 
 def numbers_of_trees(topology: Topology) -> tuple[int, ...]:
     """Trees a rank of an all_gather: the fastest number of up to 16, then the optimum's own."""
-    best = _optimum(topology, None)
+    best = known_optimum(topology, None)
     if best.k <= _SCAN:
         return (best.k,)
-    speed = {d: _fixed_k(topology, d, None) for d in range(1, _SCAN + 1)}
+    speed = {d: _scaling(topology, None, d).inverse for d in range(1, _SCAN + 1)}
     return min(speed, key=lambda d: (speed[d], d)), best.k
 
 
@@ -69,13 +68,15 @@ def numbers_of_trees(topology: Topology) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=16)
-def _optimum(topology: Topology, weights: tuple[Number, ...] | None) -> Optimum:
+def known_optimum(topology: Topology, weights: tuple[Number, ...] | None) -> Optimum:
+    """``optimum``, found once for all calls that follow each other."""
     return optimum(topology, weights)
 
 
 @functools.lru_cache(maxsize=128)
-def _fixed_k(topology: Topology, k: int, weights: tuple[Number, ...] | None) -> Fraction:
-    return fixed_k(topology, k, weights, best=_optimum(topology, weights)).inverse
+def _scaling(topology: Topology, weights: tuple[Number, ...] | None, k: int | None) -> Scaling:
+    best = known_optimum(topology, weights)
+    return best.scaling if k is None else fixed_k(topology, k, weights, best=best)
 
 
 @functools.lru_cache(maxsize=4)
@@ -86,7 +87,8 @@ def _forest(
     guess: bool,
     quick: bool,
 ) -> TreeFlow:
-    return forest(topology, weights, k=k, guess=guess, quick=quick)
+    scaling = _scaling(topology, weights, k)
+    return forest_at(topology, scaling, guess=guess, quick=quick, exact=k is None)
 
 
 def _trees(
@@ -106,5 +108,5 @@ def _trees(
     if chunks % best.k == 0:
         return None
     divisors = [d for d in range(1, _SCAN + 1) if chunks % d == 0]
-    speed = {d: _fixed_k(topology, d, weights) for d in divisors}
+    speed = {d: _scaling(topology, weights, d).inverse for d in divisors}
     return min(speed, key=lambda d: (speed[d], d))

@@ -38,20 +38,20 @@ def rehang(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
     """
     over = np.empty_like(trees.parent)  # the parent of each rank
     np.put_along_axis(over, trees.vertex, trees.parent, axis=1)
-    weight, root, depth = trees.weight, trees.root, _depths(over)
+    weight, root, depth = trees.weight, trees.root, depths(over)
     while depth.max() > 2:
         lower, *found = _below(spare, weight, over, root, int(depth.max()) - 1)
         if not lower:
             break
         spare, weight, over, root = found
-        depth = _depths(over)
+        depth = depths(over)
     order = np.argsort(depth, axis=1, kind="stable")
     parent = np.take_along_axis(over, order, axis=1)
     return Trees(root, weight, order, parent), depth.max(axis=1)
 
 
 @nb.njit(cache=True)
-def _depths(over):
+def depths(over):
     """Edges from the root to each rank, by tree."""
     count, n = over.shape
     depth = np.zeros((count, n), np.int64)
@@ -71,7 +71,7 @@ def _below(spare, mass, over, source, height):
     What all trees together have beyond the height falls with every trade.
     """
     spare, mass, over, source = spare.copy(), mass.copy(), over.copy(), source.copy()
-    n, depth = len(spare), _depths(over)
+    n, depth = len(spare), depths(over)
     moved = True
     while moved:
         moved = False

@@ -11,7 +11,8 @@ from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
-from jaxcoll.synth.forestcoll.edge_splitting import Logical, Piece, remove_switches
+from jaxcoll.synth.forestcoll.capacities import Piece
+from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
 from jaxcoll.synth.forestcoll.height_reduction import Trees
 from jaxcoll.synth.forestcoll.rail_trees import find_boxes, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.translated_trees import moved_trees
@@ -46,7 +47,25 @@ def forest(
     Raises:
         TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61; see ``quick``.
     """
-    scaling = optimum(topology, weights).scaling if k is None else fixed_k(topology, k, weights)
+    if k is None:
+        return forest_at(topology, optimum(topology, weights).scaling, guess=guess, quick=quick)
+    return forest_at(topology, fixed_k(topology, k, weights), guess=guess, quick=quick, exact=False)
+
+
+def forest_at(
+    topology: Topology,
+    scaling: Scaling,
+    *,
+    guess: bool = True,
+    quick: bool = False,
+    exact: bool = True,
+) -> TreeFlow:
+    """``forest`` where the scaling is known.
+
+    Args:
+        exact: whether some link carries as many trees as ``scaling.U`` allows, as at the optimum;
+            links that were trimmed for a fixed k may turn out to be needed less than that.
+    """
     if guess:
         for flow in _structured(topology, scaling, quick):
             try:
@@ -54,9 +73,7 @@ def forest(
             except ScheduleError:  # this form of network only seemed to be there
                 continue
     flow = _packed(topology, scaling, guess, quick)
-    if k is not None:  # links that were trimmed may turn out to be needed less than allowed
-        flow = dataclasses.replace(flow, inverse=flow.slowest_link())
-    return _counted(flow)
+    return _counted(flow if exact else dataclasses.replace(flow, inverse=flow.slowest_link()))
 
 
 def _counted(flow: TreeFlow) -> TreeFlow:

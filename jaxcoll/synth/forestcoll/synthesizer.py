@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar
 
-from jaxcoll.bounds.throughput import optimum
+from jaxcoll.bounds.shared_paths import AllReduceBound
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest
+from jaxcoll.synth.forestcoll.fixed_chunks import fitting_forest, known_optimum
+from jaxcoll.synth.forestcoll.joint_phases import granularity, joint_all_reduce
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.trees.lowering import ORDERS
+
+PHASES = ("separate", "joint")
 
 # Finding the optimum takes about half a microsecond times the ranks times the links.
 _QUICKLY_BOUNDED = 2**23
@@ -43,6 +47,10 @@ class ForestColl(Synthesizer):
         guess: whether structured guesses, verified, may come before the exact way.
         quick: whether to refuse networks that may take more than some seconds, by their numbers of
             ranks and links (beyond 128 ranks most that have no structure).
+        phases: of an all_reduce: "separate" for reduce_scatter and then all_gather; "joint" to let
+            both run at once where that is faster: at the rates of the linear program of App. B.7,
+            with as many trees rooted at each rank as it says. That takes a second at some 16 ranks
+            and much more at more. ``joint_granularity`` tells the chunks it is best with.
     """
 
     k: int | None = None
@@ -51,20 +59,23 @@ class ForestColl(Synthesizer):
     order: str = "stream"
     guess: bool = True
     quick: bool = False
+    phases: str = "separate"
 
     name: ClassVar[str] = "forestcoll"
-    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast"})
+    takes_shares: ClassVar[bool] = True
+    kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "broadcast", "all_reduce"})
 
     def __post_init__(self) -> None:
         checks.integer_fields(self, CollectiveError, "k", "pieces", or_none=True)
         nbytes = checks.optional(self.nbytes, checks.positive, "nbytes", CollectiveError)
         checks.put(self, nbytes=nbytes)
         checks.choice(self.order, ORDERS, "order", CollectiveError)
+        checks.choice(self.phases, PHASES, "phases", CollectiveError)
         checks.flag_fields(self, CollectiveError, "guess", "quick")
 
     def granularity(self, topology: Topology) -> int:
         """Chunks a shard of an all_gather are best a multiple of this: its trees a rank."""
-        return optimum(topology).k if self.k is None else self.k
+        return known_optimum(topology, None).k if self.k is None else self.k
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.
@@ -74,6 +85,8 @@ class ForestColl(Synthesizer):
             TopologyError: switches that let out more or less than they let in; see ``quick``.
         """
         weights = _weights(topology, collective)
+        if collective.kind == "all_reduce":
+            return self._all_reduce(topology, collective, seed)
         chunks = collective.chunks_per_shard
         if self.quick:
             _check_quick(topology)
@@ -84,6 +97,21 @@ class ForestColl(Synthesizer):
             return self._tuned(flow, collective, self.nbytes)
         pieces = chunks if self.pieces is None else self.pieces
         return flow.to_schedule(pieces, order=self.order, collective=collective)
+
+    def joint_granularity(self, topology: Topology) -> int:
+        """Chunks per shard of an all_reduce in joint phases are best a multiple of this.
+
+        1 where separate phases are as fast.
+        """
+        bound = _known_bound(topology)
+        return 1 if bound.shared is None else granularity(topology, bound)
+
+    def _all_reduce(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+        if self.phases == "joint":
+            bound = _known_bound(topology)
+            if bound.shared is not None:
+                return joint_all_reduce(topology, collective, bound, self.pieces)
+        return self.two_phases(topology, collective, seed)
 
     def _tuned(self, flow: TreeFlow, collective: Collective, nbytes: float) -> Schedule:
         """The fastest of 1, 2, 4, ... pieces; the search ends where twice as many are slower."""
@@ -96,6 +124,14 @@ class ForestColl(Synthesizer):
                 break
             best, least, pieces = schedule, taken, 2 * pieces
         return best
+
+
+@functools.lru_cache(maxsize=4)
+def _known_bound(topology: Topology) -> AllReduceBound:
+    # CVXPY takes a second to load, which nothing else here needs.
+    from jaxcoll.bounds.all_reduce import all_reduce_bound
+
+    return all_reduce_bound(topology)
 
 
 def _check_quick(topology: Topology) -> None:
@@ -115,7 +151,10 @@ def _weights(topology: Topology, collective: Collective) -> list[int] | None:
         raise CollectiveError(
             f"forestcoll is defined for one group of all {n} ranks, not for {collective}"
         )
-    if collective.kind == "all_gather":
+    if collective.shares is not None:
+        shares = dict(zip(group, collective.shares, strict=True))
+        return [shares[r] for r in range(n)]
+    if collective.kind in ("all_gather", "all_reduce"):
         return None
     root = group[collective.root or 0]
     return [int(r == root) for r in range(n)]

@@ -18,9 +18,10 @@ import numpy as np
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.max_flow import dinic
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
-from jaxcoll.synth.forestcoll.edge_splitting import Pair
+from jaxcoll.synth.forestcoll.capacities import Pair
 from jaxcoll.synth.forestcoll.height_reduction import Trees, rehang
 from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of, measured
+from jaxcoll.synth.forestcoll.tight_cuts import pack_across, tight_cut
 
 _SAFE = 2**61
 _SEVERAL = 64  # ranks up to which several orders are tried
@@ -48,7 +49,12 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         )
     if num_ranks > _SEVERAL and sum(map(bool, trees)) > 1:
         arcs = arcs_of(num_ranks, capacity)
-        found = balanced_trees(arcs, trees)
+        found = balanced_trees(arcs, trees, brief=True)
+        if found is None:
+            beyond = tight_cut(num_ranks, capacity, trees)
+            if beyond is not None:
+                return pack_across(num_ranks, capacity, trees, beyond, pack_trees)
+            found = balanced_trees(arcs, trees)
         if found is not None:
             return _by_depth(arcs, found)
     left = np.zeros((num_ranks, num_ranks), np.int64)

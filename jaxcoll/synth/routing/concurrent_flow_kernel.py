@@ -5,8 +5,8 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from jaxcoll.numerics import heap
 from jaxcoll.synth.routing.flow_classes import flow_colour
-from jaxcoll.trees.stream import heap_add, heap_drop
 
 _FAR = np.int64(2**62)
 # Shares of a flow below exp(-this) of the largest are left out.
@@ -64,10 +64,10 @@ def total_distance(ptr, arc, heads, length, sources, weight):
         source = sources[i]
         distance[:] = _FAR
         distance[source] = 0
-        waiting = heap_add(key, item, 0, 0, 0, source)
+        waiting = heap.push(key, item, 0, 0, 0, source)
         while waiting:
             reached, u = key[0], item[0]
-            waiting = heap_drop(key, item, 0, waiting)
+            waiting = heap.pop(key, item, 0, waiting)
             if reached > distance[u]:
                 continue
             total += weight[i] * reached
@@ -76,7 +76,7 @@ def total_distance(ptr, arc, heads, length, sources, weight):
                 v = heads[arc[j]]
                 if through < distance[v]:
                     distance[v] = through
-                    waiting = heap_add(key, item, 0, waiting, through, v)
+                    waiting = heap.push(key, item, 0, waiting, through, v)
     return total
 
 

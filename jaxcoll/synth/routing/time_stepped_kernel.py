@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
-from jaxcoll.trees.stream import heap_add, heap_drop
+from jaxcoll.numerics import heap
 
 _FAR = np.int64(2**62)
 
@@ -172,12 +172,12 @@ def _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key
     """Dijkstra's algorithm until t is reached."""
     cost[:] = _FAR
     cost[s], hop[s] = 0, 0
-    waiting = heap_add(key, item, 0, 0, 0, s)
+    waiting = heap.push(key, item, 0, 0, 0, s)
     while waiting:
         reached, u = key[0], item[0]
         if u == t:
             return
-        waiting = heap_drop(key, item, 0, waiting)
+        waiting = heap.pop(key, item, 0, waiting)
         if reached > cost[u]:
             continue
         for i in range(out_ptr[u], out_ptr[u + 1]):
@@ -186,7 +186,7 @@ def _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key
             v = heads[e]
             if through < cost[v]:
                 cost[v], into[v], hop[v] = through, e, hop[u] + 1
-                waiting = heap_add(key, item, 0, waiting, through, v)
+                waiting = heap.push(key, item, 0, waiting, through, v)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -215,7 +215,7 @@ def steps_of(ptr, path, width):
             last[ptr[c + 1] - 1] = True
             end[ptr[c] : ptr[c + 1]] = ptr[c + 1]
             e = path[ptr[c]]
-            waiting[e] = heap_add(key, item, first[e], waiting[e], ptr[c] - ptr[c + 1], ptr[c])
+            waiting[e] = heap.push(key, item, first[e], waiting[e], ptr[c] - ptr[c + 1], ptr[c])
     sent, now = 0, 0
     taken = np.empty(width.sum(), np.int64)
     while sent < len(path):
@@ -223,7 +223,7 @@ def steps_of(ptr, path, width):
         for e in range(links):
             for _ in range(min(width[e], waiting[e])):
                 taken[count] = item[first[e]]
-                waiting[e] = heap_drop(key, item, first[e], waiting[e])
+                waiting[e] = heap.pop(key, item, first[e], waiting[e])
                 count += 1
         for i in range(count):
             send = taken[i]
@@ -231,7 +231,7 @@ def steps_of(ptr, path, width):
             if not last[send]:
                 e = path[send + 1]
                 togo = send + 1 - end[send]
-                waiting[e] = heap_add(key, item, first[e], waiting[e], togo, send + 1)
+                waiting[e] = heap.push(key, item, first[e], waiting[e], togo, send + 1)
         sent += count
         now += 1
     return step

@@ -159,7 +159,9 @@ def expand(
         rule: a number of ``rules.Rule``.
         most: chunks a message may carry.
         x: state of the random generator, uint64 above 0.
-        limit: give up when nothing quicker than this many ticks can be found.
+        limit: ticks to stay below. No link takes a chunk when even the smallest would arrive
+            later, which leaves the chunk to a faster link; the search is given up when nothing
+            faster can be found.
 
     Returns:
         (start, edge, slot, finish, done): of every send, message by message in order of their
@@ -168,6 +170,7 @@ def expand(
     have, left, relay, offer = now.have, now.left, now.relay, now.offer
     out_ptr, near_ptr, near, dst = net.out_ptr, net.near_ptr, net.near, net.dst
     target, moves, relays = tokens.target, len(tokens.onward) > 0, len(relay) > 0
+    needs_all = limit < _NEVER and not moves and not relays
     waiting, waits, times, events = desk.waiting, desk.waits, desk.times, desk.events
     first, last = desk.first, desk.last
     ranks, blocks, slots = have.shape[1], have.shape[0], len(target)
@@ -192,9 +195,11 @@ def expand(
         room = sends + (min(room, slots) if moves else room)
         if room > len(edge):
             start, edge, slot = _longer(start, room), _longer(edge, room), _longer(slot, room)
+        if needs_all and not _is_in_time(net, costs, desk, left, most, count, time, limit):
+            return start[:sends], edge[:sends], slot[:sends], finish, False
         sends, size, last_arrival, x = _match(
-            net, now, tokens, costs, desk, rule, most, x, block, count, time, size, sends, start,
-            edge, slot,
+            net, now, tokens, costs, desk, rule, most, x, block, count, time, limit, size, sends,
+            start, edge, slot,
         )  # fmt: skip
         finish = max(finish, last_arrival)
         if size == 0 or times[0] >= limit:
@@ -231,6 +236,27 @@ def expand(
 
 
 @nb.njit(cache=True, nogil=True)
+def _is_in_time(net: Network, costs: Costs, desk: Desk, left, most, count, time, limit):
+    """Whether the links into each waiting rank can still bring all that it lacks before the limit.
+
+    Args:
+        left: how many chunks each rank lacks.
+        most: chunks a message may carry.
+        count: how many ranks wait.
+    """
+    for i in range(count):
+        v = desk.waiting[i]
+        lacking = left[v]
+        for j in range(net.in_ptr[v], net.in_ptr[v + 1]):
+            link = net.in_link[j]
+            each = costs.serial[link, 0] + (costs.alpha[link] if most == 1 else 0)
+            lacking -= (limit - 1 - time) // each
+        if lacking > 0:
+            return False
+    return True
+
+
+@nb.njit(cache=True, nogil=True)
 def _longer(column, room):
     """The column with at least as much room, and as much again as it has."""
     longer = np.empty(max(room, 2 * len(column)), column.dtype)
@@ -244,8 +270,8 @@ def _longer(column, room):
 
 @nb.njit(cache=True, nogil=True)
 def _match(
-    net, now, tokens, costs, desk, rule, most, x, start_block, count, time, size, sends, start,
-    edge, slot,
+    net, now, tokens, costs, desk, rule, most, x, start_block, count, time, limit, size, sends,
+    start, edge, slot,
 ):  # fmt: skip
     """Gives chunks to the idle links into the ranks that wait.
 
@@ -254,6 +280,7 @@ def _match(
     Args:
         start_block: the block at which all links start to look.
         count: how many ranks wait.
+        limit: ticks to stay below.
         size: arrivals to come; sends: sends so far.
         start, edge, slot: receive the sends, with room for all.
 
@@ -294,7 +321,7 @@ def _match(
                     done = load[j] + serial[links[j], 0]
                     if done < soonest:
                         soonest, chosen = done, j
-            if chosen < 0:
+            if chosen < 0 or time + soonest >= limit:
                 break
             link = links[chosen]
             block = _look(net, now, tokens, costs, candidates, start_block, link, v)

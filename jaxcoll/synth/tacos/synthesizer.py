@@ -33,6 +33,9 @@ from jaxcoll.topology import Topology
 
 # Attempts, and sends matched in all of them, when neither is asked for.
 _ATTEMPTS, _SENDS = 16, 50_000
+# On unequal links attempts differ more, and those that fall behind end early: attempts that are
+# worth their time on small networks, and sends on large ones.
+_UNEQUAL_ATTEMPTS, _UNEQUAL_SENDS = 256, 1_000_000
 
 _Attempt = Callable[[int, int], Found]
 
@@ -55,7 +58,8 @@ class Tacos(Synthesizer):
             ``rules.Rule``. "random" is the paper's.
         attempts: how many times to try, each with its own random numbers. The best schedule is
             kept; one that meets the bound ends the search. When omitted 16, and on small networks,
-            where luck counts and tries cost little, more: until 50,000 sends have been matched.
+            where luck counts and attempts cost little, more: until 50,000 sends have been matched;
+            on unequal links without switches 1,000,000, or those of 256 attempts.
         nbytes: bytes of a rank's buffer that unequal links are priced for; 64 MiB when omitted,
             a large gradient bucket. In lockstep it changes nothing.
         degree: how switches are unwound (Sec. IV-G), 1 to the number of their ports less one; or
@@ -107,17 +111,29 @@ class Tacos(Synthesizer):
     ) -> Schedule:
         """The schedule found on the network without switches, sent through them."""
         straight = unwind(topology, degree)
-        return straight.carry(self._match(straight.topology, collective, seed), topology)
+        found = self._match(straight.topology, collective, seed, more_if_unequal=False)
+        return straight.carry(found, topology)
 
-    def _match(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+    def _match(
+        self, topology: Topology, collective: Collective, seed: int, more_if_unequal: bool = True
+    ) -> Schedule:
+        """The schedule found on a network without switches.
+
+        Args:
+            more_if_unequal: whether there may be more attempts where links are unequal; not where
+                every degree of unwound switches is tried.
+        """
         in_lockstep = (
             topology.is_homogeneous
             and self.aggregate == 1
             and collective.kind in ("all_gather", "broadcast")
             and rule_named(self.rule) in (Rule.RANDOM, Rule.DOWNSTREAM_NEED)
         )
-        solve = self._in_lockstep if in_lockstep else self._by_events
-        found, certificate = solve(topology, collective, seed)
+        if in_lockstep:
+            found, certificate = self._in_lockstep(topology, collective, seed)
+        else:
+            more = more_if_unequal and not topology.is_homogeneous
+            found, certificate = self._by_events(topology, collective, seed, more)
         schedule = Schedule(
             topology,
             collective,
@@ -148,7 +164,7 @@ class Tacos(Synthesizer):
         return best, {"step_bound": bound} if best.cost <= bound else {}
 
     def _by_events(
-        self, topology: Topology, collective: Collective, seed: int
+        self, topology: Topology, collective: Collective, seed: int, more: bool
     ) -> tuple[Found, dict[str, object]]:
         network, rule = read_network(topology), rule_named(self.rule)
         price = prices(topology, collective, self.nbytes)
@@ -163,7 +179,7 @@ class Tacos(Synthesizer):
             )
 
         bound = ingress_ticks(topology, collective, price, most > 1)
-        best, _ = self._best(attempt, bound, lambda: bound)
+        best, _ = self._best(attempt, bound, lambda: bound, more)
         certificate: dict[str, object] = {"model": "tacos", "nbytes": self.nbytes}
         # Rounded ticks allow for runs over the slowest link. The simulator's are finer, for it
         # counts only the links that are used: it says the time then.
@@ -173,19 +189,24 @@ class Tacos(Synthesizer):
                 certificate["ingress_bound"] = certificate["time"]
         return best, certificate
 
-    def _best(self, attempt: _Attempt, quick: int, exact: Callable[[], int]) -> tuple[Found, int]:
+    def _best(
+        self, attempt: _Attempt, quick: int, exact: Callable[[], int], more: bool = False
+    ) -> tuple[Found, int]:
         """The best of all attempts, until one meets the bound; and the bound.
 
         Args:
             attempt: searches, given its number and the cost it must stay below.
             quick: a bound.
             exact: a larger one that takes longer to find.
+            more: whether there may be as many attempts as are worth their time on unequal links.
         """
         best, bound = attempt(0, NO_LIMIT), quick
         number, sends = 1, len(best.edge)
         if best.cost > bound and self.attempts != 1:
             bound = exact()
         least, enough = (self.attempts, 0) if self.attempts else (_ATTEMPTS, _SENDS)
+        if more and not self.attempts:
+            enough = max(enough, min(_UNEQUAL_ATTEMPTS * sends, _UNEQUAL_SENDS))
         while best.cost > bound and (number < least or sends < enough):
             found = attempt(number, best.cost)
             number, sends = number + 1, sends + max(1, len(found.edge))

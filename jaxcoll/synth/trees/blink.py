@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from fractions import Fraction
 from typing import ClassVar
@@ -40,7 +41,7 @@ class Blink(Synthesizer):
     ("Blink+Switch" in Fig. 4.10), or replaced by preset connections, as TACCL and TACOS do.
 
     Attributes:
-        root: of an all_reduce; the rank that is quickest when None.
+        root: of an all_reduce; the rank that is fastest when None.
         degree: how switches are replaced: None to remove them exactly, otherwise every port is
             joined to the next ``degree`` ports (see ``jaxcoll.synth.building.switch_unwinding``).
         k: trees from the root; None for as many as the optimum needs, or, where those do not divide
@@ -138,7 +139,7 @@ class Blink(Synthesizer):
         )
 
     def _root_on(self, topology: Topology) -> int:
-        """The root that is given, or the quickest."""
+        """The root that is given, or the fastest."""
         if self.root is not None:
             if self.root < topology.num_ranks:
                 return self.root
@@ -146,14 +147,32 @@ class Blink(Synthesizer):
                 f"root {self.root} is no rank; ranks are 0..{topology.num_ranks - 1}"
             )
         check_balanced(topology)
-        back = topology.transpose()
+        return _fastest_root(topology)
 
-        def seconds(root: int) -> Fraction:
-            alone = [int(rank == root) for rank in range(topology.num_ranks)]
-            to = bottleneck(topology, alone).inverse
-            return to + (to if back == topology else bottleneck(back, alone).inverse)
 
-        return min(range(topology.num_ranks), key=lambda root: (seconds(root), root))
+@functools.lru_cache(maxsize=16)
+def _fastest_root(topology: Topology) -> int:
+    """The root to and from which a byte takes the least time; the first of several.
+
+    A cut that holds one root back holds back every rank on the root's side of it, so that a few
+    flows speak for all ranks. The same network is asked for again with every number of chunks.
+    """
+    n, back = topology.num_ranks, topology.transpose()
+    ways = (topology,) if back == topology else (topology, back)
+    least = np.full((len(ways), n), Fraction(0), object)
+    best, fastest = None, 0
+    for root in range(n):
+        if best is not None and sum(least[:, root]) >= best:
+            continue
+        alone = [int(rank == root) for rank in range(n)]
+        found = [bottleneck(way, alone) for way in ways]
+        for row, worst in zip(least, found, strict=True):
+            held = list(worst.cut_ranks)
+            row[held] = np.maximum(row[held], worst.inverse)
+        seconds = sum(worst.inverse for worst in found)
+        if best is None or seconds < best:
+            best, fastest = seconds, root
+    return fastest
 
 
 def _dealt(flow: TreeFlow, chunks: int) -> np.ndarray:

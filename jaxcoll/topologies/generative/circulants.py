@@ -6,7 +6,7 @@ Source: Tables 3.5 and A.3, Appendices A.6.1 and A.6.4.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from jaxcoll.topologies.arguments import check_size, count
 from jaxcoll.topologies.generative.digraph import Digraph
 
 
-def circulant(n: int, offsets: Sequence[int]) -> Digraph:
+def circulant(n: int, offsets: Iterable[int]) -> Digraph:
     """C(n, {a_1, ..., a_k}): vertex i is joined with i + a and i - a for every a (Definition 18).
 
-    Degree 2k. Offsets may repeat: their arcs are then parallel.
+    Degree 2k. Offsets may repeat, and a and n - a are the same offset: their arcs are then
+    parallel.
 
     Raises:
         TopologyError: an offset outside 1..n-1, n/2 (the two arcs would be one), or offsets that
@@ -39,7 +40,7 @@ def circulant(n: int, offsets: Sequence[int]) -> Digraph:
     return _cayley(n, [*steps, *(n - step for step in steps)], notation)
 
 
-def directed_circulant(n: int, offsets: Sequence[int]) -> Digraph:
+def directed_circulant(n: int, offsets: Iterable[int]) -> Digraph:
     """The digraph of arcs from i to i + a (mod n) for every offset a.
 
     The dissertation names the Moore- and bandwidth-optimal one of degree d on d + 2 vertices
@@ -65,7 +66,8 @@ def least_diameter_circulant(n: int, degree: int = 4) -> Digraph:
     """C(n, {m, m+1}) of the least diameter of all C(n, {a, b}), which is m (Theorem 22).
 
     m = ceil((sqrt(2n - 1) - 1) / 2). A degree above 4 is reached by parallel arcs: the offsets m
-    and m + 1 take turns, so that their numbers differ by at most one.
+    and m + 1 alternate, so that their numbers differ by at most one. If they are equal in number
+    (degree a multiple of 4) T_B stays optimal; otherwise it need not.
 
     Args:
         n: vertices, above 6.
@@ -137,8 +139,9 @@ def shifted_ring(n: int, shift: int | None = None) -> Digraph:
     return circulant(n, (1, p))
 
 
-def _offsets(n: int, offsets: Sequence[int]) -> list[int]:
-    steps = checks.integers(offsets, "offsets", TopologyError, least=1, most=n - 1)
+def _offsets(n: int, offsets: Iterable[int]) -> list[int]:
+    given = checks.members(offsets, "offsets", TopologyError)
+    steps = checks.integers(given, "offsets", TopologyError, least=1, most=n - 1)
     if not steps:
         raise TopologyError("a circulant graph needs one offset or more; got none")
     shared = math.gcd(n, *steps)

@@ -67,9 +67,19 @@ def crown(degree: int) -> Digraph:
 
 
 def distance_graph(digraph: Digraph, distance: int, name: str) -> Digraph:
-    """The vertices of an undirected graph, joined where their distance is the given one."""
+    """The vertices of an undirected digraph, joined where their distance is the given one.
+
+    Raises:
+        TopologyError: a digraph with one-way arcs, or one whose vertices do not have equally many
+            others at this distance.
+    """
     distance = count(distance, "distance")
-    joined = checked(digraph).distances() == distance
+    if not checked(digraph).is_undirected:
+        raise TopologyError(
+            f"distances both ways are equal in an undirected digraph, not always in {digraph}; "
+            f"take bidirectional of it"
+        )
+    joined = digraph.distances() == distance
     return _from_matrix(joined, name, map(np.asarray, digraph.generators))
 
 

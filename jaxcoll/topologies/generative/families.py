@@ -1,4 +1,4 @@
-"""The families by name, with the sizes and degrees they exist at: what a finder goes through."""
+"""The families by name, with the sizes and degrees they exist at, for a finder to go through."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from jaxcoll.topologies.generative import (
 from jaxcoll.topologies.generative.digraph import Digraph
 
 Arguments = tuple[int, ...]
+
+_NEAR = 4096  # sizes looked at, each way, for the nearest that exists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +57,14 @@ class Family:
         if found:
             return found[0].build()
         near = self.nearest_size(size, degree)
-        advice = f"the nearest size is {near}" if near else "no size near it has this degree either"
+        advice = f"the nearest size is {near}" if near else f"nor has it any within {_NEAR} of it"
         raise TopologyError(
             f"{self.name} has no digraph of {size} vertices and degree {degree}; {advice}"
         )
 
     def nearest_size(self, size: int, degree: int) -> int | None:
-        """The size nearest to a given one, at most twice as large, that has members of a degree."""
-        sizes = (size + sign * away for away in range(size + 1) for sign in (-1, 1))
+        """The size nearest to a given one, if not far away, that has members of a degree."""
+        sizes = (size + sign * away for away in range(_NEAR) for sign in (-1, 1))
         return next((n for n in sizes if n >= 2 and any(True for _ in self.find(n, degree))), None)
 
 

@@ -36,7 +36,8 @@ def generalized_kautz(degree: int, m: int) -> Digraph:
     d + 1 divides m; Pi(d, d^n (d + 1)) is the Kautz graph K(d, n).
 
     Raises:
-        TopologyError: m is d or less: two of the arcs of a vertex would be one.
+        TopologyError: m is d or less: two of the arcs of a vertex would be one; or degree 1 on
+            more than two vertices, which would not be connected.
     """
     degree, m = count(degree, "degree"), count(m, "m", least=2)
     name = f"Pi({degree},{m})"
@@ -44,6 +45,10 @@ def generalized_kautz(degree: int, m: int) -> Digraph:
         raise TopologyError(
             f"{name} needs at least {degree + 1} vertices for degree {degree}, got {m}; take "
             f"m = {degree + 1}, or degree {m - 1}"
+        )
+    if degree == 1 and m > 2:
+        raise TopologyError(
+            f"{name} joins pairs of vertices only: take 2 vertices, or degree 2 on {m}"
         )
     check_size(name, m, m * degree)
     tails = np.arange(m)

@@ -1,7 +1,7 @@
 """Digraphs made of digraphs: line graph, degree expansion, product, power, both ways, multi-edges.
 
-What is known of the symmetry of the factors carries over: automorphisms, and an isomorphism to the
-transpose, for all of these preserve reverse-symmetry (Appendix A.2).
+Known symmetries of the factors carry over: automorphisms, and an isomorphism to the transpose, for
+all of these preserve reverse-symmetry (Appendix A.2).
 """
 
 from __future__ import annotations

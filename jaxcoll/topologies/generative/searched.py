@@ -47,7 +47,8 @@ def modified_de_bruijn(degree: int, n: int) -> Digraph:
     The words that lose arcs are joined in a cycle, in an order that the dissertation does not
     give. The orders here give digraphs without parallel arcs that are reverse-symmetric where
     Table A.3 says so, and have bandwidth-optimal schedules of the table's T_L: 4, 5, 3 and 3 for
-    DBJMod(2,3), (2,4), (3,2) and (4,2). Of the 6 orders of DBJMod(2,3) none has one of 3 steps.
+    DBJMod(2,3), (2,4), (3,2) and (4,2). For DBJMod(2,3) none of the 6 orders has one of 3 steps
+    with 2 or 4 chunks per shard.
 
     Raises:
         TopologyError: other parameters than these four pairs.
@@ -63,10 +64,18 @@ def modified_de_bruijn(degree: int, n: int) -> Digraph:
     pairs = plain.tails * plain.size + plain.heads
     goes_back = np.isin(plain.heads * plain.size + plain.tails, pairs)  # self-loops and 2-cycles
     cycle = np.asarray(_CYCLES[degree, n])
+    after = np.empty(plain.size, np.int64)
+    after[cycle] = np.roll(cycle, -1)
     return Digraph(
         plain.size,
         degree,
         np.concatenate([plain.tails[~goes_back], cycle]),
-        np.concatenate([plain.heads[~goes_back], np.roll(cycle, -1)]),
+        np.concatenate([plain.heads[~goes_back], after[cycle]]),
         name=f"DBJMod({degree},{n})",
+        # Renamings of the letters that the cycle does not break.
+        generators=tuple(
+            image
+            for image in plain.generators
+            if np.array_equal(np.asarray(image)[after[cycle]], after[np.asarray(image)[cycle]])
+        ),
     )

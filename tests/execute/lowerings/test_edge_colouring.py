@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll.errors import ScheduleError
+from jaxcoll import ScheduleError
 from jaxcoll.execute.lowerings.edge_colouring import colour_messages, max_degree
 
 MESSAGES = st.integers(1, 9).flatmap(
@@ -57,7 +57,7 @@ def test_swapping_is_needed_here():
 
 
 def test_refusals():
-    with pytest.raises(ScheduleError, match="one value a message"):
+    with pytest.raises(ScheduleError, match="one value per message"):
         colour_messages(np.zeros(2), np.zeros(3))
     with pytest.raises(ScheduleError, match="from 0"):
         colour_messages(np.asarray([-1]), np.asarray([0]))

@@ -13,11 +13,11 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 
+from jaxcoll import CollectiveError
 from jaxcoll.collective import KINDS
-from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import LOWERINGS, bind
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
@@ -45,7 +45,7 @@ CASES = [(kind, *case) for kind in KINDS for case in (GATHERS if kind in GATHERE
 
 def run(kind, schedule, n, *lowerings, dtype=jnp.float32):
     """An input a rank, and the jitted function of it by each of some lowerings."""
-    program = program_of(schedule)
+    program = permute_program(schedule)
     lead = 3 if program.blocks[0] == 1 else 3 * program.group_size
     x = integers((n, lead, 5), dtype, seed=1)
     axes = Axes(("x",), (n,), ("x",))
@@ -76,7 +76,7 @@ def permutes(function, x) -> int:
 def test_ssa_has_a_permute_a_round(kind):
     schedule = schedule_of("mesh", 8, kind, "tacos", 2)
     x, function = run(kind, schedule, 8, "ssa")
-    assert permutes(function, x) == program_of(schedule).num_permutes
+    assert permutes(function, x) == permute_program(schedule).num_permutes
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter"])
@@ -85,7 +85,7 @@ def test_scan_is_as_long_for_any_number_of_steps(kind):
     for chunks in (3, 15):
         schedule = schedule_of("ring", 8, kind, "tacos", chunks)
         x, function = run(kind, schedule, 8, "scan")
-        assert permutes(function, x) == sum(map(len, scan.stages(program_of(schedule)))) == 2
+        assert permutes(function, x) == sum(map(len, scan.stages(permute_program(schedule)))) == 2
         # Tables grow, code does not.
         sizes.append(len(function.lower(x).as_text().splitlines()))
     assert sizes[0] == sizes[1]
@@ -153,7 +153,7 @@ def test_pallas_in_the_interpreter_without_races(case):
     kind, network, synthesizer, chunks, n, groups = case
     root = 1 if kind in ("broadcast", "reduce", "gather", "scatter") else None
     schedule = schedule_of(network, n, kind, synthesizer, chunks, groups, root)
-    program, axes, width = program_of(schedule), Axes(("x",), (n,), ("x",)), 150
+    program, axes, width = permute_program(schedule), Axes(("x",), (n,), ("x",)), 150
     x = integers((n, program.input_rows().shape[1] * width), jnp.float32)
     interpreter = pltpu.InterpretParams(detect_races=True)
 
@@ -177,7 +177,7 @@ def test_pallas_on_axes_of_a_mesh(names):
 
     def both(v):
         v = v.reshape(-1)
-        ours = pallas.run(program_of(schedule), v, axes, v.size, "cpu")
+        ours = pallas.run(permute_program(schedule), v, axes, v.size, "cpu")
         return ours[None, None], lax.all_gather(v, names, tiled=True)[None, None]
 
     got, want = sharded(both, mesh, P("x", "y"), P("x", "y"), check_vma=False)(x)
@@ -185,7 +185,7 @@ def test_pallas_on_axes_of_a_mesh(names):
 
 
 def test_what_pallas_refuses():
-    program = program_of(schedule_of("ring", 2, "all_gather", "ring"))
+    program = permute_program(schedule_of("ring", 2, "all_gather", "ring"))
     axes = Axes(("x",), (2,), ("x",))
     with pytest.raises(CollectiveError, match="1 to 4 bytes, got complex64"):
         pallas.run(program, jnp.zeros(8, jnp.complex64), axes, 8, "tpu")
@@ -193,7 +193,7 @@ def test_what_pallas_refuses():
 
 def test_without_its_waits_the_kernel_fails(monkeypatch):
     # A rank then sends on rows before they have arrived.
-    message = pallas._Place._message
+    message = pallas._RankKernel._message
 
     def impatient(*arguments):
         copy = message(*arguments)
@@ -201,7 +201,7 @@ def test_without_its_waits_the_kernel_fails(monkeypatch):
             start=copy.start, wait_send=copy.wait_send, wait_recv=lambda: None
         )
 
-    monkeypatch.setattr(pallas._Place, "_message", impatient)
+    monkeypatch.setattr(pallas._RankKernel, "_message", impatient)
     with pytest.raises(AssertionError):
         test_pallas_in_the_interpreter_without_races(("all_gather", "ring", "ring", 1, 4, None))
     pltpu.reset_tpu_interpret_mode_state()

@@ -7,7 +7,7 @@ import pytest
 
 from jaxcoll.collective import KINDS
 from jaxcoll.execute.lowerings.edge_colouring import max_degree
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from tests.execute.harness import schedule_of
 
@@ -41,7 +41,7 @@ def run_on_sets(program, held):
 def test_all_gather_fills_all_rows(case):
     network, synthesizer, chunks = case
     schedule = schedule_of(network, 8, "all_gather", synthesizer, chunks)
-    program = program_of(schedule)
+    program = permute_program(schedule)
     assert program.num_rows == 8 * chunks
     start = [{r * chunks + j: [r * chunks + j] for j in range(chunks)} for r in range(8)]
     end = run_on_sets(program, start)
@@ -52,7 +52,9 @@ def test_all_gather_fills_all_rows(case):
 def test_reduce_scatter_adds_every_contribution_once(case):
     network, synthesizer, chunks = case
     schedule = schedule_of(network, 8, "reduce_scatter", synthesizer, chunks)
-    end = run_on_sets(program_of(schedule), [{c: [r] for c in range(8 * chunks)} for r in range(8)])
+    end = run_on_sets(
+        permute_program(schedule), [{c: [r] for c in range(8 * chunks)} for r in range(8)]
+    )
     for rank in range(8):
         for chunk in range(rank * chunks, (rank + 1) * chunks):
             assert end[rank][chunk] == list(range(8))
@@ -60,9 +62,9 @@ def test_reduce_scatter_adds_every_contribution_once(case):
 
 def test_relays_take_rows_of_their_own():
     # Groups of opposite ranks of a ring: every chunk passes through strangers.
-    program = program_of(schedule_of("ring", 8, "all_gather", "hops", 1, PAIRS))
+    program = permute_program(schedule_of("ring", 8, "all_gather", "hops", 1, PAIRS))
     assert program.num_rows > 2
-    end = run_on_sets(program, [{int(program.place[r]): [r]} for r in range(8)])
+    end = run_on_sets(program, [{int(program.group_index[r]): [r]} for r in range(8)])
     for group in PAIRS:
         for rank in group:
             assert [end[rank][row] for row in range(2)] == [[r] for r in group]
@@ -77,7 +79,7 @@ def test_rounds_are_as_many_as_the_largest_degrees(case, kind):
     if synthesizer == "hops" and kind == "all_reduce":
         pytest.skip("hops are for one phase")
     schedule = schedule_of(network, 8, kind, synthesizer, chunks)
-    program = program_of(schedule)
+    program = permute_program(schedule)
     degrees = 0
     for first, last in zip(schedule.step_ptr[:-1], schedule.step_ptr[1:], strict=True):
         pairs = np.unique(np.stack([schedule.src[first:last], schedule.dst[first:last]]), axis=1)
@@ -86,16 +88,18 @@ def test_rounds_are_as_many_as_the_largest_degrees(case, kind):
 
 
 def test_counts_that_are_known():
-    assert program_of(schedule_of("ring", 8, "all_gather", "ring")).num_permutes == 4 + 3
-    assert program_of(schedule_of("complete", 8, "all_gather", "direct")).num_permutes == 7
-    assert program_of(schedule_of("one-way", 8, "all_gather", "tacos")).num_permutes == 7
-    assert program_of(schedule_of("torus", 8, "all_reduce", "bucket")).num_permutes == 4 + 4
+    assert permute_program(schedule_of("ring", 8, "all_gather", "ring")).num_permutes == 4 + 3
+    assert permute_program(schedule_of("complete", 8, "all_gather", "direct")).num_permutes == 7
+    assert permute_program(schedule_of("one-way", 8, "all_gather", "tacos")).num_permutes == 7
+    assert permute_program(schedule_of("torus", 8, "all_reduce", "bucket")).num_permutes == 4 + 4
 
 
 def test_symmetric_rounds_are_the_same_on_all_ranks():
     for network in ("ring", "complete"):
         synthesizer = "ring" if network == "ring" else "direct"
-        for rounds in program_of(schedule_of(network, 8, "all_gather", synthesizer)).steps[:-1]:
+        for rounds in permute_program(schedule_of(network, 8, "all_gather", synthesizer)).steps[
+            :-1
+        ]:
             for r in rounds:
                 moved = (r.send[:, 0] - np.arange(8)) % 8
                 assert len(r.pairs) == 8
@@ -104,8 +108,8 @@ def test_symmetric_rounds_are_the_same_on_all_ranks():
 
 def test_stages_of_scan():
     # A ring sends messages of one size: one stage, with a slot each way round.
-    (stage,) = stages(program_of(schedule_of("ring", 8, "all_gather", "ring")))
+    (stage,) = stages(permute_program(schedule_of("ring", 8, "all_gather", "ring")))
     assert len(stage) == 2
     assert all(slot.send.shape == (4, 8, 1) and (slot.recv >= 0).all() for slot in stage)
     # Block sizes of bucket differ from dimension to dimension.
-    assert len(stages(program_of(schedule_of("torus", 8, "all_gather", "bucket")))) > 1
+    assert len(stages(permute_program(schedule_of("torus", 8, "all_gather", "bucket")))) > 1

@@ -7,22 +7,20 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import topologies
-from jaxcoll.collective import Collective
+from jaxcoll import Collective, synthesize, topologies
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import ssa
-from jaxcoll.execute.lowerings.rounds import program_of
+from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
-from jaxcoll.execute.lowerings.step_splitting import in_pieces
-from jaxcoll.synth import synthesize
+from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 from tests.execute.harness import mesh_of
 
 TORUS = topologies.torus(4, 4, 4)
 
 
 def program(kind: str, chunks: int, synthesizer: str):
-    return program_of(synthesize(TORUS, Collective(kind, 64, chunks), synthesizer))
+    return permute_program(synthesize(TORUS, Collective(kind, 64, chunks), synthesizer))
 
 
 def sends(program) -> list[tuple]:
@@ -40,24 +38,24 @@ def sends(program) -> list[tuple]:
 @pytest.mark.parametrize("chunks", [1, 6])
 def test_cut(kind, chunks):
     whole = program(kind, chunks, "bucket")
-    cut = in_pieces(whole)
+    cut = split_long_steps(whole)
     assert len(cut.steps) > len(whole.steps)
     assert sorted(sends(cut)) == sorted(sends(whole))
     for rounds in cut.steps:
         assert sum(r.size for r in rounds) <= max(len(rounds), whole.num_rows / 10)
     # Every link that a step uses is used by all pieces of it.
     assert {len(rounds) for rounds in cut.steps} == {len(rounds) for rounds in whole.steps}
-    assert in_pieces(cut) is cut
+    assert split_long_steps(cut) is cut
 
 
 def test_nothing_to_cut():
     whole = program("all_gather", 1, "tacos")
-    assert in_pieces(whole) is whole
+    assert split_long_steps(whole) is whole
 
 
 def test_stages_do_not_send_more():
     # One dimension after another: steps of the same size, but along other links.
-    cut = in_pieces(program("all_gather", 1, "bucket"))
+    cut = split_long_steps(program("all_gather", 1, "bucket"))
     slots = [len(stage) for stage in stages(cut)]
     assert max(slots) == 2
     assert sum(n * len(s[0].send) for n, s in zip(slots, stages(cut), strict=True)) <= 34
@@ -66,7 +64,7 @@ def test_stages_do_not_send_more():
 @pytest.mark.parametrize("nbytes", [ssa.UNCUT_BYTES, ssa.UNCUT_BYTES + 4 * 4096])
 def test_small_buffers_are_sent_uncut(nbytes):
     schedule = synthesize(topologies.torus(2, 4), Collective("all_reduce", 8), "bucket")
-    whole = program_of(schedule)
+    whole = permute_program(schedule)
     axes = Axes(("x",), (8,), ("x",))
 
     def run(x):
@@ -77,6 +75,6 @@ def test_small_buffers_are_sent_uncut(nbytes):
     mapped = jax.shard_map(run, mesh=mesh_of(8), in_specs=P("x"), out_specs=P("x"))
     shape = jax.ShapeDtypeStruct((8 * nbytes // 4,), np.float32)
     permutes = str(jax.make_jaxpr(mapped)(shape)).count("ppermute[")
-    expected = whole if nbytes <= ssa.UNCUT_BYTES else in_pieces(whole)
+    expected = whole if nbytes <= ssa.UNCUT_BYTES else split_long_steps(whole)
     assert permutes == expected.num_permutes
-    assert in_pieces(whole).num_permutes > whole.num_permutes
+    assert split_long_steps(whole).num_permutes > whole.num_permutes

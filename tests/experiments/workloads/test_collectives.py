@@ -70,9 +70,9 @@ def test_groups_run_at_the_same_time():
 
 
 def test_the_quickest_and_one_after_the_other():
-    slow, quick = (lambda n: Fraction(2 * n)), (lambda n: Fraction(n + 3))
-    assert [fastest([slow, quick])(n) for n in (1, 3, 5)] == [2, 6, 8]
-    assert in_turn([slow, quick], [quick])(9) == max(10, 8) + 8
+    slow, fast = (lambda n: Fraction(2 * n)), (lambda n: Fraction(n + 3))
+    assert [fastest([slow, fast])(n) for n in (1, 3, 5)] == [2, 6, 8]
+    assert in_turn([slow, fast], [fast])(9) == max(10, 8) + 8
 
 
 def test_ideal_is_the_papers():

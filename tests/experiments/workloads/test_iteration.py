@@ -128,12 +128,12 @@ def test_a_slower_network_is_never_quicker_in_order(work, overlap):
 
 @given(workloads(activations=False))
 def test_with_equal_layers_overlap_is_the_pipeline_of_the_two(work):
-    """n alike: the backward pass and the network as two machines of a flow shop."""
+    """n identical layers: the backward pass and the network as two machines of a flow shop."""
     layer = dataclasses.replace(
         work.layers[0], gradient=Exchange("all", 3), weight_gradient=Fraction(4)
     )
     n = len(work.layers)
-    run = iteration(Workload("alike", (layer,) * n), TIMES, LAYERS)
+    run = iteration(Workload("identical", (layer,) * n), TIMES, LAYERS)
     back, seconds = layer.weight_gradient, TIMES["all"](3)
     end = back + (n - 1) * max(back, seconds) + seconds
     assert run.total == end + n * layer.forward

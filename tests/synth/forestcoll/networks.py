@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxcoll.bounds.throughput import balanced
 from jaxcoll.errors import TopologyError
 from jaxcoll.topologies import dgx2, fat_tree, switch
-from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_boxes
+from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_hosts
 from jaxcoll.topology import Topology
 from tests import strategies
 
@@ -26,10 +26,10 @@ SWITCHED = [
     dgx2(),
     fat_tree(3, 2),
     fat_tree(2, 3),
-    nvswitch_boxes((8, 4), inside=300, network=25),
-    nvswitch_boxes((8, 6, 5, 3), inside=300, network=25),
-    nvswitch_boxes((8, 8), inside=(300, 450), network=(25, 50)),
-    nvswitch_boxes((2, 2, 2), inside=299993, network=24989),
+    nvswitch_hosts((8, 4), inside=300, network=25),
+    nvswitch_hosts((8, 6, 5, 3), inside=300, network=25),
+    nvswitch_hosts((8, 8), inside=(300, 450), network=(25, 50)),
+    nvswitch_hosts((2, 2, 2), inside=299993, network=24989),
 ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll.bounds.all_reduce import all_reduce_bound
-from jaxcoll.bounds.dual_variables import Prices, is_routable, proved_rate, reached_rate
+from jaxcoll.bounds.dual_variables import DualVariables, is_routable, proved_rate, reached_rate
 from jaxcoll.bounds.throughput import bottleneck, optimum
 from jaxcoll.errors import TopologyError
 from jaxcoll.topologies import (
@@ -19,7 +19,7 @@ from jaxcoll.topologies import (
     dgx_a100,
     hypercube,
     mesh,
-    nvswitch_boxes,
+    nvswitch_hosts,
     ring,
     star,
     switch,
@@ -39,8 +39,8 @@ GB = 10**9
         hypercube(3),
         dgx1(),
         switch(4),
-        nvswitch_boxes((2, 2), inside=8e9, network=1e9),
-        nvswitch_boxes((4, 4), inside=300e9, network=25e9),
+        nvswitch_hosts((2, 2), inside=8e9, network=1e9),
+        nvswitch_hosts((4, 4), inside=300e9, network=25e9),
     ],
     ids=lambda t: t.name,
 )
@@ -73,7 +73,7 @@ def test_a_star_is_best_summed_in_the_middle():
         (mesh(2, 3), 70),
         (mesh(3, 3), 75),
         # All data must cross a rank's link twice, or enter and leave the smaller box.
-        (nvswitch_boxes((3, 2), inside=4e9, network=1e9), 2),
+        (nvswitch_hosts((3, 2), inside=4e9, network=1e9), 2),
     ],
     ids=str,
 )
@@ -121,14 +121,14 @@ def some(random: Random, count: int) -> list[Fraction]:
 
 @settings(max_examples=200)
 @given(strategies.topologies(max_ranks=4, exact=True), st.randoms(use_true_random=False))
-def test_any_prices_prove_a_bound_and_any_shares_are_reached(topology, random):
+def test_any_dual_variables_prove_a_bound_and_any_shares_are_reached(topology, random):
     """Weak duality, in fractions: whatever a solver said, nothing false comes of it."""
     n, links = topology.num_ranks, topology.num_links
     copies, sums = (
         tuple((some(random, 1)[0], some(random, links)) for _ in range(n)) for _ in "rb"
     )
     arcs = tuple(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
-    bound = proved_rate(topology, Prices(arcs, copies, sums, []))
+    bound = proved_rate(topology, DualVariables(arcs, copies, sums, []))
     share = [Fraction(random.randint(0, 5), 5) for _ in range(links)]
     for_copies = [b * x for b, x in zip(topology.exact_bandwidth, share, strict=True)]
     for_sums = [b - c for b, c in zip(topology.exact_bandwidth, for_copies, strict=True)]
@@ -138,13 +138,13 @@ def test_any_prices_prove_a_bound_and_any_shares_are_reached(topology, random):
         assert bound is None or rate * sum(roots) <= bound
 
 
-def test_prices_of_a_pair_of_ranks():
+def test_dual_variables_of_a_pair_of_ranks():
     topology, one = ring(2, bandwidth=1e9), Fraction(1)
     arcs = tuple(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
 
     def proved(worth: Fraction, length: Fraction) -> Fraction | None:
         side = ((worth, [length] * len(arcs)),) * 2
-        return proved_rate(topology, Prices(arcs, side, side, []))
+        return proved_rate(topology, DualVariables(arcs, side, side, []))
 
     # Every byte crosses to the other rank once as a part and once as a sum, at a length of 1; both
     # links of 1 GB/s are as dear as both ranks ask for.

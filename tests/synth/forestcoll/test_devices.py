@@ -12,10 +12,10 @@ import jaxcoll as jc
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.synth.forestcoll import ForestColl, forest
-from jaxcoll.topologies import nvswitch_boxes
+from jaxcoll.topologies import nvswitch_hosts
 from tests.execute.harness import integers, mesh_of, sharded
 
-TOPOLOGY = nvswitch_boxes((4, 4), inside=300e9, network=25e9)
+TOPOLOGY = nvswitch_hosts((4, 4), inside=300e9, network=25e9)
 
 
 @pytest.mark.parametrize("pieces", [None, 2])

@@ -16,7 +16,7 @@ def test_the_page_says_what_it_prints(capsys):
     printed = capsys.readouterr().out.splitlines()
     said = [line.partition("  # ")[2] for block in code for line in block.splitlines()]
     said = [text for text in said if text]
-    assert len(printed) == len(said) == 5
+    assert len(printed) == len(said) == 7
     assert printed[0].startswith(said[0].removesuffix(" ..."))
     assert printed[1] == said[1]
     assert said[2] == "within 3 % of the optimum"

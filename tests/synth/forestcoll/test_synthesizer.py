@@ -10,7 +10,7 @@ from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
-from jaxcoll.synth.forestcoll import ForestColl
+from jaxcoll.synth.forestcoll import ForestColl, fixed_chunks, stages
 from jaxcoll.topologies import (
     dgx_a100,
     dgx_h100,
@@ -18,7 +18,7 @@ from jaxcoll.topologies import (
     fully_connected,
     mesh,
     mi250,
-    nvswitch_boxes,
+    nvswitch_hosts,
     ring_fc_switch,
     switch_2d,
     torus,
@@ -83,7 +83,7 @@ def test_quick_refuses_what_takes_long_and_nothing_else():
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
 def test_broadcasts_from_any_root(kind):
-    topology = nvswitch_boxes((3, 2), inside=4e9, network=1e9)
+    topology = nvswitch_hosts((3, 2), inside=4e9, network=1e9)
     for root in range(5):
         schedule = ForestColl().synthesize(topology, Collective(kind, 5, 12, root=root))
         verify(schedule)
@@ -158,3 +158,20 @@ def test_bad_fields_are_refused():
     lopsided = Topology(2, [0, 2, 1, 2], [2, 1, 2, 0], [0] * 4, [1, 2, 3, 4], 3)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="B/s more"):
         ForestColl().synthesize(lopsided, Collective("all_gather", 2))
+
+
+def test_the_bottleneck_is_found_once(monkeypatch):
+    """One search per synthesis, handed down to every stage."""
+    searched = []
+
+    def counted(topology, weights=None):
+        searched.append(topology)
+        return optimum(topology, weights)
+
+    for module in (fixed_chunks, stages):
+        monkeypatch.setattr(module, "optimum", counted)
+    topology = dgx_a100(2, network=24.5e9)
+    chunks = ForestColl().granularity(topology)
+    ForestColl().synthesize(topology, Collective("all_gather", 16, chunks))
+    ForestColl().synthesize(topology, Collective("all_gather", 16, 2))
+    assert searched == [topology]

@@ -16,7 +16,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import Bucket, Direct, ForestColl, MultiTree, Ring, Sccl, StepMilp, Tacos
 from jaxcoll.synth.milp import step_milp
 from jaxcoll.synth.milp.model import Answer
-from jaxcoll.topologies import dgx1, mesh, nvswitch_boxes, ring, torus
+from jaxcoll.topologies import dgx1, mesh, nvswitch_hosts, ring, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 from tests import strategies
@@ -110,9 +110,9 @@ def test_dgx1_gathers_in_half_the_time_of_its_diameter_in_single_links():
 @pytest.mark.parametrize(
     "topology",
     [
-        nvswitch_boxes((2, 2), inside=4e9, network=1e9),
-        nvswitch_boxes((2, 2), inside=300e9, network=25e9),
-        nvswitch_boxes((3, 3), inside=4e9, network=1e9),
+        nvswitch_hosts((2, 2), inside=4e9, network=1e9),
+        nvswitch_hosts((2, 2), inside=300e9, network=25e9),
+        nvswitch_hosts((3, 3), inside=4e9, network=1e9),
     ],
     ids=lambda t: f"{t.name} {t.bandwidth.max():g}",
 )

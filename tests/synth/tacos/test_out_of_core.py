@@ -15,15 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxcoll.bounds import step_bound
-from jaxcoll.collective import Collective
-from jaxcoll.compact import CompactSchedule, CompactWriter, open_compact
-from jaxcoll.errors import CollectiveError, FormatError, ScheduleError, TopologyError
-from jaxcoll.simulation import simulate
-from jaxcoll.synth.tacos.out_of_core import synthesize_compact
-from jaxcoll.synth.tacos.synthesizer import Tacos
+from jaxcoll import (
+    Collective,
+    CollectiveError,
+    CompactSchedule,
+    FormatError,
+    ScheduleError,
+    TopologyError,
+    simulate,
+    step_bound,
+    synthesize_compact,
+    verify,
+)
+from jaxcoll.compact import CompactWriter
+from jaxcoll.io import open_compact
+from jaxcoll.synth import Tacos
 from jaxcoll.topologies import hypercube, mesh, ring, switch, torus
-from jaxcoll.verifier import verify
 from tests import strategies
 
 
@@ -248,7 +255,7 @@ def test_bad_headers_are_refused(tmp_path, compact, field, value):
 
 
 def test_columns_that_disagree_are_refused(tmp_path, compact):
-    for name, text in (("step_ptr", "rise"), ("order", "no order")):
+    for name, text in (("step_ptr", "rise"), ("order", "not a permutation")):
         path = tmp_path / "s" / name
         kept = path.read_bytes()
         path.write_bytes(bytes([1]) * len(kept))

@@ -14,7 +14,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import Blink, ForestColl
-from jaxcoll.topologies import dgx1, dgx_a100, hypercube, mi250, nvswitch_boxes, torus
+from jaxcoll.topologies import dgx1, dgx_a100, hypercube, mi250, nvswitch_hosts, torus
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 from tests import strategies
@@ -125,5 +125,5 @@ def test_what_it_is_not_defined_for_is_refused_by_name():
 
 
 def test_boxes_of_unequal_sizes():
-    topology = nvswitch_boxes((3, 2), inside=4e9, network=1e9)
+    topology = nvswitch_hosts((3, 2), inside=4e9, network=1e9)
     verify(Blink().synthesize(topology, Collective("all_reduce", 5, 4)))

@@ -1,7 +1,7 @@
 """Expansions: larger digraphs and their all_gathers from smaller ones (Section 3.5, Table 3.3).
 
 - ``columns``: an all_gather as columns of sends over arcs;
-- ``expansion``: what all expansions share, and reduce_scatters of expanded digraphs;
+- ``expansion``: the base class, and reduce_scatters of expanded digraphs;
 - ``line_graph``, ``degree``, ``power``, ``both_ways``: one expansion each;
 - ``product``: products of different digraphs, scheduled by BFB.
 """

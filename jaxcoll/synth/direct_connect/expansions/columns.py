@@ -1,4 +1,4 @@
-"""An all_gather on a digraph as columns of sends over its arcs: what expansions read and write."""
+"""An all_gather on a digraph as columns of sends over its arcs, which expansions read and write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What expansions share: an all_gather of a base becomes one of a larger digraph."""
+"""The base class of expansions: an all_gather of a base becomes one of a larger digraph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.bfb_reversal import reversed_on
 from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
@@ -21,8 +22,8 @@ from jaxcoll.topologies.generative.isomorphism import find_reversal
 class Expansion(abc.ABC):
     """A mapping of (digraph, all_gather) to a larger digraph and an all_gather on it (Table 3.3).
 
-    Subclasses are frozen dataclasses. ``cost`` predicts what the expanded schedule costs from what
-    the base's does, so that a search need not build either.
+    Subclasses are frozen dataclasses. ``cost`` predicts T_L and T_B of the expanded schedule
+    from those of the base's, so that a search need not build either.
     """
 
     name: ClassVar[str]
@@ -41,7 +42,7 @@ class Expansion(abc.ABC):
 
     @abc.abstractmethod
     def cost(self, base: Cost, size: int, degree: int) -> Cost:
-        """What the expanded all_gather costs; at most that, for line graphs.
+        """T_L and T_B of the expanded all_gather; upper bounds, for line graphs.
 
         Args:
             base: cost of the base's all_gather.
@@ -93,6 +94,8 @@ class Expansion(abc.ABC):
         Raises:
             CollectiveError: another collective; other errors are those of ``all_gather``.
         """
+        checks.instance(base, Digraph, "base", TopologyError)
+        checks.instance(schedule, Schedule, "schedule", ScheduleError)
         if schedule.collective.kind != "reduce_scatter":
             raise CollectiveError(f"this expands a reduce_scatter, not {schedule.collective}")
         _, gather = self.all_gather(base.transpose(), schedule.reverse())
@@ -105,6 +108,7 @@ def scatter_of(digraph: Digraph, schedule: Schedule) -> Schedule:
     Raises:
         TopologyError: the digraph is not isomorphic to its transpose.
     """
+    checks.instance(digraph, Digraph, "digraph", TopologyError)
     return reversed_on(schedule, find_reversal(digraph))
 
 

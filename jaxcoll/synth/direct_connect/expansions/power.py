@@ -63,7 +63,7 @@ class CartesianPower(Expansion):
         return base.chunks * n, base.steps * n, Sends.joined(parts)
 
     def _phase(self, base: Gather, number: np.ndarray, part: int, phase: int) -> Sends:
-        """A phase of one part: what was gathered along earlier dimensions moves along the next."""
+        """A phase of one part: blocks gathered along earlier dimensions move along the next."""
         n, side, send = self.exponent, base.digraph.size, base.sends
         sides = (side,) * n
         dimension = (part + phase) % n

@@ -41,7 +41,7 @@ def product_all_gather(
 
 
 def product_cost(factors: Sequence[Digraph], costs: Sequence[Cost]) -> Cost | None:
-    """What the BFB all_gather of a product costs, where a theorem says so; otherwise None.
+    """T_L and T_B of the BFB all_gather of a product, where a theorem gives them; otherwise None.
 
     If all factors are simple and have bandwidth-optimal BFB schedules, T_L is the sum of theirs
     and T_B = (N - 1)/N (Theorem 13). Parallel arcs break the proof: UniRing(2,4) x UniRing(1,3)

@@ -1,0 +1,216 @@
+"""Capacities from vertex to vertex while switches are split off, with the paths that make them up.
+
+The ground of ``edge_splitting``: what a split does to capacities, and whether every rank still gets
+every tree afterwards, which one flow per rank tells (Theorem 25).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.bounds.throughput import Scaling
+from jaxcoll.numerics.max_flow import FlowNetwork, Shortfall
+from jaxcoll.topology import Topology
+
+Pair = tuple[int, int]
+Path = tuple[int, ...]
+Split = tuple[int, int, int, int]  # u, w, t and an amount of (u, w) and (w, t)
+
+_SAFE = 2**61
+
+
+@dataclasses.dataclass
+class Piece:
+    """Part of a capacity from vertex to vertex that runs over one path.
+
+    Attributes:
+        path: links of the topology in the order they are crossed.
+        amount: trees.
+    """
+
+    path: Path
+    amount: int
+
+
+class Capacities:
+    """What is left of a network while its switches are split off.
+
+    Attributes:
+        topology: the network at first.
+        trees: trees each rank is the root of.
+        capacity: trees from vertex to vertex, above 0.
+        pieces: the paths that make up each capacity.
+    """
+
+    def __init__(self, topology: Topology, scaling: Scaling):
+        self.topology = topology
+        self.trees = scaling.trees
+        self.capacity: dict[Pair, int] = {}
+        self.pieces: dict[Pair, list[Piece]] = {}
+        self._ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+        for link, (pair, amount) in enumerate(zip(self._ends, scaling.capacity, strict=True)):
+            if amount:
+                self.capacity[pair] = self.capacity.get(pair, 0) + amount
+                self.pieces.setdefault(pair, []).append(Piece((link,), amount))
+
+    def ports(self, switches: Iterable[int]) -> dict[int, tuple[dict[int, int], dict[int, int]]]:
+        """Per switch the capacity from each vertex into it, and from it to each."""
+        found: dict[int, tuple[dict[int, int], dict[int, int]]] = {w: ({}, {}) for w in switches}
+        touching = [pair for pair in self.capacity if pair[0] in found or pair[1] in found]
+        for u, v in sorted(touching):
+            if v in found:
+                found[v][0][u] = self.capacity[u, v]
+            if u in found:
+                found[u][1][v] = self.capacity[u, v]
+        return found
+
+    def groups(self) -> dict[int, int]:
+        """For each rank the least rank of its component among the ranks; a switch is its own."""
+        n, vertices = self.topology.num_ranks, range(self.topology.num_vertices)
+        ends = np.asarray([pair for pair in self.capacity if max(pair) < n]).reshape(-1, 2)
+        shape = len(vertices), len(vertices)
+        direct = sp.coo_matrix((np.ones(len(ends), np.int8), tuple(ends.T)), shape)
+        part = sp.csgraph.connected_components(direct, directed=False)[1]
+        least: dict[int, int] = {}
+        return {v: least.setdefault(int(part[v]), v) for v in vertices}
+
+    # ------------------------------------------------------------------ flows
+
+    def first_short(self, targets: Sequence[int] | range) -> Shortfall | None:
+        """The first rank that cannot get every tree from a source linked to all roots (D_k)."""
+        return self._with_source(list(self.capacity)).first_short(
+            [*self.capacity.values(), *self.trees],
+            self.topology.num_vertices,
+            targets,
+            sum(self.trees),
+        )
+
+    def _with_source(self, pairs: Sequence[Pair]) -> FlowNetwork:
+        """The pairs, then an arc from one more vertex to each rank."""
+        source, n = self.topology.num_vertices, len(self.trees)
+        ends = np.asarray(pairs, np.int64).reshape(-1, 2)
+        src = np.concatenate([ends[:, 0], np.full(n, source)])
+        return FlowNetwork(source + 1, src, np.concatenate([ends[:, 1], np.arange(n)]))
+
+    def holds(self, splits: Sequence[Split]) -> bool:
+        """Whether every rank still gets every tree after some splits."""
+        before = dict(self.capacity)
+        for split in splits:
+            self.change(*split)
+        short = self.first_short(range(len(self.trees)))
+        self.capacity = before
+        return short is None
+
+    def most_of(self, splits: Sequence[Split]) -> list[Split]:
+        """As much of some splits as leaves every rank every tree, or nearly the most.
+
+        All are made tentatively. A rank that falls short by d names a cut, which only splits whose
+        switch lies on the other side than both its ports have narrowed: d of these are taken back
+        (Theorem 28 for many pairs at once). One flow per rank, and one per cut that is found.
+        """
+        n, before = len(self.trees), self.capacity
+        after = dict(before)
+        self.capacity = after
+        for split in splits:
+            self.change(*split)
+        self.capacity = before
+        pairs = list(dict.fromkeys([*before, *after]))
+        number = {pair: i for i, pair in enumerate(pairs)}
+        columns = np.asarray([split[:3] for split in splits], np.int64).reshape(-1, 3)
+        whole = sum(before.values()) + sum(self.trees) < _SAFE
+        dtype = np.int64 if whole else object
+        amount = np.asarray([split[3] for split in splits], dtype)
+        # Room of each pair, of the loops (u = t), which count nowhere, and of the roots.
+        room = np.asarray([after.get(p, 0) for p in pairs] + [0, *self.trees], dtype)
+        loop = len(pairs)
+        arcs = np.asarray(
+            [[number[u, w], number[w, t], number.get((u, t), loop)] for u, w, t, _ in splits],
+            np.int64,
+        ).reshape(-1, 3)
+        counted = np.delete(np.arange(len(room)), loop)
+        network = self._with_source(pairs)
+        need, checked = sum(self.trees), 0
+        while True:
+            short = network.first_short(
+                room[counted], self.topology.num_vertices, range(checked, n), need
+            )
+            if short is None:
+                break
+            checked = short.target
+            side = short.source_side[columns]
+            narrowing = np.flatnonzero((side[:, 0] == side[:, 2]) & (side[:, 0] != side[:, 1]))
+            narrowing = narrowing[::-1]  # the last first
+            total = np.cumsum(amount[narrowing])
+            rest = np.maximum(need - short.flow - (total - amount[narrowing]), 0)
+            back = np.minimum(amount[narrowing], rest)
+            amount[narrowing] -= back
+            np.add.at(room, arcs[narrowing, 0], back)
+            np.add.at(room, arcs[narrowing, 1], back)
+            np.subtract.at(room, arcs[narrowing, 2], back)
+        return [
+            (u, w, t, int(a))
+            for (u, w, t), a in zip(columns.tolist(), amount.tolist(), strict=True)
+            if a
+        ]
+
+    # ------------------------------------------------------------------ splits
+
+    def change(self, u: int, w: int, t: int, amount: int) -> None:
+        """Split off an amount of (u, w) and (w, t); give it back if negative. Capacities only.
+
+        A way back to where it came from (u = t) carries nothing new, and is dropped.
+        """
+        for pair, more in (((u, w), -amount), ((w, t), -amount), ((u, t), amount)):
+            if pair[0] != pair[1]:
+                self.capacity[pair] = self.capacity.get(pair, 0) + more
+                if not self.capacity[pair]:
+                    del self.capacity[pair]
+
+    def split(self, splits: Sequence[Split]) -> None:
+        """Make splits, paths and all."""
+        for split in splits:
+            self.change(*split)
+            self.route(*split)
+
+    def route(self, u: int, w: int, t: int, amount: int) -> None:
+        """Join the pieces of what was split off: the routing table, as paths."""
+        into, out = self.pieces[u, w], self.pieces[w, t]
+        while amount:
+            first, second = into[-1], out[-1]
+            both = min(first.amount, second.amount, amount)
+            amount -= both
+            for pieces, piece in ((into, first), (out, second)):
+                piece.amount -= both
+                if not piece.amount:
+                    pieces.pop()
+            if u != t:
+                self._add(u, t, self._without_loops(first.path + second.path), both)
+        for pair in ((u, w), (w, t)):
+            if not self.pieces[pair]:
+                del self.pieces[pair]
+
+    def _add(self, u: int, t: int, path: Path, amount: int) -> None:
+        pieces = self.pieces.setdefault((u, t), [])
+        same = next((piece for piece in pieces if piece.path == path), None)
+        if same is None:
+            pieces.append(Piece(path, amount))
+        else:
+            same.amount += amount
+
+    def _without_loops(self, path: Path) -> Path:
+        """The path without the loops it makes through a switch that it crosses twice."""
+        kept: list[int] = []
+        reached = {self._ends[path[0]][0]: 0}
+        for link in path:
+            end = self._ends[link][1]
+            if end in reached:
+                del kept[reached[end] :]
+                reached = {v: count for v, count in reached.items() if count <= len(kept)}
+            else:
+                kept.append(link)
+                reached[end] = len(kept)
+        return tuple(kept)

@@ -1,0 +1,110 @@
+"""What decisions cost: compute, communication and memory of a training step on one device.
+
+Compute and communication are totals; the step takes their sum when nothing overlaps and their
+maximum when everything does (the dissertation's model, section 5.4). Both are reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from tensorstate.cost.memory import Memory, estimate_memory
+from tensorstate.cost.reshard_plan import (
+    Decisions,
+    ReshardPlan,
+    find_recomputed_nodes,
+    reshard_plans,
+)
+from tensorstate.problem.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cost:
+    """The cost of a training step.
+
+    Attributes:
+        compute: seconds of all operators.
+        communication: seconds of all collectives.
+        bytes_by_collective: bytes (of the larger buffer of a device) by (kind, mesh axis) of the
+            collectives.
+        count_by_collective: how many there are, likewise.
+        memory: bytes.
+        reshards: how tensors travel.
+        recomputed_nodes: entities that run again after the forward pass.
+    """
+
+    compute: float
+    communication: float
+    bytes_by_collective: Mapping[tuple[str, int], int]
+    count_by_collective: Mapping[tuple[str, int], int]
+    memory: Memory
+    reshards: tuple[ReshardPlan, ...]
+    recomputed_nodes: frozenset[int]
+
+    @property
+    def serial_seconds(self) -> float:
+        """Seconds without overlap: compute and communication one after the other."""
+        return self.compute + self.communication
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """Seconds with perfect overlap: the larger of the two."""
+        return max(self.compute, self.communication)
+
+
+def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
+    """The cost of a training step under decisions.
+
+    Raises:
+        PlanError: a tensor cannot reach a state in which it is kept or demanded.
+    """
+    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+    reshards = [
+        reshard
+        for number in range(len(problem.tensor_groups))
+        for reshard in reshard_plans(problem, decisions, recomputed_nodes, number)
+    ]
+    bytes_by_collective: dict[tuple[str, int], int] = defaultdict(int)
+    count_by_collective: dict[tuple[str, int], int] = defaultdict(int)
+    communication = []
+    for reshard in reshards:
+        communication.append(reshard.multiplicity * reshard.seconds)
+        for step, num_repeats in reshard.counted_steps:
+            if step.kind != "slice":
+                bytes_by_collective[step.kind, step.axis] += (
+                    reshard.multiplicity * num_repeats * step.nbytes
+                )
+                count_by_collective[step.kind, step.axis] += reshard.multiplicity * num_repeats
+    twice: dict[int, int] = defaultdict(int)
+    for node in recomputed_nodes:
+        twice[problem.graph.nodes[node].class_id] += 1
+    compute = math.fsum(
+        (problem.multiplicity(g) + twice[g]) * problem.seconds(g, strategy)
+        for g, strategy in enumerate(decisions.strategies)
+    )
+    memory = estimate_memory(problem, decisions, reshards, recomputed_nodes)
+    return Cost(
+        compute,
+        math.fsum(communication),
+        bytes_by_collective,
+        count_by_collective,
+        memory,
+        tuple(reshards),
+        recomputed_nodes,
+    )
+
+
+def seconds_by_collective(problem: Problem, cost: Cost) -> Mapping[tuple[str, int], float]:
+    """Seconds of the collectives by (kind, mesh axis)."""
+    spent: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for reshard in cost.reshards:
+        reshard_graph = problem.reshard_graph(problem.tensor_groups[reshard.group])
+        for step, num_repeats in reshard.counted_steps:
+            if step.kind != "slice":
+                spent[step.kind, step.axis].append(
+                    reshard.multiplicity * num_repeats * reshard_graph.seconds(step)
+                )
+    return {key: math.fsum(values) for key, values in spent.items()}

@@ -1,0 +1,113 @@
+"""Runs operators: on whole arrays, or on the blocks that one device has of them.
+
+A tensor is kept as an array with one dimension a position. An operator reads it as the traced
+equation did, by a transpose, a broadcast and a reshape, and its primitive is bound with whatever
+parameters name sizes set to those of the block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tensorstate.errors import PlanError
+from tensorstate.execution.ordering import after
+from tensorstate.ir.graph import Graph, Operator, View
+from tensorstate.rules import AbstractArray, LocalEqn
+from tensorstate.rules.local_shard import LocalShard
+
+
+def run_operator(
+    operator: Operator, arrays: Sequence[Any], shard: LocalShard, moment: Any = None
+) -> list[Any]:
+    """What an operator makes of one device's blocks of its operands.
+
+    Args:
+        arrays: an array for each of ``operator.operands``, one dimension a position.
+        shard: the part of the operator's labels that the device has.
+        moment: an array before which no zeros are made to scatter into; XLA would make them as the
+            program begins, and keep them.
+
+    Returns:
+        An array for each of ``operator.results``, one dimension a position.
+    """
+    call = operator.eqn
+    given = iter(arrays)
+    arguments = [
+        read(view, next(given) if view.tensor is not None else None, sizes)
+        for view, sizes in zip(call.inputs, _sizes(call.input_labels, shard), strict=True)
+    ]
+    if operator.kind == "scatter" and moment is not None and call.inputs[0].tensor is None:
+        zero = after([jnp.asarray(call.inputs[0].value)], moment)[0]
+        arguments[0] = lax.full_like(arguments[0], zero)
+    outputs = tuple(AbstractArray(view.shape, view.dtype) for view in call.outputs)
+    equation = LocalEqn(call.primitive, call.params, call.input_labels, call.output_labels, outputs)
+    results = call.rule.run_local(equation, arguments, shard)
+    return [
+        result.reshape([size for one in sizes for size in one])
+        for result, sizes in zip(results, _sizes(call.output_labels, shard), strict=True)
+    ]
+
+
+def _sizes(labels, shard: LocalShard) -> list[list[list[int]]]:
+    return [[[shard.local_size(label) for label in one] for one in dims] for dims in labels]
+
+
+def read(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
+    """An array of the traced program, read from its tensor.
+
+    Args:
+        array: the tensor's, one dimension a position; ``None`` for a constant.
+        sizes: for every dimension what it is the product of, on this device.
+    """
+    shape = [math.prod(one) for one in sizes]
+    if array is None:
+        return lax.full(shape, view.value, view.dtype)
+    positions = [position for one in view.positions for position in one]
+    order = [position for position in positions if position is not None]
+    if order != sorted(order):
+        array = lax.transpose(array, order)
+    if len(order) < len(positions):
+        flat = [size for one in sizes for size in one]
+        at = [i for i, position in enumerate(positions) if position is not None]
+        array = lax.broadcast_in_dim(array, flat, at)
+    return array.reshape(shape)
+
+
+def values_of(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
+    """All tensors of a graph, whole, from its arguments."""
+    values: dict[int, Any] = {}
+    for index, leaf in (*zip(graph.inputs, leaves, strict=True), *graph.constants):
+        values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
+    for operator in graph.operators:
+        arrays = [values[use.tensor] for use in operator.operands]
+        results = run_operator(operator, arrays, LocalShard.all_of(operator.sizes))
+        for use, result in zip(operator.results, results, strict=True):
+            values[use.tensor] = result
+    return values
+
+
+def interpret(graph: Graph) -> Callable[..., Any]:
+    """The step that a graph stands for, on one device: what the traced function does."""
+
+    def step(*args):
+        leaves, tree = jax.tree.flatten(args)
+        if tree != graph.in_tree:
+            raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
+        values = values_of(graph, leaves)
+        outputs = [
+            read(
+                out.view,
+                None if out.view.tensor is None else values[out.view.tensor],
+                out.view.sizes,
+            )
+            for out in graph.outputs
+        ]
+        return jax.tree.unflatten(graph.out_tree, outputs)
+
+    return step

@@ -1,0 +1,185 @@
+"""The loop over microbatches on a device: what is cut for a turn, added up, and put together.
+
+The loop is a ``lax.scan``. Sums (and what else is read after the loop) ride in its carry; pieces
+that the step returns are stacked, and put together after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tensorstate.cost.reshard_plan import NO_RESHARD, ReshardPlan
+from tensorstate.errors import PlanError
+from tensorstate.execution.collectives import num_shards
+from tensorstate.execution.ordering import after
+from tensorstate.execution.placement_table import PlacementTable
+from tensorstate.ir.graph import Operator
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
+from tensorstate.rules.local_shard import MicrobatchSlice
+
+Copies = dict[Placements, jax.Array]
+Where = tuple[int, Placements]
+"""A tensor in a state."""
+
+COMBINE: Mapping[int, Callable[[Any, Any], Any]] = {
+    SUM: jnp.add,
+    MAX: jnp.maximum,
+    MIN: jnp.minimum,
+    REPLICATED: lambda before, now: now,
+}
+
+
+class MicrobatchLoop:
+    """The loop of a plan.
+
+    Args:
+        table: the states of all tensors, of a problem in microbatches.
+    """
+
+    def __init__(self, table: PlacementTable):
+        if table.problem.microbatch_split is None:
+            raise PlanError("a step without microbatches has no loop")
+        self.table, self.microbatch_split = table, table.problem.microbatch_split
+        self.count, self.mesh = table.problem.microbatches, table.mesh
+        graph = table.graph
+        pairs = zip(graph.operators, self.microbatch_split.stages, strict=True)
+        self.in_loop: list[Operator] = []
+        self.after_loop: list[Operator] = []
+        for operator, stage in pairs:
+            (self.in_loop if stage == "loop" else self.after_loop).append(operator)
+        inputs = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
+        # A device's part of the batch is cut, whatever its state: see ``MicrobatchSlice``.
+        parts = [
+            self._devices(t, table.produced_placements(t))
+            for t in inputs
+            if self.batch_placement(t) >= 0
+        ]
+        self.batch_shards = math.lcm(*parts)
+
+    def batch_placement(self, tensor: int) -> int:
+        """What a tensor is over time."""
+        return self.microbatch_split.batch_placements[tensor]
+
+    def _devices(self, tensor: int, placements: Placements) -> int:
+        """Among how many devices the batch of a tensor is shared out."""
+        return num_shards(placements, self.batch_placement(tensor), self.mesh)
+
+    @property
+    def uses_after_loop(self) -> list[Where]:
+        """What is read after the loop, but for inputs."""
+        found = []
+        for tensor, reshard in self.table.reshards.items():
+            group = self.table.problem.tensor_groups[reshard.group]
+            if reshard.loop_resident is not None and not group.is_input:
+                found.append((tensor, reshard.loop_resident))
+        return found
+
+    @property
+    def returned(self) -> list[Where]:
+        """The pieces that the step returns."""
+        outputs = self.table.graph.outputs
+        return list(
+            dict.fromkeys(
+                (out.view.tensor, self.table.returned(out))
+                for out in outputs
+                if out.view.tensor is not None and self.batch_placement(out.view.tensor) >= 0
+            )
+        )
+
+    def reshards(self) -> dict[int, ReshardPlan]:
+        """How tensors travel after the loop."""
+        tensor_groups = self.table.problem.tensor_groups
+        return {
+            tensor: dataclasses.replace(
+                reshard, in_forward=NO_RESHARD, after_forward=reshard.after_loop, saved=None
+            )
+            if tensor_groups[reshard.group].in_loop
+            else reshard
+            for tensor, reshard in self.table.reshards.items()
+        }
+
+    def inputs(
+        self, before: Mapping[int, Copies], microbatch: MicrobatchSlice
+    ) -> dict[int, Copies]:
+        """The inputs of a turn: pieces of the batch, and what is there all through the loop.
+
+        What travels in every turn waits for it, or XLA would have it travel once.
+        """
+        found = {}
+        for tensor, copies in before.items():
+            reshard = self.table.reshards[tensor]
+            if reshard.loop_resident is not None:
+                copies = {reshard.loop_resident: copies[reshard.loop_resident]}
+            if self.batch_placement(tensor) >= 0:
+                found[tensor] = {
+                    placements: microbatch.slice_batch(
+                        x, self.batch_placement(tensor), self._devices(tensor, placements)
+                    )
+                    for placements, x in copies.items()
+                }
+            elif any(
+                step.kind != "slice"
+                for step in (*reshard.in_forward.steps, *reshard.after_forward.steps)
+            ):
+                there = after([*copies.values()], microbatch.index)
+                found[tensor] = dict(zip(copies, there, strict=True))
+            else:
+                found[tensor] = copies
+        return found
+
+    def run(
+        self, body: Callable[[MicrobatchSlice], Callable[[int, Placements], jax.Array]]
+    ) -> dict[int, Copies]:
+        """What is there after the loop.
+
+        Args:
+            body: a turn; it gives what there is of a tensor in a state at its end.
+        """
+        dtypes = {
+            tensor: self.table.graph.tensors[tensor].dtype for tensor, _ in self.uses_after_loop
+        }
+        # Keys are no numbers to start from.
+        keys = [
+            w for w in self.uses_after_loop if jnp.issubdtype(dtypes[w[0]], jax.dtypes.extended)
+        ]
+        carried = [where for where in self.uses_after_loop if where not in keys]
+        stacked = [*self.returned, *keys]
+
+        def one(total: list[jax.Array], index: jax.Array):
+            there = body(MicrobatchSlice(index, self.count, self.batch_shards))
+            made = [there(*where) for where in carried]
+            total = [
+                jnp.where(index == 0, now, COMBINE[self.batch_placement(tensor)](before, now))
+                if self.batch_placement(tensor) in (MAX, MIN)
+                else COMBINE[self.batch_placement(tensor)](before, now)
+                for (tensor, _), before, now in zip(carried, total, made, strict=True)
+            ]
+            return total, [there(*where) for where in stacked]
+
+        zeros = [jnp.zeros(self._sizes(*where), dtypes[where[0]]) for where in carried]
+        totals, pieces = lax.scan(one, zeros, jnp.arange(self.count))
+        found: dict[int, Copies] = {}
+        for (tensor, placements), x in zip(carried, totals, strict=True):
+            found.setdefault(tensor, {})[placements] = x
+        for (tensor, placements), x in zip(stacked, pieces, strict=True):
+            found.setdefault(tensor, {})[placements] = self._joined(tensor, placements, x)
+        return found
+
+    def _sizes(self, tensor: int, placements: Placements) -> list[int]:
+        sizes = enumerate(self.table.graph.tensors[tensor].sizes)
+        return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
+
+    def _joined(self, tensor: int, placements: Placements, pieces: jax.Array) -> jax.Array:
+        if self.batch_placement(tensor) < 0:
+            return pieces[-1]
+        microbatch = MicrobatchSlice(0, self.count, self.batch_shards)
+        return microbatch.join_batch(
+            pieces, self.batch_placement(tensor), self._devices(tensor, placements)
+        )

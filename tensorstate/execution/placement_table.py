@@ -1,0 +1,153 @@
+"""In which state every tensor of a plan is made, read and returned, and what that is to JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jax.sharding import PartitionSpec
+
+from tensorstate.cost.cost import Cost
+from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
+from tensorstate.execution.collectives import num_shards
+from tensorstate.ir.graph import Output, View
+from tensorstate.ir.placements import REPLICATED, MeshShape, Placements
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Strategy
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodePosition:
+    """Where an operator stands: its entity, that entity's class, and its number among members."""
+
+    node: int
+    class_id: int
+    member: int
+    labels: tuple[int, ...]
+
+
+class PlacementTable:
+    """The states of all tensors: as made, as read, as returned."""
+
+    def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
+        self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
+        self.traced = problem.traced
+        self.strategies: Sequence[Strategy] = decisions.strategies
+        self.recomputed_nodes = cost.recomputed_nodes
+        self.reshards: dict[int, ReshardPlan] = {
+            t: reshard for reshard in cost.reshards for t in reshard.tensors
+        }
+        self.positions = {
+            member.operator: NodePosition(node.index, node.class_id, k, member.labels)
+            for node in self.graph.nodes
+            for k, member in enumerate(node.members)
+        }
+        self._edges = {operand: edge for edge in self.graph.edges for operand in edge.operands}
+        self._given = {e.tensor: e for e in self.graph.nodes if e.tensor is not None}
+
+    def strategy(self, operator: int) -> Strategy:
+        """An operator's way, in its entity's labels."""
+        return self.strategies[self.positions[operator].class_id]
+
+    def produced_placements(self, tensor: int) -> Placements:
+        """The state in which a tensor is made or given."""
+        producer = self.graph.tensors[tensor].producer
+        if producer is None:
+            inputs = self._given[tensor]
+            labels, class_id, place = tuple(range(len(inputs.sizes))), inputs.class_id, (0, 0)
+        else:
+            at, result = self.positions[producer], self.graph.tensors[tensor].result
+            use = self.graph.operators[producer].results[result]
+            labels = tuple(at.labels[label] for label in use.labels)
+            class_id, place = at.class_id, (at.member, result)
+        return self.problem.strategies[class_id].output_placements(
+            self.strategies[class_id], labels, place
+        )
+
+    def wanted(self, operator: int, operand: int) -> Placements | None:
+        """The state in which an operand is read; ``None`` for what its own entity just made."""
+        edge = self._edges.get((operator, operand))
+        if edge is None:
+            return None
+        class_id = self.positions[operator].class_id
+        positions = frozenset((self.positions[o].member, k) for o, k in edge.operands)
+        return self.problem.strategies[class_id].input_placements(
+            self.strategies[class_id], edge.target_labels, positions
+        )
+
+    def input_view(self, tensor: int) -> View:
+        """How an argument is read from its tensor."""
+        t = self.traced.tensors[tensor]
+        dims = t.array_dims or ()
+        sizes = tuple(tuple(t.sizes[p] for p in dimension) for dimension in dims)
+        return View(tensor, dims, sizes, t.dtype)
+
+    def returned(self, out: Output) -> Placements:
+        """The state in which a result is returned: that of what it replaces, or what is there."""
+        replicated = (REPLICATED,) * len(self.mesh.sizes)
+        tensor = out.view.tensor
+        if tensor is None:
+            return replicated
+        if out.updates is not None:
+            before = self.input_view(self.graph.inputs[out.updates])
+            moved = placements_through_view(
+                before, self.produced_placements(self.graph.inputs[out.updates]), out.view
+            )
+            if moved is not None:
+                return moved
+        fitting = (
+            s for s in self.at_end(tensor) if to_partition_spec(out.view, s, self.mesh) is not None
+        )
+        return next(fitting, replicated)
+
+    def at_end(self, tensor: int) -> list[Placements]:
+        """The states in which a tensor is there at the end."""
+        reshard, group = (
+            self.reshards[tensor],
+            self.problem.tensor_groups[self.reshards[tensor].group],
+        )
+        if any(consumer_class.after_loop for consumer_class in group.consumer_classes):
+            loop_resident = (
+                reshard.produced_placements
+                if group.is_input or reshard.loop_resident is None
+                else reshard.loop_resident
+            )
+            return [loop_resident, *(step.target for step in reshard.after_loop.steps)]
+        inputs = [reshard.produced_placements] if group.is_input or reshard.saved is None else []
+        saved = [] if reshard.saved is None else [reshard.saved]
+        return [*saved, *inputs, *(step.target for step in reshard.after_forward.steps)]
+
+
+def placements_through_view(
+    source: View, placements: Placements, target: View
+) -> Placements | None:
+    """The state of a tensor of one view that cuts its array as another view's does its own."""
+    here = [p for dimension in source.positions for p in dimension]
+    there = [p for dimension in target.positions for p in dimension]
+    if source.sizes != target.sizes or None in there:
+        return None
+    other = dict(zip(here, there, strict=True))
+    moved = [placement if placement == REPLICATED else other[placement] for placement in placements]
+    return tuple(placement for placement in moved if placement is not None)
+
+
+def to_partition_spec(view: View, placements: Placements, mesh: MeshShape) -> PartitionSpec | None:
+    """How a state cuts an array; ``None`` if it has partial values or cuts a minor part."""
+    if min(placements, default=0) < REPLICATED:
+        return None
+    dimensions = []
+    for positions, sizes in zip(view.positions, view.sizes, strict=True):
+        names: list[str] = []
+        replicated = True  # whether all that is major to a position is cut into single elements
+        for position, size in zip(positions, sizes, strict=True):
+            cuts = [n for n, e in zip(mesh.names, placements, strict=True) if e == position]
+            if cuts and not replicated:
+                return None
+            names += cuts
+            replicated = (
+                replicated
+                and position is not None
+                and num_shards(placements, position, mesh) == size
+            )
+        dimensions.append(tuple(names) if len(names) > 1 else (names[0] if names else None))
+    return PartitionSpec(*dimensions)

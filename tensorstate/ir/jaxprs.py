@@ -1,0 +1,326 @@
+"""Reads jaxprs, whatever the version of JAX: the one file that knows JAX's internals.
+
+JAX's equations and registries are not a stable interface: ``lax.scan`` has changed the parameters
+that describe its carry, and ``composite`` has renamed its jaxpr. Every such name stands here.
+``PARAMETERS`` lists the sets of parameters of all supported versions, so that a test can name a JAX
+whose sets differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax._src.interpreters import batching, mlir
+from jax.extend import core
+
+from tensorstate.errors import PlanError
+
+# Primitives that hold a jaxpr to be run once, and the parameters that may be it.
+CALL_PRIMITIVES = {
+    "jit": ("jaxpr",),
+    "pjit": ("jaxpr",),
+    "closed_call": ("call_jaxpr",),
+    "core_call": ("call_jaxpr",),
+    "call": ("call_jaxpr",),
+    "eval_jaxpr": ("call_jaxpr", "jaxpr"),
+    "custom_jvp_call": ("call_jaxpr",),
+    "custom_vjp_call": ("call_jaxpr",),
+    "custom_vjp_call_jaxpr": ("call_jaxpr",),
+    "custom_vmap_call": ("call",),
+    "custom_partitioning": ("call",),
+    "composite": ("call_jaxpr", "jaxpr"),
+    "linear_call": ("callee",),
+    "remat": ("jaxpr",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+    "custom_linear_solve": ("jaxprs",),
+}
+RECOMPUTED = frozenset({"remat", "remat2", "checkpoint"})
+# Those whose jaxprs ``vmap`` replaces by others.
+CONTROL_FLOW = frozenset({"cond", "scan", "while"})
+# Primitives that change no value. Constraints of sharding are left to the search.
+_IDENTITIES = """
+copy copy_p name stop_gradient pvary sharding_constraint layout_constraint mesh_cast reshard
+relayout pin unpin device_put with_memory_space_constraint
+"""
+IDENTITY_PRIMITIVES = frozenset(_IDENTITIES.split())
+# Replicated, these would give every device something else, or have no meaning on one device.
+_COLLECTIVES = """
+all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast pmax pmin
+ppermute precv preduced psend psum psum_invariant ragged_all_to_all reduce_scatter
+reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p unreduced_pmax
+unreduced_pmin unreduced_psum unreduced_reduce_scatter
+"""
+COLLECTIVES = frozenset(_COLLECTIVES.split())
+MAPS = frozenset({"shard_map", "pmap", "xla_pmap"})
+# The public name of a collective, or either half of one that is started and awaited.
+UNSHARED = (
+    MAPS
+    | {"rng_uniform"}
+    | {name + half for name in COLLECTIVES for half in ("", "_start", "_done")}
+)
+REFERENCES = frozenset({"addupdate", "freeze", "get", "new_ref", "swap"})
+# Arrays that may hold anything: residuals that only the other branches of a ``cond`` compute.
+UNINITIALIZED = frozenset({"empty", "empty2"})
+
+# Sets of parameters by primitive: those read by name, here or in ``rules``.
+PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
+    name: tuple(frozenset(one.split()) for one in sets)
+    for name, sets in {
+        "scan": (
+            "reverse length jaxpr num_consts num_carry unroll",  # 0.10.2
+            "reverse length jaxpr ft_in ft_out unroll",  # 0.12.0
+        ),
+        "while": ("body_jaxpr body_nconsts cond_jaxpr cond_nconsts",),
+        "cond": ("branches", "branches branches_platforms"),
+        "custom_linear_solve": ("const_lengths jaxprs",),
+        "composite": ("name attributes version jaxpr", "name attributes version call_jaxpr"),
+        "reshape": ("new_sizes dimensions sharding",),
+        "transpose": ("permutation",),
+        "squeeze": ("dimensions",),
+        "broadcast_in_dim": ("shape broadcast_dimensions sharding",),
+        "slice": ("start_indices limit_indices strides",),
+        "concatenate": ("dimension",),
+        "stack": ("axis",),
+        "unstack": ("axis",),
+        "split": ("sizes axis",),
+        "pad": ("padding_config",),
+        "rev": ("dimensions",),
+        "iota": ("dtype shape dimension sharding",),
+        "dynamic_slice": ("slice_sizes",),
+        "dynamic_update_slice": ("",),
+        "gather": (
+            "dimension_numbers slice_sizes unique_indices indices_are_sorted mode fill_value",
+        ),
+        "scatter-add": (
+            "dimension_numbers indices_are_sorted unique_indices mode update_jaxpr update_consts",
+        ),
+        "dot_general": ("dimension_numbers precision preferred_element_type out_sharding",),
+        "conv_general_dilated": (
+            "window_strides padding lhs_dilation rhs_dilation dimension_numbers "
+            "feature_group_count batch_group_count precision preferred_element_type out_sharding",
+        ),
+        "reduce_sum": ("axes out_sharding", "axes"),
+        "reduce_max": ("axes out_sharding", "axes"),
+        "reduce_prod": ("axes out_sharding", "axes"),
+        "argmax": ("axes index_dtype",),
+        "cumsum": ("axis reverse",),
+        "sort": ("dimension is_stable num_keys",),
+        "top_k": ("k axis", "k axis is_stable"),
+        "reduce_window_max": (
+            "window_dimensions window_strides padding base_dilation window_dilation",
+        ),
+        "select_and_scatter_add": ("select_prim window_dimensions window_strides padding",),
+        "random_bits": ("bit_width shape",),
+    }.items()
+}
+
+
+class Loop(NamedTuple):
+    """A scan: its body is given ``consts``, then the carry, then a row of each other operand."""
+
+    jaxpr: Any
+    constants: Sequence[Any]
+    num_consts: int
+    num_carry: int
+    length: int
+    reverse: bool
+
+
+class Inner(NamedTuple):
+    """The program that a call runs once.
+
+    Attributes:
+        jaxpr, constants: the program and the values that it closed over.
+        operands: which operands of the call it is given.
+        recomputed: whether the backward pass of ``jax.checkpoint`` runs it again.
+        name: of the user's function; empty where there is none, or where it is JAX's own.
+    """
+
+    jaxpr: Any
+    constants: Sequence[Any]
+    operands: slice
+    recomputed: bool
+    name: str
+
+
+def unpack_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and the values of its constants."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def call_of(eqn: Any) -> Inner | None:
+    """The program that an equation calls, if the equation does nothing else."""
+    name, params = eqn.primitive.name, eqn.params
+    key = next((key for key in CALL_PRIMITIVES.get(name, ()) if key in params), None)
+    if key is None:
+        return None
+    called, operands = params[key], slice(None)
+    if name == "custom_linear_solve":
+        lengths = params["const_lengths"]
+        called, first = called.solve, lengths.matvec + lengths.vecmat
+        if lengths.transpose_solve:  # between the constants of the solver and the right-hand side
+            return None
+        operands = slice(first, None)
+    jaxpr, constants = unpack_jaxpr(called)
+    if len(jaxpr.invars) != len(eqn.invars[operands]) or len(jaxpr.outvars) != len(eqn.outvars):
+        return None
+    given = params.get("name", "") if name in ("jit", "pjit") else ""
+    recomputed = name in RECOMPUTED and bool(params.get("differentiated"))
+    return Inner(jaxpr, constants, operands, recomputed, "" if given.startswith("_") else given)
+
+
+def loop_of(eqn: Any) -> Loop:
+    """A scan's body, and how its operands are shared out.
+
+    Raises:
+        PlanError: the scan of a JAX whose parameters are not known.
+    """
+    params = eqn.params
+    if "num_carry" in params:
+        consts, carry = params["num_consts"], params["num_carry"]
+        parts = consts, carry, len(eqn.invars) - consts - carry
+    elif "ft_in" in params:
+        parts = tuple(len(part) for part in params["ft_in"].unpack())
+    else:
+        parts = ()
+    if len(parts) != 3 or sum(parts) != len(eqn.invars):
+        raise PlanError(
+            f"the parameters {', '.join(sorted(params))} of a scan in JAX {jax.__version__} are "
+            "not known to tensorstate: use a JAX from 0.10.2 to 0.12, or a newer tensorstate"
+        )
+    jaxpr, constants = unpack_jaxpr(params["jaxpr"])
+    return Loop(jaxpr, constants, *parts[:2], int(params["length"]), bool(params["reverse"]))
+
+
+def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
+    """The jaxprs between which a ``cond`` or ``switch`` chooses, with their constants.
+
+    None are given where only one of them may run: if the choice is of a platform, on which the
+    others may not exist, or if one has a ``while_loop``, which might then never end.
+    """
+    branches = [unpack_jaxpr(branch) for branch in eqn.params["branches"]]
+    if eqn.params.get("branches_platforms") or any(_holds(one, "while") for one, _ in branches):
+        return []
+    return branches
+
+
+def _holds(jaxpr: Any, name: str) -> bool:
+    """Whether a jaxpr has an equation of a primitive, at any depth."""
+    return any(_first(eqn, frozenset({name})) for eqn in jaxpr.eqns)
+
+
+def refusal(eqn: Any) -> str | None:
+    """Why an equation cannot be part of a plan, and what to do; ``None`` if it can."""
+    name = eqn.primitive.name
+    if eqn.effects:
+        kinds = ", ".join(sorted(str(effect) for effect in eqn.effects))
+        return (
+            f"has the side effect {kinds} in {name!r}, expected a pure function: remove prints and "
+            "callbacks, and return what they would show"
+        )
+    if name in REFERENCES:
+        return f"changes a reference in {name!r}, expected a pure function: return new values"
+    found = _first(eqn, UNSHARED)
+    if found is None:
+        return None
+    if found == "rng_uniform":
+        return f"draws numbers without a key in {found!r}: use jax.random"
+    what = "the map over devices" if found in MAPS else "the collective"
+    return f"has {what} {found!r}, which plans add themselves: write the step as for one device"
+
+
+def _first(eqn: Any, names: frozenset[str]) -> str | None:
+    """The first of some primitives that an equation is or holds."""
+    if eqn.primitive.name in names:
+        return eqn.primitive.name
+    held = (inner for jaxpr in core.jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+    return next((found for inner in held if (found := _first(inner, names))), None)
+
+
+# ---------------------------------------------------------------------- registries
+
+
+def broadcasts(primitive: core.Primitive) -> bool:
+    """Whether JAX batches a primitive by broadcasting its operands: it is elementwise.
+
+    So ``lax.naryop`` makes primitives. Results may have other shapes all the same, as those of
+    ``random_split`` have, and are to be looked at.
+    """
+    rule = batching.fancy_primitive_batchers.get(primitive)
+    made = (batching.broadcast_batcher, batching.vectorized_batcher)
+    return isinstance(rule, functools.partial) and rule.func in made
+
+
+def decomposition(primitive: core.Primitive) -> Callable[..., Any] | None:
+    """The Python function by which JAX computes a primitive on every platform, if there is one.
+
+    It takes the operands and the parameters, and returns a sequence of results.
+    """
+    if primitive.name == "call_hi_primitive":
+        return primitive.to_lojax  # pyright: ignore[reportAttributeAccessIssue]
+    rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
+    if any(primitive in one for one in mlir._platform_specific_lowerings.values()):
+        return None
+    if rule is None or not getattr(rule, "__qualname__", "").startswith("lower_fun."):
+        return None
+    cells = dict(zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True))
+    function, several = cells["fun"].cell_contents, cells["multiple_results"].cell_contents
+    return function if several else lambda *args, **params: (function(*args, **params),)
+
+
+def registered() -> list[core.Primitive]:
+    """All primitives for which the installed JAX has a batching rule or a lowering, by name."""
+    found = {*batching.fancy_primitive_batchers, *mlir._lowerings}
+    for platform in mlir._platform_specific_lowerings.values():
+        found |= {*platform}
+    return sorted(found, key=lambda primitive: primitive.name)
+
+
+# ---------------------------------------------------------------------- equations
+
+Equation = tuple[core.Primitive, dict[str, Any]]
+
+
+def transposing(permutation: Sequence[int]) -> Equation:
+    """A transpose."""
+    return lax.transpose_p, {"permutation": tuple(permutation)}
+
+
+def reshaping(shape: Sequence[int]) -> Equation:
+    """A reshape."""
+    return lax.reshape_p, {"new_sizes": tuple(shape), "dimensions": None, "sharding": None}
+
+
+def slicing(start: Sequence[int], limit: Sequence[int]) -> Equation:
+    """A slice without strides."""
+    indices = {"start_indices": tuple(start), "limit_indices": tuple(limit)}
+    return lax.slice_p, {**indices, "strides": None}
+
+
+def squeezing(dimension: int) -> Equation:
+    """A dimension of size 1 is left out."""
+    return lax.squeeze_p, {"dimensions": (dimension,)}
+
+
+def broadcasting(shape: Sequence[int], dimensions: Sequence[int]) -> Equation:
+    """A broadcast in dimensions."""
+    return lax.broadcast_in_dim_p, {
+        "shape": tuple(shape),
+        "broadcast_dimensions": tuple(dimensions),
+        "sharding": None,
+    }
+
+
+def concatenating(dimension: int) -> Equation:
+    """Arrays are joined along a dimension."""
+    return lax.concatenate_p, {"dimension": dimension}
+
+
+def selecting() -> Equation:
+    """Of several arrays one is chosen by a number or truth value."""
+    return lax.select_n_p, {}

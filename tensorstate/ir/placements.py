@@ -1,0 +1,92 @@
+"""States of tensors on a device mesh.
+
+On every mesh axis a tensor is replicated, sharded at one of its positions, or partial: what the
+devices hold must still be combined (Zhao's dissertation, section 5.2.1). A state is a tuple with an
+entry a mesh axis. A position that several axes shard is cut by the first of them first, so that
+only the last of them can be changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tensorstate.errors import PlanError
+
+# Entries of a state besides positions, which are 0 and above.
+REPLICATED = -1
+SUM, MAX, MIN = -2, -3, -4
+PARTIAL = {"sum": SUM, "max": MAX, "min": MIN}
+
+Placements = tuple[int, ...]
+"""An entry a mesh axis: a position, ``REPLICATED``, or how partial values are combined."""
+
+
+class MeshShape(NamedTuple):
+    """A device mesh: names and sizes of its axes, the first the slowest to vary over devices."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sizes: dict[str, int]) -> MeshShape:
+        """The mesh with these axes.
+
+        Raises:
+            PlanError: there is no axis, or a size is no positive integer.
+        """
+        for name, size in sizes.items():
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise PlanError(f"mesh axis {name!r} must have at least one device, got {size!r}")
+        if not sizes:
+            raise PlanError("a mesh has at least one axis, got none")
+        return cls(tuple(sizes), tuple(sizes.values()))
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return math.prod(self.sizes)
+
+    def replica_groups(self, axes: Sequence[int]) -> np.ndarray:
+        """The devices of every group along some axes, one row per group, in HLO's numbering."""
+        others = [axis for axis in range(len(self.sizes)) if axis not in axes]
+        devices = np.arange(self.num_devices).reshape(self.sizes).transpose([*others, *axes])
+        return devices.reshape(-1, math.prod(self.sizes[axis] for axis in axes))
+
+    def num_shards(self, placements: Placements) -> int:
+        """Parts into which a tensor in this state is cut."""
+        return math.prod(
+            size for size, placement in zip(self.sizes, placements, strict=True) if placement >= 0
+        )
+
+
+def all_placements(
+    sizes: Sequence[int], mesh: MeshShape, partial: Sequence[int] = ()
+) -> Iterator[Placements]:
+    """All states of a tensor of these sizes, partial ones where ``partial`` names the entries."""
+    placements_on_axis = (REPLICATED, *partial, *range(len(sizes)))
+    for placements in itertools.product(placements_on_axis, repeat=len(mesh.sizes)):
+        if divides_evenly(placements, sizes, mesh):
+            yield placements
+
+
+def divides_evenly(placements: Placements, sizes: Sequence[int], mesh: MeshShape) -> bool:
+    """Whether every position can be cut into as many equal parts as the state asks.
+
+    What has no elements is whole: XLA gathers nothing along a dimension of size 0.
+    """
+    return all(
+        sizes[position] and sizes[position] % num_shards(placements, position, mesh) == 0
+        for position in {placement for placement in placements if placement >= 0}
+    )
+
+
+def num_shards(placements: Placements, position: int, mesh: MeshShape) -> int:
+    """Number of shards into which a state cuts a position."""
+    return math.prod(
+        s for s, placement in zip(mesh.sizes, placements, strict=True) if placement == position
+    )

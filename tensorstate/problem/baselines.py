@@ -1,0 +1,197 @@
+"""Named strategies as families of plans: which entries each class of entities may take on an axis.
+
+A name says what it fixes and leaves the rest to the search, which finds the best member. So a
+search without a name is never worse than one with it.
+
+- ``ddp``: parameters and optimizer state replicated, the batch sharded.
+- ``zero1``, ``zero2``: optimizer state sharded; one backward pass a step makes them the same,
+  since gradients go straight to where the optimizer wants them (Rajbhandari et al., 2020).
+- ``fsdp`` (ZeRO-3): parameters sharded too; gathered copies are not kept.
+- ``megatron``: weights sharded, the batch and the residual stream not (Shoeybi et al., 2019).
+- ``megatron-sp``: and what is elementwise may be sharded along the sequence (Korthikanti et al.,
+  2022).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from tensorstate.errors import PlanError
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import REPLICATED
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Strategy
+
+DATA = ("ddp", "zero1", "zero2", "fsdp")
+MODEL = ("megatron", "megatron-sp")
+BASELINES = (*DATA, *MODEL)
+
+
+class Baselines:
+    """The factors of a problem that names speak of.
+
+    Args:
+        problem: a training step on a mesh.
+    """
+
+    def __init__(self, problem: Problem):
+        self.problem, self.graph = problem, problem.graph
+
+    # ------------------------------------------------------------------ factors
+
+    @functools.cached_property
+    def batch(self) -> frozenset[int]:
+        """Factors of the first position of the batch's tensors."""
+        return frozenset(dims[0] for dims in self._inputs() if dims)
+
+    @functools.cached_property
+    def sequence(self) -> frozenset[int]:
+        """Factors of the second position of the batch's matrices, such as tokens."""
+        return frozenset(dims[1] for dims in self._inputs() if len(dims) == 2) - self.batch
+
+    def _inputs(self) -> list[tuple[int, ...]]:
+        tensors = (self.graph.tensors[i] for i in self.graph.inputs)
+        return [tensor.dims for tensor in tensors if tensor.role == "input"]
+
+    @functools.cached_property
+    def residual(self) -> frozenset[int]:
+        """Factors of what is looked up in parameters by an index: an embedding's width."""
+        found: set[int] = set()
+        for operator in self.graph.operators:
+            if operator.kind == "gather" and operator.phase == "forward":
+                table = operator.operands[0]
+                if is_parameter(self.graph, table.tensor):
+                    dims = self.graph.tensors[table.tensor].dims
+                    found |= {
+                        factor
+                        for factor, label in zip(dims, table.labels, strict=True)
+                        if label not in operator.reductions
+                        and label not in operator.need_replication
+                    }
+        return frozenset(found)
+
+    @functools.cached_property
+    def label_factors(self) -> tuple[tuple[int | None, ...], ...]:
+        """The factor of every label of every class."""
+        return tuple(self._label_factors(g) for g in range(len(self.graph.node_classes)))
+
+    def _label_factors(self, class_id: int) -> tuple[int | None, ...]:
+        node = self.problem.node(class_id)
+        found: list[int | None] = [None] * len(node.sizes)
+        if node.tensor is not None:
+            return self.graph.tensors[node.tensor].dims
+        for member in node.members:
+            operator = self.graph.operators[member.operator]
+            for use in (*operator.operands, *operator.results):
+                dims = self.graph.tensors[use.tensor].dims
+                for factor, label in zip(dims, use.labels, strict=True):
+                    found[member.labels[label]] = factor
+        return tuple(found)
+
+    # ------------------------------------------------------------------ families
+
+    def strategies(self, names: Mapping[str, str]) -> tuple[tuple[Strategy, ...], ...]:
+        """For every class the ways that a family allows on each axis.
+
+        Args:
+            names: a family for every axis of the mesh, by the axis's name.
+        """
+        chosen = [names[axis] for axis in self.problem.mesh.names]
+        found = []
+        for class_id, strategies in enumerate(self.problem.strategies):
+            candidates = [
+                strategy for strategy in strategies.all if self._allows(chosen, class_id, strategy)
+            ]
+            # What should be sharded is, as far as its sizes allow.
+            for axis, name in enumerate(chosen):
+                cut = [
+                    strategy
+                    for strategy in candidates
+                    if self._is_cut(name, class_id, strategy[axis])
+                ]
+                candidates = cut or candidates
+            found.append(tuple(candidates))
+        return tuple(found)
+
+    def _allows(self, names: list[str], class_id: int, strategy: Strategy) -> bool:
+        pairs = zip(names, strategy, strict=True)
+        return all(self._allows_entry(name, class_id, placement) for name, placement in pairs)
+
+    def _is_cut(self, name: str, class_id: int, placement: int) -> bool:
+        """Whether a class is sharded as the name asks: inputs, or work along the batch."""
+        node = self.problem.node(class_id)
+        if node.tensor is None:
+            if name in DATA and node.phase != "optimizer":
+                return placement >= 0 and self.label_factors[class_id][placement] in self.batch
+            return False
+        sharded = {
+            "ddp": ("input",),
+            "zero1": ("input", "optimizer"),
+            "zero2": ("input", "optimizer"),
+            "fsdp": ("input", "optimizer", "parameter"),
+        }
+        role = self.graph.tensors[node.tensor].role
+        wanted = sharded.get(name, ("parameter",) if len(node.sizes) > 1 else ())
+        return placement >= 0 and role in wanted
+
+    def _allows_entry(self, name: str, class_id: int, placement: int) -> bool:
+        node = self.problem.node(class_id)
+        if placement == REPLICATED:
+            return True
+        factor = self.label_factors[class_id][placement] if placement >= 0 else None
+        if node.tensor is not None:
+            role = self.graph.tensors[node.tensor].role
+            if role == "input":
+                return name in DATA and factor in self.batch
+            if role == "constant":
+                return False
+            if name in MODEL:
+                return factor not in self.batch | self.residual | self.sequence
+            replicated_roles = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
+            return role not in replicated_roles.get(name, ("parameter",))
+        if node.phase == "optimizer":
+            return name != "ddp"
+        if placement < REPLICATED:
+            return True
+        if name in DATA:
+            return factor in self.batch
+        if factor in self.batch | self.residual:
+            return False
+        if factor in self.sequence:
+            return name == "megatron-sp" and node.kind != "einsum"
+        return True
+
+
+def is_parameter(graph: Graph, tensor: int) -> bool:
+    """Whether a tensor is a parameter, or one in another type of numbers."""
+    found = graph.tensors[tensor]
+    while found.producer is not None:
+        operator = graph.operators[found.producer]
+        if operator.primitive != "convert_element_type":
+            return False
+        found = graph.tensors[operator.operands[0].tensor]
+    return found.role == "parameter"
+
+
+def baseline_by_axis(problem: Problem, name: str) -> dict[str, str]:
+    """A family for every axis: one for data on all axes; ``megatron`` on the last, beside ``ddp``.
+
+    ``"fsdp + megatron"`` names the families of both.
+
+    Raises:
+        PlanError: no such family, or more than one of a sort.
+    """
+    parts = [part.strip() for part in name.split("+")]
+    unknown = [part for part in parts if part not in BASELINES]
+    if unknown:
+        raise PlanError(f"no strategy is called {unknown[0]!r}; known: {', '.join(BASELINES)}")
+    data = [part for part in parts if part in DATA]
+    model = [part for part in parts if part in MODEL]
+    if len(data) > 1 or len(model) > 1:
+        raise PlanError(f"{name!r} names two strategies of a sort; join one of {DATA} to {MODEL}")
+    axes = problem.mesh.names
+    found = dict.fromkeys(axes, data[0] if data else "ddp")
+    if model:
+        found[axes[-1]] = model[0]
+    return found

@@ -1,0 +1,129 @@
+"""What the user fixes beforehand: states of inputs, and mesh axes that must not shard them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tensorstate.errors import PlanError
+from tensorstate.ir.graph import Tensor
+from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Strategy
+
+Spec = Sequence[str | Sequence[str] | None]
+"""As a ``PartitionSpec``: for every dimension a mesh axis, several (major first), or ``None``."""
+
+
+def apply_constraints(
+    problem: Problem,
+    strategies: Sequence[Sequence[Strategy]],
+    pin: Mapping[str, Spec],
+    forbid: Mapping[str, str | Sequence[str]],
+) -> tuple[tuple[Strategy, ...], ...]:
+    """The ways that pins leave.
+
+    Args:
+        problem: a training step on a mesh.
+        strategies: for every class the ways to choose from.
+        pin: for patterns of input names the state they shall have. ``*`` stands for a part of a
+            name between slashes, ``**`` for any number of parts.
+        forbid: for patterns the mesh axes that shall not shard them.
+
+    Raises:
+        PlanError: a pattern names nothing, or only some of what is tied; pins that contradict each
+            other; axes or dimensions that there are not; sizes that do not divide.
+    """
+    found = [tuple(w) for w in strategies]
+    by_name: dict[str, tuple[str, Placements]] = {}
+    for pattern, spec in pin.items():
+        for class_id, tensors in _matched(problem, pattern).items():
+            for tensor in tensors:
+                placements = from_partition_spec(problem, tensor, spec)
+                first, before = by_name.setdefault(tensor.name, (pattern, placements))
+                if before != placements:
+                    raise PlanError(
+                        f"pins {first!r} and {pattern!r} contradict each other on {tensor.name}"
+                    )
+                found[class_id] = tuple(
+                    strategy for strategy in found[class_id] if strategy == placements
+                )
+                if not found[class_id]:
+                    raise PlanError(f"pin {pattern!r}: {tensor.name} cannot be sharded as {spec}")
+    for pattern, axes in forbid.items():
+        numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
+        for class_id in _matched(problem, pattern):
+            found[class_id] = tuple(
+                strategy
+                for strategy in found[class_id]
+                if all(strategy[axis] == REPLICATED for axis in numbers)
+            )
+            if not found[class_id]:
+                raise PlanError(f"forbid {pattern!r} contradicts a pin of the same tensors")
+    return tuple(found)
+
+
+def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
+    """Inputs whose names match, by class; all of a class or none."""
+    wanted = re.compile(_regex(pattern))
+    found: dict[int, list[Tensor]] = {}
+    for class_id, members in enumerate(problem.graph.node_classes):
+        tensors = [problem.graph.nodes[e].tensor for e in members]
+        named = [problem.graph.tensors[t] for t in tensors if t is not None]
+        matched = [tensor for tensor in named if wanted.fullmatch(tensor.name)]
+        if matched and len(matched) < len(named):
+            other = next(tensor.name for tensor in named if tensor not in matched)
+            raise PlanError(
+                f"{pattern!r} names {matched[0].name} but not {other}, which is at the same place "
+                f"of an identical layer: name them together"
+            )
+        if matched:
+            found[class_id] = matched
+    if not found:
+        names = [problem.graph.tensors[i].name for i in problem.graph.inputs]
+        some = ", ".join(names[:8])
+        raise PlanError(f"{pattern!r} names no input; there are {len(names)}, such as {some}")
+    return found
+
+
+def _regex(pattern: str) -> str:
+    parts = re.split(r"(\*\*/|\*\*|\*)", pattern)
+    stars = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*"}
+    return "".join(stars.get(part, re.escape(part)) for part in parts)
+
+
+def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placements:
+    """The state of an input that a ``PartitionSpec`` describes.
+
+    Raises:
+        PlanError: an axis or dimension that there is not, or sizes that do not divide.
+    """
+    dims = tensor.array_dims or ()
+    if len(spec) > len(dims):
+        raise PlanError(f"{tensor.name} has {len(dims)} dimensions, the pin {spec} more")
+    placements = [REPLICATED] * len(problem.mesh.sizes)
+    for dimension, axes in enumerate(spec):
+        names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+        numbers = _axes(problem, names, str(spec))
+        if numbers != sorted(numbers):
+            raise PlanError(f"{spec}: axes of a dimension come in the order of the mesh")
+        for axis in numbers:
+            if problem.mesh.sizes[axis] == 1:
+                continue
+            if placements[axis] != REPLICATED:
+                name = problem.mesh.names[axis]
+                raise PlanError(f"{spec} shards two dimensions along mesh axis {name!r}")
+            if not dims[dimension]:
+                raise PlanError(f"{spec}: dimension {dimension} of {tensor.name} has size 1")
+            placements[axis] = dims[dimension][0]
+    if not divides_evenly(tuple(placements), tensor.sizes, problem.mesh):
+        raise PlanError(f"{spec} does not cut {tensor.name}, of factors {tensor.sizes}, evenly")
+    return tuple(placements)
+
+
+def _axes(problem: Problem, names: Sequence[str], where: str) -> list[int]:
+    known = problem.mesh.names
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise PlanError(f"{where}: the mesh has axes {', '.join(known)}, not {unknown[0]!r}")
+    return [known.index(name) for name in names]

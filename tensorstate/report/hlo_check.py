@@ -1,0 +1,271 @@
+"""What a compiled step does, beside what was predicted: bytes of collectives, and memory.
+
+The collectives are read from the compiled program's HLO. XLA may have joined several, so arrays
+are counted: one that two collectives would carry is one of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxcoll.aot.hlo import Instruction, Module, parse
+from jaxcoll.aot.replica_groups import replica_groups
+from tensorstate.cost.cost import Cost
+from tensorstate.errors import PlanError
+from tensorstate.ir.placements import MeshShape
+
+KINDS = {
+    "all-gather": "all_gather",
+    "all-reduce": "all_reduce",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "permute",
+}
+# What ends or continues something that has been counted where it starts.
+_LATER = ("-done", "-update")
+
+
+class HloCollective(NamedTuple):
+    """A collective of a compiled program.
+
+    Attributes:
+        kind: as in ``states.ReshardStep``; "permute" for what schedules are made of.
+        axes: the mesh axes along whose lines its groups lie; ``None`` where they lie otherwise.
+        arrays: how many it carries.
+        nbytes: of the larger of a device's buffers, of all of them.
+        times: how often it runs in a step.
+    """
+
+    kind: str
+    axes: tuple[int, ...] | None
+    arrays: int
+    nbytes: int
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class HloCollectives:
+    """What a compiled program communicates.
+
+    Attributes:
+        collectives: in the order in which they run. Those of one device are left out.
+        unknown_loops: loops of which the text does not say how often they run, counted once.
+    """
+
+    collectives: tuple[HloCollective, ...]
+    unknown_loops: int
+
+
+def read_hlo(text: str, mesh: MeshShape) -> HloCollectives:
+    """The collectives of a program, as ``jax.stages.Compiled.as_text()`` gives it.
+
+    Branches are all counted, since which of them run depends on data.
+
+    Args:
+        text: HLO.
+        mesh: on which it runs; the number of a device is its place in the mesh, the last axis
+            fastest.
+
+    Raises:
+        FormatError: a text that is no HLO, or groups in a spelling that is not known.
+        PlanError: the program is for another number of devices.
+    """
+    module = parse(text)
+    if module.num_partitions != mesh.num_devices:
+        raise PlanError(
+            f"the program is compiled for {module.num_partitions} devices, the plan is for a mesh "
+            f"of {mesh.num_devices}"
+        )
+    walker = _HloWalker(module, mesh)
+    found = tuple(walker.visit(module.entry, 1))
+    return HloCollectives(found, walker.unknown_loops)
+
+
+class _HloWalker:
+    """Goes through a module, loops as often as they run."""
+
+    def __init__(self, module: Module, mesh: MeshShape):
+        self.module, self.mesh = module, mesh
+        self.unknown_loops = 0
+        self.lines = dict(_lines(mesh))
+
+    def visit(self, computation: str, times: int) -> Iterator[HloCollective]:
+        instructions = self.module.computations.get(computation, ())
+        by_name = {i.name: i for i in instructions}
+        for i in instructions:
+            kind = KINDS.get(i.opcode.removesuffix("-start"))
+            if i.opcode.endswith(_LATER):
+                continue
+            if kind is not None:
+                yield from self._collective(kind, i, by_name, times)
+            elif i.opcode == "while":
+                count = self.module.trip_count(i)
+                self.unknown_loops += count is None
+                body = (i.attribute("body") or "").lstrip("%")
+                yield from self.visit(body, times * (1 if count is None else count))
+            else:
+                for name in i.calls:
+                    yield from self.visit(name, times)
+
+    def _collective(
+        self, kind: str, i: Instruction, by_name: Mapping[str, Instruction], times: int
+    ) -> Iterator[HloCollective]:
+        given = [by_name[name].nbytes for name in i.operands if name in by_name]
+        if kind == "permute":
+            yield HloCollective(kind, self._permuted(i), len(given), sum(given), times)
+            return
+        groups = replica_groups(i, self.module.num_partitions)
+        size = groups.shape[1]
+        if size > 1:
+            # An all_to_all may take the parts that it sends as operands of their own.
+            arrays = max(1, len(given) // size) if _is_in_parts(kind, i) else len(given)
+            nbytes = sum(given) * (size if kind == "all_gather" else 1)
+            yield HloCollective(kind, self._axes(groups), arrays, nbytes, times)
+
+    def _axes(self, groups: np.ndarray) -> tuple[int, ...] | None:
+        wanted = frozenset(frozenset(group) for group in groups.tolist())
+        return next((axes for axes, lines in self.lines.items() if lines == wanted), None)
+
+    def _permuted(self, i: Instruction) -> tuple[int, ...] | None:
+        """The axes along which a permute sends: the fewest whose lines have both ends."""
+        text = (i.attribute("source_target_pairs") or "{}").strip("{}")
+        pairs = [frozenset(map(int, pair.split(","))) for pair in text.split("},{") if pair]
+        for axes, lines in self.lines.items():
+            if all(any(pair <= line for line in lines) for pair in pairs):
+                return axes
+        return None
+
+
+def _is_in_parts(kind: str, i: Instruction) -> bool:
+    return kind == "all_to_all" and i.type.startswith("(") and "dimensions=" not in i.attributes
+
+
+def _lines(mesh: MeshShape) -> Iterator[tuple[tuple[int, ...], frozenset[frozenset[int]]]]:
+    """The groups of devices along every set of axes longer than 1, small sets first."""
+    long = [axis for axis, size in enumerate(mesh.sizes) if size > 1]
+    for count in range(1, len(long) + 1):
+        for axes in itertools.combinations(long, count):
+            yield axes, frozenset(map(frozenset, mesh.replica_groups(axes).tolist()))
+
+
+# ---------------------------------------------------------------------- comparison
+
+
+class Row(NamedTuple):
+    """Collectives of one kind along the same axes: how many, and their bytes.
+
+    Bytes are those of the larger of a device's buffers.
+    """
+
+    kind: str
+    axes: str
+    predicted_count: int
+    compiled_count: int
+    predicted_bytes: int
+    compiled_bytes: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether as many bytes are moved as was predicted."""
+        return self.predicted_bytes == self.compiled_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class HloComparison:
+    """What was predicted beside what was compiled.
+
+    Attributes:
+        rows: by kind and axes.
+        unknown_loops: as in ``HloCollectives``.
+        predicted_inputs, compiled_inputs: bytes of the arguments on a device.
+        predicted_temporaries, compiled_temporaries: bytes beside them at the peak; as compiled,
+            temporaries and results that take no argument's place.
+    """
+
+    rows: tuple[Row, ...]
+    unknown_loops: int
+    predicted_inputs: int
+    compiled_inputs: int
+    predicted_temporaries: int
+    compiled_temporaries: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every kind moves along every axis as many bytes as was predicted."""
+        return not self.unknown_loops and all(row.agrees for row in self.rows)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'collective':16} {'axis':14} {'count':>14} {'bytes':>32}",
+            f"{'':31} {'plan':>7}{'HLO':>7} {'plan':>16}{'HLO':>16}",
+        ]
+        for row in self.rows:
+            mark = "" if row.agrees else "  differs"
+            lines.append(
+                f"{row.kind:16} {row.axes:14} {row.predicted_count:>7}{row.compiled_count:>7} "
+                f"{row.predicted_bytes:>16,}{row.compiled_bytes:>16,}{mark}"
+            )
+        for name, predicted, compiled in (
+            ("memory of arguments", self.predicted_inputs, self.compiled_inputs),
+            ("memory beside them", self.predicted_temporaries, self.compiled_temporaries),
+        ):
+            lines.append(f"{name:46} {predicted:>16,}{compiled:>16,}")
+        if self.unknown_loops:
+            lines.append(f"{self.unknown_loops} loops of unknown length are counted once")
+        lines.append("bytes agree" if self.agrees else "bytes do not agree")
+        return "\n".join(lines)
+
+
+def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost) -> HloComparison:
+    """A compiled step beside its prediction.
+
+    Args:
+        compiled: of what ``apply`` gives, with ``collectives.native``: schedules are made of
+            permutes, which no prediction counts.
+        mesh: the device mesh.
+        cost: the prediction.
+
+    Raises:
+        FormatError: a compiler that does not show its HLO, or in spellings that are not known.
+        PlanError: a program for another number of devices.
+    """
+    program = read_hlo(compiled.as_text() or "", mesh)
+    count: dict[tuple[str, str], int] = defaultdict(int)
+    nbytes: dict[tuple[str, str], int] = defaultdict(int)
+    for one in program.collectives:
+        key = one.kind, _format_axes(one.axes, mesh)
+        count[key] += one.arrays * one.times
+        nbytes[key] += one.nbytes * one.times
+    expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
+    rows = tuple(
+        Row(
+            *key,
+            cost.count_by_collective.get(expected.get(key, ("", 0)), 0),
+            count[key],
+            cost.bytes_by_collective.get(expected.get(key, ("", 0)), 0),
+            nbytes[key],
+        )
+        for key in sorted({*expected, *count})
+    )
+    memory = compiled.memory_analysis()
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes if memory else 0
+    return HloComparison(
+        rows,
+        program.unknown_loops,
+        cost.memory.inputs,
+        memory.argument_size_in_bytes if memory else 0,
+        cost.memory.peak - cost.memory.inputs,
+        memory.temp_size_in_bytes + results if memory else 0,
+    )
+
+
+def _format_axes(axes: tuple[int, ...] | None, mesh: MeshShape) -> str:
+    return "other" if axes is None else " ".join(mesh.names[axis] for axis in axes)

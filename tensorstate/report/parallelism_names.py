@@ -1,0 +1,141 @@
+"""The names that people use for what a plan does, read off its decisions."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+from tensorstate.cost.cost import Cost
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.problem.baselines import Baselines, is_parameter
+from tensorstate.problem.problem import Problem
+
+# Of the work or bytes in question at least this share is as a name says.
+MIN_SHARE = 0.5
+
+
+def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
+    """For every mesh axis the strategies that a plan follows there; none where it replicates."""
+    baselines = Baselines(problem)
+    return {
+        name: _parallelisms(problem, decisions, cost, baselines, axis)
+        for axis, name in enumerate(problem.mesh.names)
+    }
+
+
+def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
+    """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
+    found = parallelism_by_axis(problem, decisions, cost)
+    parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in found.items() if names]
+    recomputed_nodes = len(cost.recomputed_nodes)
+    if recomputed_nodes:
+        parts.append(f"recompute of {recomputed_nodes} entities")
+    if problem.microbatches > 1:
+        parts.append(f"{problem.microbatches} microbatches")
+    return " + ".join(parts) or "replicated"
+
+
+def _parallelisms(
+    problem: Problem, decisions: Decisions, cost: Cost, baselines: Baselines, axis: int
+) -> list[str]:
+    work = work_by_factor(problem, decisions, baselines, axis)
+    total = sum(work.values())
+    names = []
+    if total and _share(work, baselines.batch) >= MIN_SHARE * total:
+        names.append(_data_parallel(problem, decisions, cost, axis))
+    if total and _share(work, baselines.sequence) >= MIN_SHARE * total:
+        names.append("context parallel")
+    experts = expert_factors(problem)
+    if experts and _share(work, experts):
+        names.append("expert parallel")
+    own = baselines.batch | baselines.sequence | experts
+    inner = sum(flops for factor, flops in work.items() if factor not in own and factor is not None)
+    if total and inner >= 0.1 * total:
+        spread = _elementwise_along(problem, decisions, baselines, axis)
+        names.append("Megatron with sequence parallelism" if spread else "Megatron")
+    return names
+
+
+def _share(work: Mapping[int | None, float], factors: frozenset[int]) -> float:
+    return sum(flops for factor, flops in work.items() if factor in factors)
+
+
+def work_by_factor(
+    problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
+) -> dict[int | None, float]:
+    """Floating-point operations of the forward pass's products by the factor that an axis cuts."""
+    found: dict[int | None, float] = defaultdict(float)
+    for class_id, strategy in enumerate(decisions.strategies):
+        node = problem.node(class_id)
+        if node.kind not in ("einsum", "window") or node.phase != "forward":
+            continue
+        flops = sum(problem.graph.operators[m.operator].flops for m in node.members)
+        placement = strategy[axis]
+        factor = baselines.label_factors[class_id][placement] if placement >= 0 else None
+        found[factor] += problem.multiplicity(class_id) * flops
+    return dict(found)
+
+
+def expert_factors(problem: Problem) -> frozenset[int]:
+    """Factors that a product of a parameter carries along like a batch: one weight an expert."""
+    found = set()
+    tensors = problem.graph.tensors
+    for operator in problem.graph.operators:
+        if operator.kind != "einsum" or operator.phase != "forward":
+            continue
+        for use in operator.operands:
+            if not is_parameter(problem.graph, use.tensor):
+                continue
+            others = [u for u in (*operator.operands, *operator.results) if u is not use]
+            for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
+                if all(label in other.labels for other in others):
+                    found.add(factor)
+    return frozenset(found)
+
+
+def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
+    """DDP or one of ZeRO's stages, by what of the state is sharded along the axis."""
+    if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
+        copies = sum(
+            reshard.multiplicity
+            for reshard in cost.reshards
+            if problem.tensor_groups[reshard.group].is_input
+            and (reshard.saved or reshard.loop_resident) is not None
+        )
+        # Copies that stay for the backward pass take the memory that ZeRO-3 saves.
+        return "ZeRO-2 (parameters gathered once)" if copies else "ZeRO-3 (FSDP)"
+    if _sharded(problem, decisions, "optimizer", axis) >= MIN_SHARE:
+        return "ZeRO-2"
+    return "DDP"
+
+
+def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> float:
+    """The share of the bytes of a role that an axis shards."""
+    sharded, total = [], []
+    for class_id, strategy in enumerate(decisions.strategies):
+        tensor = problem.node(class_id).tensor
+        if tensor is not None and problem.graph.tensors[tensor].role == role:
+            nbytes = problem.multiplicity(class_id) * problem.graph.tensors[tensor].nbytes
+            total.append(nbytes)
+            sharded.append(nbytes * (strategy[axis] >= 0))
+    return math.fsum(sharded) / max(1, math.fsum(total))
+
+
+def _elementwise_along(
+    problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
+) -> bool:
+    """Whether elementwise work of the forward pass is mostly sharded along the sequence."""
+    along = total = 0
+    for class_id, strategy in enumerate(decisions.strategies):
+        node = problem.node(class_id)
+        if node.kind != "elementwise" or node.phase != "forward":
+            continue
+        factors = baselines.label_factors[class_id]
+        if not baselines.residual & set(factors):
+            continue
+        total += problem.multiplicity(class_id)
+        placement = strategy[axis]
+        if placement >= 0 and factors[placement] in baselines.sequence:
+            along += problem.multiplicity(class_id)
+    return total > 0 and along >= MIN_SHARE * total

@@ -1,0 +1,308 @@
+"""Plans in words: what every tensor's state is, what is sent, what takes memory and time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from tensorstate.cost.cost import seconds_by_collective
+from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.result import SearchResult
+from tensorstate.errors import PlanError
+from tensorstate.ir.graph import Tensor
+from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
+from tensorstate.problem.problem import Problem
+from tensorstate.report.parallelism_names import parallelism_name
+
+ROLES = ("parameter", "optimizer", "input", "constant")
+WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
+
+
+def format_placements(problem: Problem, tensor: Tensor, placements: Placements) -> str:
+    """A state as a ``PartitionSpec`` of the array, partial entries named behind it."""
+    axes = problem.mesh.names
+    dims = tensor.array_dims or tuple((p,) for p in range(len(tensor.sizes)))
+    parts = []
+    for dimension in dims:
+        cut = [axes[a] for a, placement in enumerate(placements) if placement in dimension]
+        parts.append("None" if not cut else repr(cut[0]) if len(cut) == 1 else repr(tuple(cut)))
+    partial = [f"{WORDS[e]} over {axes[a]}" for a, e in enumerate(placements) if e < REPLICATED]
+    text = f"P({', '.join(parts)})" if any(p != "None" for p in parts) else "replicated"
+    return ", ".join([text, *partial]) if partial else text
+
+
+def common_name(names: Sequence[str]) -> str:
+    """One name for tied tensors: parts that differ become ``*``."""
+    parts = [name.split("/") for name in names]
+    if len({len(part) for part in parts}) > 1:
+        return f"{names[0]} and others"
+    columns = zip(*parts, strict=True)
+    return "/".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
+
+
+def summary(problem: Problem, found: SearchResult, memory_limit: float | None) -> str:
+    """The whole plan."""
+    return "\n".join(
+        [
+            *_headline(problem, found),
+            *_memory(problem, found, memory_limit),
+            *_replicated(problem),
+            "",
+            *_inputs(problem, found),
+            "",
+            *_activations(problem, found),
+            "",
+            *_collectives(problem, found),
+        ]
+    )
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _headline(problem: Problem, found: SearchResult) -> list[str]:
+    cost, mesh = found.cost, problem.mesh
+    sizes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
+    gap = "no bound" if math.isinf(found.bound) else f"gap {100 * gap_of(found):.2g} %"
+    return [
+        f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
+        f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
+        f"= {parallelism_name(problem, found.decisions, cost)}",
+        f"time: {seconds(cost.serial_seconds)} per step: "
+        f"compute {seconds(cost.compute)} + communication "
+        f"{seconds(cost.communication)}; "
+        f"{seconds(cost.overlapped_seconds)} if they overlap perfectly",
+        f"found by {found.method} in {found.seconds:.1f} s, {gap}",
+    ]
+
+
+def _format_microbatches(problem: Problem) -> str:
+    if problem.microbatch_split is None:
+        return ""
+    count, batch = problem.microbatches, problem.microbatch_split.batch
+    return f", {count} microbatches of {batch // count} of a batch of {batch}"
+
+
+def gap_of(found: SearchResult) -> float:
+    """How far, at most, the plan is from the best: relative to its own seconds.
+
+    Of the objective that was searched, which the bound is about.
+    """
+    if found.objective <= 0:
+        return 0.0
+    return max(0.0, (found.objective - found.bound) / found.objective)
+
+
+def _memory(problem: Problem, found: SearchResult, limit: float | None) -> list[str]:
+    memory = found.cost.memory
+    room = limit if limit is not None and math.isfinite(limit) else problem.hardware.memory
+    filled = min(1.0, memory.peak / room)
+    bar = "#" * round(30 * filled) + "." * (30 - round(30 * filled))
+    over = "" if memory.peak <= room else " (too much)"
+    loop_resident = (
+        f"held through the loop {size(memory.loop_resident)}, " if problem.microbatches > 1 else ""
+    )
+    return [
+        f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
+        f"kept {size(memory.saved)}, {loop_resident}gradients {size(memory.gradients)}, "
+        f"work {size(memory.temporaries)}"
+    ]
+
+
+def _replicated(problem: Problem) -> list[str]:
+    """What could not be sharded because nothing is known about it."""
+    return [
+        f"replicated for want of a rule: {name}"
+        + (f" x {len(operators)}" if operators[1:] else "")
+        + f" ({operators[0].source})"
+        for name, operators in problem.traced.replicated.items()
+    ]
+
+
+def _inputs(problem: Problem, found: SearchResult) -> list[str]:
+    lines = []
+    for role in ROLES:
+        rows = []
+        for group in problem.tensor_groups:
+            tensor = problem.graph.tensors[group.tensors[0]]
+            if not group.is_input or tensor.role != role:
+                continue
+            placements = problem.produced_placements(
+                group, found.decisions.strategies[group.class_id]
+            )
+            names = [problem.graph.tensors[t].name for t in group.tensors]
+            name = common_name(names) + (
+                f" x {group.multiplicity}" if group.multiplicity > 1 else ""
+            )
+            local = group.multiplicity * problem.input_bytes(group, placements)
+            full = sum(problem.traced.tensors[t].nbytes for t in group.tensors)
+            rows.append((-full, name, format_placements(problem, tensor, placements), local))
+        if rows:
+            total = sum(-row[0] for row in rows)
+            here = sum(row[3] for row in rows)
+            lines.append(f"{role}: {size(total)}, {size(here)} a device")
+            lines += [f"  {name:44} {text}" for _, name, text, _ in sorted(rows)[:16]]
+            if len(rows) > 16:
+                lines.append(f"  and {len(rows) - 16} smaller ones")
+    return lines
+
+
+def _activations(problem: Problem, found: SearchResult) -> list[str]:
+    groups: dict[str, list[ReshardPlan]] = defaultdict(list)
+    for reshard in found.cost.reshards:
+        group = problem.tensor_groups[reshard.group]
+        phase = problem.node(group.class_id).phase
+        if group.is_input:
+            if reshard.loop_resident is not None:
+                groups["gathered copies held through all microbatches"].append(reshard)
+            elif reshard.saved is not None:
+                groups["gathered copies kept for the backward pass"].append(reshard)
+        elif phase == "forward":
+            if reshard.is_recomputed:
+                groups["activations made again in the backward pass"].append(reshard)
+            elif reshard.saved is not None:
+                groups["activations kept for the backward pass"].append(reshard)
+        elif phase == "backward" and any(
+            d.class_id is not None and problem.node(d.class_id).phase == "optimizer"
+            for d in group.consumer_classes
+        ):
+            summed = (
+                "gradients"
+                if reshard.loop_resident is None
+                else "gradients, summed over microbatches"
+            )
+            groups[summed].append(reshard)
+    lines = []
+    for name, reshards in groups.items():
+        bytes_by_placements: dict[str, int] = defaultdict(int)
+        total = 0
+        for reshard in reshards:
+            group = problem.tensor_groups[reshard.group]
+            placements = reshard.loop_resident or reshard.saved or reshard.produced_placements
+            nbytes = reshard.multiplicity * problem.local_bytes(group, placements)
+            total += nbytes
+            bytes_by_placements[_by_factor(problem, reshard, placements)] += nbytes
+        lines.append(f"{name}: {sum(t.multiplicity for t in reshards)}, {size(total)} a device")
+        best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])[:4]
+        lines += [f"  {size(nbytes):>9} {text}" for text, nbytes in best]
+    return lines
+
+
+def _by_factor(problem: Problem, reshard: ReshardPlan, placements: Placements) -> str:
+    """A state in words that do not depend on the order of dimensions."""
+    group, axes = problem.tensor_groups[reshard.group], problem.mesh.names
+    parts = []
+    for axis, placement in enumerate(placements):
+        if placement >= 0:
+            parts.append(f"{axes[axis]} cuts a factor of {group.sizes[placement]}")
+        elif placement < REPLICATED:
+            parts.append(f"{WORDS[placement]} over {axes[axis]}")
+    return ", ".join(parts) or "replicated"
+
+
+def _collectives(problem: Problem, found: SearchResult) -> list[str]:
+    cost = found.cost
+    if not cost.count_by_collective:
+        return ["no collectives"]
+    lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}"]
+    spent = seconds_by_collective(problem, found.cost)
+    for kind, axis in sorted(cost.count_by_collective, key=lambda key: -spent[key]):
+        lines.append(
+            f"{kind:16} {problem.mesh.names[axis]:8} {cost.count_by_collective[kind, axis]:>7} "
+            f"{size(cost.bytes_by_collective[kind, axis]):>10} {seconds(spent[kind, axis]):>9}"
+        )
+    return lines
+
+
+# ---------------------------------------------------------------------- one tensor
+
+
+def explain(problem: Problem, found: SearchResult, name: str) -> str:
+    """The life of one tensor: its state, who reads it in which, and what that costs.
+
+    Raises:
+        PlanError: no tensor has the name.
+    """
+    graph = problem.graph
+    tensors = [tensor for tensor in graph.tensors if tensor.name == name]
+    if not tensors:
+        some = ", ".join(graph.tensors[i].name for i in graph.inputs[:8])
+        raise PlanError(f"no tensor is called {name!r}; there are {some}, ...")
+    tensor = tensors[0]
+    full = problem.traced.tensors[tensor.index]
+    lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
+    if full.sizes != tensor.sizes:
+        lines.append(f"pipelined: {problem.microbatches} pieces of {size(tensor.nbytes)}")
+    for reshard in found.cost.reshards:
+        if tensor.index not in reshard.tensors:
+            continue
+        group = problem.tensor_groups[reshard.group]
+        tied = f", like {group.multiplicity - 1} others" if group.multiplicity > 1 else ""
+        spec = functools.partial(format_placements, problem, tensor)
+        local = size(problem.local_bytes(group, reshard.produced_placements))
+        placements = spec(reshard.produced_placements)
+        lines.append(f"placements: {placements}, {local} per device{tied}")
+        if reshard.saved is not None:
+            lines.append(f"saved for the backward pass: {spec(reshard.saved)}")
+        if reshard.loop_resident is not None:
+            resident = spec(reshard.loop_resident)
+            lines.append(f"resident through the microbatch loop: {resident}")
+        if reshard.is_recomputed:
+            lines.append("recomputed in the backward pass")
+        times = f", {reshard.num_repeats} times" if reshard.num_repeats > 1 else ""
+        eras = (
+            ("before the microbatches", reshard.before_loop),
+            (f"forward{times}", reshard.in_forward),
+            (f"after it{times}", reshard.after_forward),
+            ("after the microbatches", reshard.after_loop),
+        )
+        for era, tree in eras:
+            lines += [
+                f"  {era}: {step.kind} over {problem.mesh.names[step.axis]}, {size(step.nbytes)}, "
+                f"to {format_placements(problem, tensor, step.target)}: "
+                f"{seconds(problem.reshard_graph(group).seconds(step))}"
+                for step in tree.steps
+            ]
+        lines += _consumers(problem, found, tensor, reshard)
+    return "\n".join(lines)
+
+
+def _consumers(
+    problem: Problem, found: SearchResult, tensor: Tensor, reshard: ReshardPlan
+) -> Iterable[str]:
+    group = problem.tensor_groups[reshard.group]
+    for consumer_class in group.consumer_classes:
+        if consumer_class.class_id is None:
+            yield "  returned"
+            continue
+        node = problem.node(consumer_class.class_id)
+        placements = problem.required_placements(
+            consumer_class, found.decisions.strategies[consumer_class.class_id]
+        )
+        if node.tensor is not None:
+            yield f"  becomes {problem.graph.tensors[node.tensor].name}"
+            continue
+        operator = problem.graph.operators[node.members[0].operator]
+        spec = format_placements(problem, tensor, placements)
+        yield f"  read by {operator.primitive} ({node.phase}) in {spec}, {operator.source}"
+
+
+# ---------------------------------------------------------------------- units
+
+
+def size(nbytes: float) -> str:
+    """Bytes in a fitting unit."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.3g} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def seconds(value: float) -> str:
+    """Seconds in a fitting unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-9:.3g} ns"

@@ -1,1 +1,0 @@
-"""Searches for the decisions that cost least."""

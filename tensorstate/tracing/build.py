@@ -1,0 +1,315 @@
+"""From a flat program to tensors and operators: factors are found, views disappear.
+
+First every equation unites the factors of the dimensions that it shows to be one, and reshapes
+split them. Then every array is read as a view of a tensor, and every equation that is no view
+becomes an operator whose labels are the parts of its dimensions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+from tensorstate.ir.graph import Kind, Reduce, SourceLocation, TracedEqn, Use, View
+from tensorstate.rules import PrimitiveRule, ShardingRule
+from tensorstate.tracing.flat_jaxpr import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
+from tensorstate.tracing.propagate import FactorTable, propagate_factors
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """A tensor before it is known what it is for."""
+
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: Any
+    producer: int | None
+    result: int
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Operation:
+    """An operator before it is known when it runs. See ``graph.Operator``."""
+
+    kind: Kind
+    primitive: str
+    sizes: tuple[int, ...]
+    operands: tuple[Use, ...]
+    results: tuple[Use, ...]
+    reductions: dict[int, Reduce]
+    linear: tuple[frozenset[int], ...]
+    need_replication: frozenset[int]
+    flops: int
+    source: SourceLocation
+    call: TracedEqn
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Body:
+    """Tensors and operators of a program; its inputs and constants are the first tensors."""
+
+    values: list[Value]
+    operations: list[Operation]
+    outputs: list[View]
+    array_dims: list[tuple[tuple[int, ...], ...]]  # of the inputs and constants
+    factors: tuple[int, ...]
+
+
+def build(program: FlatJaxpr, unknown: str) -> Body:
+    """The tensors and operators of a flat program.
+
+    Args:
+        unknown: "replicate" to run a primitive on whole arrays if it has no rule and none can be
+            inferred; otherwise refuse it.
+
+    Raises:
+        PlanError: naming the primitive without a rule, and where in the model it stands.
+    """
+    dims = FactorTable()
+    related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
+    builder = _GraphBuilder(dims)
+    for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
+        builder.add_tensor(variable, None, 0)
+    array_dims = [builder.array_dims(v) for v in program.inputs]
+    array_dims += [builder.array_dims(v) for v, _ in program.constants]
+    for eqn, found in zip(program.eqns, related, strict=True):
+        if found is None:
+            builder.add_view(eqn)
+        else:
+            builder.operator(eqn, *found)
+    outputs = [builder.view(atom) for atom in program.outputs]
+    return Body(builder.values, builder.operations, outputs, array_dims, builder.factors())
+
+
+# ---------------------------------------------------------------------- views and operators
+
+
+class _GraphBuilder:
+    """Reads arrays as views of tensors, once all factors are known."""
+
+    def __init__(self, dims: FactorTable) -> None:
+        self.dims = dims
+        self.values: list[Value] = []
+        self.operations: list[Operation] = []
+        self._views: dict[FlatVar, View] = {}
+        self._factor_ids: dict[int, int] = {}
+        self._sizes_of: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def factors(self) -> tuple[int, ...]:
+        """Sizes of the factors that tensors name."""
+        return tuple(self.dims.factors.size(factor) for factor in self._factor_ids)
+
+    def factor_sizes(self, atom: FlatAtom) -> tuple[tuple[int, ...], ...]:
+        """For every dimension the sizes of what it is the product of."""
+        if isinstance(atom, FlatVar):
+            return self._views[atom].sizes
+        return tuple((size,) if size != 1 else () for size in atom.shape)
+
+    def add_tensor(self, variable: FlatVar, producer: int | None, result: int) -> None:
+        """A tensor with the positions of a variable's dimensions."""
+        leaves = self.dims.leaves(variable)
+        flat = tuple(itertools.chain.from_iterable(leaves))
+        factor_sizes = tuple(map(self._sizes, leaves))
+        tensor = len(self.values)
+        self.values.append(
+            Value(
+                tuple(map(self._factor_id, flat)),
+                tuple(itertools.chain.from_iterable(factor_sizes)),
+                variable.dtype,
+                producer,
+                result,
+            )
+        )
+        grouped = _regroup(range(len(flat)), leaves)
+        self._views[variable] = View(tensor, grouped, factor_sizes, variable.dtype)
+
+    def _factor_id(self, factor: int) -> int:
+        return self._factor_ids.setdefault(factor, len(self._factor_ids))
+
+    def _sizes(self, leaves: tuple[int, ...]) -> tuple[int, ...]:
+        known = self._sizes_of.get(leaves)
+        if known is None:
+            size = self.dims.factors.size
+            known = self._sizes_of[leaves] = tuple(map(size, leaves))
+        return known
+
+    def array_dims(self, variable: FlatVar) -> tuple[tuple[int, ...], ...]:
+        return self._views[variable].positions  # pyright: ignore[reportReturnType]
+
+    def view(self, atom: FlatAtom) -> View:
+        if isinstance(atom, FlatVar):
+            return self._views[atom]
+        sizes = self.factor_sizes(atom)
+        positions = tuple((None,) * len(one) for one in sizes)
+        return View(None, positions, sizes, atom.dtype, atom.value)
+
+    def add_view(self, eqn: FlatEqn) -> None:
+        """Read the result of a view as its argument's tensor is read."""
+        source, out = eqn.inputs[0], eqn.outputs[0]
+        view, name = self.view(source), eqn.primitive.name
+        leaves = self.dims.leaves(out)
+        sizes = tuple(map(self._sizes, leaves))
+        if name == "transpose":
+            positions = tuple(view.positions[d] for d in eqn.params["permutation"])
+        elif name == "broadcast_in_dim":
+            found: list[tuple[int | None, ...]] = [(None,) * len(one) for one in leaves]
+            for d, at in enumerate(eqn.params["broadcast_dimensions"]):
+                if source.shape[d] == out.shape[at]:
+                    found[at] = view.positions[d]
+            positions = tuple(found)
+        else:
+            flat = itertools.chain.from_iterable(view.positions)
+            positions = _regroup(flat, leaves)
+        self._views[out] = View(view.tensor, positions, sizes, view.dtype, view.value)
+
+    def operator(self, eqn: FlatEqn, rule: PrimitiveRule, sharding: ShardingRule) -> None:
+        """Append an operator and the tensors that it makes."""
+        index, first = len(self.operations), len(self.values)
+        for k, out in enumerate(eqn.outputs):
+            self.add_tensor(out, index, k)
+        labels = _Labels(self, eqn, sharding)
+        inputs = tuple(
+            labels.view(atom, names) if isinstance(atom, SplatConstant) else self._views[atom]
+            for atom, names in zip(eqn.inputs, labels.arguments, strict=True)
+        )
+        pairs = zip(inputs, labels.arguments, strict=True)
+        operands = {k: _use(view, names) for k, (view, names) in enumerate(pairs) if _reads(view)}
+        results = (
+            Use(first + k, tuple(itertools.chain.from_iterable(names)))
+            for k, names in enumerate(labels.results)
+        )
+        call = TracedEqn(
+            eqn.primitive,
+            eqn.params,
+            inputs,
+            tuple(self._views[out] for out in eqn.outputs),
+            labels.arguments,
+            labels.results,
+            rule,
+            eqn.remat_region,
+        )
+        self.operations.append(
+            Operation(
+                sharding.kind,
+                eqn.primitive.name,
+                tuple(labels.sizes),
+                tuple(operands.values()),
+                tuple(results),
+                labels.reductions(),
+                _linear(sharding, eqn, list(operands)),
+                frozenset(labels.need_replication),
+                sharding.flops,
+                eqn.source,
+                call,
+            )
+        )
+
+
+class _Labels:
+    """The labels of an operator: one for each part of each label of its signature.
+
+    A label whose dimensions were split in ways that do not fit is whole, and everywhere another.
+
+    Attributes:
+        sizes, need_replication: of the operator's labels.
+        arguments, results: for every array and dimension its labels, major first.
+    """
+
+    def __init__(self, builder: _GraphBuilder, eqn: FlatEqn, sharding: ShardingRule) -> None:
+        self.sizes: list[int] = []
+        self.need_replication: set[int] = set()
+        self._signature = sharding
+        self._of: dict[int, tuple[int, ...]] = {}
+        arrays = [*zip(eqn.inputs, sharding.arguments, strict=True)]
+        arrays += zip(eqn.outputs, sharding.results, strict=True)
+        array_factor_sizes = [builder.factor_sizes(atom) for atom, _ in arrays]
+        self._factor_sizes: dict[int, tuple[int, ...] | None] = {}
+        for (atom, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True):
+            if isinstance(atom, FlatVar):
+                for name, one in zip(names, factor_sizes, strict=True):
+                    if name is not None and self._factor_sizes.setdefault(name, one) != one:
+                        self._factor_sizes[name] = None
+        found = [
+            tuple(itertools.starmap(self._dimension, zip(names, factor_sizes, strict=True)))
+            for (_, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True)
+        ]
+        self.arguments = tuple(found[: len(eqn.inputs)])
+        self.results = tuple(found[len(eqn.inputs) :])
+
+    def _dimension(self, name: int | None, array_factor_sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Labels of a dimension that is called ``name`` and has factors of its own sizes."""
+        if not array_factor_sizes:
+            return ()
+        factor_sizes = (
+            self._factor_sizes.get(name, array_factor_sizes)
+            if name is not None
+            else array_factor_sizes
+        )
+        if name is None or factor_sizes is None:
+            return self._new(array_factor_sizes, need_replication=True)
+        if name not in self._of:
+            self._of[name] = self._new(
+                factor_sizes, need_replication=name in self._signature.need_replication
+            )
+        return self._of[name]
+
+    def _new(self, sizes: Sequence[int], need_replication: bool) -> tuple[int, ...]:
+        labels = tuple(range(len(self.sizes), len(self.sizes) + len(sizes)))
+        self.sizes.extend(sizes)
+        if need_replication:
+            self.need_replication.update(labels)
+        return labels
+
+    def reductions(self) -> dict[int, Reduce]:
+        """How every label is reduced that is."""
+        return {
+            label: how
+            for name, how in self._signature.reductions.items()
+            for label in self._of.get(name, ())
+        }
+
+    def view(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
+        """A constant split as the dimensions that its own are."""
+        sizes = tuple(tuple(self.sizes[label] for label in one) for one in labels)
+        positions = tuple((None,) * len(one) for one in sizes)
+        return View(None, positions, sizes, constant.dtype, constant.value)
+
+
+def _reads(view: View) -> bool:
+    return view.tensor is not None
+
+
+def _use(view: View, labels: Sequence[Sequence[int]]) -> Use:
+    """The label of every position of the tensor that a view reads."""
+    at = {}
+    for positions, names in zip(view.positions, labels, strict=True):
+        at.update(zip(positions, names, strict=True))
+    at.pop(None, None)
+    return Use(cast(int, view.tensor), tuple(at[position] for position in range(len(at))))
+
+
+def _linear(
+    sharding: ShardingRule, eqn: FlatEqn, operands: Sequence[int]
+) -> tuple[frozenset[int], ...]:
+    """The sets of arguments, in numbers of operands, of which partial sums make sense.
+
+    A sum with a constant is not linear, and of truth values and random keys there are no sums.
+    """
+    found = []
+    for one in sharding.linear:
+        if any(getattr(eqn.inputs[k].dtype, "kind", "O") in "bO" for k in one):
+            continue
+        constants = [atom for k, atom in enumerate(eqn.inputs) if k in one and k not in operands]
+        if all(isinstance(atom, SplatConstant) and atom.value == 0 for atom in constants):
+            found.append(frozenset(operands.index(k) for k in one if k in operands))
+    return tuple(one for one in found if one)
+
+
+def _regroup(
+    flat: Iterable[int | None], like: Sequence[Sequence[int]]
+) -> tuple[tuple[int | None, ...], ...]:
+    """A flat sequence cut into the lengths of others."""
+    items = iter(flat)
+    return tuple(tuple(itertools.islice(items, len(one))) for one in like)

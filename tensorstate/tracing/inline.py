@@ -1,0 +1,361 @@
+"""A traced function as one straight list of equations: calls inlined, scans unrolled.
+
+``lax.scan`` is unrolled, for only then can each iteration's tensors have states, be kept or be
+recomputed like those of layers written one by one; tying (``tensorstate.tracing.node_classes``)
+makes the layers one again for the search. What one scan stacks and another takes apart, the forward
+and the backward
+pass of a loop over layers, is never stacked: the iterations meet directly.
+
+Of ``lax.cond`` all branches are inlined, and the result is selected, as ``jax.vmap`` does it: so
+what stands in them can be sharded. Where only one branch may run the ``cond`` stays one equation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core
+
+from tensorstate.errors import PlanError
+from tensorstate.ir import jaxprs
+from tensorstate.rules import RULES, AbstractArray, elementwise, rule_of
+from tensorstate.tracing.flat_jaxpr import (
+    FlatAtom,
+    FlatEqn,
+    FlatJaxpr,
+    FlatVar,
+    SplatConstant,
+    eliminate_dead_code,
+    is_constant,
+    line_of,
+    source_of,
+)
+
+MAX_EQUATIONS = 400_000
+
+
+def inline_and_unroll(closed: Any) -> FlatJaxpr:
+    """Inline all calls, unroll all scans, compute what is constant, drop what nothing needs.
+
+    Args:
+        closed: what ``jax.make_jaxpr`` gives.
+
+    Raises:
+        PlanError: for a function with side effects, or one whose loops are too long to unroll.
+    """
+    walk = _Inliner()
+    inputs = [walk.variable(aval) for aval in closed.in_avals]
+    constants = [walk.add_closure_constant(value) for value in closed.consts]
+    outputs = walk.run(jaxprs.unpack_jaxpr(closed)[0], constants, inputs, _Scope("", None, None))
+    return FlatJaxpr(inputs, walk.constants, eliminate_dead_code(walk.eqns, outputs), outputs)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Scope:
+    """Where equations stand: names, the user's line that called them, and the region."""
+
+    stack: str
+    line: Any
+    remat_region: int | None
+
+    def inside(self, stack: str) -> _Scope:
+        if not stack:
+            return self
+        names = f"{self.stack}/{stack}" if self.stack else stack
+        return dataclasses.replace(self, stack=names)
+
+
+class _Inliner:
+    """The program so far."""
+
+    def __init__(self) -> None:
+        self.eqns: list[FlatEqn] = []
+        self.constants: list[tuple[FlatVar, np.ndarray]] = []
+        self._closed: dict[int, FlatAtom] = {}
+        self._slices: dict[tuple[int, int, int], FlatVar] = {}
+        self._regions = 0
+
+    def variable(self, aval: Any) -> FlatVar:
+        return FlatVar(tuple(aval.shape), aval.dtype)
+
+    def add_closure_constant(self, value) -> FlatAtom:
+        """What a function closed over: a constant if it is a scalar, else a variable."""
+        known = self._closed.get(id(value))
+        if known is not None:
+            return known
+        if np.shape(value) == () and isinstance(getattr(value, "dtype", None), np.dtype):
+            atom: FlatAtom = SplatConstant((), value.dtype, np.asarray(value))
+        else:
+            array = value if hasattr(value, "dtype") else np.asarray(value)
+            atom = FlatVar(tuple(array.shape), array.dtype)
+            self.constants.append((atom, array))
+        self._closed[id(value)] = atom
+        return atom
+
+    def run(
+        self, jaxpr, constants: Sequence[FlatAtom], arguments: Sequence[FlatAtom], place: _Scope
+    ) -> list[FlatAtom]:
+        """Append what a jaxpr does, and return what its results are."""
+        atoms: dict[Any, FlatAtom] = {}
+        atoms.update(zip(jaxpr.constvars, constants, strict=True))
+        atoms.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atom) -> FlatAtom:
+            if isinstance(atom, core.Literal):
+                return SplatConstant((), _dtype(atom.aval), atom.val)
+            return atoms[atom]
+
+        stacks: dict[int, _Scope] = {}
+        for eqn in jaxpr.eqns:
+            names = eqn.source_info.name_stack
+            here = stacks.get(id(names))
+            if here is None:
+                here = stacks[id(names)] = place.inside(str(names))
+            inputs = [read(atom) for atom in eqn.invars]
+            outputs = self.equation(eqn, inputs, here)
+            atoms.update(zip(eqn.outvars, outputs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def equation(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
+        """Append one equation, or what stands for it."""
+        name = eqn.primitive.name
+        inner = jaxprs.call_of(eqn)
+        if inner is not None:
+            return self.call(eqn, inner, inputs, place)
+        if name == "scan":
+            return self.scan(eqn, inputs, place)
+        if (reason := jaxprs.refusal(eqn)) is not None:
+            source = source_of(place.stack, (eqn.source_info, place.line))
+            raise PlanError(f"the step {reason} ({source})")
+        if name in jaxprs.IDENTITY_PRIMITIVES:
+            return inputs
+        if name == "cond" and (branches := jaxprs.branches_of(eqn)):
+            return self.cond(eqn, branches, inputs, place)
+        if name in ("stack", "unstack"):
+            return self.along(eqn, inputs, place)
+        known = _constant(eqn, inputs)
+        if known is not None:
+            return [known]
+        if (same := _as_reshape(eqn, inputs)) is not None:
+            out = self.variable(eqn.outvars[0].aval)
+            self.append(*jaxprs.reshaping(out.shape), [same], [out], place, eqn.source_info)
+            return [out]
+        if name == "reshape" and eqn.params["dimensions"] is not None:
+            order = eqn.params["dimensions"]
+            moved = FlatVar(tuple(inputs[0].shape[d] for d in order), inputs[0].dtype)
+            transpose = jaxprs.transposing(order)
+            self.append(*transpose, inputs, [moved], place, eqn.source_info)
+            inputs = [moved]
+        elif (decomposed := _decomposed(eqn, inputs)) is not None:
+            jaxpr, constants = jaxprs.unpack_jaxpr(decomposed)
+            closed = [self.add_closure_constant(c) for c in constants]
+            return self.run(jaxpr, closed, inputs, place)
+        outputs = [self.variable(outvar.aval) for outvar in eqn.outvars]
+        self.append(eqn.primitive, eqn.params, inputs, outputs, place, eqn.source_info)
+        return outputs
+
+    def append(self, primitive, params, inputs, outputs, place: _Scope, source_info) -> None:
+        self.check_length(1, place, source_info)
+        self.eqns.append(
+            FlatEqn(
+                primitive,
+                params,
+                inputs,
+                outputs,
+                place.stack,
+                (source_info, place.line),
+                place.remat_region,
+            )
+        )
+
+    def check_length(self, more: int, place: _Scope, source_info) -> None:
+        """Refuse a program that is about to grow too long."""
+        if len(self.eqns) + more > MAX_EQUATIONS:
+            raise PlanError(
+                f"the step has more than {MAX_EQUATIONS} equations once its scans are unrolled "
+                f"({source_of(place.stack, (source_info, place.line))}): shorten its longest loop"
+            )
+
+    def call(
+        self, eqn, inner: jaxprs.Inner, inputs: list[FlatAtom], place: _Scope
+    ) -> Sequence[FlatAtom]:
+        """What is called, in the place of the call."""
+        if inner.recomputed:
+            self._regions += 1
+            place = dataclasses.replace(place, remat_region=self._regions)
+        place = place.inside(inner.name)
+        if line_of(eqn.source_info):
+            place = dataclasses.replace(place, line=eqn.source_info)
+        constants = [self.add_closure_constant(c) for c in inner.constants]
+        return self.run(inner.jaxpr, constants, inputs[inner.operands], place)
+
+    def cond(self, eqn, branches, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
+        """All branches, and of every result that of the branch which is chosen."""
+        which, *operands = inputs
+        results = [
+            self.run(jaxpr, [self.add_closure_constant(c) for c in constants], operands, place)
+            for jaxpr, constants in branches
+        ]
+        if isinstance(which, SplatConstant):
+            return results[int(np.clip(which.value, 0, len(results) - 1))]
+        chosen = []
+        for cases, outvar in zip(zip(*results, strict=True), eqn.outvars, strict=True):
+            if all(case is cases[0] for case in cases):
+                chosen.append(cases[0])
+                continue
+            out = self.variable(outvar.aval)
+            self.append(*jaxprs.selecting(), [which, *cases], [out], place, eqn.source_info)
+            chosen.append(out)
+        return chosen
+
+    # ------------------------------------------------------------------ rows and stacks
+
+    def scan(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
+        """All iterations, one after the other."""
+        loop = jaxprs.loop_of(eqn)
+        closed = [self.add_closure_constant(c) for c in loop.constants]
+        first_xs = loop.num_consts + loop.num_carry
+        fixed, carry, xs = (
+            inputs[: loop.num_consts],
+            inputs[loop.num_consts : first_xs],
+            inputs[first_xs:],
+        )
+        order = range(loop.length)
+        self.check_length(len(order) * len(loop.jaxpr.eqns), place, eqn.source_info)
+        ys = eqn.outvars[loop.num_carry :]
+        stacked: list[list[FlatAtom]] = [[] for _ in ys]
+        for i in reversed(order) if loop.reverse else order:
+            rows = [self.row(x, i, place, eqn.source_info) for x in xs]
+            results = self.run(loop.jaxpr, closed, [*fixed, *carry, *rows], place)
+            carry = results[: loop.num_carry]
+            for rows_of, row in zip(stacked, results[loop.num_carry :], strict=True):
+                rows_of.append(row)
+        if loop.reverse:
+            stacked = [rows[::-1] for rows in stacked]
+        pairs = zip(stacked, ys, strict=True)
+        return [*carry, *(self.stack(rows, y.aval, place, eqn.source_info) for rows, y in pairs)]
+
+    def along(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
+        """``stack`` and ``unstack`` along an axis, as scans stack and take rows along the first."""
+        axis, info = eqn.params["axis"], eqn.source_info
+        if eqn.primitive.name == "stack":
+            return [self.stack(inputs, eqn.outvars[0].aval, place, info, axis)]
+        return [self.row(inputs[0], i, place, info, axis) for i in range(inputs[0].shape[axis])]
+
+    def row(self, x: FlatAtom, i: int, place: _Scope, source_info, axis: int = 0) -> FlatAtom:
+        """Element i of an array along an axis. The same element is one variable."""
+        shape = (*x.shape[:axis], *x.shape[axis + 1 :])
+        if isinstance(x, SplatConstant):
+            return SplatConstant(shape, x.dtype, x.value)
+        if x.unstacked is not None and axis == 0:
+            return x.unstacked[i]
+        known = self._slices.get((id(x), i, axis))
+        if known is not None:
+            return known
+        start, limit = [0] * len(x.shape), [*x.shape]
+        start[axis], limit[axis] = i, i + 1
+        part = FlatVar((*x.shape[:axis], 1, *x.shape[axis + 1 :]), x.dtype)
+        self.append(*jaxprs.slicing(start, limit), [x], [part], place, source_info)
+        row = self._slices[id(x), i, axis] = FlatVar(shape, x.dtype)
+        self.append(*jaxprs.squeezing(axis), [part], [row], place, source_info)
+        return row
+
+    def stack(
+        self, rows: list[FlatAtom], aval, place: _Scope, source_info, axis: int = 0
+    ) -> FlatAtom:
+        """Arrays side by side along a new axis."""
+        if not rows:
+            return SplatConstant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
+        values = {np.asarray(row.value).tobytes(): row.value for row in rows if is_constant(row)}
+        if len(values) == 1 and all(map(is_constant, rows)):
+            return SplatConstant(tuple(aval.shape), aval.dtype, *values.values())
+        parts: list[FlatAtom] = []
+        kept = [d for d in range(len(aval.shape)) if d != axis]
+        for row in rows:
+            shape = (*row.shape[:axis], 1, *row.shape[axis:])
+            if isinstance(row, SplatConstant):
+                parts.append(SplatConstant(shape, aval.dtype, row.value))
+                continue
+            part = FlatVar(shape, aval.dtype)
+            dimensions = jaxprs.broadcasting(part.shape, kept)
+            self.append(*dimensions, [row], [part], place, source_info)
+            parts.append(part)
+        out = FlatVar(tuple(aval.shape), aval.dtype, unstacked=None if axis else tuple(rows))
+        self.append(*jaxprs.concatenating(axis), parts, [out], place, source_info)
+        return out
+
+
+def _dtype(aval: Any):
+    return aval.dtype
+
+
+def _decomposed(eqn, inputs: Sequence[FlatAtom]) -> Any:
+    """What JAX itself computes a primitive by, if no rule says how to shard the primitive."""
+    function = jaxprs.decomposition(eqn.primitive)
+    if function is None or eqn.primitive.name in RULES:
+        return None
+    arguments = [AbstractArray(atom.shape, atom.dtype) for atom in inputs]
+    results = [AbstractArray(out.aval.shape, out.aval.dtype) for out in eqn.outvars]
+    if rule_of(eqn.primitive, arguments, results, eqn.params).origin != "replicated":
+        return None
+    shapes = [jax.ShapeDtypeStruct(atom.shape, atom.dtype) for atom in inputs]
+    return jax.make_jaxpr(functools.partial(function, **eqn.params))(*shapes)
+
+
+def _as_reshape(eqn, inputs: Sequence[FlatAtom]) -> FlatVar | None:
+    """What a gather or scatter of the one place there is, place 0, has the elements of.
+
+    ``x[..., 0]`` of a last dimension of size 1, and its transpose, are how losses are written.
+    """
+    name = eqn.primitive.name
+    if name == "gather":
+        (source, index), full = inputs, inputs[0].shape
+        if eqn.params["slice_sizes"] != full:
+            return None
+    elif name == "scatter-add":
+        table, index, source = inputs
+        full = table.shape
+        if not (is_constant(table) and table.value == 0):
+            return None
+    else:
+        return None
+    if not (is_constant(index) and index.value == 0 and isinstance(source, FlatVar)):
+        return None
+    sizes = {math.prod(shape) for shape in (eqn.outvars[0].aval.shape, source.shape, full)}
+    return source if len(sizes) == 1 else None
+
+
+# ---------------------------------------------------------------------- constants
+
+
+def _constant(eqn, inputs: Sequence[FlatAtom]) -> SplatConstant | None:
+    """The result of an equation on repeated scalars alone, where it is a repeated scalar."""
+    name = eqn.primitive.name
+    if name in jaxprs.UNINITIALIZED and isinstance(eqn.outvars[0].aval.dtype, np.dtype):
+        aval = eqn.outvars[0].aval
+        return SplatConstant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
+    scalars = [atom for atom in inputs if isinstance(atom, SplatConstant)]
+    if len(eqn.outvars) != 1 or len(scalars) != len(inputs):
+        return None
+    aval = eqn.outvars[0].aval
+    if name in ("broadcast_in_dim", "reshape", "squeeze", "transpose", "expand_dims"):
+        return SplatConstant(tuple(aval.shape), aval.dtype, scalars[0].value)
+    if not inputs or name not in elementwise.RULES or not isinstance(aval.dtype, np.dtype):
+        return None
+    operands = tuple((a.dtype, np.asarray(a.value, a.dtype).tobytes()) for a in scalars)
+    params = tuple(sorted((k, v) for k, v in eqn.params.items() if k != "sharding"))
+    value = _scalar(eqn.primitive, operands, params, "sharding" in eqn.params)
+    return SplatConstant(tuple(aval.shape), aval.dtype, value)
+
+
+@functools.lru_cache(4096)
+def _scalar(primitive, operands, params, sharding: bool) -> np.ndarray:
+    values = [np.frombuffer(data, dtype)[0] for dtype, data in operands]
+    more = {"sharding": None} if sharding else {}
+    return np.asarray(primitive.bind(*values, **dict(params), **more))

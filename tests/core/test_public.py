@@ -1,0 +1,51 @@
+"""The public face: ``dir(jc)`` lists it, every name resolves, and every result's type is in it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import pytest
+
+import jaxcoll as jc
+from jaxcoll import io, simulation, topologies
+
+FOLDERS = ("aot", "draw", "execute", "io", "optax")
+
+
+def test_dir_lists_public_names_only():
+    assert set(dir(jc)) == {*jc.__all__, *FOLDERS, "__doc__", "__version__"}
+
+
+@pytest.mark.parametrize("name", jc.__all__)
+def test_every_name_resolves_and_is_documented(name):
+    thing = getattr(jc, name)
+    if callable(thing) or inspect.ismodule(thing):
+        assert inspect.getdoc(thing)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_are_reachable_after_the_import(name):
+    folder = getattr(jc, name)
+    assert inspect.getdoc(folder)
+    for public in folder.__all__:
+        assert hasattr(folder, public)
+
+
+@pytest.mark.parametrize("package", [jc, io, simulation, topologies], ids=lambda p: p.__name__)
+def test_the_types_that_functions_return_are_public(package):
+    for name in package.__all__:
+        function = getattr(package, name)
+        if not inspect.isfunction(function):
+            continue
+        returned = inspect.get_annotations(function).get("return")
+        if not isinstance(returned, str) or not returned.isidentifier():
+            continue
+        kind = getattr(importlib.import_module(function.__module__), returned, None)
+        if inspect.isclass(kind) and kind.__module__.startswith("jaxcoll."):
+            assert hasattr(package, returned) or returned in jc.__all__, (name, returned)
+
+
+def test_what_is_private_is_not_found():
+    with pytest.raises(AttributeError, match="no attribute 'blind'"):
+        jc.blind  # noqa: B018

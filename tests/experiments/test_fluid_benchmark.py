@@ -1,0 +1,33 @@
+"""The fluid limit of an all_gather: closed forms, and never below the bound of as many bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments.benchmarks import fluid
+from jaxcoll.bounds import bound
+from jaxcoll.topologies import ring, torus
+
+
+@pytest.mark.parametrize("horizon", [3, 4, 6])
+def test_a_pair_gathers_what_its_link_carries_after_the_latency(horizon):
+    topology = ring(2, alpha=fluid.ALPHA, bandwidth=fluid.BANDWIDTH)
+    carried = (horizon - 2) / 2 * fluid.ALPHA * fluid.BANDWIDTH
+    links = len(topology.src) // 2  # one way
+    assert fluid.most_bytes(topology, 2, horizon) == pytest.approx(2 * links * carried)
+
+
+@pytest.mark.parametrize("sides", [(4,), (2, 3)])
+def test_no_bound_is_above_the_fluid_limit(sides):
+    topology = torus(*sides, alpha=fluid.ALPHA, bandwidth=fluid.BANDWIDTH)
+    for horizon in (6, 8):
+        nbytes = fluid.most_bytes(topology, 2, horizon)
+        least = bound(topology, "all_gather", nbytes).time
+        assert least <= horizon / 2 * fluid.ALPHA * (1 + 1e-6)
+
+
+def test_it_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    fluid.main(["--sides", "3", "--ticks", "1", "--latencies", "3"])
+    assert "fluid us" in capsys.readouterr().out
+    assert (tmp_path / "results/bench/fluid.json").is_file()

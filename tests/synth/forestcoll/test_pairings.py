@@ -1,0 +1,65 @@
+"""Pairings of ports: all capacity, once, whatever the ports are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxcoll.bounds.throughput import optimum
+from jaxcoll.synth.forestcoll.capacities import Capacities
+from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
+from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
+from jaxcoll.topologies import fat_tree, leaf_spine
+from tests.synth.forestcoll.networks import random_switched
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.integers(0, 2)), min_size=1),
+    st.randoms(use_true_random=False),
+    st.sampled_from(NAMES),
+    st.integers(0, 20),
+)
+def test_every_port_is_paired_with_all_it_has(ports, random, name, place):
+    into = {v: amount for v, (amount, _, _) in enumerate(ports)}
+    amounts = list(into.values())
+    random.shuffle(amounts)
+    out = dict(enumerate(amounts))
+    group = {v: g for v, (_, g, _) in enumerate(ports)}
+    level = {v: h for v, (_, _, h) in enumerate(ports)}
+    received, sent = Counter(), Counter()
+    for u, t, amount in pairing(name, into, out, group, level, 1, place):
+        assert amount > 0
+        received[u] += amount
+        sent[t] += amount
+    assert (received, sent) == (Counter(into), Counter(out))
+
+
+@pytest.mark.parametrize("topology", [fat_tree(4, 2), fat_tree(3, 3), leaf_spine(4, 4, 2)], ids=str)
+def test_a_tier_of_a_fat_tree_is_split_off_at_once(topology, monkeypatch):
+    """One check per pairing that is tried on a tier, not one per switch."""
+    checked = []
+    holds = Capacities.holds
+    monkeypatch.setattr(
+        Capacities, "holds", lambda self, splits: checked.append(1) or holds(self, splits)
+    )
+    how = remove_switches(topology, optimum(topology).scaling).how
+    assert "split" not in how
+    assert len(checked) < len(how)
+
+
+@given(random_switched())
+def test_what_is_taken_back_leaves_every_rank_every_tree(topology):
+    """Arbitrary splits, most of them bad: those that are kept hold, and all of a good set is."""
+    network = Capacities(topology, optimum(topology).scaling)
+    for w in range(topology.num_ranks, topology.num_vertices):
+        into, out = network.ports([w])[w]
+        splits = [
+            (u, w, t, min(a, b))
+            for (u, a), (t, b) in zip(sorted(into.items()), sorted(out.items()), strict=False)
+        ]
+        kept = network.most_of(splits)
+        assert network.holds(kept)
+        assert kept == splits or not network.holds(splits)

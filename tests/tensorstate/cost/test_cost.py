@@ -1,0 +1,210 @@
+"""Prices against closed forms of the papers."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from experiments.models import load_model
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.memory import bytes_by_point
+from tensorstate.cost.reshard_plan import Decisions, reshard_plans
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
+from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.plan import solve_baseline
+from tensorstate.problem.problem import Problem
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.tiny import LINES, gate, graph
+
+DEVICES = 8
+WIDTHS = (16, 32, 32, 8)
+
+
+def problem_of(name: str, axis: str, size: int, **changed) -> Problem:
+    model = load_model(name, **changed)
+    mesh = MeshShape.of({axis: size})
+    network = AlphaBetaCosts(mesh, (1e-6,), (1e9,))
+    return Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
+
+
+PSI = sum(4 * (a * b + b) for a, b in itertools.pairwise(WIDTHS))
+# What the backward pass reads of the parameters: all kernels but the first.
+RECHECK_TIME_S = sum(4 * a * b for a, b in itertools.pairwise(WIDTHS[1:]))
+LOSS = 4
+
+
+@pytest.mark.parametrize(
+    ("name", "volume"),
+    [
+        ("ddp", {"all_reduce": PSI + LOSS}),
+        ("zero1", {"reduce_scatter": PSI, "all_gather": PSI, "all_reduce": LOSS}),
+        ("zero2", {"reduce_scatter": PSI, "all_gather": PSI, "all_reduce": LOSS}),
+        ("fsdp", {"reduce_scatter": PSI, "all_gather": PSI + RECHECK_TIME_S, "all_reduce": LOSS}),
+    ],
+)
+def test_volumes_of_zero(name, volume):
+    """2, 2 and 3 times the parameters (Rajbhandari et al., 2020, section 7).
+
+    An all_reduce moves its buffer twice. The backward pass needs neither biases nor the first
+    kernel, so those are not gathered again.
+    """
+    cost = solve_baseline(problem_of("mlp", "data", DEVICES), name).cost
+    assert cost.bytes_by_collective == {(kind, 0): nbytes for kind, nbytes in volume.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "placements", "gradients"),
+    [("ddp", 1, 1), ("zero2", DEVICES, DEVICES), ("fsdp", DEVICES, DEVICES)],
+)
+def test_memory_of_zero(name, placements, gradients):
+    """16 bytes a parameter: itself, its gradient and Adam's two moments, 4 bytes each.
+
+    A gradient goes as its parameter is updated; so they are not all there at once.
+    """
+    memory = solve_baseline(problem_of("mlp", "data", DEVICES), name).cost.memory
+    parameters = PSI // (DEVICES if name == "fsdp" else 1)
+    batch = (16 * 16 + 16) * 4 // DEVICES
+    count = 4
+    assert memory.inputs == parameters + 2 * PSI // placements + batch + count
+    assert memory.gradients < PSI // gradients
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_gradients_wait_for_each_other_where_their_norm_is_taken(clipped):
+    """Of three kernels as large as can be, beside a batch of one row."""
+
+    def step(kernels, x):
+        def loss(kernels):
+            return functools.reduce(lambda x, kernel: jnp.sin(x @ kernel), kernels, x).sum()
+
+        gradients = jax.grad(loss)(kernels)
+        norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in gradients)) if clipped else 1.0
+        return [k - g / norm for k, g in zip(kernels, gradients, strict=True)]
+
+    kernel = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    traced = trace(step, ([kernel] * 3, jax.ShapeDtypeStruct((1, 64), jnp.float32)))
+    problem = Problem(traced, AlphaBetaCosts(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
+    memory = estimate_cost(
+        problem, Decisions(tuple((REPLICATED,) for _ in traced.node_classes))
+    ).memory
+    there = memory.gradients + memory.temporaries
+    assert there // kernel.size == (3 if clipped else 1) * 4
+
+
+def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
+    """The slope is cheap, so it is recomputed from the value, which stays in memory."""
+
+    def memory(residual: str, recomputed: bool):
+        def step(w, x):
+            def loss(w):
+                return jnp.square(gate(residual)(x @ w[0]) @ w[1]).sum()
+
+            return [a - b for a, b in zip(w, jax.grad(loss)(w), strict=True)]
+
+        kernel, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((8, 8), (64, 8)))
+        traced = trace(step, ([kernel] * 2, x))
+        problem = Problem(traced, AlphaBetaCosts(LINES[0], (0.0,), (1e9,)), HARDWARE["CPU"])
+        in_forward = (
+            g for g in range(len(traced.node_classes)) if recomputed and problem.is_in_forward(g)
+        )
+        nodes = frozenset(e for g in in_forward for e in traced.node_classes[g])
+        strategies = tuple((REPLICATED,) for _ in traced.node_classes)
+        return estimate_cost(problem, Decisions(strategies, nodes)).memory
+
+    for recomputed in (False, True):
+        value, slope = (memory(saved, recomputed) for saved in ("value", "slope"))
+        assert value == slope
+        assert (slope.saved >= 64 * 8 * 4) != recomputed
+
+
+def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
+    """A barrier is between them: it cannot be made where it is read."""
+    problem, found = problem_of("gpt", "data", 1), 0
+    strategies = tuple((REPLICATED,) for _ in problem.strategies)
+    for number, group in enumerate(problem.tensor_groups):
+        bound = problem.live_ranges(number).saved_for_recompute
+        consumers = {e for each in group.consumers for nodes in each for e in nodes}
+        recomputed = frozenset(
+            e for e in consumers if problem.is_in_forward(problem.graph.nodes[e].class_id)
+        )
+        if group.is_input or not bound.any() or not recomputed:
+            continue
+        saved = dict.fromkeys(group.tensors, (REPLICATED,))
+        for recomputed_nodes, takes in ((recomputed, 1), (frozenset(), 0)):
+            reshards = list(
+                reshard_plans(
+                    problem,
+                    Decisions(strategies, recomputed_nodes, saved),
+                    recomputed_nodes,
+                    number,
+                )
+            )
+            there = bytes_by_point(problem, number, strategies, reshards, recomputed_nodes)[0]
+            assert (there[bound > 0] >= takes * group.nbytes).all()
+            assert takes or not (there * (problem.live_ranges(number).fused_input == 0)).any()
+        found += 1
+    assert found > 3
+
+
+def test_what_runs_again_has_its_operands_when_it_does():
+    """A kernel is gathered for it before what else reads it after the forward pass does."""
+    problem, found = problem_of("llama", "data", 8), 0
+    plan = solve_baseline(problem, "fsdp").decisions
+    for number, group in enumerate(problem.tensor_groups):
+        live_ranges = problem.live_ranges(number)
+        sooner = (live_ranges.resharded_for_recompute > 0) & (
+            live_ranges.resharded_after_forward == 0
+        )
+        consumers = {e for each in group.consumers for nodes in each for e in nodes}
+        recomputed = frozenset(
+            e for e in consumers if problem.is_in_forward(problem.graph.nodes[e].class_id)
+        )
+        recomputed_nodes = (frozenset[int](), recomputed)
+        reshards = [[*reshard_plans(problem, plan, one, number)] for one in recomputed_nodes]
+        assert not any(reshard.for_recompute.steps for reshard in reshards[0])
+        if not sooner.any() or not all(reshard.for_recompute.steps for reshard in reshards[1]):
+            continue
+        pairs = zip(reshards, recomputed_nodes, strict=True)
+        once, twice = (bytes_by_point(problem, number, plan.strategies, *pair)[3] for pair in pairs)
+        assert (twice[sooner] > once[sooner]).all()
+        assert (twice >= once).all()
+        found += 1
+    assert found > 3
+
+
+def test_a_layer_of_megatron_has_two_and_two_all_reduces():
+    """Shoeybi et al., 2019, section 3: of (batch, sequence, width) each."""
+    costs = [
+        solve_baseline(problem_of("gpt", "model", 4, layers=layers), "megatron").cost
+        for layers in (2, 3)
+    ]
+    key = "all_reduce", 0
+    assert costs[1].count_by_collective[key] - costs[0].count_by_collective[key] == 4
+    batch = load_model("gpt", layers=2).abstract_args[2]
+    tokens = math.prod(next(iter(batch.values())).shape)
+    width = (costs[1].bytes_by_collective[key] - costs[0].bytes_by_collective[key]) / 4 / 4 / tokens
+    assert width == 32
+    assert {k: n for k, n in costs[1].count_by_collective.items() if k != key} == {
+        k: n for k, n in costs[0].count_by_collective.items() if k != key
+    }
+
+
+def test_compute_is_arithmetic_or_memory_whichever_is_longer():
+    mesh = LINES[0]
+    strategies = tuple((REPLICATED,) for _ in graph("chain").node_classes)
+    seconds = {}
+    for flops, bandwidth in ((1e9, 1e18), (1e18, 1e9)):
+        device = Hardware("one-sided", {4: flops}, bandwidth, 1e9)
+        problem = Problem(graph("chain"), AlphaBetaCosts(mesh, (0.0,), (1e9,)), device)
+        cost = estimate_cost(problem, Decisions(strategies))
+        seconds[flops] = cost.compute
+        assert cost.communication == 0
+        assert cost.overlapped_seconds == cost.serial_seconds == cost.compute
+    # (8, 4) by (4, 8) by (8, 4); what is read and written: x, w, t, t, relu, relu, v, result.
+    assert seconds[1e9] == pytest.approx(2 * 2 * 8 * 4 * 8 / 1e9)
+    assert seconds[1e18] == pytest.approx(4 * (32 + 32 + 64 + 64 + 64 + 64 + 32 + 32) / 1e9)

@@ -1,0 +1,130 @@
+"""What compiled steps take, beside what plans say."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from experiments.models import load_model
+from tensorstate.cost.result import SearchResult
+from tensorstate.errors import PlanError
+from tensorstate.execution.collectives import native
+from tensorstate.execution.sharded_step import apply
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import solve_baseline
+from tensorstate.problem.problem import Problem
+from tensorstate.report.hlo_check import HloComparison
+from tensorstate.solver.exact import solve_milp
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
+from tests.tensorstate.oracle import MODELS, report_of
+
+# Where compiled steps take more than a quarter more, or less, than plans say; and why.
+UNLIKE = {
+    # A perceptron of 16 rows: gathered kernels are nearly all there is, and what one is gathered
+    # from along two axes, or summed along two, is counted with it.
+    **{("mlp", s, 2): "collectives along two axes" for s in ("ddp", "fsdp", "megatron-sp")},
+    # Few pixels a device: sums of kernels, which XLA on CPU does not add up in place.
+    ("vgg", "ddp", 1): "sums",
+    ("vgg", "megatron-sp", 2): "sums",
+}
+# Shares of the memory of the fastest plan under which compiled steps take too much; and why.
+UNLIKE_LIMITED = {}
+if jax.__version_info__ >= (0, 12):
+    # 11,140 bytes are compiled for 14,088 predicted; on 0.10.2 they are 9,028.
+    del UNLIKE["mlp", "fsdp", 2]
+    # 8,196 bytes are compiled for 5,640 predicted, and 6,660 for 5,896 on 0.10.2. On both XLA needs
+    # as much at its peak, 9,512 and 9,540 bytes with the arguments, but now its heap has gaps.
+    UNLIKE["mlp", "megatron-sp", 1] = "gaps in the heap"
+    # 202,756 bytes are compiled for 151,112 predicted. This plan gathers what experts read, 32 kB
+    # each, twice at the peak, and XLA on CPU copies both into the order that its products want.
+    UNLIKE_LIMITED["moe", 0.8] = "transposed copies of gathered tensors"
+
+
+def report(model, problem: Problem, found: SearchResult) -> HloComparison:
+    axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
+    applied = apply(problem, found.decisions, found.cost, devices(axes), native)
+    return report_of(applied, model, problem.mesh, found.cost)
+
+
+def excess(report: HloComparison) -> float:
+    """What a compiled step takes beside its arguments, in excess of what is said of it."""
+    return report.compiled_temporaries / report.predicted_temporaries - 1
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "megatron-sp"])
+@pytest.mark.parametrize("axes", [LINE, PLANE], ids=["8", "2x4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
+    """Of what is there beside the arguments; where it is not is listed, and is not."""
+    problem = problem_of(name, axes)
+    taken = report(traced(name)[0], problem, solve_baseline(problem, strategy))
+    listed = (name, strategy, len(axes)) in UNLIKE
+    assert (abs(excess(taken)) <= 0.25) != listed, excess(taken)
+    assert -0.45 < excess(taken) < 1.8
+
+
+def unlimited(problem: Problem) -> tuple[list, SearchResult]:
+    """All ways, and the quickest plan."""
+    candidates = [strategies.all for strategies in problem.strategies]
+    return candidates, solve_milp(problem, candidates, gap=1e-2)
+
+
+# Models with more tokens, or pixels, than kernels, on meshes, and how far the limit goes down.
+LIMITED = {
+    "mlp": ("mlp", {"batch": 512}, LINE, (1.0, 0.8, 0.65)),
+    "gpt": ("gpt", {"layers": 3, "batch": 16, "length": 32}, LINE, (1.0, 0.8, 0.65, 0.5, 0.4)),
+    "gpt_scan": ("gpt_scan", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
+    "llama": ("llama", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
+    "llama-2x4": ("llama", {}, PLANE, (1.0, 0.8)),
+    "moe": ("moe", {}, LINE, (1.0, 0.8, 0.65)),
+    "vgg": ("vgg", {"batch": 64, "side": 16}, LINE, (1.0, 0.8, 0.65)),
+    "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
+}
+SLOW = ("gpt", "gpt_scan", "llama-2x4", "moe", "vit")  # half a minute to minutes of searching
+QUICK = [case for case in LIMITED if case not in SLOW]
+
+
+@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(k, marks=pytest.mark.slow) for k in SLOW)])
+def test_lower_limits_take_less_memory(case):
+    """Down to two thirds of what the quickest plan takes, or to less."""
+    name, sizes, axes, shares = LIMITED[case]
+    model = load_model(name, **sizes)
+    network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
+    problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
+    candidates, free = unlimited(problem)
+    compiled = []
+    for share in shares:
+        limit = share * free.cost.memory.peak
+        found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-2)
+        taken = report(model, problem, found)
+        assert found.cost.memory.peak <= limit
+        assert taken.agrees, str(taken)
+        assert (abs(excess(taken)) <= 0.25) != ((case, share) in UNLIKE_LIMITED), str(taken)
+        compiled.append(taken.compiled_temporaries)
+    assert compiled == sorted(set(compiled), reverse=True)
+
+
+def test_a_limit_that_is_too_low_is_refused_with_what_is_missing():
+    problem = problem_of("mlp", LINE)
+    candidates, free = unlimited(problem)
+    with pytest.raises(PlanError, match=r"the least is about .* more\. Inputs take .* largest are"):
+        solve_milp(problem, candidates, recompute=True, memory_limit=0.05 * free.cost.memory.peak)
+
+
+def test_a_plan_that_fits_is_found_however_little_time_there_is():
+    """That with about the least memory, if no better one was; or it is said that none fits."""
+    problem = problem_of("mlp", LINE)
+    candidates, free = unlimited(problem)
+    peak = free.cost.memory.peak
+
+    def hurried(share: float) -> SearchResult:
+        limit = share * peak
+        return solve_milp(problem, candidates, recompute=True, memory_limit=limit, time_limit=0.01)
+
+    found = hurried(0.65)
+    assert found.cost.memory.peak <= 0.65 * peak
+    assert found.bound <= found.cost.serial_seconds
+    with pytest.raises(PlanError, match="the least is about"):
+        hurried(0.05)

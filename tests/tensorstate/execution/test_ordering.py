@@ -1,0 +1,96 @@
+"""Barriers that hold: what XLA makes of them decides whether they do."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tensorstate.execution.ordering import Clock, after, apart, moment
+from tensorstate.execution.sharded_step import CPU_OPTIONS
+
+W = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)
+
+
+def barriers(function) -> list[int]:
+    """How many arrays pass each barrier that XLA leaves in a program of two matrices."""
+    compiled = jax.jit(function, compiler_options=CPU_OPTIONS).lower(W, W).compile()
+    lines = re.findall(r"= (.*) opt-barrier\(", compiled.as_text() or "")
+    return [len(re.findall(r"\w+\[", line)) for line in lines]
+
+
+def alone(x, y):
+    return lax.optimization_barrier((y, (x @ x).reshape(4, 16)))[0] @ x
+
+
+def loop_resident(x, y):
+    return after([y], (x @ x).reshape(4, 16))[0] @ x
+
+
+def test_one_barrier_does_not_hold():
+    """It waits for nothing any more; should XLA keep it as it is, ``after`` needs one only."""
+    assert barriers(alone) == [1]
+    assert barriers(loop_resident) == [2, 2]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 4)])
+def test_a_moment_is_one_number_of_an_array(shape):
+    x = jnp.arange(np.prod(shape, dtype=int), dtype=jnp.float32).reshape(shape) + 1
+    assert moment(x).shape == ()
+    assert moment(x) == 1
+
+
+def test_values_stay_what_they_are():
+    key = jax.random.key(0)
+    found = jax.jit(lambda x, key: after([x, x + 1], moment(key), moment(x)))(W, key)
+    np.testing.assert_array_equal(found[0], W)
+    np.testing.assert_array_equal(found[1], W + 1)
+    np.testing.assert_array_equal(jax.jit(apart)(W), W)
+    assert after([], moment(W)) == []
+    assert after([W])[0] is W
+
+
+def test_what_is_made_apart_is_not_made_where_it_is_read():
+    """A sum that two products of another size read."""
+
+    def fused(x, y):
+        return jnp.tanh(x).sum(0) * y
+
+    assert barriers(fused) == []
+    assert barriers(lambda x, y: apart(jnp.tanh(x).sum(0)) * y) == [1]
+
+
+def in_turn(count: int):
+    """Products one after the other, though none needs what another makes."""
+
+    def products(x, y):
+        clock, made = Clock(), []
+        for power in range(count):
+            operand = clock.hold([y * (power + 1)])[0]
+            made.append(operand @ x)
+            clock.tick(made[-1])
+        return made
+
+    return products
+
+
+def test_a_clock_needs_one_barrier_for_each_moment_but_the_first():
+    """Two wait for the first; the last waits for the moment before its own, which XLA drops."""
+    assert barriers(in_turn(1)) == []
+    assert barriers(in_turn(2)) == [2, 2]
+    assert sorted(barriers(in_turn(5))) == [2, 2, 2, 3, 3]
+
+
+def test_a_clock_tells_the_last_moment():
+    clock = Clock()
+    assert clock.now == []
+    assert clock.hold([W]) == [W]
+    clock.tick(W)
+    clock.tick(2 * W)
+    assert clock.ticks == 2
+    np.testing.assert_array_equal(clock.now, [2 * W[0, 0]])
+    np.testing.assert_array_equal(clock.hold([W + 1])[0], W + 1)

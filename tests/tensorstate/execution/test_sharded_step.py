@@ -1,0 +1,240 @@
+"""Plans that run: whatever was decided, a step does what it does on one device."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import re
+from collections import defaultdict
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+from experiments.models import load_model
+from jaxcoll import topologies
+from jaxcoll.synth import Direct, Ring
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.errors import PlanError
+from tensorstate.execution.collectives import native
+from tensorstate.execution.sharded_step import Applied, apply
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
+from tensorstate.ir.placements import REPLICATED, MeshShape
+from tensorstate.plan import solve_baseline
+from tensorstate.problem.problem import Problem
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.oracle import QUICK, assert_alike, jitted
+
+LINE = {"data": 8}
+PLANE = {"data": 2, "model": 4}
+CUBE = {"data": 2, "model": 2, "more": 2}
+
+
+@functools.cache
+def traced(name: str):
+    model = load_model(name)
+    return model, trace(model.step, model.abstract_args)
+
+
+def problem_of(name: str, axes: dict[str, int], network=None) -> Problem:
+    mesh = MeshShape.of(axes)
+    ones = (1.0,) * len(axes)
+    return Problem(traced(name)[1], network or AlphaBetaCosts(mesh, ones, ones), HARDWARE["CPU"])
+
+
+def devices(axes: dict[str, int]) -> jax.sharding.Mesh:
+    auto = (jax.sharding.AxisType.Auto,) * len(axes)
+    return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=auto)
+
+
+def drawn(problem: Problem, seed: int) -> Decisions:
+    """Any way for every class, and a third of the forward pass made again."""
+    draw = random.Random(seed)
+    whole = [
+        [w for w in strategies.all if min(w) >= REPLICATED] for strategies in problem.strategies
+    ]
+    forward = [e.index for e in problem.graph.nodes if e.phase == "forward"]
+    recomputed = frozenset(node for node in forward if draw.random() < 0.3)
+    return Decisions(tuple(draw.choice(strategies) for strategies in whole), recomputed)
+
+
+def check(name: str, applied: Applied, steps: int = 1) -> None:
+    model, _ = traced(name)
+    run = jitted(applied)
+    alone = jax.jit(model.step, compiler_options=QUICK)
+    params, state, batch = expected = model.init(0)
+    for _ in range(steps):
+        params, state, loss = run(*jax.device_put((params, state, batch), applied.in_shardings))
+        expected = alone(expected[0], expected[1], batch)
+        assert_alike(jax.device_get((params, state, loss)), expected, 1e-4)
+
+
+@pytest.mark.parametrize("axes", [LINE, PLANE, CUBE], ids=["8", "2x4", "2x2x2"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_any_plan_of_a_perceptron(axes, seed):
+    problem = problem_of("mlp", axes)
+    decisions = drawn(problem, seed)
+    check(
+        "mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(axes), native)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt", "gpt_scan", "llama", "moe", "vgg", "vit"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_any_plan_of_any_model(name, seed):
+    problem = problem_of(name, PLANE)
+    decisions = drawn(problem, seed)
+    check(
+        name, apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
+    )
+
+
+def test_collectives_run_by_schedules_of_the_network():
+    network = ScheduleCosts(
+        topologies.torus(2, 4), MeshShape.of(PLANE), candidates=((Ring(), 1), (Direct(), 1))
+    )
+    problem = problem_of("mlp", PLANE, network)
+    decisions = drawn(problem, 2)
+    check(
+        "mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE)), steps=2
+    )
+
+
+def data_parallel(problem: Problem) -> tuple[tuple[int, ...], ...]:
+    """Every class that has the batch is sharded by it, and nothing else is."""
+    graph = problem.graph
+    batch = [graph.tensors[i] for i in graph.inputs if graph.tensors[i].role == "input"]
+    factors = {tensor.dims[0] for tensor in batch if tensor.name.startswith("batch")}
+    strategies = []
+    for class_id in range(len(graph.node_classes)):
+        node = problem.node(class_id)
+        labels = {}
+        for member in node.members:
+            operator = graph.operators[member.operator]
+            for use in (*operator.operands, *operator.results):
+                for label, factor in zip(use.labels, graph.tensors[use.tensor].dims, strict=True):
+                    labels[member.labels[label]] = factor
+        if node.tensor is not None:
+            labels = dict(enumerate(graph.tensors[node.tensor].dims))
+        shared = [label for label, factor in labels.items() if factor in factors]
+        fits = [label for label in shared if label not in node.need_replication]
+        strategies.append((fits[0],) if fits else (REPLICATED,))
+    return tuple(strategies)
+
+
+def test_data_parallelism_sums_gradients_and_donates_parameters():
+    problem = problem_of("mlp", LINE)
+    decisions = Decisions(data_parallel(problem))
+    cost = estimate_cost(problem, decisions)
+    applied = apply(problem, decisions, cost, devices(LINE), native)
+    assert applied.donate_argnums == (0, 1)
+    specs = [sharding.spec for sharding in jax.tree.leaves(applied.in_shardings[2])]
+    assert specs == [PartitionSpec("data"), PartitionSpec("data", None)]
+    model, _ = traced("mlp")
+    compiled = applied.jit().lower(*model.abstract_args).compile()
+    assert {kind for kind, _ in cost.count_by_collective} == {"all_reduce"}
+    assert "all-reduce" in compiled.as_text()
+    assert "all-gather" not in compiled.as_text()
+    memory = compiled.memory_analysis()
+    state = jax.tree.leaves(model.abstract_args[:2])
+    assert memory.alias_size_in_bytes == sum(x.size * x.dtype.itemsize for x in state)
+    check("mlp", applied, steps=3)
+
+
+# A group is spelled by its devices, or by the mesh and the axis along which it lies.
+COLLECTIVE = re.compile(
+    r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all)\(.*"
+    r"replica_groups=(?:\{\{([\d,]*)\}|mesh\[.*?\] \{'(\w+)'\})"
+)
+
+
+def compiled_bytes(text: str) -> dict[tuple[str, int], int]:
+    """Bytes of the larger buffer of all collectives, by kind and size of their groups."""
+    found: dict[tuple[str, int], int] = defaultdict(int)
+    for shapes, kind, class_id, axis in COLLECTIVE.findall(text):
+        size = PLANE[axis] if axis else len(class_id.split(","))
+        for shape in re.findall(r"[fsu]32\[([\d,]*)\]", shapes):
+            count = math.prod(int(n) for n in shape.split(",") if n)
+            found[kind, size] += 4 * count * (size if kind == "reduce-scatter" else 1)
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", ["zero2", "fsdp", "megatron"])
+def test_compiled_bytes_are_those_that_were_priced(name):
+    """Gathers of the backward pass included, which XLA would take from the forward pass."""
+    problem = problem_of("mlp", PLANE)
+    found = solve_baseline(problem, name)
+    applied = apply(problem, found.decisions, found.cost, devices(PLANE), native)
+    model, _ = traced("mlp")
+    text = applied.jit().lower(*model.abstract_args).compile().as_text()
+    sizes = problem.mesh.sizes
+    priced = {
+        (k.replace("_", "-"), sizes[axis]): n
+        for (k, axis), n in found.cost.bytes_by_collective.items()
+    }
+    assert compiled_bytes(text) == priced
+    check("mlp", applied)
+
+
+def test_what_is_made_again_is_not_kept():
+    """Less temporary memory, the same results."""
+    model = load_model("mlp", widths=[64] * 16, batch=4096)
+    problem = Problem(
+        trace(model.step, model.abstract_args),
+        AlphaBetaCosts(MeshShape.of({"data": 1}), (1.0,), (1.0,)),
+        HARDWARE["CPU"],
+    )
+    strategies = tuple((REPLICATED,) for _ in problem.graph.node_classes)
+    forward = {e.index for e in problem.graph.nodes if e.phase == "forward"}
+    temporary, results = [], []
+    for recomputed in (frozenset(), _chains(problem, forward)):
+        decisions = Decisions(strategies, recomputed)
+        applied = apply(
+            problem, decisions, estimate_cost(problem, decisions), devices({"data": 1}), native
+        )
+        compiled = applied.jit(donate=False).lower(*model.abstract_args).compile()
+        temporary.append(compiled.memory_analysis().temp_size_in_bytes)
+        results.append(compiled(*jax.device_put(model.init(0), applied.in_shardings)))
+    assert_alike(results[1], results[0])
+    assert temporary[1] < 0.5 * temporary[0]
+
+
+def _chains(problem: Problem, forward: set[int]) -> frozenset[int]:
+    """All but the products: what lies between them costs little to make again."""
+    return frozenset(i for i in forward if problem.graph.nodes[i].kind == "elementwise")
+
+
+def test_annotations_say_what_they_leave_open():
+    model, _ = traced("mlp")
+    problem = problem_of("mlp", LINE)
+    plain = Decisions(data_parallel(problem))
+    applied = apply(problem, plain, estimate_cost(problem, plain), devices(LINE), native)
+    assert applied.unsaid == ()
+    run = applied.annotate(model.step, donate=False)
+    args = model.init(0)
+    assert_alike(jax.device_get(run(*args)), jax.jit(model.step)(*args), 1e-4)
+
+    forward = frozenset(e.index for e in problem.graph.nodes if e.phase == "forward")
+    recomputed = Decisions(plain.strategies, forward)
+    applied = apply(problem, recomputed, estimate_cost(problem, recomputed), devices(LINE), native)
+    with pytest.warns(UserWarning, match=r"leave open that \d+ groups of operators run again"):
+        applied.annotate(model.step)
+
+
+def test_a_mesh_of_other_axes_is_refused():
+    problem = problem_of("mlp", PLANE)
+    decisions = drawn(problem, 0)
+    with pytest.raises(PlanError, match=r"a mesh of \{'data': 2, 'model': 4\}"):
+        apply(problem, decisions, estimate_cost(problem, decisions), devices(LINE))
+
+
+def test_other_arguments_are_refused():
+    problem = problem_of("mlp", LINE)
+    decisions = drawn(problem, 0)
+    applied = apply(problem, decisions, estimate_cost(problem, decisions), devices(LINE), native)
+    with pytest.raises(PlanError, match="takes arguments of"):
+        applied.step(np.zeros(4))

@@ -1,0 +1,129 @@
+"""What the user fixes is what comes out, or is refused."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorstate.cost.result import SearchResult
+from tensorstate.errors import PlanError
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, divides_evenly
+from tensorstate.problem.constraints import apply_constraints, from_partition_spec
+from tensorstate.problem.problem import Problem
+from tensorstate.solver.exact import solve_milp
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.steps import s
+from tests.tensorstate.tiny import MESHES, graph
+
+MESH = MESHES[-1]
+
+
+def problem_of(name: str = "linear", mesh: MeshShape = MESH) -> Problem:
+    axes = len(mesh.sizes)
+    network = AlphaBetaCosts(mesh, (1e-8,) * axes, (1e8,) * axes)
+    return Problem(graph(name), network, HARDWARE["CPU"])
+
+
+@functools.cache
+def unconstrained() -> SearchResult:
+    problem = problem_of()
+    return solve_milp(problem, every(problem), gap=1e-7)
+
+
+def every(problem: Problem):
+    return [strategies.all for strategies in problem.strategies]
+
+
+def placements(problem: Problem, found, name: str) -> Placements:
+    (class_id,) = [
+        e.class_id
+        for e in problem.graph.nodes
+        if e.tensor is not None and problem.graph.tensors[e.tensor].name == name
+    ]
+    return found.decisions.strategies[class_id]
+
+
+SPECS = st.lists(st.sampled_from((None, "data", "model", ("data", "model"))), max_size=2)
+
+
+@given(SPECS, st.sampled_from(("w", "arg1")))
+@settings(max_examples=12)
+def test_pins_are_kept(spec, name):
+    """By every search; and what cannot be is refused."""
+    problem = problem_of()
+    parts = [(placement,) if isinstance(placement, str) else placement or () for placement in spec]
+    if sum(map(len, parts)) > len(set().union(*parts)):
+        with pytest.raises(PlanError, match="shards two dimensions along"):
+            apply_constraints(problem, every(problem), {name: spec}, {})
+        return
+    candidates = apply_constraints(problem, every(problem), {name: spec}, {})
+    wanted = tuple(
+        next((d for d, axes in enumerate(parts) if axis in axes), REPLICATED) for axis in MESH.names
+    )
+    free = unconstrained()
+    found = solve_milp(problem, candidates, gap=1e-7)
+    assert placements(problem, found, name) == wanted
+    assert found.objective >= free.objective * (1 - 1e-6)
+
+
+@given(st.sets(st.sampled_from(("data", "model")), min_size=1))
+@settings(max_examples=4)
+def test_forbidden_axes_shard_nothing(axes):
+    problem = problem_of()
+    found = solve_milp(
+        problem, apply_constraints(problem, every(problem), {}, {"**": sorted(axes)})
+    )
+    for axis in axes:
+        at = MESH.names.index(axis)
+        assert {placements(problem, found, name)[at] for name in ("w", "arg1")} == {REPLICATED}
+
+
+def test_a_mesh_axis_of_one_device_is_no_matter():
+    problem = problem_of(mesh=MeshShape.of({"data": 2, "model": 1}))
+    candidates = apply_constraints(problem, every(problem), {"w": ("model", "data")}, {})
+    assert placements(problem, solve_milp(problem, candidates), "w") == (1, REPLICATED)
+
+
+def test_dimensions_made_of_several_factors_are_cut_at_the_major():
+    """(heads * width) of a projection: only heads can be sharded."""
+    one = trace(lambda x, w: (x @ w).reshape(4, 2, 3).sum(2), (s(4, 4), s(4, 6)))
+    problem = Problem(one, AlphaBetaCosts(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
+    (w,) = [t for t in one.tensors if t.name == "w"]
+    assert w.sizes == (4, 2, 3)
+    assert from_partition_spec(problem, w, (None, "data")) == (1, REPLICATED)
+    assert divides_evenly((1, REPLICATED), w.sizes, MESH)
+    with pytest.raises(PlanError, match="does not cut w, of factors"):
+        from_partition_spec(problem, w, (None, ("data", "model")))
+
+
+@pytest.mark.parametrize(
+    ("pin", "forbid", "message"),
+    [
+        ({"w": ("data",), "*": ("model",)}, {}, "'w' and '\\*' contradict each other on w"),
+        ({"w": ("data",)}, {"w": "data"}, "forbid 'w' contradicts a pin"),
+        ({"nothing/**": ()}, {}, "names no input; there are 2, such as w, arg1"),
+        ({}, {"v*": "data"}, "names no input"),
+        ({"w": ("data", None, None)}, {}, "has 2 dimensions, the pin"),
+        ({"w": ("rows",)}, {}, "the mesh has axes data, model, not 'rows'"),
+        ({}, {"w": "rows"}, "the mesh has axes data, model, not 'rows'"),
+        ({"w": (("model", "data"),)}, {}, "in the order of the mesh"),
+        ({"w": ("data", "data")}, {}, "shards two dimensions along mesh axis 'data'"),
+    ],
+)
+def test_refused(pin, forbid, message):
+    problem = problem_of()
+    with pytest.raises(PlanError, match=message):
+        apply_constraints(problem, every(problem), pin, forbid)
+
+
+def test_what_is_tied_is_named_together():
+    one = trace(lambda ws, x: [x @ w for w in ws], ([s(4, 4)] * 2, s(4, 4)))
+    problem = Problem(one, AlphaBetaCosts(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
+    with pytest.raises(PlanError, match=r"names ws/0 but not ws/1, .* name them together"):
+        apply_constraints(problem, every(problem), {"ws/0": ("data",)}, {})
+    candidates = apply_constraints(problem, every(problem), {"ws/*": ("data",)}, {})
+    assert min(map(len, candidates)) == 1

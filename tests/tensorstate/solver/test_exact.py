@@ -1,0 +1,194 @@
+"""The exact search against a look at all decisions, and what it says when there are none."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorstate.cost.cost import estimate_cost
+from tensorstate.cost.result import SearchResult
+from tensorstate.errors import PlanError
+from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
+from tensorstate.ir.placements import SUM
+from tensorstate.problem.problem import Problem
+from tensorstate.solver.coordinate_descent import coordinate_descent
+from tensorstate.solver.exact import solve_milp
+from tests.tensorstate.exhaustive import Every
+from tests.tensorstate.tiny import CUT, LINES, MESHES, graph, problems, some_ways
+
+CPU = HARDWARE["CPU"]
+OBJECTIVES = st.sampled_from(("sum", "max"))
+GAP = 1e-7
+
+
+def _check(problem: Problem, found: SearchResult, objective: str, least: float) -> None:
+    """A plan is the best there is, its price is what the program said, and its bound holds."""
+    cost = estimate_cost(problem, found.decisions)
+    reachable = cost.serial_seconds if objective == "sum" else cost.overlapped_seconds
+    assert reachable == pytest.approx(least, rel=1e-6)
+    assert found.bound <= least * (1 + 1e-6)
+    assert found.bound >= least * (1 - 1e-4)
+
+
+@given(st.data(), OBJECTIVES)
+@settings(max_examples=120)
+def test_no_ways_are_better(data, objective):
+    problem = data.draw(problems())
+    candidates = data.draw(some_ways(problem, 50_000))
+    least = Every(problem, candidates).best(objective)[0]
+    found = solve_milp(problem, candidates, objective=objective, gap=GAP)
+    _check(problem, found, objective, least)
+
+
+@given(st.data(), OBJECTIVES)
+@settings(max_examples=60)
+def test_nothing_made_again_is_better(data, objective):
+    """Without a memory limit nothing is gained by making things again, but it must not be lost."""
+    problem = data.draw(problems())
+    candidates = data.draw(some_ways(problem, 2_000))
+    least = Every(problem, candidates, recompute=True).best(objective)[0]
+    found = solve_milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
+    _check(problem, found, objective, least)
+
+
+def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
+    candidates, objective = data.draw(some_ways(problem, most)), data.draw(OBJECTIVES)
+    every = Every(problem, candidates, recompute=recompute, save=True)
+    limit = every.least_peak * data.draw(st.floats(0.9, 1.4))
+    least, _ = every.best(objective, limit)
+
+    def search():
+        return solve_milp(
+            problem,
+            candidates,
+            recompute=recompute,
+            memory_limit=limit,
+            objective=objective,
+            gap=GAP,
+        )
+
+    if math.isinf(least):
+        with pytest.raises(PlanError, match="no plan fits"):
+            search()
+        return
+    found = search()
+    _check(problem, found, objective, least)
+    assert found.cost.memory.peak <= limit
+
+
+@given(st.data(), st.booleans())
+@settings(max_examples=50)
+def test_nothing_that_fits_is_better(data, trained):
+    """Under a memory limit, over all ways and all states in which tensors are kept."""
+    names = ("linear",) if trained else ("norm", "residual", "greatest", "chain")
+    problem = data.draw(problems(names, LINES if trained else MESHES))
+    _check_limited(data, problem, False, 400)
+
+
+@given(st.data())
+@settings(max_examples=12)
+def test_nothing_made_again_that_fits_is_better(data):
+    """The same, and over all sets that are made again."""
+    problem = data.draw(problems(("linear", "residual", "greatest", "chain"), LINES))
+    _check_limited(data, problem, True, 200)
+
+
+@given(st.data())
+@settings(max_examples=6)
+def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
+    problem = data.draw(problems(("slope",), LINES))
+    (number,) = (n for n, group in enumerate(problem.tensor_groups) if not group.consumer_classes)
+    assert problem.live_ranges(number).fused_input.any()
+    _check_limited(data, problem, True, 60)
+
+
+@given(st.data(), OBJECTIVES)
+@settings(max_examples=30)
+def test_in_microbatches_no_ways_are_better(data, objective):
+    problem = data.draw(problems(CUT, microbatches=(2, 4)))
+    candidates = data.draw(some_ways(problem, 2_000))
+    least = Every(problem, candidates, recompute=True).best(objective)[0]
+    found = solve_milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
+    _check(problem, found, objective, least)
+
+
+@given(st.data())
+@settings(max_examples=8)
+def test_in_microbatches_nothing_that_fits_is_better(data):
+    """Over all states in which tensors are kept, parameters gathered and gradients added up."""
+    problem = data.draw(problems(("linear", "greatest"), LINES[:1], microbatches=(2, 4)))
+    _check_limited(data, problem, False, 60)
+
+
+@given(st.data(), st.booleans(), OBJECTIVES)
+@settings(max_examples=6)
+def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recompute, objective):
+    """Descent is no better than the exact search, its bound no higher, and it keeps limits."""
+    problem = data.draw(problems(("linear", "residual"), MESHES[-1:]))
+    candidates = [strategies.all for strategies in problem.strategies]
+    options = {"recompute": recompute, "objective": objective}
+    free = solve_milp(problem, candidates, gap=GAP, **options)
+    limit = data.draw(st.sampled_from((None, 1.2 * free.cost.memory.peak)))
+    exact = solve_milp(problem, candidates, gap=GAP, memory_limit=limit, **options)
+    found = coordinate_descent(problem, candidates, memory_limit=limit, **options)
+    assert found.method == "descent"
+    assert found.objective >= exact.objective * (1 - 1e-6)
+    assert found.bound <= exact.objective * (1 + 1e-6)
+    assert limit is None or found.cost.memory.peak <= limit
+
+
+def test_less_memory_is_never_quicker():
+    """Of tied layers, down to what is too little, which is refused with how much is lacking."""
+    network = AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,))
+    problem = Problem(graph("layers"), network, Hardware("slow", {4: 1e9}, 1e9, 1e9))
+    candidates = [strategies.all for strategies in problem.strategies]
+    free = solve_milp(problem, candidates, recompute=True)
+    limits = [free.cost.memory.peak * share / 8 for share in range(8, 0, -1)]
+    seconds, refused = [free.objective], ""
+    for limit in limits:
+        try:
+            found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=GAP)
+        except PlanError as error:
+            refused = str(error)
+            break
+        assert found.cost.memory.peak <= limit
+        seconds.append(found.objective)
+    assert len(seconds) > 2
+    assert seconds == sorted(seconds)
+    least, more = map(int, re.findall(r"about (\d+) bytes, (\d+) bytes more", refused)[0])
+    assert more == pytest.approx(least - limit, abs=1)
+    names = re.findall(r"[(\w/)]+ x \d+: \d+ bytes", refused)
+    assert len(names) == 3
+    solve_milp(problem, candidates, recompute=True, memory_limit=least)
+
+
+def test_what_is_kept_comes_from_where_the_tensor_is():
+    """Not from moves in a circle, which end where they started and cost less."""
+    network = AlphaBetaCosts(MESHES[-1], (1e-8,) * 2, (1e8,) * 2)
+    problem = Problem(graph("twice"), network, Hardware("slow", {4: 1e9}, 1e8, 1e9))
+    found = solve_milp(problem, [strategies.all for strategies in problem.strategies], gap=GAP)
+    assert found.objective == pytest.approx(9.33e-6, rel=1e-6)
+    assert found.bound == pytest.approx(found.objective, rel=1e-6)
+
+
+def test_ways_that_do_not_fit_together():
+    problem = Problem(graph("residual"), AlphaBetaCosts(MESHES[0], (0.0,), (1e9,)), CPU)
+    candidates = [
+        tuple(strategy for strategy in strategies.all if strategy[0] == SUM) or strategies.all
+        for strategies in problem.strategies
+    ]
+    with pytest.raises(PlanError, match="no ways of the operators fit together"):
+        solve_milp(problem, candidates)
+
+
+def test_the_same_search_finds_the_same():
+    problem = Problem(graph("tanh"), AlphaBetaCosts(MESHES[-1], (1e-7,) * 2, (1e9,) * 2), CPU)
+    candidates = [strategies.all for strategies in problem.strategies]
+    first, second = (solve_milp(problem, candidates, recompute=True) for _ in range(2))
+    assert first.decisions.strategies == second.decisions.strategies
+    assert first.decisions.recomputed == second.decisions.recomputed
+    assert first.bound == second.bound

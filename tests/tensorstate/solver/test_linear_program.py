@@ -1,0 +1,80 @@
+"""Programs are solved whatever else a process has solved before."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import highspy
+import numpy as np
+import pytest
+
+from tensorstate.solver.linear_program import LinearProgram
+
+
+def small() -> LinearProgram:
+    """Two of three things, each worth something, of which two weigh too much together."""
+    program = LinearProgram()
+    chosen = [
+        program.add_variable(cost=-worth, high=1.0, integer=True) for worth in (3.0, 2.0, 2.0)
+    ]
+    program.add_constraint(
+        [(v, w) for v, w in zip(chosen, (2.0, 1.0, 1.0), strict=True)], -math.inf, 2.0
+    )
+    return program
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_other_solvers_of_the_process_do_not_matter(threads):
+    other = highspy.Highs()
+    other.silent()
+    highspy.Highs.resetGlobalScheduler(True)
+    other.setOptionValue("threads", 3 - threads)
+    other.addVar(0, 1)
+    other.run()
+    found = small().solve(threads=threads)
+    assert found.status == "optimal"
+    assert found.objective == pytest.approx(-4)
+    assert found.values.tolist() == pytest.approx([0, 1, 1])
+
+
+def test_the_relaxation_is_a_bound():
+    relaxed = small().solve(relax=True)
+    assert relaxed.bound == relaxed.objective == pytest.approx(-4)
+
+
+def test_any_duals_prove_a_bound():
+    """None is above the optimum, and the right ones reach it."""
+    program = LinearProgram()
+    x, y = (program.add_variable(cost=cost, implied_upper=10.0) for cost in (1.0, 2.0))
+    program.add_constraint([(x, 1.0), (y, 1.0)], 3.0, math.inf)
+    program.add_constraint([(x, 1.0)], -math.inf, 2.0)
+    assert program.solve().objective == pytest.approx(4)
+    bounds = [
+        program._bound_of(np.array(duals))
+        for duals in itertools.product(np.linspace(-2, 3, 21), repeat=2)
+    ]
+    assert max(bounds) == pytest.approx(4)
+    relaxed = program.solve_ipm_relaxation()
+    assert relaxed.bound == pytest.approx(4, rel=1e-3)
+    assert relaxed.bound <= 4
+    assert relaxed.values == pytest.approx([2, 1], abs=1e-2)
+
+
+def test_too_few_iterations_find_nothing_optimal():
+    found = small().solve(relax=True, presolve=False, iterations=0)
+    assert found.status == "limit"
+    assert found.bound == -math.inf
+
+
+def test_what_cannot_be_is_said():
+    program = small()
+    program.add_constraint([(0, 1.0), (1, 1.0)], 3.0, 4.0)
+    assert program.solve().status == "infeasible"
+
+
+def test_costs_can_be_forgotten():
+    program = small()
+    program.clear_objective()
+    program.add_cost(0, -1.0)
+    assert program.solve().objective == pytest.approx(-1)

@@ -1,0 +1,101 @@
+"""Layouts of meshes over networks, and plans that choose among them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxcoll import topologies
+from jaxcoll.synth import Bucket, Direct
+from tensorstate import AlphaBetaCosts, MeshShape, PlanError, ScheduleCosts, search
+from tensorstate.mesh_search import mesh_assignments, reprice, search_mesh
+from tests.tensorstate.tiny import graph
+
+CANDIDATES = ((Bucket(), 1), (Direct(), 1))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=2), st.sampled_from(["x", "xy"])
+)
+def test_axes_of_a_layout_are_lines_of_a_grid(grid_shape, axes):
+    ranks = math.prod(grid_shape)
+    found = mesh_assignments(grid_shape, tuple(axes))
+    assert len({assignment.groups() for assignment in found}) == len(found)
+    for assignment in found:
+        assert sorted(assignment.device_order) == list(range(ranks))
+        assert assignment.mesh.num_devices == ranks
+        for groups, size in zip(assignment.groups(), assignment.mesh.sizes, strict=True):
+            assert sorted(rank for group in groups for rank in group) == list(range(ranks))
+            assert {len(group) for group in groups} == {size}
+        for one, other in itertools.combinations(assignment.groups(), 2):
+            assert all(len(a & b) == 1 for a in one for b in other)
+
+
+def test_layouts_of_a_line_and_of_a_plane():
+    # 4 = 1 x 4 = 4 x 1 = 2 x 2, the last with either axis outside.
+    assert [assignment.mesh.sizes for assignment in mesh_assignments((4,), ("x", "y"))] == [
+        (1, 4),
+        (2, 2),
+        (2, 2),
+        (4, 1),
+    ]
+    # Each side of two goes to one axis or the other: both to x, both to y, or one to each.
+    plane = mesh_assignments((2, 2), ("x", "y"))
+    assert sorted(assignment.mesh.sizes for assignment in plane) == [(1, 4), (2, 2), (2, 2), (4, 1)]
+    rows, columns = frozenset({0, 1}), frozenset({0, 2})
+    assert {
+        rows in assignment.groups()[0] for assignment in plane if assignment.mesh.sizes == (2, 2)
+    } == {
+        True,
+        False,
+    }
+    assert any(columns in assignment.groups()[0] for assignment in plane)
+
+
+def test_the_best_layout_is_first_and_no_worse_than_any_as_numbered():
+    topology, traced = topologies.torus(2, 4, alpha=0.0, bandwidth=1e9), graph("twice")
+    options = {"hardware": "CPU", "gap": 1e-6}
+    plans = search_mesh(
+        traced,
+        topology=topology,
+        grid_shape=(2, 4),
+        axes=("x", "y"),
+        candidates=CANDIDATES,
+        **options,
+    )
+    times = [plan.cost.serial_seconds for plan in plans]
+    assert times == sorted(times)
+    assert len(times) == len(mesh_assignments((2, 4), ("x", "y")))
+    for sizes in ({"x": 8, "y": 1}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 1, "y": 8}):
+        network = ScheduleCosts(topology, MeshShape.of(sizes), candidates=CANDIDATES)
+        plan = search(traced, mesh=sizes, network=network, **options)
+        assert times[0] <= plan.cost.serial_seconds * (1 + 1e-5)
+        assert reprice(plan, network).serial_seconds == plan.cost.serial_seconds
+        slower = AlphaBetaCosts(MeshShape.of(sizes), (1.0, 1.0), (1.0, 1.0))
+        assert reprice(plan, slower).compute == plan.cost.compute
+        assert reprice(plan, slower).communication >= plan.cost.communication
+
+
+def test_bad_input():
+    traced, topology = graph("twice"), topologies.ring(4)
+    with pytest.raises(PlanError, match="make 6 ranks, the network has 4"):
+        search_mesh(traced, topology=topology, grid_shape=(2, 3), axes=("x",))
+    with pytest.raises(PlanError, match="names of their own"):
+        mesh_assignments((4,), ("x", "x"))
+    with pytest.raises(PlanError, match="sides must be integers of at least 1"):
+        mesh_assignments((), ("x",))
+    with pytest.raises(PlanError, match="abstract_args must be given"):
+        search_mesh(lambda x: x, topology=topology, grid_shape=(4,), axes=("x",))
+    plan = search(
+        traced,
+        mesh={"x": 4},
+        network=AlphaBetaCosts(MeshShape.of({"x": 4}), (0.0,), (1e9,)),
+        hardware="CPU",
+    )
+    with pytest.raises(PlanError, match="the plan is for"):
+        reprice(plan, AlphaBetaCosts(MeshShape.of({"x": 2}), (0.0,), (1e9,)))

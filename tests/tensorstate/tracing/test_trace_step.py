@@ -1,0 +1,359 @@
+"""Graphs of functions: run on one device they are the functions, and read as written."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensorstate.errors import PlanError
+from tensorstate.execution.interpreter import interpret
+from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.oracle import arguments, assert_same, check_operator, distinct
+from tests.tensorstate.steps import STEPS, matmul, s
+
+
+@functools.cache
+def traced(name: str):
+    function, *shapes = STEPS[name]
+    return trace(function, shapes)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_graph_is_the_function(name):
+    function, *shapes = STEPS[name]
+    assert_same(traced(name), function, arguments(tuple(shapes)))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_operator_is_the_whole_of_its_parts(name):
+    """Sharded by each label, and given partial sums, whatever the way."""
+    graph = traced(name)
+    assert sum(check_operator(graph, operator) for operator in distinct(graph)) > 0
+
+
+# ---------------------------------------------------------------------- drawn programs
+
+
+def _reshape(draw, x):
+    flat = draw(st.booleans())
+    if flat and x.ndim > 1:
+        at = draw(st.integers(0, x.ndim - 2))
+        return x.reshape(*x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :])
+    splits = [(d, k) for d, n in enumerate(x.shape) for k in range(1, n + 1) if n % k == 0]
+    if not splits:
+        return x.reshape(1)
+    d, k = draw(st.sampled_from(splits))
+    return x.reshape(*x.shape[:d], k, x.shape[d] // k, *x.shape[d + 1 :])
+
+
+def _transpose(draw, x):
+    return x.transpose(draw(st.permutations(range(x.ndim))))
+
+
+def _broadcast(draw, x):
+    return jnp.broadcast_to(x, (draw(st.integers(1, 3)), *x.shape))
+
+
+def _reduce(draw, x):
+    if not x.ndim:
+        return jnp.exp(x)
+    axis = draw(st.integers(0, x.ndim - 1))
+    how = draw(st.sampled_from([jnp.sum, jnp.max, jnp.min, jnp.mean]))
+    return how(x, axis=axis, keepdims=draw(st.booleans()))
+
+
+def _einsum(draw, x):
+    """A product with itself, in which some dimensions are shared and some of those summed."""
+    names = "abcdef"[: x.ndim]
+    kinds = [draw(st.sampled_from(["batch", "sum", "free"])) for _ in names]
+    other = "".join(
+        n.upper() if kind == "free" else n for n, kind in zip(names, kinds, strict=True)
+    )
+    out = {n for n, kind in zip(names, kinds, strict=True) if kind != "sum"}
+    if sum(kind == "free" for kind in kinds) > 1 or x.size > 500:
+        return x * 2
+    out |= {n for n in other if n.isupper()}
+    order = draw(st.permutations(sorted(out)))
+    return jnp.einsum(f"{names},{other}->{''.join(order)}", x, x)
+
+
+def _gather(draw, x):
+    if not x.ndim:
+        return x + 1
+    axis = draw(st.integers(0, x.ndim - 1))
+    index = draw(st.lists(st.integers(0, x.shape[axis] - 1), min_size=1, max_size=4))
+    return jnp.take(x, jnp.asarray(index), axis=axis)
+
+
+def _along(draw, x):
+    if not x.ndim:
+        return -x
+    axis = draw(st.integers(0, x.ndim - 1))
+    how = draw(st.sampled_from([jax.nn.softmax, jnp.cumsum, jnp.flip, jnp.sort]))
+    return how(x, axis=axis)
+
+
+def _elementwise(draw, x):
+    return draw(st.sampled_from([jnp.tanh, jnp.square, lambda v: v + v, lambda v: v * 0.5]))(x)
+
+
+MOVES = [_reshape, _transpose, _broadcast, _reduce, _einsum, _gather, _along, _elementwise]
+
+
+class _Recorded:
+    """Draws once and remembers, so that a function traced twice draws the same."""
+
+    def __init__(self, data):
+        self.data, self.known, self.at = data, [], 0
+
+    def __call__(self, strategy):
+        if self.at == len(self.known):
+            self.known.append(self.data.draw(strategy))
+        self.at += 1
+        return self.known[self.at - 1]
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=3),
+    st.lists(st.sampled_from(MOVES), min_size=1, max_size=7),
+    st.data(),
+)
+def test_drawn_programs(shape, steps, data):
+    """Views, reductions, products and gathers in any order, and the first value again at last."""
+    draw = _Recorded(data)
+
+    def function(x):
+        draw.at = 0
+        y = x
+        for step in steps:
+            if y.size < 3000 and y.ndim < 6:
+                y = step(draw, y)
+        return y, y.sum() + x
+
+    graph = trace(function, [s(*shape)], updates={})
+    args = arguments((s(*shape),))
+    assert_same(graph, function, args, 1e-4)
+    for operator in graph.operators[-2:]:
+        check_operator(graph, operator)
+
+
+# ---------------------------------------------------------------------- what a graph says
+
+
+def test_a_matrix_and_its_transpose_are_one_tensor():
+    graph = trace(lambda x, w: (x @ w, x @ w.T.T, w.T @ x.T), [s(4, 6), s(6, 2)])
+    assert [operator.kind for operator in graph.operators] == ["einsum"] * 3
+    x, w = graph.inputs
+    assert [[use.tensor for use in o.operands] for o in graph.operators] == [[x, w], [x, w], [w, x]]
+    first, _, third = (set(graph.tensors[o.results[0].tensor].dims) for o in graph.operators)
+    assert first == third
+
+
+def test_heads_split_a_factor_and_nothing_else():
+    graph = traced("attention")
+    kinds = {operator.primitive for operator in graph.operators}
+    assert not kinds & {"reshape", "transpose", "broadcast_in_dim", "squeeze"}
+    queries = graph.tensors[graph.inputs[1]]
+    assert queries.sizes == (8, 4, 2)
+    assert queries.array_dims == ((0,), (1, 2))
+
+
+def test_what_an_operator_sums_over_and_where_it_is_linear():
+    (operator,) = traced("matmul").operators
+    assert operator.sizes[operator.operands[0].labels[1]] == 6
+    assert operator.reductions == {operator.operands[0].labels[1]: "sum"}
+    assert operator.linear == (frozenset({0}), frozenset({1}))
+    assert operator.flops == 2 * 4 * 6 * 2
+
+
+def test_sums_are_linear_together_and_with_constants_not_at_all():
+    graph = trace(lambda x, y: (x + y, x + 1, 2 * x, x / y, x * y), [s(4), s(4)])
+    assert [operator.linear for operator in graph.operators] == [
+        (frozenset({0, 1}),),
+        (),
+        (frozenset({0}),),
+        (frozenset({0}),),
+        (frozenset({0}), frozenset({1})),
+    ]
+
+
+def test_a_vocabulary_can_be_sharded():
+    (gather,) = [o for o in traced("embedding").operators if o.kind == "gather"]
+    vocabulary = gather.operands[0].labels[0]
+    assert gather.reductions == {vocabulary: "sum"}
+    assert vocabulary not in gather.need_replication
+
+
+def test_rows_of_scans_meet_without_being_stacked():
+    """What the forward scan stacks for the backward one is never joined nor cut."""
+    graph = traced("gradient_of_layers")
+    joined = [o for o in graph.operators if o.primitive == "concatenate"]
+    assert [len(o.operands) for o in joined] == [3]  # the gradient that is returned
+    assert sum(o.primitive == "slice" for o in graph.operators) == 3  # each layer's weights, once
+
+
+def test_recomputed_operators_are_backward_and_in_one_region():
+    graph = traced("recomputed")
+    regions = {operator.eqn.remat_region for operator in graph.operators}
+    assert regions == {None, 1}
+    assert {o.phase for o in graph.operators if o.eqn.remat_region} == {"backward"}
+
+
+def test_checkpoints_can_be_left_to_the_search():
+    function, *shapes = STEPS["recomputed"]
+    graph = trace(function, shapes, checkpoints="drop")
+    assert {operator.eqn.remat_region for operator in graph.operators} == {None}
+    products = [
+        sum(o.primitive == "sin" for o in g.operators) for g in (traced("recomputed"), graph)
+    ]
+    assert products == [2, 1]
+    assert_same(graph, function, arguments(tuple(shapes)))
+
+
+def step(params, state, batch):
+    def loss_of(params):
+        return jnp.square(jnp.tanh(batch @ params["up"]) @ params["down"]).mean()
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    state = jax.tree.map(lambda m, g: 0.9 * m + g, state, gradients)
+    return jax.tree.map(lambda p, m: p - 0.1 * m, params, state), state, {"loss": loss}
+
+
+PARAMS = {"up": s(6, 8), "down": s(8, 2)}
+
+
+def test_roles_phases_and_names():
+    graph = trace(step, (PARAMS, PARAMS, s(4, 6)))
+    names = {graph.tensors[i].name: graph.tensors[i].role for i in graph.inputs}
+    assert names == {
+        "params/down": "parameter",
+        "params/up": "parameter",
+        "state/down": "optimizer",
+        "state/up": "optimizer",
+        "batch": "input",
+    }
+    assert [out.updates for out in graph.outputs] == [0, 1, 2, 3, None]
+    assert graph.outputs[-1].name == "2/loss"
+    products = [o.phase for o in graph.operators if o.kind == "einsum"]
+    assert products == ["forward", "forward", "backward", "backward", "backward"]
+    gradients = [t.sizes for t in graph.tensors if t.role == "gradient"]
+    assert sorted(map(sorted, gradients)) == [[2, 8], [6, 8]]
+    assert graph.operators[-1].phase == "optimizer"
+
+
+def test_a_graph_prints_as_the_dissertation_prints_one():
+    """Fig. 5.2b: nodes with einsums in factors, reductions with what they go over."""
+
+    def linear(x, w, b, tangent):
+        return x @ w + b, tangent.sum((0, 1)), jnp.einsum("cda,cdb->ab", x, tangent)
+
+    graph = trace(linear, [s(3, 4, 5), s(5, 6), s(6), s(3, 4, 6)], updates={})
+    lines = [line.strip() for line in str(graph).splitlines()]
+    # The figure's own letters: a is the last factor of x, b that of the weights.
+    letters = str.maketrans("abcde", "cdabb")
+    equations = [equation for line in lines for equation in re.findall(r'EINSUM "(.*?)"', line)]
+    assert [one.translate(letters) for one in equations] == ["cda,ab->cdb", "cda,cdb->ab"]
+    assert any(line.startswith("x: PLACEHOLDER [abc]") for line in lines)
+    assert 't4: EINSUM "abc,cd->abd"(x, w) -> [abd] forward' in lines
+    assert "t5: ELEMENTWISE add(t4[abd], b[d]) -> [abd] forward" in lines
+    assert "t6: REDUCTION reduce_sum(tangent[abe]) over{a,b} -> [e] forward" in lines
+    assert 't7: EINSUM "abc,abe->ce"(x, tangent) -> [ce] forward' in lines
+    assert lines[-1] == "output: OUTPUT[t5[abd], t6[e], t7[ce]]"
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_an_unknown_primitive_is_named_with_its_place():
+    def solve(x):
+        with jax.named_scope("solver"):
+            return jnp.linalg.cholesky(x @ x.T + jnp.eye(4)).sum()
+
+    with pytest.raises(
+        PlanError, match=r"'cholesky' \(.*solver.*test_trace_step.py.*unknown='replicate'"
+    ):
+        trace(solve, [s(4, 4)], unknown="refuse")
+    graph = trace(solve, [s(4, 4)])
+    assert [*graph.replicated] == ["cholesky"]
+    assert_same(graph, solve, arguments((s(4, 4),)))
+
+
+def printing(x):
+    jax.debug.print("{}", x)
+    return x
+
+
+def endless(x):
+    return jax.lax.scan(lambda c, _: (c * 2, None), x, None, length=10**9)[0]
+
+
+def branching(x):
+    return x if x[0] > 0 else -x
+
+
+def selecting(x):
+    return x[x > 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "message"),
+    [
+        (printing, [s(4)], "side effect.*debug_print.*remove prints"),
+        (endless, [s(4)], "more than 400000 equations.*endless.*shorten"),
+        (branching, [s(4)], "depend on the values"),
+        (selecting, [s(4)], "depend on the values"),
+        (lambda x, w: x @ w, [s(4, 6), s(4, 2)], r"does not take.*float32\[4, 6\]"),
+        (lambda x, w: x @ w, [s(4, 6)], "does not take"),
+        (lambda x: x, ["four"], "'four'.*expected arrays"),
+    ],
+)
+def test_refusals(function, shapes, message):
+    with pytest.raises(PlanError, match=message):
+        trace(function, shapes)
+
+
+def counting(x):
+    """A loop and a choice that depend on data."""
+    y = jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, x)
+    return jax.lax.cond(y[0, 0] > 0, jnp.sin, jnp.cos, y).sum(0)
+
+
+def test_loops_that_depend_on_data_run_whole_and_choices_are_selected():
+    graph = trace(counting, [s(2, 4)])
+    assert [*graph.replicated] == ["while"]
+    assert [o.kind for o in graph.operators if o.primitive in ("while", "cond")] == ["opaque"]
+    assert {"sin", "cos", "select_n"} <= {o.primitive for o in graph.operators}
+    assert_same(graph, counting, arguments((s(2, 4),)))
+
+
+@pytest.mark.parametrize("option", ["unknown", "checkpoints"])
+def test_options_that_there_are_not(option):
+    options: dict[str, Any] = {option: "perhaps"}
+    with pytest.raises(PlanError, match=f"{option}='perhaps': expected"):
+        trace(matmul, [s(4, 6), s(6, 2)], **options)
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        ({3: 0}, "3 results"),
+        ({0: 2}, "not of the structure"),
+        ({0: 0, 1: 0}, "two results"),
+    ],
+)
+def test_updates_that_do_not_fit(updates, message):
+    with pytest.raises(PlanError, match=message):
+        trace(step, (PARAMS, PARAMS, s(4, 6)), updates=updates)
+
+
+def test_a_graph_takes_what_its_function_takes():
+    with pytest.raises(PlanError, match="takes arguments of"):
+        interpret(traced("matmul"))(jnp.zeros((4, 6)))
