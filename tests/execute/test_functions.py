@@ -190,7 +190,7 @@ def test_trees_and_duals_are_taken_as_schedules():
 
 def test_what_32_bits_cannot_index_is_refused():
     x = jax.ShapeDtypeStruct((8, 2**29), jnp.int8)
-    with pytest.raises(CollectiveError, match="4294967296 elements a rank"):
+    with pytest.raises(CollectiveError, match="4294967296 elements per rank"):
         sharded(lambda v: jc.all_gather(v, "x"), mesh_of(8), P("x"), P("x")).lower(x)
 
 
