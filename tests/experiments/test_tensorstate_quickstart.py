@@ -37,8 +37,8 @@ def test_batches_are_pieces_and_what_follows():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["ci.mesh={data: 3}"], "has 3 devices, the topology 4 ranks"),
-        (["ci.layers=0"], "layers must be at least 1"),
+        (["mesh={data: 3}"], "has 3 devices, the topology 4 ranks"),
+        (["layers=0"], "layers must be at least 1"),
         (["gap=0"], "gap must be above 0"),
         (["size=huge"], "unknown size 'huge'"),
     ],
@@ -49,7 +49,7 @@ def test_refused(arguments, expected):
 
 
 def test_a_plan_that_cannot_be_is_refused():
-    _, config = configure([NAME, "size=ci", "ci.memory_mb=0.001"])
+    _, config = configure([NAME, "size=ci", "memory_mb=0.001"])
     model = load_model("gpt", layers=1, width=16, heads=4, hidden=32, length=16, batch=8)
     with pytest.raises(ConfigError, match=r"no plan fits into 1\.0 kB"):
         quickstart.plan_for(config, model)
