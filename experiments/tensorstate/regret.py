@@ -168,7 +168,7 @@ def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
 
 def _figure(spread: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> Figure:
     """Every layout's best plan as a dot, over the best of all; the blind plan beside them."""
-    figure = Figure(figsize=(6.5, 3.8), assignment="constrained")
+    figure = Figure(figsize=(6.5, 3.8), layout="constrained")
     axes = figure.subplots()
     for x, (label, times) in enumerate(spread.items()):
         best = min(times)

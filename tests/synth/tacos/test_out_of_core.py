@@ -167,7 +167,7 @@ def test_what_has_no_compact_schedule_is_refused(tmp_path):
     with pytest.raises(CollectiveError, match="random or downstream-need"):
         synthesize_compact(mesh(2, 2), tmp_path / "s", rule="rarest-first")
     for collective in (Collective("broadcast", 4), Collective("all_gather", 4, 1, ((0, 1),))):
-        with pytest.raises(ScheduleError, match="all_gather of all ranks"):
+        with pytest.raises(ScheduleError, match="all_gather of equal shards of all ranks"):
             CompactWriter(tmp_path / "s", mesh(2, 2), collective, np.arange(4))
 
 
