@@ -67,7 +67,7 @@ def test_bad_input():
         ScheduleCosts(topologies.ring(4), MESH)
     with pytest.raises(PlanError, match="every rank"):
         ScheduleCosts(topologies.ring(8), MESH, device_order=[0] * 8)
-    with pytest.raises(PlanError, match="entries for 2 axes"):
+    with pytest.raises(PlanError, match="values for 2 axes"):
         AlphaBetaCosts(MESH, (0.0,), (1.0, 1.0))
     with pytest.raises(PlanError, match="bandwidth must be above 0"):
         AlphaBetaCosts(MESH, (0.0, 0.0), (1.0, 0.0))
@@ -75,7 +75,7 @@ def test_bad_input():
         AlphaBetaCosts(MESH, (0.0, math.nan), (1.0, 1.0))
     with pytest.raises(PlanError, match="memory of slow must be above 0"):
         Hardware("slow", {2: 1.0}, 1.0, 0.0)
-    with pytest.raises(PlanError, match="must have an entry"):
+    with pytest.raises(PlanError, match="must have a rate"):
         Hardware("none", {}, 1.0, 1.0)
     network = ScheduleCosts(topologies.ring(8), MESH, candidates=())
     with pytest.raises(PlanError, match="no all_gather along mesh axis 'model'"):
