@@ -23,7 +23,7 @@ def problem_of(name: str, **changed) -> Problem:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_residual_stream_is_what_embeddings_are_wide(dtype):
     problem = problem_of("llama", dtype=dtype)
-    (width,) = Baselines(problem).residual
+    (width,) = Baselines(problem).residual_stream_factors
     table = next(t for t in problem.graph.tensors if t.name == "params/tokens/embedding")
     assert table.dims[1] == width
     norm = next(t for t in problem.graph.tensors if t.name == "params/norm/scale")

@@ -87,7 +87,7 @@ def test_dimensions_made_of_several_factors_are_cut_at_the_major():
     assert w.sizes == (4, 2, 3)
     assert from_partition_spec(problem, w, (None, "data")) == (1, REPLICATED)
     assert divides_evenly((1, REPLICATED), w.sizes, MESH)
-    with pytest.raises(PlanError, match="does not cut w, of factors"):
+    with pytest.raises(PlanError, match="does not shard w, of factors"):
         from_partition_spec(problem, w, (None, ("data", "model")))
 
 

@@ -243,7 +243,7 @@ def test_the_batch_is_what_most_inputs_begin_with():
 def test_pieces_are_equal():
     microbatch_split = cut("linear")
     assert microbatch_split.microbatch(1) is microbatch_split.traced
-    with pytest.raises(PlanError, match="a batch of 8 cannot be cut into 3 equal microbatches"):
+    with pytest.raises(PlanError, match="a batch of 8 cannot be split into 3 equal microbatches"):
         microbatch_split.microbatch(3)
 
 
