@@ -1,4 +1,4 @@
-"""Prices of collectives along mesh axes."""
+"""Costs of collectives along mesh axes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_alpha_beta_is_the_ring():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("axis", [0, 1])
-def test_schedules_are_priced_as_simulated(kind, axis):
+def test_costs_of_schedules_are_simulated_times(kind, axis):
     network = ScheduleCosts(topologies.torus(2, 4), MESH)
     for nbytes in (64, 1 << 20):
         schedule = network.schedule(kind, axis, nbytes)
@@ -38,7 +38,7 @@ def test_schedules_are_priced_as_simulated(kind, axis):
         assert network.collective_seconds(kind, axis, nbytes) == simulate(schedule, nbytes).time > 0
 
 
-def test_the_order_says_which_wires_an_axis_gets():
+def test_the_device_order_determines_the_links_of_an_axis():
     topology = topologies.ring(8)
     every_other = [2 * i + j for j in range(2) for i in range(4)]
     plain, turned = (
@@ -49,7 +49,7 @@ def test_the_order_says_which_wires_an_axis_gets():
     links = zip(turned.topology.src.tolist(), turned.topology.dst.tolist(), strict=True)
     wires = {(every_other[u], every_other[v]) for u, v in links}
     assert wires == set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
-    # Neighbours on the data axis are then neighbours on the ring, those on the model axis no more.
+    # Neighbours on the data axis are neighbours on the ring; those on the model axis are not.
     for axis, sign in ((0, 1), (1, -1)):
         before, after = (w.collective_seconds("all_to_all", axis, 1 << 20) for w in (plain, turned))
         assert sign * (before - after) > 0

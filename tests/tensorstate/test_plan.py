@@ -1,4 +1,4 @@
-"""Searches from the outside: arguments, reports, comparisons, names."""
+"""The public search: arguments, reports, comparisons, names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_plan_is_proved_and_printed(plan):
         assert part in text
 
 
-def test_no_family_is_better(plan):
+def test_no_baseline_is_better(plan):
     comparison = plan.compare()
     assert next(iter(comparison.rows)) == "this plan"
     assert len(comparison.rows) == 7
@@ -104,7 +104,7 @@ def test_names_are_found_again(plan, name, expected):
     assert parallelism_by_axis(plan.problem, found.decisions, found.cost) == expected
 
 
-def test_experts_are_told_from_heads():
+def test_experts_are_distinguished_from_heads():
     def step(w, x):
         return jnp.einsum("ebi,eio->ebo", x, w).sum()
 
@@ -140,7 +140,7 @@ def test_the_page_is_whole_and_escaped(plan):
         assert part in page
 
 
-def test_topologies_are_priced(graph):
+def test_topologies_have_costs(graph):
     made = search(graph, mesh=MESH, topology=topologies.torus(2, 4), hardware="A100")
     assert math.isfinite(made.cost.serial_seconds)
 
@@ -167,7 +167,7 @@ def deep(params, x):
     return params - gradient, value
 
 
-def test_the_compiled_step_is_what_was_priced(graph):
+def test_the_compiled_step_has_the_predicted_cost(graph):
     """Collectives, bytes and the memory of arguments, on 8 devices."""
     made = search(graph, mesh=MESH, network=NETWORK, hardware="CPU", pin={"x": ("data", "model")})
     compiled = made.apply(collectives=native).jit().lower(*arguments()).compile()
@@ -202,7 +202,7 @@ def test_limits_only_cost():
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
 def test_whole_layers_fit(share):
-    """Many tied layers, of which the program takes shares: rounded, they still fit."""
+    """Many identical layers, of which the relaxation takes fractions: rounded, they still fit."""
 
     def layers(params, x):
         def loss(params):
@@ -268,31 +268,35 @@ def test_common_names():
 
 
 @pytest.fixture(scope="module")
-def pipelined_plan(graph, plan):
+def microbatched_plan(graph, plan):
     """Four fifths of the memory of the plan without a limit."""
     limit = 0.8 * plan.cost.memory.peak
     options = {"network": NETWORK, "hardware": "CPU", "memory_limit": limit}
     return search(graph, mesh=MESH, microbatches="auto", **options)
 
 
-def test_a_memory_limit_is_met_in_microbatches(graph, plan, pipelined_plan):
-    """Where nothing fits at once, or making again costs more."""
-    limit = pipelined_plan.memory_limit
+def test_a_memory_limit_is_met_in_microbatches(graph, plan, microbatched_plan):
+    """If no plan without microbatches fits, or if recomputation costs more."""
+    limit = microbatched_plan.memory_limit
     assert plan.microbatches == 1
-    assert pipelined_plan.microbatches > 1
-    assert pipelined_plan.cost.memory.peak <= limit < plan.cost.memory.peak
+    assert microbatched_plan.microbatches > 1
+    assert microbatched_plan.cost.memory.peak <= limit < plan.cost.memory.peak
     options = {"network": NETWORK, "hardware": "CPU", "memory_limit": limit}
     try:
         recomputed = search(graph, mesh=MESH, recompute=True, **options)
     except PlanError as error:
         assert "no plan fits" in str(error)  # noqa: PT017
     else:
-        assert pipelined_plan.cost.serial_seconds < recomputed.cost.serial_seconds
-    assert pipelined_plan.found.bound <= pipelined_plan.found.objective * (1 + 1e-9)
+        assert microbatched_plan.cost.serial_seconds < recomputed.cost.serial_seconds
+    assert microbatched_plan.found.bound <= microbatched_plan.found.objective * (1 + 1e-9)
 
 
-def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, pipelined_plan):
-    options = {"network": NETWORK, "hardware": "CPU", "memory_limit": pipelined_plan.memory_limit}
+def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, microbatched_plan):
+    options = {
+        "network": NETWORK,
+        "hardware": "CPU",
+        "memory_limit": microbatched_plan.memory_limit,
+    }
     single = {}
     for count in (1, 2, 4):
         try:
@@ -306,32 +310,34 @@ def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, pipel
     assert free.found.objective <= plan.found.objective * (1 + 1e-9)
 
 
-def test_a_plan_in_microbatches_is_printed(pipelined_plan):
-    count = pipelined_plan.microbatches
-    text = str(pipelined_plan)
+def test_a_plan_in_microbatches_is_printed(microbatched_plan):
+    count = microbatched_plan.microbatches
+    text = str(microbatched_plan)
     assert f"mesh data 2 x model 4, {count} microbatches of {BATCH // count} of a batch of" in text
     assert f"{count} microbatches" in text.splitlines()[1]
     assert "held through the loop" in text
     assert "gradients, summed over microbatches" in text
-    explained = pipelined_plan.explain("x")
+    explained = microbatched_plan.explain("x")
     assert f"input of {report.size(4 * WIDTH * BATCH)}" in explained
     assert f"pipelined: {count} pieces of" in explained
-    assert f"in each of {count} microbatches" in pipelined_plan.html()
-    assert "ddp" in str(pipelined_plan.compare("ddp"))
+    assert f"in each of {count} microbatches" in microbatched_plan.html()
+    assert "ddp" in str(microbatched_plan.compare("ddp"))
 
 
-def test_a_plan_in_microbatches_runs_as_priced(pipelined_plan):
-    applied = pipelined_plan.apply(collectives=native)
+def test_a_plan_in_microbatches_runs_at_the_predicted_cost(microbatched_plan):
+    applied = microbatched_plan.apply(collectives=native)
     compiled = applied.jit().lower(*arguments()).compile()
-    checked = pipelined_plan.check(compiled)
+    checked = microbatched_plan.check(compiled)
     assert checked.agrees, str(checked)
     assert checked.predicted_inputs == checked.compiled_inputs
     assert 0.75 <= checked.predicted_temporaries / checked.compiled_temporaries <= 1.25
-    assert search_again(pipelined_plan).cost.serial_seconds == pipelined_plan.cost.serial_seconds
+    assert (
+        search_again(microbatched_plan).cost.serial_seconds == microbatched_plan.cost.serial_seconds
+    )
 
 
 def search_again(plan):
-    """The same search, by axes: its prices, bounds included, are of microbatches too."""
+    """The same search by coordinate descent: its costs and bounds are of microbatches too."""
     options = {"network": NETWORK, "hardware": "CPU", "memory_limit": plan.memory_limit}
     found = search(
         plan.graph, mesh=MESH, microbatches=plan.microbatches, method="descent", **options
