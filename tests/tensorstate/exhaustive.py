@@ -1,8 +1,8 @@
 """The least cost of a small problem, found by enumerating all decisions.
 
-A column has a dimension a class, along its ways: what any choice of ways costs is one element. What
-a flow costs depends on the classes that make and read it only, so its table is broadcast over the
-others.
+A column has one dimension per class, along the strategies of the class, so each element is the cost
+of one choice of strategies. The cost of a tensor group depends only on the classes of its producers
+and consumers: its table is broadcast over the other classes.
 """
 
 from __future__ import annotations

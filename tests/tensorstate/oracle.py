@@ -69,7 +69,7 @@ def assert_same(graph: Graph, function, args, rtol: float = 2e-5) -> None:
 def assert_alike(found, expected, rtol: float = 2e-5) -> None:
     """Two results are equal but for rounding, measured against the largest element of each part.
 
-    The gradient of a bias that cancels is nothing but rounding, so single leaves are no measure.
+    The gradient of a bias that cancels is only rounding, so single leaves are not a measure.
     """
     parts = expected if type(expected) is tuple else (expected,)
     for part, other in zip(parts, found if type(found) is tuple else (found,), strict=True):
@@ -126,7 +126,7 @@ def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=No
         operands: to run it on; by default small normal floats, which not every primitive takes.
 
     Returns:
-        How many ways were checked.
+        The number of checked strategies.
     """
     given = [graph.tensors[use.tensor] for use in operator.operands]
     shapes = [jax.ShapeDtypeStruct(tensor.sizes, tensor.dtype) for tensor in given]

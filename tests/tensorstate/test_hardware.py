@@ -41,17 +41,19 @@ def test_costs_of_schedules_are_simulated_times(kind, axis):
 def test_the_device_order_determines_the_links_of_an_axis():
     topology = topologies.ring(8)
     every_other = [2 * i + j for j in range(2) for i in range(4)]
-    plain, turned = (
+    plain, reordered = (
         ScheduleCosts(topology, MESH),
         ScheduleCosts(topology, MESH, device_order=every_other),
     )
-    assert plain.groups(1) == turned.groups(1) == ((0, 1, 2, 3), (4, 5, 6, 7))
-    links = zip(turned.topology.src.tolist(), turned.topology.dst.tolist(), strict=True)
-    wires = {(every_other[u], every_other[v]) for u, v in links}
-    assert wires == set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    assert plain.groups(1) == reordered.groups(1) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    links = zip(reordered.topology.src.tolist(), reordered.topology.dst.tolist(), strict=True)
+    used = {(every_other[u], every_other[v]) for u, v in links}
+    assert used == set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     # Neighbours on the data axis are neighbours on the ring; those on the model axis are not.
     for axis, sign in ((0, 1), (1, -1)):
-        before, after = (w.collective_seconds("all_to_all", axis, 1 << 20) for w in (plain, turned))
+        before, after = (
+            w.collective_seconds("all_to_all", axis, 1 << 20) for w in (plain, reordered)
+        )
         assert sign * (before - after) > 0
 
 

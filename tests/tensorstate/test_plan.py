@@ -268,34 +268,34 @@ def test_common_names():
 
 
 @pytest.fixture(scope="module")
-def microbatched_plan(graph, plan):
+def pipelined_plan(graph, plan):
     """Four fifths of the memory of the plan without a limit."""
     limit = 0.8 * plan.cost.memory.peak
     options = {"network": NETWORK, "hardware": "CPU", "memory_limit": limit}
     return search(graph, mesh=MESH, microbatches="auto", **options)
 
 
-def test_a_memory_limit_is_met_in_microbatches(graph, plan, microbatched_plan):
+def test_a_memory_limit_is_met_in_microbatches(graph, plan, pipelined_plan):
     """If no plan without microbatches fits, or if recomputation costs more."""
-    limit = microbatched_plan.memory_limit
+    limit = pipelined_plan.memory_limit
     assert plan.microbatches == 1
-    assert microbatched_plan.microbatches > 1
-    assert microbatched_plan.cost.memory.peak <= limit < plan.cost.memory.peak
+    assert pipelined_plan.microbatches > 1
+    assert pipelined_plan.cost.memory.peak <= limit < plan.cost.memory.peak
     options = {"network": NETWORK, "hardware": "CPU", "memory_limit": limit}
     try:
         recomputed = search(graph, mesh=MESH, recompute=True, **options)
     except PlanError as error:
         assert "no plan fits" in str(error)  # noqa: PT017
     else:
-        assert microbatched_plan.cost.serial_seconds < recomputed.cost.serial_seconds
-    assert microbatched_plan.found.bound <= microbatched_plan.found.objective * (1 + 1e-9)
+        assert pipelined_plan.cost.serial_seconds < recomputed.cost.serial_seconds
+    assert pipelined_plan.found.bound <= pipelined_plan.found.objective * (1 + 1e-9)
 
 
-def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, microbatched_plan):
+def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, pipelined_plan):
     options = {
         "network": NETWORK,
         "hardware": "CPU",
-        "memory_limit": microbatched_plan.memory_limit,
+        "memory_limit": pipelined_plan.memory_limit,
     }
     single = {}
     for count in (1, 2, 4):
@@ -310,30 +310,28 @@ def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, micro
     assert free.found.objective <= plan.found.objective * (1 + 1e-9)
 
 
-def test_a_plan_in_microbatches_is_printed(microbatched_plan):
-    count = microbatched_plan.microbatches
-    text = str(microbatched_plan)
+def test_a_plan_in_microbatches_is_printed(pipelined_plan):
+    count = pipelined_plan.microbatches
+    text = str(pipelined_plan)
     assert f"mesh data 2 x model 4, {count} microbatches of {BATCH // count} of a batch of" in text
     assert f"{count} microbatches" in text.splitlines()[1]
     assert "held through the loop" in text
     assert "gradients, summed over microbatches" in text
-    explained = microbatched_plan.explain("x")
+    explained = pipelined_plan.explain("x")
     assert f"input of {report.size(4 * WIDTH * BATCH)}" in explained
     assert f"pipelined: {count} pieces of" in explained
-    assert f"in each of {count} microbatches" in microbatched_plan.html()
-    assert "ddp" in str(microbatched_plan.compare("ddp"))
+    assert f"in each of {count} microbatches" in pipelined_plan.html()
+    assert "ddp" in str(pipelined_plan.compare("ddp"))
 
 
-def test_a_plan_in_microbatches_runs_at_the_predicted_cost(microbatched_plan):
-    applied = microbatched_plan.apply(collectives=native)
+def test_a_plan_in_microbatches_runs_at_the_predicted_cost(pipelined_plan):
+    applied = pipelined_plan.apply(collectives=native)
     compiled = applied.jit().lower(*arguments()).compile()
-    checked = microbatched_plan.check(compiled)
+    checked = pipelined_plan.check(compiled)
     assert checked.agrees, str(checked)
     assert checked.predicted_inputs == checked.compiled_inputs
     assert 0.75 <= checked.predicted_temporaries / checked.compiled_temporaries <= 1.25
-    assert (
-        search_again(microbatched_plan).cost.serial_seconds == microbatched_plan.cost.serial_seconds
-    )
+    assert search_again(pipelined_plan).cost.serial_seconds == pipelined_plan.cost.serial_seconds
 
 
 def search_again(plan):

@@ -111,8 +111,8 @@ def problems(draw, names=tuple(TINY), meshes=MESHES, microbatches=(1,)) -> Probl
 def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, ...], ...]:
     """Candidate strategies: some of each class, so that their product stays small.
 
-    Where sharding is possible some of it is left in, and always the replicated way, so that the
-    choices fit together.
+    A class keeps the replicated strategy and, if it can be sharded, a sharded one, so that a
+    consistent choice exists.
     """
     saved = [list(strategies.all) for strategies in problem.strategies]
     while math.prod(map(len, saved)) > most:

@@ -253,15 +253,15 @@ def test_a_microbatch_is_a_smaller_step(name):
     model = load_model(name)
     graph = trace(model.step, model.abstract_args)
     microbatch_split = split_microbatches(graph)
-    piece = microbatch_split.microbatch(2)
-    assert len(piece.nodes) <= len(graph.nodes) + 4
-    assert len(piece.node_classes) <= len(graph.node_classes) + 4
+    microbatch = microbatch_split.microbatch(2)
+    assert len(microbatch.nodes) <= len(graph.nodes) + 4
+    assert len(microbatch.node_classes) <= len(graph.node_classes) + 4
     for operator, whole, label in zip(
-        piece.operators, graph.operators, microbatch_split.labels, strict=True
+        microbatch.operators, graph.operators, microbatch_split.labels, strict=True
     ):
         assert whole.flops == (operator.flops if label is None else 2 * operator.flops)
     for tensor, whole, placement in zip(
-        piece.tensors, graph.tensors, microbatch_split.batch_placements, strict=True
+        microbatch.tensors, graph.tensors, microbatch_split.batch_placements, strict=True
     ):
         assert whole.size == tensor.size * (2 if placement >= 0 else 1)
     gradients = {t.name for t in graph.tensors if t.role == "gradient"}

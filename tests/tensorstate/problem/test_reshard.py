@@ -24,13 +24,13 @@ from tensorstate.problem.reshard import ReshardGraph, reshard_steps
 MESH = MeshShape.of({"data": 2, "model": 4})
 
 
-def price(kind: str, axis: int, nbytes: int) -> float:
+def collective_seconds(kind: str, axis: int, nbytes: int) -> float:
     scale = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.5}[kind]
     return scale * (1e-6 + nbytes * (1e-9, 3e-9)[axis])
 
 
 def reshard_graph(sizes=(8, 16), mesh=MESH) -> ReshardGraph:
-    return ReshardGraph(sizes, 4 * math.prod(sizes), mesh, price)
+    return ReshardGraph(sizes, 4 * math.prod(sizes), mesh, collective_seconds)
 
 
 @pytest.mark.parametrize("sizes", [{}, {"x": 0}, {"x": 2.0}, {"x": True}])
