@@ -183,7 +183,7 @@ def _recomputed_sets(problem: Problem) -> Iterator[frozenset[int]]:
 def _loop_resident_plan(
     problem: Problem, candidates: CandidateStrategies
 ) -> Iterator[Mapping[int, Placements]]:
-    """All loop-resident placements of all tensors."""
+    """Every choice of a state held through the loop over microbatches, for every tensor."""
     tensor_groups = [group for group in problem.tensor_groups if is_loop_resident(problem, group)]
     tensors = [tensor for group in tensor_groups for tensor in group.tensors]
     choices = [

@@ -42,7 +42,7 @@ def _array(leaf, rng: np.random.Generator):
 
 
 def jitted(applied: Applied, options: Mapping = QUICK, donate: bool = False):
-    """The step of a plan, jitted with its own XLA options and others."""
+    """The step of a plan, jitted with options of XLA beside its own."""
     return jax.jit(
         applied.step,
         in_shardings=applied.in_shardings,

@@ -324,7 +324,7 @@ def test_a_plan_in_microbatches_is_printed(pipelined_plan):
     assert "ddp" in str(pipelined_plan.compare("ddp"))
 
 
-def test_a_plan_in_microbatches_runs_at_the_predicted_cost(pipelined_plan):
+def test_a_plan_in_microbatches_runs_as_priced(pipelined_plan):
     applied = pipelined_plan.apply(collectives=native)
     compiled = applied.jit().lower(*arguments()).compile()
     checked = pipelined_plan.check(compiled)
