@@ -1,11 +1,17 @@
-"""Studies of the tensor-state search."""
+"""Studies of ``tensorstate``'s search.
+
+In reading order: ``quickstart`` (search a plan and train with it), ``graphs`` (the dissertation's
+figures of a graph), ``autoccl`` (collectives counted in plans), ``rediscovery`` (baselines that the
+search finds again), ``fsdp`` (plans on ForestColl's schedules), ``regret`` (plans made without the
+network), ``search_time``. ``networks`` and ``text`` hold shared meshes and training data.
+"""
 
 from __future__ import annotations
 
 from experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
-    # Losses are of the documentation of the Python that runs it.
+    # Losses depend on the running Python, whose documentation is the training text.
     "tensorstate-quickstart": Experiment("experiments.tensorstate.quickstart", measured=("loss*",)),
     "tensorstate-fig-5": Experiment("experiments.tensorstate.graphs"),
     "tensorstate-autoccl-table-1": Experiment("experiments.tensorstate.autoccl"),

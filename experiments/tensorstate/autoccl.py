@@ -1,4 +1,4 @@
-"""AutoCCL, Table 1: how many collectives a training step has, counted in plans of traced models."""
+"""AutoCCL, Table 1: the number of collectives per training step, counted in plans."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from tensorstate.cost.result import SearchResult
 from tensorstate.problem.problem import Problem
 
 GATHER, SCATTER, EMBEDDING = "all_gather", "reduce_scatter", "reduce_scatter of the embedding"
-# When a collective runs, and why.
-WHEN = ("forward", "backward", "again in the backward pass")
+# The pass of a collective; the last repeats a collective of the forward pass.
+PASSES = ("forward", "backward", "again in the backward pass")
 _MIB = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model as Tables 1 and 8 have it.
+    """A model with the settings of Tables 1 and 8.
 
     Attributes:
         name: in ``configs/model``.
-        layers: of it.
-        strategy: names of families of plans, for the mesh.
-        samples: sequences of a microbatch, of each device along the axis for data ("MBS").
-        global_samples: sequences of a step ("GBS").
-        message_mib: MiB of the activations that travel along the axis for the model.
-        printed: collectives a step as printed, by kind; those of ``message_mib``.
-        printed_data_mib: MiB along the axis for data as printed, by kind.
+        layers: number of layers.
+        strategy: the baseline (see ``tensorstate.problem.baselines``).
+        samples: sequences per microbatch and per device along the data axis ("MBS").
+        global_samples: sequences per step ("GBS").
+        message_mib: MiB of an activation collective along the model axis.
+        printed: the paper's number of collectives of ``message_mib`` per step, by kind.
+        printed_data_mib: the paper's MiB along the data axis, by kind.
     """
 
     name: str
@@ -61,12 +61,11 @@ class Config:
     """The table.
 
     Attributes:
-        size: what it is run as.
+        size: "ci" or "paper".
         models: its columns.
-        axes: for data, and for the model.
+        axes: the data axis and the model axis.
         hardware: a name in ``tensorstate.HARDWARE``.
-        notes: what differs from the paper, or what a column holds.
-        seed: nothing is drawn.
+        notes: differences from the paper, and explanations of columns.
         results: folder to write to.
     """
 
@@ -75,39 +74,37 @@ class Config:
     axes: tuple[AxisConfig, ...]
     hardware: str
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
         one_of("hardware", self.hardware, tuple(HARDWARE))
-        at_least("seed", self.seed, 0)
         if not self.models or len(self.axes) != 2:
-            raise ConfigError("needs models, and two axes: for data and for the model")
+            raise ConfigError("needs models, and two axes: a data axis and a model axis")
         for model in self.models:
             if model.global_samples % (model.samples * self.axes[0].devices):
                 raise ConfigError(
-                    f"{model.global_samples} sequences are no whole microbatches of "
-                    f"{model.samples} on {self.axes[0].devices} devices"
+                    f"global_samples={model.global_samples} must be a multiple of samples="
+                    f"{model.samples} times {self.axes[0].devices} devices"
                 )
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """Rows for each model: collectives of activations, then bytes along the axis for data."""
+    """Rows for each model: collectives of activations, then bytes along the data axis."""
     rows, bars = [], {}
     for model in config.models:
-        problem, found = planned(config, model)
-        counts = activation_moves(problem, found, model.message_mib * _MIB)
+        problem, result = planned(config, model)
+        counts = activation_collectives(problem, result, model.message_mib * _MIB)
         microbatches = model.global_samples // (model.samples * config.axes[0].devices)
         bars[model.name] = counts
         rows += _activations(config, model, counts, microbatches)
-        rows += _along_data(config, model, found)
+        rows += _along_data(config, model, result)
     title = "AutoCCL, Table 1: collectives of a training step"
     publish(title, rows, config.results, figure=_figure(bars), notes=config.notes)
     return rows
 
 
 def planned(config: Config, model: ModelConfig) -> tuple[Problem, SearchResult]:
-    """The best plan of the model's strategy for one microbatch."""
+    """The best plan of the model's baseline for one microbatch."""
     batch = model.samples * sizes_of(config.axes)[config.axes[0].name]
     traced = load_model(model.name, layers=model.layers, batch=batch)
     graph = trace(traced.step, traced.abstract_args)
@@ -115,12 +112,15 @@ def planned(config: Config, model: ModelConfig) -> tuple[Problem, SearchResult]:
     return problem, solve_baseline(problem, model.strategy)
 
 
-def activation_moves(problem: Problem, found: SearchResult, nbytes: int) -> dict[str, Counter[str]]:
-    """Collectives of so many bytes along the last axis: by kind, and by when they run."""
+def activation_collectives(
+    problem: Problem, result: SearchResult, nbytes: int
+) -> dict[str, Counter[str]]:
+    """Number of collectives of this many bytes along the model axis, by kind and by pass."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in (GATHER, SCATTER, EMBEDDING)}
-    for reshard in found.cost.reshards:
-        eras = (WHEN[0], reshard.in_forward), (_late(problem, reshard), reshard.after_forward)
-        for when, tree in eras:
+    for reshard in result.cost.reshards:
+        after_forward = _pass_after_forward(problem, reshard)
+        trees = (PASSES[0], reshard.in_forward), (after_forward, reshard.after_forward)
+        for name, tree in trees:
             for step in tree.steps:
                 if step.nbytes != nbytes or step.axis != 1 or step.kind == "slice":
                     continue
@@ -129,17 +129,17 @@ def activation_moves(problem: Problem, found: SearchResult, nbytes: int) -> dict
                     if _is_lookup(problem, reshard) and step.kind == SCATTER
                     else step.kind
                 )
-                counts.setdefault(kind, Counter())[when] += reshard.multiplicity
+                counts.setdefault(kind, Counter())[name] += reshard.multiplicity
     return counts
 
 
-def _late(problem: Problem, reshard: ReshardPlan) -> str:
-    """When moves after the forward pass run: of what was there before, for the second time."""
-    return WHEN[2] if problem.tensor_groups[reshard.group].in_forward else WHEN[1]
+def _pass_after_forward(problem: Problem, reshard: ReshardPlan) -> str:
+    """The pass of reshards after the forward pass: repeated if the tensors exist in the forward."""
+    return PASSES[2] if problem.tensor_groups[reshard.group].in_forward else PASSES[1]
 
 
 def _is_lookup(problem: Problem, reshard: ReshardPlan) -> bool:
-    """Whether a forward gather makes what travels."""
+    """Whether the resharded tensors are produced by a gather of the forward pass."""
     producer = problem.graph.tensors[reshard.tensors[0]].producer
     if producer is None:
         return False
@@ -168,9 +168,9 @@ def _activations(
     ]
 
 
-def _along_data(config: Config, model: ModelConfig, found: SearchResult) -> list[dict[str, Any]]:
-    """Bytes once a step, in however many messages."""
-    volume = {kind: n for (kind, axis), n in found.cost.bytes_by_collective.items() if axis == 0}
+def _along_data(config: Config, model: ModelConfig, result: SearchResult) -> list[dict[str, Any]]:
+    """Bytes per step along the data axis, by kind of collective."""
+    volume = {kind: n for (kind, axis), n in result.cost.bytes_by_collective.items() if axis == 0}
     return [
         {
             "model": model.name,
@@ -193,9 +193,9 @@ def _figure(bars: Mapping[str, Mapping[str, Counter[str]]]) -> Figure:
         for kind, count in counts.items()
     ]
     left = [0] * len(lines)
-    for when, colour in zip(WHEN, PALETTE, strict=False):
-        widths = [count[when] for _, count in lines]
-        axes.barh(range(len(lines)), widths, left=left, color=colour, label=when)
+    for name, colour in zip(PASSES, PALETTE, strict=False):
+        widths = [count[name] for _, count in lines]
+        axes.barh(range(len(lines)), widths, left=left, color=colour, label=name)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for y, total in enumerate(left):
         axes.annotate(
@@ -204,6 +204,6 @@ def _figure(bars: Mapping[str, Mapping[str, Counter[str]]]) -> Figure:
     axes.set_yticks(range(len(lines)), [label for label, _ in lines])
     axes.invert_yaxis()
     axes.margins(x=0.1)
-    axes.set_xlabel("collectives of activations a microbatch")
-    figure.legend(frameon=False, loc="outside upper center", ncols=len(WHEN))
+    axes.set_xlabel("collectives of activations per microbatch")
+    figure.legend(frameon=False, loc="outside upper center", ncols=len(PASSES))
     return figure

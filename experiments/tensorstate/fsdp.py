@@ -1,4 +1,4 @@
-"""Fully sharded training planned on boxes: prices of ForestColl's schedules beside rings'."""
+"""Fully sharded training on hosts, with the costs of ForestColl's schedules and of rings."""
 
 from __future__ import annotations
 
@@ -24,53 +24,51 @@ from tensorstate.problem.problem import Problem
 RING, FOREST = "vendor ring", "ForestColl"
 
 
-class Boxes(CollectiveCostModel):
-    """Collectives of all ranks of a cluster by schedules of one algorithm.
+class ClusterCosts(CollectiveCostModel):
+    """Costs of collectives among all ranks of a cluster, by the schedules of one algorithm.
 
-    An all_to_all, which the algorithms have none of, is priced as an all_gather.
+    An all_to_all is costed as an all_gather, since the algorithms do not synthesize it.
 
     Args:
-        cluster: the boxes.
+        cluster: the hosts.
         algorithm: a name in ``ALGORITHMS``.
-        pieces: that are tried.
-        seed: of the synthesizers.
+        pieces: numbers of pipeline segments, of which each collective takes the fastest.
     """
 
-    def __init__(self, cluster: ClusterConfig, algorithm: str, pieces: Sequence[int], seed: int):
+    def __init__(self, cluster: ClusterConfig, algorithm: str, pieces: Sequence[int]):
         self.mesh = MeshShape.of({"data": cluster.boxes * cluster.ranks})
-        self.cluster, self.algorithm = cluster, algorithm
-        self.pieces, self.seed = tuple(pieces), seed
-        self._schedules = functools.cache(self._made)
-        self._best = functools.cache(self._quickest)
+        self.cluster, self.algorithm, self.pieces = cluster, algorithm, tuple(pieces)
+        self._schedules = functools.cache(self._synthesize)
+        self._fastest = functools.cache(self._find_fastest)
 
     def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """See ``CollectiveCostModel``."""
-        return self._best(kind, nbytes)[0] if nbytes else 0.0
+        return self._fastest(kind, nbytes)[0] if nbytes else 0.0
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> Schedule | None:
         """See ``CollectiveCostModel``."""
-        return self._best(kind, nbytes)[1] if nbytes and kind != "all_to_all" else None
+        return self._fastest(kind, nbytes)[1] if nbytes and kind != "all_to_all" else None
 
-    def _quickest(self, kind: str, nbytes: int) -> tuple[float, Schedule]:
+    def _find_fastest(self, kind: str, nbytes: int) -> tuple[float, Schedule]:
         schedules = self._schedules("all_gather" if kind == "all_to_all" else kind)
         times = [(simulate(schedule, nbytes).time, i) for i, schedule in enumerate(schedules)]
         seconds, best = min(times)
         return seconds, schedules[best]
 
-    def _made(self, kind: str) -> tuple[Schedule, ...]:
-        case = Case(self.cluster, self.cluster.build(), kind, self.pieces, 1 << 30, self.seed)
+    def _synthesize(self, kind: str) -> tuple[Schedule, ...]:
+        case = Case(self.cluster, self.cluster.build(), kind, self.pieces, 1 << 30)
         return tuple(ALGORITHMS[self.algorithm](case))
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A model as it is trained.
+    """A model and its batch.
 
     Attributes:
         name: in ``configs/model``.
-        layers: of it.
-        length: tokens of a sequence.
-        samples: sequences of every rank.
+        layers: number of layers.
+        length: tokens per sequence.
+        samples: sequences per rank.
     """
 
     name: str
@@ -85,10 +83,10 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BoxesConfig:
-    """Boxes, and what is in them.
+    """A cluster of hosts and its devices.
 
     Attributes:
-        cluster: the boxes.
+        cluster: the hosts.
         hardware: a name in ``tensorstate.HARDWARE``.
     """
 
@@ -104,13 +102,12 @@ class Config:
     """The study.
 
     Attributes:
-        size: what it is run as.
-        boxes: to train on.
+        size: "ci" or "paper".
+        boxes: clusters to train on.
         models: smallest first.
-        strategy: a family of plans.
-        pieces: into which what crosses a connection is cut, smallest first.
-        notes: what differs from the paper, or what a column holds.
-        seed: of the synthesizers; none of them draws anything.
+        strategy: the baseline (see ``tensorstate.problem.baselines``).
+        pieces: numbers of pipeline segments, smallest first.
+        notes: differences from the paper, and explanations of columns.
         results: folder to write to.
     """
 
@@ -120,13 +117,11 @@ class Config:
     strategy: str
     pieces: tuple[int, ...]
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
         if not self.boxes or not self.models or not self.pieces:
             raise ConfigError("needs boxes, models and pieces")
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -134,15 +129,13 @@ def run(config: Config) -> list[dict[str, Any]]:
     rows, bars = [], {}
     for boxes in config.boxes:
         cluster = boxes.cluster
-        where = f"{cluster.boxes} x {cluster.ranks} {cluster.fabric}"
-        networks = {
-            name: Boxes(cluster, name, config.pieces, config.seed) for name in (RING, FOREST)
-        }
+        label = f"{cluster.boxes} x {cluster.ranks} {cluster.fabric}"
+        networks = {name: ClusterCosts(cluster, name, config.pieces) for name in (RING, FOREST)}
         for model in config.models:
             graph = _traced(model, networks[RING].mesh.num_devices)
             costs = {name: _cost(config, boxes, graph, net) for name, net in networks.items()}
-            rows += _rows({"boxes": where, "model": model.name, "layers": model.layers}, costs)
-            bars[f"{where}\n{model.name}"] = {
+            rows += _rows({"boxes": label, "model": model.name, "layers": model.layers}, costs)
+            bars[f"{label}\n{model.name}"] = {
                 name: {
                     "compute": cost.compute / costs[RING].serial_seconds,
                     "communication": cost.communication / costs[RING].serial_seconds,

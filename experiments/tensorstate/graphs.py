@@ -21,9 +21,9 @@ from tensorstate.problem.problem import Problem
 # Fig. 5.2a: calls of operators in the torch.fx graph; Fig. 5.2b: nodes after processing.
 _PAPER_CALLS = 14
 _PAPER_PRODUCTS = {"forward": "cda,ab->cdb", "backward": "acd,cdb->ab"}
-# Fig. 5.1 draws them, and the text prints no number: of two products in a row, both weights are
-# gathered forward; backward only the second, as nothing needs the gradient of the first's input;
-# and the gradients of both are summed and scattered.
+# Counted in the drawing of Fig. 5.1. Of two consecutive products both weights are gathered in the
+# forward pass. The backward pass gathers only the second, since no operator needs the gradient of
+# the first product's input. The gradients of both weights are reduce-scattered.
 _FSDP = {
     ("forward", "all_gather"): 2,
     ("backward", "all_gather"): 1,
@@ -37,11 +37,10 @@ class Config:
 
     Attributes:
         size: "ci" or "paper".
-        batch, length, inputs, outputs: sides of the product of Fig. 5.2.
+        batch, length, inputs, outputs: sizes of the product of Fig. 5.2.
         axis: the devices that Fig. 5.1 shards over.
         hardware: a name in ``tensorstate.HARDWARE``.
-        notes: what differs from the paper.
-        seed: nothing is drawn.
+        notes: differences from the paper.
         results: folder to write to.
     """
 
@@ -53,13 +52,11 @@ class Config:
     axis: AxisConfig
     hardware: str
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
         for name in ("batch", "length", "inputs", "outputs"):
             at_least(name, getattr(self, name), 1)
-        at_least("seed", self.seed, 0)
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -122,7 +119,7 @@ def kind_of(graph: Graph, operator: int) -> str:
 
 
 def products(graph: Graph) -> list[str]:
-    """``phase: formula`` of every product, as the graph's text has it."""
+    """``phase: formula`` of every product, as printed in the graph's text."""
     found = []
     for line in _lines(graph):
         if ": EINSUM " in line:
@@ -132,15 +129,15 @@ def products(graph: Graph) -> list[str]:
 
 
 def incidence(formula: str) -> tuple[tuple[bool, ...], ...]:
-    """Which operands and results every label is in: equal for formulas that differ in names.
+    """The operands and results that contain each label: equal for formulas that differ in names.
 
     The order of a tensor's dimensions and that of the two operands do not count, as in the paper.
     """
     operands, result = formula.split("->")
-    one, other = operands.split(",")
-    orders = ((one, other), (other, one))
+    left, right = operands.split(",")
+    orders = ((left, right), (right, left))
     return min(
-        tuple(sorted((x in a, x in b, x in result) for x in {*one, *other})) for a, b in orders
+        tuple(sorted((x in a, x in b, x in result) for x in {*left, *right})) for a, b in orders
     )
 
 
@@ -148,7 +145,7 @@ def incidence(formula: str) -> tuple[tuple[bool, ...], ...]:
 
 
 def collectives(config: Config) -> list[dict[str, Any]]:
-    """A row for each phase and kind of collective of the weights of two products in a row."""
+    """A row for each phase and kind of collective of the weights of two consecutive products."""
 
     def step(weights, x):
         def loss(weights):
@@ -182,7 +179,7 @@ def collectives(config: Config) -> list[dict[str, Any]]:
 
 
 def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Ours beside the paper's, in bars."""
+    """Bars of our values beside the paper's."""
     counted = [row for row in rows if "ours" in row]
     figure = Figure(figsize=(7.0, 0.8 + 0.4 * len(counted)), layout="constrained")
     axes = figure.subplots()

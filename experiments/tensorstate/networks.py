@@ -12,13 +12,13 @@ from tensorstate import AlphaBetaCosts, MeshShape
 
 @dataclasses.dataclass(frozen=True)
 class AxisConfig:
-    """An axis of a device mesh, and links of its own along it.
+    """An axis of a device mesh, with separate links for the axis.
 
     Attributes:
-        name: what it is called.
-        devices: along it.
-        alpha_us: microseconds that a step of a collective takes at least.
-        bandwidth_gbps: of a device, in GB/s.
+        name: of the axis.
+        devices: number of devices along the axis.
+        alpha_us: latency of a collective's step in microseconds.
+        bandwidth_gbps: of a device along the axis, in GB/s.
     """
 
     name: str
@@ -40,12 +40,12 @@ def sizes_of(axes: Sequence[AxisConfig]) -> dict[str, int]:
     """
     sizes = {axis.name: axis.devices for axis in axes}
     if not sizes or len(sizes) < len(axes):
-        raise ConfigError(f"axes must have names of their own, got {[axis.name for axis in axes]}")
+        raise ConfigError(f"axes must have distinct names, got {[axis.name for axis in axes]}")
     return sizes
 
 
 def rings(axes: Sequence[AxisConfig]) -> AlphaBetaCosts:
-    """The prices of ring collectives along the axes."""
+    """The costs of ring collectives along the axes."""
     return AlphaBetaCosts(
         MeshShape.of(sizes_of(axes)),
         tuple(1e-6 * axis.alpha_us for axis in axes),

@@ -1,4 +1,4 @@
-"""From a training step to a plan, and the plan trained on devices beside one device alone."""
+"""From a training step to a plan, and the losses of the plan beside those of a single device."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Config:
         results: folder to write to.
         topology: the network of the devices.
         hardware: devices to run on, and links to plan for.
-        device: what the plan is made for: a name in ``tensorstate.HARDWARE``.
+        device: the device to plan for: a name in ``tensorstate.HARDWARE``.
         mesh: sizes of the mesh's axes by name, over the devices in order.
-        memory_mb: megabytes of a device that the plan may take.
-        recompute: whether activations may be made again, 0 or 1.
-        gap: relative gap to the proved bound at which the search stops.
+        memory_mb: memory limit of the plan in megabytes per device.
+        recompute: whether activations may be recomputed, 0 or 1.
+        gap: relative gap to the proven bound at which the search stops.
         layers, width, heads, hidden, length, batch: of the GPT.
         steps: training steps.
-        tolerance: largest relative difference of the loss to one device's, at any step.
-        fall: the last loss is at most this share of the first.
+        tolerance: largest relative difference from the loss on one device, at any step.
+        fall: largest allowed ratio of the last loss to the first.
     """
 
     size: str
@@ -85,11 +85,11 @@ class Config:
 
 
 def run(config: Config, console: Console | None = None) -> list[dict[str, Any]]:
-    """Searches, prints the plan, trains with it and without, and draws both losses.
+    """Search and print a plan, train with and without it, and plot both losses.
 
     Raises:
-        CheckError: the losses differ by more than the tolerance, or do not fall as they should.
-            Everything is written all the same.
+        CheckError: the losses differ by more than the tolerance, or do not fall enough. All results
+            are written first.
     """
     console = console or Console(width=None if sys.stdout.isatty() else 120)
     model = load_model(
@@ -129,7 +129,7 @@ def plan_for(config: Config, model: Model) -> Plan:
     """The plan that the configuration asks for.
 
     Raises:
-        ConfigError: what it asks for cannot be.
+        ConfigError: no plan satisfies the configuration.
     """
     try:
         return search(
@@ -147,7 +147,7 @@ def plan_for(config: Config, model: Model) -> Plan:
 
 
 def train(config: Config, model: Model, plan: Plan) -> tuple[list[float], list[float]]:
-    """The losses of all steps: by the plan, and on one device."""
+    """The losses of all steps: with the plan, and on one device."""
     text = Text.of(python_text())
     applied = plan.apply()
     runs = [applied.jit(), jax.jit(model.step, donate_argnums=(0, 1))]

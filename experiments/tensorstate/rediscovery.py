@@ -1,4 +1,4 @@
-"""Which strategies that have names an unrestricted search finds again, and how far others are."""
+"""The baselines that an unrestricted search finds again, and the times of the others."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ModelConfig:
 
     Attributes:
         name: in ``configs/model``.
-        fields: of it that are changed.
-        batches: sequences a step, of all devices.
+        fields: overrides of its fields.
+        batches: global batches, in sequences per step.
     """
 
     name: str
@@ -45,16 +45,15 @@ class Config:
     """The sweep.
 
     Attributes:
-        size: what it is run as.
+        size: "ci" or "paper".
         models: to search.
         axes: of the mesh.
-        memory_shares: memory limits, as shares of what the plan without a limit takes.
-        families: to compare with (see ``tensorstate.problem.baselines``).
+        memory_shares: memory limits, as fractions of the memory of the plan without a limit.
+        families: baselines to compare with (see ``tensorstate.problem.baselines``).
         hardware: a name in ``tensorstate.HARDWARE``.
         gap: relative gap at which a search may stop.
-        time_limit: seconds of a search.
-        notes: what differs from the paper, or what a column holds.
-        seed: nothing is drawn.
+        time_limit: seconds per search.
+        notes: differences from the paper, and explanations of columns.
         results: folder to write to.
     """
 
@@ -67,7 +66,6 @@ class Config:
     gap: float
     time_limit: float
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
@@ -75,7 +73,6 @@ class Config:
         sizes_of(self.axes)
         above("time_limit", self.time_limit, 0)
         at_least("gap", self.gap, 0)
-        at_least("seed", self.seed, 0)
         for share in self.memory_shares:
             above("memory_shares", share, 0)
         if not self.models or not self.families:
@@ -98,21 +95,21 @@ def run(config: Config) -> list[dict[str, Any]]:
 def _row_for_each_limit(
     config: Config, start: dict[str, Any], graph: Graph
 ) -> list[dict[str, Any]]:
-    free = _searched(config, graph, None)
-    families = {name: solve_baseline(free.problem, name) for name in config.families}
-    rows = [{**start, "limit GB": None, **_found(free, families)}]
+    unlimited = _search(config, graph, None)
+    baselines = {name: solve_baseline(unlimited.problem, name) for name in config.families}
+    rows = [{**start, "limit GB": None, **_columns(unlimited, baselines)}]
     for share in config.memory_shares:
-        limit = share * free.cost.memory.peak
+        limit = share * unlimited.cost.memory.peak
         row = {**start, "limit GB": limit / 1e9}
         try:
-            row |= _found(_searched(config, graph, limit), families)
+            row |= _columns(_search(config, graph, limit), baselines)
         except PlanError as error:
             row |= {"found": str(error).partition(",")[0]}
         rows.append(row)
     return rows
 
 
-def _searched(config: Config, graph: Graph, limit: float | None) -> Plan:
+def _search(config: Config, graph: Graph, limit: float | None) -> Plan:
     return search(
         graph,
         mesh=sizes_of(config.axes),
@@ -125,14 +122,14 @@ def _searched(config: Config, graph: Graph, limit: float | None) -> Plan:
     )
 
 
-def _found(plan: Plan, families: Mapping[str, SearchResult]) -> dict[str, Any]:
-    """What the search found, and times of families over its own."""
+def _columns(plan: Plan, baselines: Mapping[str, SearchResult]) -> dict[str, Any]:
+    """The plan, and times of baselines divided by its time."""
     cost, limit = plan.cost, plan.memory_limit
     ratios = {
-        name: found.cost.serial_seconds / cost.serial_seconds
-        if found.cost.memory.fits(limit)
+        name: baseline.cost.serial_seconds / cost.serial_seconds
+        if baseline.cost.memory.fits(limit)
         else None
-        for name, found in families.items()
+        for name, baseline in baselines.items()
     }
     return {
         "found": parallelism_name(plan.problem, plan.decisions, cost),
@@ -145,22 +142,22 @@ def _found(plan: Plan, families: Mapping[str, SearchResult]) -> dict[str, Any]:
 
 
 def _figure(rows: Sequence[dict[str, Any]], families: Sequence[str]) -> Figure:
-    """Times of families without a limit over the search's, against the batch."""
-    free = [row for row in rows if row["limit GB"] is None]
-    models = list(dict.fromkeys(row["model"] for row in free))
+    """Times of baselines without a memory limit, divided by the search's, against the batch."""
+    unlimited = [row for row in rows if row["limit GB"] is None]
+    models = list(dict.fromkeys(row["model"] for row in unlimited))
     figure = Figure(figsize=(4.2 * len(models), 3.6), layout="constrained")
     panels = figure.subplots(1, len(models), squeeze=False, sharey=True)[0]
     for axes, model in zip(panels, models, strict=True):
-        here = [row for row in free if row["model"] == model]
-        batches = [row["batch"] for row in here]
+        of_model = [row for row in unlimited if row["model"] == model]
+        batches = [row["batch"] for row in of_model]
         for i, name in enumerate(families):
             style = {"color": PALETTE[i % len(PALETTE)], "marker": MARKERS[i % len(MARKERS)]}
-            axes.plot(batches, [row[name] for row in here], label=name, **style)
+            axes.plot(batches, [row[name] for row in of_model], label=name, **style)
         axes.axhline(1, color="k", linewidth=0.8, linestyle="--")
         axes.set_xscale("log", base=2)
         axes.set_xticks(batches, [str(n) for n in batches])
         axes.set_title(model, fontsize="medium")
-        axes.set_xlabel("sequences a step")
-    panels[0].set_ylabel("time over the search's")
+        axes.set_xlabel("sequences per step")
+    panels[0].set_ylabel("time / time of the search's plan")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure

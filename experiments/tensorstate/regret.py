@@ -1,4 +1,4 @@
-"""What it costs to plan without the network: mesh, wires and states chosen blindly, then priced."""
+"""The regret of planning without the network: mesh, links and placements on assumed equal links."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tensorstate import (
 )
 from tensorstate.mesh_search import mesh_assignments, reprice, search_mesh
 
-BLIND, STATES, BOTH = "blind", "states on the network", "mesh, wires and states"
+# As printed: without the network; placements with it; mesh, links and placements with it.
+BLIND, PLACEMENTS, ALL = "blind", "states on the network", "mesh, wires and states"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +38,17 @@ class Config:
     """The study.
 
     Attributes:
-        size: what it is run as.
-        network: whose sides are the grid that meshes are laid over.
+        size: "ci" or "paper".
+        network: a torus or mesh, whose sides are the grid of ranks.
         alpha_us: latency of a link in microseconds.
         bandwidth_gbps: bandwidth of a link in GB/s.
         model: in ``configs/model``.
-        widths: of it: one model each.
-        batch: of it.
+        widths: the widths of the layers of each model.
+        batch: of the models.
         axes: names of the mesh axes.
-        candidates: synthesizers that are tried, and the chunks a shard of each.
+        candidates: synthesizers, with the chunks per shard of each.
         hardware: a name in ``tensorstate.HARDWARE``.
-        notes: what differs from the paper, or what a column holds.
+        notes: differences from the paper, and explanations of columns.
         seed: of the synthesizers.
         results: folder to write to.
     """
@@ -87,14 +88,14 @@ class Config:
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """Three rows for each model: planned blindly, half so, and on the network."""
+    """Three rows for each model: ``BLIND``, ``PLACEMENTS`` and ``ALL``."""
     rows, spread = [], {}
     for widths in config.widths:
         model = load_model(config.model, widths=list(widths), batch=config.batch)
         graph = trace(model.step, model.abstract_args)
         label = "-".join(map(str, widths))
-        here, plans = _rows(config, graph, label)
-        rows += here
+        of_model, plans = _rows(config, graph, label)
+        rows += of_model
         spread[label] = [1e6 * plan.cost.serial_seconds for plan in plans]
     title = "Regret of plans that do not know the network"
     figure = _figure(spread, rows)
@@ -122,10 +123,10 @@ def _rows(
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
     aware = search(graph, mesh=sizes, network=real, hardware=config.hardware)
     best = plans[0]
-    found = (
+    choices = (
         (BLIND, mesh, real.device_order, reprice(blind, real), blind.cost.serial_seconds),
-        (STATES, mesh, real.device_order, aware.cost, None),
-        (BOTH, best.problem.mesh, _order(best), best.cost, None),
+        (PLACEMENTS, mesh, real.device_order, aware.cost, None),
+        (ALL, best.problem.mesh, _device_order(best), best.cost, None),
     )
     rows = [
         {
@@ -138,19 +139,20 @@ def _rows(
             "regret %": 100 * (cost.serial_seconds / best.cost.serial_seconds - 1),
             "it expected us": None if expected is None else 1e6 * expected,
         }
-        for chosen, mesh, device_order, cost, expected in found
+        for chosen, mesh, device_order, cost, expected in choices
     ]
     return rows, plans
 
 
-def _order(plan: Plan) -> tuple[int, ...]:
+def _device_order(plan: Plan) -> tuple[int, ...]:
     network = plan.problem.network
     return network.device_order if isinstance(network, ScheduleCosts) else ()
 
 
 def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
     """The best plan of all mesh shapes on equal links."""
-    shapes = dict.fromkeys(lay.mesh for lay in mesh_assignments((topology.num_ranks,), config.axes))
+    assignments = mesh_assignments((topology.num_ranks,), config.axes)
+    shapes = dict.fromkeys(assignment.mesh for assignment in assignments)
     degree = topology.num_links / topology.num_ranks
     bandwidth = (degree * 1e9 * config.bandwidth_gbps,) * len(config.axes)
     alpha = (1e-6 * config.alpha_us,) * len(config.axes)
@@ -167,21 +169,21 @@ def _blind(config: Config, graph: Graph, topology: Topology) -> Plan:
 
 
 def _figure(spread: Mapping[str, Sequence[float]], rows: Sequence[dict[str, Any]]) -> Figure:
-    """Every layout's best plan as a dot, over the best of all; the blind plan beside them."""
+    """Times of the best plans of all mesh assignments and of the rows, divided by the least."""
     figure = Figure(figsize=(6.5, 3.8), layout="constrained")
     axes = figure.subplots()
     for x, (label, times) in enumerate(spread.items()):
         best = min(times)
         axes.scatter([x] * len(times), [t / best for t in times], color=FAINT, label="_")
-        for chosen, colour in zip((BLIND, STATES, BOTH), PALETTE, strict=False):
+        for chosen, colour in zip((BLIND, PLACEMENTS, ALL), PALETTE, strict=False):
             row = next(r for r in rows if r["model"] == label and r["chosen"] == chosen)
             name = chosen if x == 0 else "_"
             axes.scatter([x], [row["us"] / best], color=colour, marker="D", label=name)
-    axes.scatter([], [], color=FAINT, label="best states of another mesh or wires")
+    axes.scatter([], [], color=FAINT, label="best plan of another mesh or other links")
     axes.set_xticks(range(len(spread)), list(spread))
     axes.margins(x=0.3)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("widths of the model")
-    axes.set_ylabel("time over the best")
+    axes.set_ylabel("time / time of the best plan")
     axes.legend(frameon=False, loc="lower right")
     return figure

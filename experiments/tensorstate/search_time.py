@@ -1,4 +1,4 @@
-"""How long the search takes, against the depth of a model and the axes of the mesh."""
+"""Search time against the depth of a model and the number of mesh axes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tensorstate.solver.formulation import Formulation
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """A mesh, and how deep models are searched on it.
+    """A mesh, and the depths of the models that are searched on it.
 
     Attributes:
         axes: of the mesh.
-        layers: smallest first.
+        layers: numbers of layers, smallest first.
     """
 
     axes: tuple[AxisConfig, ...]
@@ -38,7 +38,7 @@ class MeshConfig:
     def __post_init__(self) -> None:
         sizes_of(self.axes)
         if not self.layers or sorted(set(self.layers)) != list(self.layers):
-            raise ConfigError(f"layers must rise, got {self.layers}")
+            raise ConfigError(f"layers must increase, got {self.layers}")
 
     @property
     def name(self) -> str:
@@ -51,15 +51,14 @@ class Config:
     """The study.
 
     Attributes:
-        size: what it is run as.
+        size: "ci" or "paper".
         model: in ``configs/model``; it must have ``layers``.
-        batch: sequences a step, of all devices.
+        batch: global batch, in sequences per step.
         meshes: to search on.
         hardware: a name in ``tensorstate.HARDWARE``.
         gap: relative gap at which a search may stop.
-        time_limit: seconds of a search.
-        notes: what differs from the paper, or what a column holds.
-        seed: nothing is drawn.
+        time_limit: seconds per search.
+        notes: differences from the paper, and explanations of columns.
         results: folder to write to.
     """
 
@@ -71,7 +70,6 @@ class Config:
     gap: float
     time_limit: float
     notes: tuple[str, ...]
-    seed: int
     results: Path
 
     def __post_init__(self) -> None:
@@ -79,7 +77,6 @@ class Config:
         at_least("gap", self.gap, 0)
         at_least("batch", self.batch, 1)
         above("time_limit", self.time_limit, 0)
-        at_least("seed", self.seed, 0)
         if not self.meshes:
             raise ConfigError("needs meshes")
 
@@ -98,7 +95,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def _traced(config: Config, layers: int) -> tuple[Graph, float]:
-    """The graph, and seconds to trace it."""
+    """The graph, and the seconds that tracing took."""
     model = load_model(config.model, layers=layers, batch=config.batch)
     start = time.perf_counter()
     return trace(model.step, model.abstract_args), time.perf_counter() - start
@@ -137,7 +134,7 @@ def _measured(
 
 
 def _program(problem: Problem) -> dict[str, int | None]:
-    """The size of the program of all axes at once, where it is solved."""
+    """The size of the linear program, or ``None`` on meshes that are searched axis by axis."""
     if len(problem.mesh.sizes) > MAX_EXACT_AXES:
         return {"variables": None, "constraints": None}
     program = Formulation(problem, [strategies.all for strategies in problem.strategies]).program
@@ -149,9 +146,9 @@ def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
     axes = figure.subplots()
     meshes = list(dict.fromkeys(row["mesh"] for row in rows))
     for mesh, colour, marker in zip(meshes, PALETTE, MARKERS, strict=False):
-        here = [row for row in rows if row["mesh"] == mesh and row["search s"] is not None]
-        seconds = [row["search s"] for row in here]
-        axes.plot([r["layers"] for r in here], seconds, color=colour, marker=marker, label=mesh)
+        solved = [row for row in rows if row["mesh"] == mesh and row["search s"] is not None]
+        seconds = [row["search s"] for row in solved]
+        axes.plot([r["layers"] for r in solved], seconds, color=colour, marker=marker, label=mesh)
     depths = {row["layers"]: row["trace s"] for row in rows}
     axes.plot(sorted(depths), [depths[n] for n in sorted(depths)], "k--", label="to trace")
     axes.set_xscale("log", base=2)

@@ -1,4 +1,4 @@
-"""Text that comes with every Python, its documentation and licence, as batches of characters."""
+"""Batches of characters from a text that every Python includes: its documentation and licence."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pydoc_data import topics
 
 import numpy as np
 
-# Characters beyond are written as the last one.
+# Larger codes are replaced by the last one.
 VOCABULARY = 128
 
 
 def python_text() -> str:
-    """The topics of Python's help, in the order of their names, and the licence where it is."""
+    """The topics of Python's help, in the order of their names, and the licence if installed."""
     parts = [topics.topics[name] for name in sorted(topics.topics)]
     licence = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
     if licence.is_file():
@@ -39,12 +39,12 @@ class Text:
         return cls(np.minimum(codes, VOCABULARY - 1).astype(np.int32))
 
     def batch(self, step: int, size: int, length: int, seed: int) -> dict[str, np.ndarray]:
-        """Random pieces of the text and the characters that follow; the same for the same step.
+        """Random sequences of the text and the characters that follow them, drawn per step.
 
         Returns:
             ``tokens`` and ``next``, int32 of shape (size, length).
         """
         rng = np.random.default_rng((seed, step))
         starts = rng.integers(0, len(self.codes) - length - 1, size)
-        pieces = self.codes[starts[:, None] + np.arange(length + 1)]
-        return {"tokens": pieces[:, :-1], "next": pieces[:, 1:]}
+        sequences = self.codes[starts[:, None] + np.arange(length + 1)]
+        return {"tokens": sequences[:, :-1], "next": sequences[:, 1:]}

@@ -3,13 +3,13 @@
 A *factor* is an axis of the program: dimensions that a reshape, a transpose or an operator shows to
 be the same share it, and a reshape that splits a dimension splits its factor. A *tensor* is a set
 of factors: its order means nothing, so a matrix and its transpose are one tensor (Zhao's
-dissertation, section 5.3). Reshapes, transposes and broadcasts are no operators: they are *views*.
+dissertation, section 5.3). Reshapes, transposes and broadcasts are *views*, not operators.
 
-An *operator* names the positions of its tensors by *labels* of its own, as an einsum does. An
-*entity* is what the search decides at once: a chain of elementwise operators, any other operator,
-or an input. Entities at the same place of identical layers form a *class*.
+An *operator* names the positions of its tensors by *labels* of its own, as an einsum does. A
+*node* gets one strategy from the search: it is a fused chain of elementwise operators, any other
+operator, or an input. Corresponding nodes of identical layers form a *node class*.
 
-What is needed only to run an operator is its ``eqn``; the search never reads it.
+The ``eqn`` of an operator holds the data that only execution needs; the search never reads it.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Tensor:
     """A value, whatever the order of its dimensions. Dimensions of size 1 are left out.
 
     Attributes:
-        index: its place in ``Graph.tensors``.
+        index: its index in ``Graph.tensors``.
         dims: the factor of every position. A factor may occur twice (attention scores).
         sizes: elements of every position, each above 1.
         dtype: of its elements, a ``numpy.dtype`` or a key type of JAX.
-        role: what it is for.
+        role: its use in the training step.
         name: the path of an input (``params/layers/0/up/kernel``), otherwise ``t17``.
-        producer: the operator that makes it, ``None`` for inputs and constants.
+        producer: the operator that produces it, ``None`` for inputs and constants.
         result: which of its producer's results it is.
         consumers: all operands that read it, in the order of execution.
-        array_dims: of an input or constant: for every dimension of the array the positions that
-            make it up, major first. ``None`` for what operators make, which have no array of their
-            own.
+        array_dims: of an input or constant: for every dimension of the array the positions whose
+            product it is, major first. ``None`` for the results of operators, which have no array
+            of their own.
     """
 
     index: int
@@ -76,7 +76,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
+        """Bytes of the full tensor."""
         return self.size * self.dtype.itemsize
 
 
@@ -91,8 +91,8 @@ class Use(NamedTuple):
 class View:
     """How an array of the traced program is read from a tensor.
 
-    The array's dimension d is the product of ``sizes[d]``, major first; ``positions[d]`` says for
-    each of them which position of the tensor it is, ``None`` where the tensor is repeated. Every
+    The array's dimension d is the product of ``sizes[d]``, major first. ``positions[d]`` gives the
+    position of the tensor for each of these sizes, or ``None`` where the tensor is repeated. Every
     position of the tensor occurs once.
 
     Attributes:
@@ -119,14 +119,16 @@ class TracedEqn:
 
     Attributes:
         primitive: the JAX primitive to bind.
-        params: its parameters, for whole arrays.
-        inputs: how its arguments are read, constants included.
-        outputs: how its results are laid out, one for each of ``Operator.results``.
-        input_labels: for every argument and dimension the labels that make it up, major first.
-        output_labels: the same of every result.
-        rule: the ``rules.PrimitiveRule`` by which it is read and run.
-        remat_region: number of the ``jax.checkpoint`` region that recomputes here, ``None``
-            outside. A region's operators may not run before all that enters the region is there.
+        params: its parameters, as traced for full arrays.
+        inputs: the view by which each argument is read, constants included.
+        outputs: the view of each of ``Operator.results``.
+        input_labels: for every argument and dimension the labels whose product the dimension is,
+            major first.
+        output_labels: the same for every result.
+        rule: the ``rules.PrimitiveRule`` that shards and runs it.
+        remat_region: number of the ``jax.checkpoint`` region that recomputes it, ``None`` outside
+            of such regions. The operators of a region run only after all inputs of the region have
+            been computed.
     """
 
     primitive: Any
@@ -140,44 +142,44 @@ class TracedEqn:
 
 
 class SourceLocation(NamedTuple):
-    """Where in the model an operator came from: the name stack and the line of the user's code."""
+    """The name stack and the line of user code that an operator was traced from."""
 
     stack: str
     line: str
 
     def __str__(self) -> str:
-        return " at ".join(part for part in (self.stack, self.line) if part) or "unknown place"
+        return " at ".join(part for part in (self.stack, self.line) if part) or "unknown source"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Operator:
     """One operation, in labels of its own: 0 to ``len(sizes)`` - 1.
 
-    On each mesh axis an operator runs in one of these ways:
+    On each mesh axis an operator has one of these strategies:
 
-    - replicated: all operands whole, all results whole;
-    - sharded by a label that is not frozen: operands and results that have the label are sharded at
-      its position, operands without it are whole, and so are results without it, unless the label
-      is in ``reductions``: then all results are partial, to be combined by what is named there;
-    - partial: the operands of one set of ``linear`` are all partial sums, the others are whole, and
-      all results are partial sums.
+    - replicated: all operands and all results are replicated;
+    - sharded by a label that is not in ``need_replication``: operands and results that have the
+      label are sharded at its position, operands and results without it are replicated. If the
+      label is in ``reductions``, results are partial instead, with the reduction named there;
+    - partial: the operands of one set of ``linear`` are all partial sums, the other operands are
+      replicated, and all results are partial sums.
 
     Attributes:
-        index: its place in ``Graph.operators``, which is the order of execution.
-        kind: what it does to its labels.
+        index: its index in ``Graph.operators``, which is the order of execution.
+        kind: the structure of its labels.
         primitive: name of the JAX primitive.
         sizes: elements of every label.
-        operands, results: tensors with the label of every position. Scalar constants are no
-            operands; ``eqn`` has them.
-        reductions: the labels over which it reduces, and how.
-        linear: sets of operands in which it is linear together: ``({0, 1},)`` for a sum,
+        operands, results: tensors with the label of every position. Scalar constants are not
+            operands; they are in ``eqn``.
+        reductions: the labels over which it reduces, with the reduction.
+        linear: sets of operands in which it is jointly linear: ``({0, 1},)`` for a sum,
             ``({0}, {1})`` for a product.
         need_replication: labels that cannot be sharded.
-        flops: floating-point operations of the whole operator (an addition and a multiplication
+        flops: floating-point operations of the full operator (an addition and a multiplication
             are two).
-        phase: when it runs.
-        source: where in the model it came from.
-        eqn: what runs it.
+        phase: the part of the step in which it runs.
+        source: the line of the model that it was traced from.
+        eqn: the equation that runs it.
     """
 
     index: int
@@ -196,13 +198,13 @@ class Operator:
 
 
 class Output(NamedTuple):
-    """A leaf of what the step returns.
+    """A leaf of the step's result.
 
     Attributes:
-        name: its path in what is returned.
+        name: its path in the result.
         view: how it is read; ``view.tensor`` is ``None`` for a constant.
         updates: number (in ``Graph.inputs``) of the input whose new value it is, or ``None``. It
-            is returned in that input's state, and may take its memory.
+            is returned with that input's placements, and may reuse its memory.
     """
 
     name: str
@@ -211,7 +213,7 @@ class Output(NamedTuple):
 
 
 class Member(NamedTuple):
-    """An operator of an entity; label l of the operator is label ``labels[l]`` of the entity."""
+    """An operator of a node; label l of the operator is label ``labels[l]`` of the node."""
 
     operator: int
     labels: tuple[int, ...]
@@ -219,12 +221,12 @@ class Member(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Node:
-    """What takes one decision: for every mesh axis one of the ways of ``Operator``.
+    """A fused chain of operators, one operator, or an input: the search gives it one strategy.
 
     Attributes:
-        index: its place in ``Graph.nodes``.
+        index: its index in ``Graph.nodes``.
         kind: of its operator; ``"elementwise"`` for a chain; ``"input"`` for an input or constant.
-        phase: when it runs; ``None`` for inputs.
+        phase: the part of the step in which it runs; ``None`` for inputs.
         sizes: elements of every label.
         need_replication: labels that cannot be sharded. Of an input: positions at which no
             ``PartitionSpec`` can shard it, since they are not the major part of their dimension.
@@ -244,12 +246,12 @@ class Node:
 
 
 class Edge(NamedTuple):
-    """A tensor on its way from the entity that has it to one that reads it.
+    """A tensor between the node that produces it and a node that consumes it.
 
     ``source_labels`` and ``target_labels`` give, for every position of the tensor, the label of the
-    entity at either end. ``operands`` lists all (operator, operand) of the target that read the
-    tensor with these labels. An entity's own tensors have no edge, where it reads them as it
-    makes them.
+    node at either end. ``operands`` lists all (operator, operand) of the target that read the
+    tensor with these labels. A tensor that its own producer reads with the labels of the result
+    has no edge there.
     """
 
     tensor: int
@@ -267,15 +269,15 @@ class Graph:
     Attributes:
         tensors: all tensors; ``tensors[i].index == i``.
         operators: all operators in the order of execution.
-        inputs: the tensors of the step's arguments, in the order of their leaves. An argument that
-            nothing reads has a tensor all the same.
+        inputs: the tensors of the step's arguments, in the order of their leaves. An unused
+            argument has a tensor too.
         constants: tensors that the function closed over, with their values.
-        outputs: the leaves of what the step returns, in order.
+        outputs: the leaves of the step's result, in order.
         factors: size of every factor.
-        nodes: what the search decides.
-        node_classes: the entities of each class. Label l of one is label l of every other.
-        edges: the tensors between entities.
-        in_tree, out_tree: structures (``jax.tree``) of the arguments and of what is returned.
+        nodes: the nodes, each of which gets one strategy.
+        node_classes: the nodes of each class. Label l of one is label l of every other.
+        edges: the tensors between nodes.
+        in_tree, out_tree: structures (``jax.tree``) of the arguments and of the result.
     """
 
     tensors: tuple[Tensor, ...]
@@ -297,29 +299,27 @@ class Graph:
 
     @property
     def replicated(self) -> dict[str, tuple[Operator, ...]]:
-        """Operators that every device runs on whole arrays for want of a rule, by primitive."""
-        found: dict[str, tuple[Operator, ...]] = {}
+        """Operators without a rule, which every device runs on full arrays, by primitive."""
+        operators: dict[str, tuple[Operator, ...]] = {}
         for operator in self.operators:
             if operator.eqn.rule.origin == "replicated":
-                found[operator.primitive] = (*found.get(operator.primitive, ()), operator)
-        return found
+                operators[operator.primitive] = (*operators.get(operator.primitive, ()), operator)
+        return operators
 
     def __str__(self) -> str:
         """The graph as the dissertation prints one (Fig. 5.2b).
 
-        Of a class of entities the first is printed, followed by how many there are.
+        Each class is printed as its first node, followed by the number of its nodes.
         """
-        first = [one[0] for one in self.node_classes]
         names = _factor_names(len(self.factors))
         lines = [
             f"{len(self.operators)} operators, {len(self.tensors)} tensors, "
             f"{len(self.nodes)} nodes in {len(self.node_classes)} classes",
             "Nodes:",
         ]
-        for index in first:
-            node = self.nodes[index]
-            times = len(self.node_classes[node.class_id])
-            suffix = f"  x{times}" if times > 1 else ""
+        for members in self.node_classes:
+            node = self.nodes[members[0]]
+            suffix = f"  x{len(members)}" if len(members) > 1 else ""
             for line in _node_lines(self, node, names):
                 lines.append(f"  {line}{suffix}")
         returned = [
@@ -381,12 +381,12 @@ def _operator_line(graph: Graph, operator: Operator, names: list[str]) -> str:
 
 def _label_names(graph: Graph, operator: Operator, names: list[str]) -> list[str]:
     """A label is named after its factor; a second label on the same factor gets a prime."""
-    found: dict[int, str] = {}
+    label_names: dict[int, str] = {}
     for use in (*operator.operands, *operator.results):
         for label, factor in zip(use.labels, graph.tensors[use.tensor].dims, strict=True):
-            if label not in found:
+            if label not in label_names:
                 name = names[factor]
-                while name in found.values():
+                while name in label_names.values():
                     name += "'"
-                found[label] = name
-    return [found.get(label, "?") for label in range(len(operator.sizes))]
+                label_names[label] = name
+    return [label_names.get(label, "?") for label in range(len(operator.sizes))]

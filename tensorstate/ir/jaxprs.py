@@ -1,8 +1,8 @@
-"""Reads jaxprs, whatever the version of JAX: the one file that knows JAX's internals.
+"""Reads the jaxprs of every supported JAX: the only file that knows JAX's internals.
 
 JAX's equations and registries are not a stable interface: ``lax.scan`` has changed the parameters
-that describe its carry, and ``composite`` has renamed its jaxpr. Every such name stands here.
-``PARAMETERS`` lists the sets of parameters of all supported versions, so that a test can name a JAX
+that describe its carry, and ``composite`` has renamed its jaxpr. Every such name is in this file.
+``PARAMETERS`` lists the parameter sets of all supported versions, so that a test fails on a JAX
 whose sets differ.
 """
 
@@ -19,7 +19,7 @@ from jax.extend import core
 
 from tensorstate.errors import PlanError
 
-# Primitives that hold a jaxpr to be run once, and the parameters that may be it.
+# Primitives that run a jaxpr once, with the names that the parameter of that jaxpr may have.
 CALL_PRIMITIVES = {
     "jit": ("jaxpr",),
     "pjit": ("jaxpr",),
@@ -40,15 +40,15 @@ CALL_PRIMITIVES = {
     "custom_linear_solve": ("jaxprs",),
 }
 RECOMPUTED = frozenset({"remat", "remat2", "checkpoint"})
-# Those whose jaxprs ``vmap`` replaces by others.
+# ``vmap`` replaces the jaxprs of these primitives by other jaxprs.
 CONTROL_FLOW = frozenset({"cond", "scan", "while"})
-# Primitives that change no value. Constraints of sharding are left to the search.
+# Primitives that change no value. Sharding constraints are dropped: the search chooses placements.
 _IDENTITIES = """
 copy copy_p name stop_gradient pvary sharding_constraint layout_constraint mesh_cast reshard
 relayout pin unpin device_put with_memory_space_constraint
 """
 IDENTITY_PRIMITIVES = frozenset(_IDENTITIES.split())
-# Replicated, these would give every device something else, or have no meaning on one device.
+# Collectives have no meaning on one device, or would give replicated operands different results.
 _COLLECTIVES = """
 all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast pmax pmin
 ppermute precv preduced psend psum psum_invariant ragged_all_to_all reduce_scatter
@@ -57,17 +57,17 @@ unreduced_pmin unreduced_psum unreduced_reduce_scatter
 """
 COLLECTIVES = frozenset(_COLLECTIVES.split())
 MAPS = frozenset({"shard_map", "pmap", "xla_pmap"})
-# The public name of a collective, or either half of one that is started and awaited.
+# Public names of collectives, and the two halves of asynchronous ones.
 UNSHARED = (
     MAPS
     | {"rng_uniform"}
     | {name + half for name in COLLECTIVES for half in ("", "_start", "_done")}
 )
 REFERENCES = frozenset({"addupdate", "freeze", "get", "new_ref", "swap"})
-# Arrays that may hold anything: residuals that only the other branches of a ``cond`` compute.
+# Uninitialized arrays: residuals that only the other branches of a ``cond`` compute.
 UNINITIALIZED = frozenset({"empty", "empty2"})
 
-# Sets of parameters by primitive: those read by name, here or in ``rules``.
+# Parameter sets of the primitives whose parameters this file or ``rules`` reads by name.
 PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
     name: tuple(frozenset(one.split()) for one in sets)
     for name, sets in {
@@ -121,7 +121,7 @@ PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
 
 
 class Loop(NamedTuple):
-    """A scan: its body is given ``consts``, then the carry, then a row of each other operand."""
+    """A scan. Its body takes the constants, then the carry, then one row of each other operand."""
 
     jaxpr: Any
     constants: Sequence[Any]
@@ -136,9 +136,9 @@ class Inner(NamedTuple):
 
     Attributes:
         jaxpr, constants: the program and the values that it closed over.
-        operands: which operands of the call it is given.
-        recomputed: whether the backward pass of ``jax.checkpoint`` runs it again.
-        name: of the user's function; empty where there is none, or where it is JAX's own.
+        operands: the operands of the call that the program takes.
+        recomputed: whether the backward pass of ``jax.checkpoint`` recomputes it.
+        name: of the user's function; empty if it has none, or if the function is JAX's own.
     """
 
     jaxpr: Any
@@ -175,10 +175,10 @@ def call_of(eqn: Any) -> Inner | None:
 
 
 def loop_of(eqn: Any) -> Loop:
-    """A scan's body, and how its operands are shared out.
+    """A scan's body, with the numbers of its constants and of its carry.
 
     Raises:
-        PlanError: the scan of a JAX whose parameters are not known.
+        PlanError: this version of JAX describes scans by unknown parameters.
     """
     params = eqn.params
     if "num_carry" in params:
@@ -200,8 +200,8 @@ def loop_of(eqn: Any) -> Loop:
 def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     """The jaxprs between which a ``cond`` or ``switch`` chooses, with their constants.
 
-    None are given where only one of them may run: if the choice is of a platform, on which the
-    others may not exist, or if one has a ``while_loop``, which might then never end.
+    Empty if only one branch may run: a ``cond`` on the platform, where the other branches may not
+    exist, or a ``cond`` with a ``while_loop`` in a branch, which might not end when not chosen.
     """
     branches = [unpack_jaxpr(branch) for branch in eqn.params["branches"]]
     if eqn.params.get("branches_platforms") or any(_holds(one, "while") for one, _ in branches):
@@ -210,18 +210,18 @@ def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
 
 
 def _holds(jaxpr: Any, name: str) -> bool:
-    """Whether a jaxpr has an equation of a primitive, at any depth."""
+    """Whether a jaxpr contains a primitive, at any depth."""
     return any(_first(eqn, frozenset({name})) for eqn in jaxpr.eqns)
 
 
 def refusal(eqn: Any) -> str | None:
-    """Why an equation cannot be part of a plan, and what to do; ``None`` if it can."""
+    """The reason why a step with this equation is refused, with a remedy; ``None`` if it is not."""
     name = eqn.primitive.name
     if eqn.effects:
         kinds = ", ".join(sorted(str(effect) for effect in eqn.effects))
         return (
             f"has the side effect {kinds} in {name!r}, expected a pure function: remove prints and "
-            "callbacks, and return what they would show"
+            "callbacks, and return their values instead"
         )
     if name in REFERENCES:
         return f"changes a reference in {name!r}, expected a pure function: return new values"
@@ -230,12 +230,12 @@ def refusal(eqn: Any) -> str | None:
         return None
     if found == "rng_uniform":
         return f"draws numbers without a key in {found!r}: use jax.random"
-    what = "the map over devices" if found in MAPS else "the collective"
-    return f"has {what} {found!r}, which plans add themselves: write the step as for one device"
+    kind = "the map over devices" if found in MAPS else "the collective"
+    return f"has {kind} {found!r}, which plans add themselves: write the step as for one device"
 
 
 def _first(eqn: Any, names: frozenset[str]) -> str | None:
-    """The first of some primitives that an equation is or holds."""
+    """The name of the equation's primitive, or of the first one it contains, if in ``names``."""
     if eqn.primitive.name in names:
         return eqn.primitive.name
     held = (inner for jaxpr in core.jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
@@ -246,14 +246,14 @@ def _first(eqn: Any, names: frozenset[str]) -> str | None:
 
 
 def broadcasts(primitive: core.Primitive) -> bool:
-    """Whether JAX batches a primitive by broadcasting its operands: it is elementwise.
+    """Whether JAX batches a primitive by broadcasting its operands, as it does elementwise ones.
 
-    So ``lax.naryop`` makes primitives. Results may have other shapes all the same, as those of
-    ``random_split`` have, and are to be looked at.
+    ``lax.naryop`` defines primitives in this way. The caller must check the shapes of the results,
+    since ``random_split``, for example, has this batching rule without being elementwise.
     """
     rule = batching.fancy_primitive_batchers.get(primitive)
-    made = (batching.broadcast_batcher, batching.vectorized_batcher)
-    return isinstance(rule, functools.partial) and rule.func in made
+    batchers = (batching.broadcast_batcher, batching.vectorized_batcher)
+    return isinstance(rule, functools.partial) and rule.func in batchers
 
 
 def decomposition(primitive: core.Primitive) -> Callable[..., Any] | None:
@@ -303,12 +303,12 @@ def slicing(start: Sequence[int], limit: Sequence[int]) -> Equation:
 
 
 def squeezing(dimension: int) -> Equation:
-    """A dimension of size 1 is left out."""
+    """A squeeze of one dimension."""
     return lax.squeeze_p, {"dimensions": (dimension,)}
 
 
 def broadcasting(shape: Sequence[int], dimensions: Sequence[int]) -> Equation:
-    """A broadcast in dimensions."""
+    """A broadcast; ``dimensions`` gives the result's dimension for each operand dimension."""
     return lax.broadcast_in_dim_p, {
         "shape": tuple(shape),
         "broadcast_dimensions": tuple(dimensions),
@@ -317,10 +317,10 @@ def broadcasting(shape: Sequence[int], dimensions: Sequence[int]) -> Equation:
 
 
 def concatenating(dimension: int) -> Equation:
-    """Arrays are joined along a dimension."""
+    """A concatenation."""
     return lax.concatenate_p, {"dimension": dimension}
 
 
 def selecting() -> Equation:
-    """Of several arrays one is chosen by a number or truth value."""
+    """A selection among arrays, elementwise, by an integer or Boolean array."""
     return lax.select_n_p, {}

@@ -1,9 +1,10 @@
-"""States of tensors on a device mesh.
+"""Placements of tensors on a device mesh.
 
-On every mesh axis a tensor is replicated, sharded at one of its positions, or partial: what the
-devices hold must still be combined (Zhao's dissertation, section 5.2.1). A state is a tuple with an
-entry a mesh axis. A position that several axes shard is cut by the first of them first, so that
-only the last of them can be changed.
+On every mesh axis a tensor is replicated, sharded at one of its positions, or partial: the values
+of the devices must still be reduced (JAX: unreduced). Placements are a tuple with one placement per
+mesh axis, as in DTensor; Zhao's dissertation, section 5.2.1, calls it the state of a tensor. If
+several axes shard one position, the first of these axes shards it first, so only the placement on
+the last of them can change.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ import numpy as np
 
 from tensorstate.errors import PlanError
 
-# Entries of a state besides positions, which are 0 and above.
+# Placements other than sharding. Sharding at a position is the position, 0 or above.
 REPLICATED = -1
 SUM, MAX, MIN = -2, -3, -4
 PARTIAL = {"sum": SUM, "max": MAX, "min": MIN}
 
 Placements = tuple[int, ...]
-"""An entry a mesh axis: a position, ``REPLICATED``, or how partial values are combined."""
+"""One per mesh axis: a position, ``REPLICATED``, or the pending reduction of partial values."""
 
 
 class MeshShape(NamedTuple):
-    """A device mesh: names and sizes of its axes, the first the slowest to vary over devices."""
+    """Names and sizes of the axes of a device mesh, whose last axis varies fastest over devices."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -37,7 +38,7 @@ class MeshShape(NamedTuple):
         """The mesh with these axes.
 
         Raises:
-            PlanError: there is no axis, or a size is no positive integer.
+            PlanError: there is no axis, or a size is not a positive integer.
         """
         for name, size in sizes.items():
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
@@ -58,7 +59,7 @@ class MeshShape(NamedTuple):
         return devices.reshape(-1, math.prod(self.sizes[axis] for axis in axes))
 
     def num_shards(self, placements: Placements) -> int:
-        """Parts into which a tensor in this state is cut."""
+        """Number of shards of a tensor with these placements."""
         return math.prod(
             size for size, placement in zip(self.sizes, placements, strict=True) if placement >= 0
         )
@@ -67,7 +68,7 @@ class MeshShape(NamedTuple):
 def all_placements(
     sizes: Sequence[int], mesh: MeshShape, partial: Sequence[int] = ()
 ) -> Iterator[Placements]:
-    """All states of a tensor of these sizes, partial ones where ``partial`` names the entries."""
+    """All placements of a tensor of these sizes, with the partial placements in ``partial``."""
     placements_on_axis = (REPLICATED, *partial, *range(len(sizes)))
     for placements in itertools.product(placements_on_axis, repeat=len(mesh.sizes)):
         if divides_evenly(placements, sizes, mesh):
@@ -75,9 +76,9 @@ def all_placements(
 
 
 def divides_evenly(placements: Placements, sizes: Sequence[int], mesh: MeshShape) -> bool:
-    """Whether every position can be cut into as many equal parts as the state asks.
+    """Whether the number of shards divides the size of every position.
 
-    What has no elements is whole: XLA gathers nothing along a dimension of size 0.
+    A position of size 0 cannot be sharded: XLA refuses to gather along a dimension of size 0.
     """
     return all(
         sizes[position] and sizes[position] % num_shards(placements, position, mesh) == 0
@@ -86,7 +87,7 @@ def divides_evenly(placements: Placements, sizes: Sequence[int], mesh: MeshShape
 
 
 def num_shards(placements: Placements, position: int, mesh: MeshShape) -> int:
-    """Number of shards into which a state cuts a position."""
+    """Number of shards of a position."""
     return math.prod(
         s for s, placement in zip(mesh.sizes, placements, strict=True) if placement == position
     )

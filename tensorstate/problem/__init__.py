@@ -1,4 +1,4 @@
-"""What the search decides, and the laws that follow from the graph and the mesh alone.
+"""The search problem: strategies, placements and live ranges, from the graph and the mesh alone.
 
 In reading order: ``strategies`` (how a node runs on a mesh), ``reshard`` (collectives between
 placements), ``tensor_groups`` (identical tensors with their producers and consumers), ``liveness``

@@ -1,15 +1,15 @@
-"""Named strategies as families of plans: which entries each class of entities may take on an axis.
+"""Baselines: named parallelism strategies, as restrictions of the strategies of node classes.
 
-A name says what it fixes and leaves the rest to the search, which finds the best member. So a
-search without a name is never worse than one with it.
+A baseline fixes some placements and leaves the others to the search, which finds the best plan of
+the baseline. So a search without restrictions is never worse than a baseline.
 
 - ``ddp``: parameters and optimizer state replicated, the batch sharded.
-- ``zero1``, ``zero2``: optimizer state sharded; one backward pass a step makes them the same,
-  since gradients go straight to where the optimizer wants them (Rajbhandari et al., 2020).
-- ``fsdp`` (ZeRO-3): parameters sharded too; gathered copies are not kept.
+- ``zero1``, ``zero2``: optimizer state sharded. The two coincide if a step has one backward pass,
+  since gradients are then reduced directly to the optimizer's shards (Rajbhandari et al., 2020).
+- ``fsdp`` (ZeRO-3): parameters sharded too; gathered copies are not saved.
 - ``megatron``: weights sharded, the batch and the residual stream not (Shoeybi et al., 2019).
-- ``megatron-sp``: and what is elementwise may be sharded along the sequence (Korthikanti et al.,
-  2022).
+- ``megatron-sp``: as ``megatron``; elementwise operators may also be sharded along the sequence
+  (Korthikanti et al., 2022).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BASELINES = (*DATA, *MODEL)
 
 
 class Baselines:
-    """The factors of a problem that names speak of.
+    """The restrictions of a problem's strategies to baselines.
 
     Args:
         problem: a training step on a mesh.
@@ -55,8 +55,8 @@ class Baselines:
         return [tensor.dims for tensor in tensors if tensor.role == "input"]
 
     @functools.cached_property
-    def residual(self) -> frozenset[int]:
-        """Factors of what is looked up in parameters by an index: an embedding's width."""
+    def residual_stream_factors(self) -> frozenset[int]:
+        """Factors of the rows that are gathered from parameters: an embedding's width."""
         found: set[int] = set()
         for operator in self.graph.operators:
             if operator.kind == "gather" and operator.phase == "forward":
@@ -89,13 +89,13 @@ class Baselines:
                     found[member.labels[label]] = factor
         return tuple(found)
 
-    # ------------------------------------------------------------------ families
+    # ------------------------------------------------------------------ baselines
 
     def strategies(self, names: Mapping[str, str]) -> tuple[tuple[Strategy, ...], ...]:
-        """For every class the ways that a family allows on each axis.
+        """For every class the strategies that the baseline of each axis allows.
 
         Args:
-            names: a family for every axis of the mesh, by the axis's name.
+            names: a baseline for every axis of the mesh, by the axis's name.
         """
         chosen = [names[axis] for axis in self.problem.mesh.names]
         found = []
@@ -103,23 +103,23 @@ class Baselines:
             candidates = [
                 strategy for strategy in strategies.all if self._allows(chosen, class_id, strategy)
             ]
-            # What should be sharded is, as far as its sizes allow.
+            # Classes that the baseline shards must be sharded if their sizes divide evenly.
             for axis, name in enumerate(chosen):
-                cut = [
+                sharded = [
                     strategy
                     for strategy in candidates
-                    if self._is_cut(name, class_id, strategy[axis])
+                    if self._is_sharded(name, class_id, strategy[axis])
                 ]
-                candidates = cut or candidates
+                candidates = sharded or candidates
             found.append(tuple(candidates))
         return tuple(found)
 
     def _allows(self, names: list[str], class_id: int, strategy: Strategy) -> bool:
         pairs = zip(names, strategy, strict=True)
-        return all(self._allows_entry(name, class_id, placement) for name, placement in pairs)
+        return all(self._allows_placement(name, class_id, placement) for name, placement in pairs)
 
-    def _is_cut(self, name: str, class_id: int, placement: int) -> bool:
-        """Whether a class is sharded as the name asks: inputs, or work along the batch."""
+    def _is_sharded(self, name: str, class_id: int, placement: int) -> bool:
+        """Whether an input or an operator is sharded as the baseline requires."""
         node = self.problem.node(class_id)
         if node.tensor is None:
             if name in DATA and node.phase != "optimizer":
@@ -132,10 +132,11 @@ class Baselines:
             "fsdp": ("input", "optimizer", "parameter"),
         }
         role = self.graph.tensors[node.tensor].role
-        wanted = sharded.get(name, ("parameter",) if len(node.sizes) > 1 else ())
-        return placement >= 0 and role in wanted
+        roles = sharded.get(name, ("parameter",) if len(node.sizes) > 1 else ())
+        return placement >= 0 and role in roles
 
-    def _allows_entry(self, name: str, class_id: int, placement: int) -> bool:
+    def _allows_placement(self, name: str, class_id: int, placement: int) -> bool:
+        """Whether a baseline allows a placement of a class on its axis."""
         node = self.problem.node(class_id)
         if placement == REPLICATED:
             return True
@@ -147,7 +148,7 @@ class Baselines:
             if role == "constant":
                 return False
             if name in MODEL:
-                return factor not in self.batch | self.residual | self.sequence
+                return factor not in self.batch | self.residual_stream_factors | self.sequence
             replicated_roles = {"ddp": ("parameter", "optimizer"), "fsdp": ()}
             return role not in replicated_roles.get(name, ("parameter",))
         if node.phase == "optimizer":
@@ -156,7 +157,7 @@ class Baselines:
             return True
         if name in DATA:
             return factor in self.batch
-        if factor in self.batch | self.residual:
+        if factor in self.batch | self.residual_stream_factors:
             return False
         if factor in self.sequence:
             return name == "megatron-sp" and node.kind != "einsum"
@@ -164,7 +165,7 @@ class Baselines:
 
 
 def is_parameter(graph: Graph, tensor: int) -> bool:
-    """Whether a tensor is a parameter, or one in another type of numbers."""
+    """Whether a tensor is a parameter, or a parameter converted to another dtype."""
     found = graph.tensors[tensor]
     while found.producer is not None:
         operator = graph.operators[found.producer]
@@ -175,21 +176,24 @@ def is_parameter(graph: Graph, tensor: int) -> bool:
 
 
 def baseline_by_axis(problem: Problem, name: str) -> dict[str, str]:
-    """A family for every axis: one for data on all axes; ``megatron`` on the last, beside ``ddp``.
+    """The baseline of every mesh axis that a name stands for.
 
-    ``"fsdp + megatron"`` names the families of both.
+    A data-parallel baseline (``DATA``) applies to all axes. A tensor-parallel one (``MODEL``)
+    applies to the last axis, with ``ddp`` on the others. ``"fsdp + megatron"`` joins one of each.
 
     Raises:
-        PlanError: no such family, or more than one of a sort.
+        PlanError: an unknown name, or two data-parallel or two tensor-parallel baselines.
     """
     parts = [part.strip() for part in name.split("+")]
     unknown = [part for part in parts if part not in BASELINES]
     if unknown:
-        raise PlanError(f"no strategy is called {unknown[0]!r}; known: {', '.join(BASELINES)}")
+        raise PlanError(f"no baseline is called {unknown[0]!r}; known: {', '.join(BASELINES)}")
     data = [part for part in parts if part in DATA]
     model = [part for part in parts if part in MODEL]
     if len(data) > 1 or len(model) > 1:
-        raise PlanError(f"{name!r} names two strategies of a sort; join one of {DATA} to {MODEL}")
+        raise PlanError(
+            f"{name!r} names two baselines of one kind: join one of {DATA} and one of {MODEL}"
+        )
     axes = problem.mesh.names
     found = dict.fromkeys(axes, data[0] if data else "ddp")
     if model:

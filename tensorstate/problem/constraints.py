@@ -1,4 +1,4 @@
-"""What the user fixes beforehand: states of inputs, and mesh axes that must not shard them."""
+"""The user's constraints: pinned placements of inputs, and mesh axes that must not shard them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def apply_constraints(
     pin: Mapping[str, Spec],
     forbid: Mapping[str, str | Sequence[str]],
 ) -> tuple[tuple[Strategy, ...], ...]:
-    """The ways that pins leave.
+    """The strategies that satisfy the constraints.
 
     Args:
         problem: a training step on a mesh.
-        strategies: for every class the ways to choose from.
-        pin: for patterns of input names the state they shall have. ``*`` stands for a part of a
-            name between slashes, ``**`` for any number of parts.
-        forbid: for patterns the mesh axes that shall not shard them.
+        strategies: for every class the candidate strategies.
+        pin: partition specs by patterns of input names. ``*`` matches one part of a name between
+            slashes, ``**`` any number of parts.
+        forbid: by patterns, the mesh axes that must not shard these inputs.
 
     Raises:
-        PlanError: a pattern names nothing, or only some of what is tied; pins that contradict each
-            other; axes or dimensions that there are not; sizes that do not divide.
+        PlanError: a pattern that matches no input, or only some inputs of a class; pins that
+            contradict each other; unknown axes or dimensions; sizes that do not divide evenly.
     """
     found = [tuple(w) for w in strategies]
     by_name: dict[str, tuple[str, Placements]] = {}
@@ -64,18 +64,18 @@ def apply_constraints(
 
 
 def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
-    """Inputs whose names match, by class; all of a class or none."""
-    wanted = re.compile(_regex(pattern))
+    """The inputs whose names match, by class: all inputs of a class or none."""
+    regex = re.compile(_regex(pattern))
     found: dict[int, list[Tensor]] = {}
     for class_id, members in enumerate(problem.graph.node_classes):
         tensors = [problem.graph.nodes[e].tensor for e in members]
         named = [problem.graph.tensors[t] for t in tensors if t is not None]
-        matched = [tensor for tensor in named if wanted.fullmatch(tensor.name)]
+        matched = [tensor for tensor in named if regex.fullmatch(tensor.name)]
         if matched and len(matched) < len(named):
             other = next(tensor.name for tensor in named if tensor not in matched)
             raise PlanError(
-                f"{pattern!r} names {matched[0].name} but not {other}, which is at the same place "
-                f"of an identical layer: name them together"
+                f"{pattern!r} names {matched[0].name} but not {other}, the same input of an "
+                "identical layer: name them together"
             )
         if matched:
             found[class_id] = matched
@@ -93,10 +93,10 @@ def _regex(pattern: str) -> str:
 
 
 def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placements:
-    """The state of an input that a ``PartitionSpec`` describes.
+    """The placements of an input that a ``PartitionSpec`` describes.
 
     Raises:
-        PlanError: an axis or dimension that there is not, or sizes that do not divide.
+        PlanError: an unknown axis or dimension, or sizes that do not divide evenly.
     """
     dims = tensor.array_dims or ()
     if len(spec) > len(dims):
@@ -117,13 +117,13 @@ def from_partition_spec(problem: Problem, tensor: Tensor, spec: Spec) -> Placeme
                 raise PlanError(f"{spec}: dimension {dimension} of {tensor.name} has size 1")
             placements[axis] = dims[dimension][0]
     if not divides_evenly(tuple(placements), tensor.sizes, problem.mesh):
-        raise PlanError(f"{spec} does not cut {tensor.name}, of factors {tensor.sizes}, evenly")
+        raise PlanError(f"{spec} does not shard {tensor.name}, of factors {tensor.sizes}, evenly")
     return tuple(placements)
 
 
-def _axes(problem: Problem, names: Sequence[str], where: str) -> list[int]:
+def _axes(problem: Problem, names: Sequence[str], context: str) -> list[int]:
     known = problem.mesh.names
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise PlanError(f"{where}: the mesh has axes {', '.join(known)}, not {unknown[0]!r}")
+        raise PlanError(f"{context}: the mesh has axes {', '.join(known)}, not {unknown[0]!r}")
     return [known.index(name) for name in names]

@@ -1,13 +1,13 @@
-"""When the tensors of a training step are in memory, whatever their states.
+"""Live ranges of the tensors of a training step, independent of their placements.
 
-Operators run in the order of the graph, but what updates a parameter runs as soon as its gradient
-is there. In microbatches the operators of a turn of the loop come first, then those after the loop.
-Memory is looked at from *points*: where the first and the last entity of every class run, of
-several operators the last. Layers that are alike take memory evenly, so the most is there at one of
-these.
+Operators run in the order of the graph, except that an optimizer operator runs as soon as its
+operands have been computed. With microbatches the operators of the loop come first, then those
+after the loop. Memory is evaluated at *program points*: the last operator of the first and of the
+last node of every class. Memory is monotonic along identical layers, so its peak is at one of
+these points.
 
-A compiler makes cheap elementwise results where they are read instead of keeping them: such a
-tensor is *fused*. It takes no memory itself, but what it is made of must be there when it is read.
+A compiler computes cheap elementwise results inside their consumers instead of storing them: such a
+tensor is *fused*. It takes no memory itself, but its operands must be live when it is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from tensorstate.ir.graph import Graph, Operator
 
-# What XLA computes once rather than wherever it is read (``InstructionFusion::IsExpensive``).
+# Primitives that XLA does not duplicate into their consumers (``InstructionFusion::IsExpensive``).
 EXPENSIVE = frozenset(
     re.findall(
         r"\w+",
@@ -34,29 +34,29 @@ EXPENSIVE = frozenset(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LiveRanges:
-    """How many of a flow's tensors are there, for what, at every point.
+    """Number of tensors of a group that are live at every program point, by the reason.
 
     Attributes:
-        producing: being made.
-        awaiting_forward_use: waiting for a reader in the forward pass.
-        awaiting_backward_use: waiting for a reader, made after the forward pass.
+        producing: its producer runs.
+        awaiting_forward_use: produced, and awaiting a consumer in the forward pass.
+        awaiting_backward_use: produced after the forward pass, and awaiting a consumer.
         saved: from the forward pass for the backward pass.
-        saved_copy: as ``saved``, were they not fused.
-        fused_input: not read there itself, but by what is fused and not made again.
-        saved_for_recompute: fused, but kept for what runs again, which reads it from memory.
-        recomputed: made again, and waiting for a reader after that.
-        recomputed_early: made again before that, for what runs again.
-        loop_resident: through the loop over microbatches, and until the last reader after it.
-        resharded_in_forward, resharded_after_forward, resharded_after_loop: being made or read so
-            that copies made by moves are there, in the eras and after the loop.
-        receive_buffer_in_forward, receive_buffer_after_forward, receive_buffer_after_loop: arriving
-            by moves.
-        resharded_for_recompute, receive_buffer_for_recompute: as ``moved_late`` and
-            ``packed_late``, but only for what runs again, which it does before something else reads
-            them.
-        last_forward_use, last_backward_use: number of the demand that waits longest in either era.
-        fused_consumer: of the demand by what is fused and runs longest; ``None`` where that is of
-            the entity that makes them.
+        saved_copy: as ``saved``, if it were not fused.
+        fused_input: read by a consumer that is fused into a later operator and not recomputed.
+        saved_for_recompute: fused, but saved because a recomputed operator reads it from memory.
+        recomputed: recomputed, and awaiting a consumer of the backward pass.
+        recomputed_early: recomputed for another recomputed operator, before ``recomputed`` starts.
+        loop_resident: through the microbatch loop, and until its last consumer after the loop.
+        resharded_in_forward, resharded_after_forward, resharded_after_loop: resharded copies are
+            live, in the forward pass, after it, and after the loop.
+        receive_buffer_in_forward, receive_buffer_after_forward, receive_buffer_after_loop: a
+            reshard into it is running.
+        resharded_for_recompute, receive_buffer_for_recompute: as ``resharded_after_forward`` and
+            ``receive_buffer_after_forward``, but for recomputed operators that read it first.
+        last_forward_use, last_backward_use: number of the consumer class that reads it last, in the
+            forward pass and after it.
+        fused_consumer: number of the consumer class whose fused operators read it last; ``None`` if
+            these belong to its producer node.
     """
 
     producing: np.ndarray
@@ -86,18 +86,18 @@ COUNTS = tuple(f.name for f in dataclasses.fields(LiveRanges) if f.type == "np.n
 
 
 class Liveness:
-    """The operators of a graph in the order in which they run, and who needs which tensor when.
+    """Liveness analysis: the order of operators, and the live ranges of tensors.
 
     Args:
-        graph: the step, or that of a turn of the loop and of what comes after it.
-        after_loop: the operators that run after the loop over microbatches.
+        graph: of the step; or of one microbatch and of the operators after the loop.
+        after_loop: the operators that run after the microbatch loop.
     """
 
     def __init__(self, graph: Graph, after_loop: frozenset[int] = frozenset()):
         self.graph, self.after_loop = graph, after_loop
-        self.at = _places(graph, after_loop)
+        self.at = _execution_order(graph, after_loop)
         self.end = len(graph.operators)
-        # The first place after the loop; where there is none, after all.
+        # The first point after the loop; without a loop, past the end of the step.
         self.loop_end = self.end - len(after_loop) if after_loop else self.end + 1
         after_forward = [self.at[o.index] for o in graph.operators if o.phase != "forward"]
         self.forward_end = (
@@ -106,14 +106,14 @@ class Liveness:
             else min(self.loop_end, self.end)
         )
         outputs = [o for o in graph.outputs if o.view.tensor is not None]
-        # What replaces an argument takes its memory.
+        # The new value of an argument reuses its memory.
         self.returned = {o.view.tensor for o in outputs if o.updates is None}
         self.replacing = {o.view.tensor for o in outputs} - self.returned
         self.runs, self.recompute_at = self._runs()
         self.program_points = self._program_points()
 
     def producer(self, tensor: int) -> Operator | None:
-        """The operator that makes a tensor; ``None`` for inputs and constants."""
+        """The operator that produces a tensor; ``None`` for inputs and constants."""
         index = self.graph.tensors[tensor].producer
         return None if index is None else self.graph.operators[index]
 
@@ -125,7 +125,7 @@ class Liveness:
     # ------------------------------------------------------------------ operators
 
     def is_fused(self, tensor: int) -> bool:
-        """Whether a tensor is made where it is read."""
+        """Whether a compiler computes a tensor inside its consumers instead of storing it."""
         producer, consumers = self.producer(tensor), self.consumers(tensor)
         if producer is None or producer.kind != "elementwise" or not consumers:
             return False
@@ -139,7 +139,7 @@ class Liveness:
 
     def _is_cheap(self, operator: Operator) -> bool:
         if operator.primitive == "div":
-            # To divide by what is repeated is to multiply by its inverse.
+            # XLA multiplies by the reciprocal of a broadcast divisor.
             sizes = [self.graph.tensors[use.tensor].size for use in operator.operands]
             return len(sizes) < 2 or sizes[1] < sizes[0]
         return operator.primitive not in EXPENSIVE
@@ -152,21 +152,22 @@ class Liveness:
         return any(consumer.index in self.after_loop for consumer in self.consumers(tensor))
 
     def _runs(self) -> tuple[dict[int, set[int]], dict[int, int]]:
-        """Where every operator runs; and where first after the forward pass, were it run again.
+        """The points at which every operator runs, and the point of its recomputation.
 
-        What is read there by itself is made there, though what it is made of may come sooner.
+        A fused operator runs where its consumers run. A recomputation runs at the first read of its
+        results after the forward pass; without one, at the first recomputation of a consumer.
         """
         runs: dict[int, set[int]] = {}
         recomputed: dict[int, int] = {}
         for operator in sorted(self.graph.operators, key=lambda o: -self.at[o.index]):
-            runs[operator.index] = found = set()
+            runs[operator.index] = points = set()
             first = self.end
             for tensor in {use.tensor for use in operator.results}:
                 consumers = [consumer.index for consumer in self.consumers(tensor)]
                 if self.is_fused(tensor):
-                    found.update(*(runs[consumer] for consumer in consumers))
+                    points.update(*(runs[consumer] for consumer in consumers))
                 else:
-                    found.add(self.at[operator.index])
+                    points.add(self.at[operator.index])
                 after_forward = [
                     p
                     for consumer in consumers
@@ -181,36 +182,41 @@ class Liveness:
 
     @functools.cached_property
     def lasting(self) -> list[int]:
-        """Tensors in memory that are read after the last operator of the entity that makes them.
+        """Stored tensors that are read after the last operator of their producer node.
 
-        Their readers may all belong to that entity: fused, they run where other entities read
-        their results. The gradient of tanh, for one, is a cheap function of its value.
+        All consumers of such a tensor may belong to that node: fused, they run where other nodes
+        read their results. The derivative of tanh, for example, is a cheap function of its value.
         """
-        found = []
+        lasting = []
         for node in self.graph.nodes:
             last = max((self.at[m.operator] for m in node.members), default=self.end)
-            made = [
+            produced = [
                 u.tensor for m in node.members for u in self.graph.operators[m.operator].results
             ]
-            found += [
-                t for t in made if not self.is_fused(t) and max(self.read(t), default=-1) > last
+            lasting += [
+                t
+                for t in produced
+                if not self.is_fused(t) and max(self.reads(t), default=-1) > last
             ]
-        return found
+        return lasting
 
-    def read(self, tensor: int) -> list[int]:
-        """Where a tensor is read, were it in memory."""
-        places = {p for consumer in self.consumers(tensor) for p in self.runs[consumer.index]}
-        return sorted(places | ({self.end} if tensor in self.returned else set()))
+    def reads(self, tensor: int) -> list[int]:
+        """The points at which a tensor is read, if it is stored."""
+        points = {p for consumer in self.consumers(tensor) for p in self.runs[consumer.index]}
+        return sorted(points | ({self.end} if tensor in self.returned else set()))
 
     def _program_points(self) -> np.ndarray:
         nodes = {e for members in self.graph.node_classes for e in (members[0], members[-1])}
-        places = {self.end}
+        points = {self.end}
         for node in nodes:
-            runs = (self.runs[m.operator] for m in self.graph.nodes[node].members)
-            places |= {max(found) for found in [set().union(*runs)] if found}
-        return np.array(sorted(places))
+            runs = set[int]().union(
+                *(self.runs[m.operator] for m in self.graph.nodes[node].members)
+            )
+            if runs:
+                points.add(max(runs))
+        return np.array(sorted(points))
 
-    # ------------------------------------------------------------------ flows
+    # ------------------------------------------------------------------ tensor groups
 
     def live_ranges(
         self,
@@ -219,24 +225,25 @@ class Liveness:
         needed_after_forward: bool,
         consumers: Sequence[Iterable[int]],
     ) -> LiveRanges:
-        """Of the tensors of a flow.
+        """Of the tensors of a group.
 
         Args:
-            in_forward: whether they are there in the forward pass.
-            stays: whether something reads them in the backward pass.
-            consumers: entities that read them, by demand.
+            tensors: the group.
+            in_forward: whether they exist in the forward pass.
+            needed_after_forward: whether they are read in the backward pass.
+            consumers: the nodes of each consumer class that read them.
         """
         counts = {name: np.zeros(len(self.program_points), int) for name in COUNTS}
         for tensor in tensors:
-            for name, there in self._live_ranges(tensor, in_forward, needed_after_forward):
-                counts[name] += there
+            for name, is_live in self._live_ranges(tensor, in_forward, needed_after_forward):
+                counts[name] += is_live
         nodes = self.graph.nodes
-        places = [
-            [self.at[m.operator] for e in found for m in nodes[e].members[:1]]
-            for found in consumers
+        points = [
+            [self.at[m.operator] for e in of_class for m in nodes[e].members[:1]]
+            for of_class in consumers
         ]
-        before = [[p for p in found if p < self.forward_end] for found in places]
-        after = [[p for p in found if p >= self.forward_end] for found in places]
+        before = [[p for p in of_class if p < self.forward_end] for of_class in points]
+        after = [[p for p in of_class if p >= self.forward_end] for of_class in points]
         return LiveRanges(
             **counts,
             last_forward_use=_last_consumer(before),
@@ -247,152 +254,145 @@ class Liveness:
     def _fused_consumer(
         self, tensors: Sequence[int], consumers: Sequence[Iterable[int]]
     ) -> int | None:
-        """The demand by fused operators of the forward pass that read tensors last."""
-        readers = {consumer.index for tensor in tensors for consumer in self.consumers(tensor)}
-        last = {
-            o: max(self.runs[o])
-            for o in readers
-            if self.at[o] < self.forward_end <= max(self.runs[o], default=-1)
-        }
-        demanding = [
+        """The consumer class whose fused operators of the forward pass read the tensors last."""
+        operators = {consumer.index for tensor in tensors for consumer in self.consumers(tensor)}
+        ends = {o: max(self.runs[o], default=-1) for o in operators}
+        last = {o: end for o, end in ends.items() if self.at[o] < self.forward_end <= end}
+        by_class = [
             {m.operator for e in nodes for m in self.graph.nodes[e].members} for nodes in consumers
         ]
-        own = readers.difference(*demanding)
-        places = [[last[o] for o in one & last.keys()] for one in (*demanding, own)]
-        latest = _last_consumer(places)
-        return None if latest == len(demanding) else latest
+        in_producer = operators.difference(*by_class)
+        points = [[last[o] for o in of & last.keys()] for of in (*by_class, in_producer)]
+        latest = _last_consumer(points)
+        return None if latest == len(by_class) else latest
 
     def _live_ranges(
         self, tensor: int, in_forward: bool, needed_after_forward: bool
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """What a tensor adds to the spans of its flow."""
-        producer, program_points = self.producer(tensor), self.program_points
-        read = self.read(tensor)
-        needed = [] if self.is_fused(tensor) else read
-        made = -1 if producer is None else self.at[producer.index]
-        is_made = (program_points == made) & (bool(needed) and tensor not in self.replacing)
-        yield "producing", is_made
-        uses_after_loop = [p for p in needed if made < self.loop_end <= p]
-        yield "loop_resident", program_points <= max([self.loop_end - 1, *uses_after_loop])
-        yield (
-            "resharded_after_loop",
-            _points_between(
-                program_points, min(uses_after_loop, default=self.end) - 1, uses_after_loop
-            ),
+        """The live ranges that one tensor adds to those of its group."""
+        points = self.program_points
+        produced_at = self._produced_at(tensor)
+        reads = self.reads(tensor)
+        stored_reads = [] if self.is_fused(tensor) else reads
+        is_produced = (points == produced_at) & (
+            bool(stored_reads) and tensor not in self.replacing
         )
-        yield "receive_buffer_after_loop", program_points == min(uses_after_loop, default=-1)
-        needed, read = (
-            [p for p in places if p not in uses_after_loop] for places in (needed, read)
-        )
-        before = [p for p in needed if p < self.forward_end]
-        after = [p for p in needed if p >= self.forward_end]
+        yield "producing", is_produced
+        uses_after_loop = [p for p in stored_reads if produced_at < self.loop_end <= p]
+        yield from self._after_loop(uses_after_loop)
+        stored_reads = [p for p in stored_reads if p not in uses_after_loop]
+        reads = [p for p in reads if p not in uses_after_loop]
+        before = [p for p in stored_reads if p < self.forward_end]
+        after = [p for p in stored_reads if p >= self.forward_end]
         if not in_forward:
-            yield "resharded_after_forward", is_made
-            yield (
-                "receive_buffer_after_forward",
-                (program_points == made) & bool(needed or uses_after_loop),
-            )
-            yield "awaiting_backward_use", _points_between(program_points, made, after)
+            is_read = bool(stored_reads or uses_after_loop)
+            yield "resharded_after_forward", is_produced
+            yield "receive_buffer_after_forward", (points == produced_at) & is_read
+            yield "awaiting_backward_use", _points_between(points, produced_at, after)
             return
-        start = min(before, default=self.forward_end) - 1
-        yield (
-            "receive_buffer_in_forward",
-            is_made if producer is not None else program_points == min(before, default=-1),
-        )
         recompute_reads = [] if self.is_fused(tensor) else self._recompute_reads(tensor)
         yield from self._resharded_after_forward(after, recompute_reads)
-        if producer is None:
-            yield (
-                "resharded_in_forward",
-                _points_between(program_points, start, before if needed_after_forward else needed),
-            )
-            yield "saved", _points_between(program_points, start, after)
-            yield "saved_copy", _points_between(program_points, start, after)
+        start = min(before, default=self.forward_end) - 1
+        if produced_at < 0:
+            ends = before if needed_after_forward else stored_reads
+            yield "receive_buffer_in_forward", points == min(before, default=-1)
+            yield "resharded_in_forward", _points_between(points, start, ends)
+            yield "saved", _points_between(points, start, after)
+            yield "saved_copy", _points_between(points, start, after)
             return
-        yield (
-            "resharded_in_forward",
-            is_made
-            | (_points_between(program_points, start, before) if needed_after_forward else False),
-        )
-        recomputed = self._reads_if_recomputed(tensor, after)
-        if not needed and not uses_after_loop:
-            yield (
-                "saved_for_recompute",
-                _points_between(program_points, made, self._recompute_reads(tensor)),
-            )
-        yield "awaiting_forward_use", _points_between(program_points, made, before)
-        pending = _points_between(program_points, min(recomputed, default=self.end) - 1, recomputed)
-        yield "recomputed", pending
-        yield (
-            "recomputed_early",
-            _points_between(program_points, min(recompute_reads, default=self.end) - 1, recomputed)
-            & ~pending,
-        )
+        awaited = _points_between(points, start, before) if needed_after_forward else False
+        yield "receive_buffer_in_forward", is_produced
+        yield "resharded_in_forward", is_produced | awaited
+        if not stored_reads and not uses_after_loop:
+            ends = self._recompute_reads(tensor)
+            yield "saved_for_recompute", _points_between(points, produced_at, ends)
+        yield "awaiting_forward_use", _points_between(points, produced_at, before)
+        reads_after = self._reads_if_recomputed(tensor, after)
+        yield from self._recomputed(recompute_reads, reads_after)
         if needed_after_forward:
-            yield "saved", _points_between(program_points, made, after)
-            yield (
-                "saved_copy",
-                _points_between(program_points, made, [p for p in read if p >= self.forward_end]),
-            )
+            copy_reads = [p for p in reads if p >= self.forward_end]
+            yield "saved", _points_between(points, produced_at, after)
+            yield "saved_copy", _points_between(points, produced_at, copy_reads)
         else:
-            yield "saved", _points_between(program_points, made, recomputed)
-            yield "saved_copy", _points_between(program_points, made, recomputed)
-            yield "fused_input", _points_between(program_points, max(before, default=made), after)
+            last_forward = max(before, default=produced_at)
+            yield "saved", _points_between(points, produced_at, reads_after)
+            yield "saved_copy", _points_between(points, produced_at, reads_after)
+            yield "fused_input", _points_between(points, last_forward, after)
+
+    def _produced_at(self, tensor: int) -> int:
+        """The point of a tensor's producer; -1 for inputs and constants."""
+        producer = self.producer(tensor)
+        return -1 if producer is None else self.at[producer.index]
+
+    def _after_loop(self, uses_after_loop: Sequence[int]) -> Iterator[tuple[str, np.ndarray]]:
+        """The ranges of a tensor of the loop that is read at these points after it."""
+        points, first = self.program_points, min(uses_after_loop, default=self.end)
+        yield "loop_resident", points <= max([self.loop_end - 1, *uses_after_loop])
+        yield "resharded_after_loop", _points_between(points, first - 1, uses_after_loop)
+        yield "receive_buffer_after_loop", points == min(uses_after_loop, default=-1)
 
     def _resharded_after_forward(
         self, after: Sequence[int], recompute_reads: Sequence[int]
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """What moves in the backward pass bring to readers there, and to what runs again before."""
-        program_points, first = (
-            self.program_points,
-            min([*after, *recompute_reads], default=self.end),
-        )
-        after_forward = _points_between(program_points, min(after, default=self.end) - 1, after)
-        yield "receive_buffer_after_forward", program_points == min(after, default=-1)
+        """The ranges of copies resharded after the forward pass.
+
+        Args:
+            after: reads by the backward pass.
+            recompute_reads: reads by recomputed operators.
+        """
+        points, first = self.program_points, min([*after, *recompute_reads], default=self.end)
+        after_forward = _points_between(points, min(after, default=self.end) - 1, after)
+        earlier = _points_between(points, first - 1, [*after, *recompute_reads]) & ~after_forward
+        is_received = points == min(recompute_reads, default=-1)
+        yield "receive_buffer_after_forward", points == min(after, default=-1)
         yield "resharded_after_forward", after_forward
-        yield (
-            "receive_buffer_for_recompute",
-            (program_points == min(recompute_reads, default=-1)) & (first not in after),
-        )
-        yield (
-            "resharded_for_recompute",
-            _points_between(program_points, first - 1, [*after, *recompute_reads]) & ~after_forward,
-        )
+        yield "receive_buffer_for_recompute", is_received & (first not in after)
+        yield "resharded_for_recompute", earlier
+
+    def _recomputed(
+        self, recompute_reads: Sequence[int], reads_after: Sequence[int]
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """The ranges of a recomputed tensor, from its first read on."""
+        points, end = self.program_points, self.end
+        awaiting = _points_between(points, min(reads_after, default=end) - 1, reads_after)
+        from_first = _points_between(points, min(recompute_reads, default=end) - 1, reads_after)
+        yield "recomputed", awaiting
+        yield "recomputed_early", from_first & ~awaiting
 
     def _reads_if_recomputed(self, tensor: int, after: list[int]) -> list[int]:
-        """Where a tensor is read after the forward pass, were its readers run again."""
+        """The reads after the forward pass, if the consumers are recomputed."""
         if self.is_fused(tensor) or after:
             return after
         return self._recompute_reads(tensor)
 
     def _recompute_reads(self, tensor: int) -> list[int]:
-        """Where what reads a tensor in the forward pass would run again."""
+        """The points at which the forward consumers of a tensor would be recomputed."""
         consumers = [u for u in self.consumers(tensor) if u.phase == "forward"]
         return [
             p for u in consumers if (p := self.recompute_at[u.index]) < min(self.loop_end, self.end)
         ]
 
 
-def _last_consumer(places: Sequence[Sequence[int]]) -> int | None:
-    """The number of what runs last; ``None`` where nothing does."""
-    last = {number: max(found) for number, found in enumerate(places) if found}
+def _last_consumer(points: Sequence[Sequence[int]]) -> int | None:
+    """The number of the consumer that runs last; ``None`` if none runs."""
+    last = {number: max(of_consumer) for number, of_consumer in enumerate(points) if of_consumer}
     return max(last, key=lambda number: last[number], default=None)
 
 
 def _points_between(program_points: np.ndarray, start: int, ends: Sequence[int]) -> np.ndarray:
-    """The points after a place up to the last of others."""
+    """A mask of the points after ``start``, up to the last of ``ends``."""
     return (program_points > start) & (program_points <= max(ends, default=-math.inf))
 
 
-def _places(graph: Graph, after_loop: frozenset[int]) -> dict[int, int]:
-    """The place of every operator: an update comes as soon as all it needs is there."""
-    made = {use.tensor: o.index for o in graph.operators for use in o.results}
-    turn = min((o.index for o in graph.operators if o.phase != "forward"), default=0)
+def _execution_order(graph: Graph, after_loop: frozenset[int]) -> dict[int, int]:
+    """The point of every operator. Optimizer operators run as soon as their operands are ready."""
+    producer_of = {use.tensor: o.index for o in graph.operators for use in o.results}
+    forward_end = min((o.index for o in graph.operators if o.phase != "forward"), default=0)
     ready: dict[int, int] = {}
     for operator in graph.operators:
         ready[operator.index] = operator.index
         if operator.phase == "optimizer":
-            producers = [made[use.tensor] for use in operator.operands if use.tensor in made]
-            ready[operator.index] = max([turn, *(ready[producer] for producer in producers)])
+            tensors = [use.tensor for use in operator.operands if use.tensor in producer_of]
+            ready[operator.index] = max([forward_end, *(ready[producer_of[t]] for t in tensors)])
     order = sorted(ready, key=lambda index: (index in after_loop, ready[index], index))
-    return {index: place for place, index in enumerate(order)}
+    return {index: point for point, index in enumerate(order)}

@@ -1,15 +1,15 @@
-"""Steps in microbatches: which tensors are pieces, which are whole, which add up.
+"""The split of a step into microbatches, with gradient accumulation.
 
-A loop over microbatches is a mesh axis whose devices are points in time. Along it a tensor is
-sharded at a position (only one piece of it is there at once: it is *pipelined*, section 5.2.2 of
-Zhao's dissertation), replicated (parameters), or partial (gradients and the loss, which add up
-from turn to turn). The rules of ``Operator`` hold as along any other axis, but there are no
-collectives: inside the loop nothing becomes whole. So nothing is searched: the batch is cut, and
-the rest follows in the order of execution.
+A loop over microbatches is like a mesh axis whose devices are points in time. Along it a tensor is
+sharded at a position (only one microbatch of it is in memory at a time: section 5.2.2 of Zhao's
+dissertation calls it pipelined), replicated (parameters), or partial (gradients and the loss, which
+are accumulated over microbatches). The rules of ``Operator`` hold as along a mesh axis, but time
+has no collectives: inside the loop no tensor can be gathered or reduced. So nothing is searched:
+the batch is sharded, and the other placements follow in the order of execution.
 
-An operator runs in every turn of the *loop*, if it makes pieces or parts of sums, or what is needed
-for them; or *after* the loop, as what reads the sums does. A step cannot be pipelined if something
-in the loop needs what is known only after it, as the mean of a batch norm.
+An operator runs in the *loop* if it produces microbatches or partial sums, or an operand of such an
+operator; and *after* the loop if it reads the sums. A step cannot be split if an operator in the
+loop needs a tensor that is known only after the loop, such as the mean of a batch norm.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class MicrobatchSplit:
 
     Attributes:
         traced: the step.
-        factor: the batch, a factor of the step.
-        batch_placements: what every tensor is over time: the position that is cut, ``REPLICATED``,
-            or how the microbatches' parts are combined.
-        stages: when every operator runs.
-        labels: the label along which every operator is cut; ``None`` for those that are not.
+        factor: the factor of the batch.
+        batch_placements: the placement of every tensor along the loop: the position of the batch,
+            ``REPLICATED``, or the reduction that accumulates it.
+        stages: the stage of every operator, in the loop or after it.
+        labels: the label of the batch of every operator; ``None`` for those that are not split.
     """
 
     traced: Graph
@@ -48,28 +48,28 @@ class MicrobatchSplit:
 
     @property
     def batch(self) -> int:
-        """Elements of the whole batch."""
+        """Examples of the full batch."""
         return self.traced.factors[self.factor]
 
     def microbatch(self, microbatches: int) -> Graph:
         """The step of one microbatch: the same tensors and operators, smaller along the batch.
 
         Raises:
-            PlanError: the batch is no multiple of the number of microbatches.
+            PlanError: the batch is not a multiple of the number of microbatches.
         """
         if microbatches < 1 or self.batch % microbatches:
             raise PlanError(
-                f"a batch of {self.batch} cannot be cut into {microbatches} equal microbatches"
+                f"a batch of {self.batch} cannot be split into {microbatches} equal microbatches"
             )
         if microbatches == 1:
             return self.traced
 
-        def cut(sizes: tuple[int, ...], at: int | None) -> tuple[int, ...]:
+        def divided(sizes: tuple[int, ...], at: int | None) -> tuple[int, ...]:
             return tuple(n // microbatches if i == at else n for i, n in enumerate(sizes))
 
         graph = self.traced
         tensors = tuple(
-            dataclasses.replace(tensor, sizes=cut(tensor.sizes, placement))
+            dataclasses.replace(tensor, sizes=divided(tensor.sizes, placement))
             for tensor, placement in zip(graph.tensors, self.batch_placements, strict=True)
         )
         operators = tuple(
@@ -77,7 +77,7 @@ class MicrobatchSplit:
             if label is None
             else dataclasses.replace(
                 operator,
-                sizes=cut(operator.sizes, label),
+                sizes=divided(operator.sizes, label),
                 flops=operator.flops // microbatches,
             )
             for operator, label in zip(graph.operators, self.labels, strict=True)
@@ -87,7 +87,7 @@ class MicrobatchSplit:
             graph,
             tensors=tensors,
             operators=operators,
-            factors=cut(graph.factors, self.factor),
+            factors=divided(graph.factors, self.factor),
             nodes=nodes,
             node_classes=node_classes,
             edges=edges,
@@ -98,23 +98,26 @@ def batch_factor(graph: Graph, name: str | None = None) -> int:
     """The factor of the batch: the first dimension of an input.
 
     Args:
-        name: of the input; by default the factor is that with which most inputs begin that are no
-            parameters or state.
+        name: of the input; by default all inputs other than parameters and optimizer state are
+            considered, and the most frequent first factor is the batch.
 
     Raises:
-        PlanError: there is no such input.
+        PlanError: no such input has a dimension.
     """
     inputs = [graph.tensors[i] for i in graph.inputs]
-    wanted = [t for t in inputs if (t.role == "input" if name is None else t.name == name)]
-    firsts = [t.dims[t.array_dims[0][0]] for t in wanted if t.array_dims and t.array_dims[0]]
+    candidates = [t for t in inputs if (t.role == "input" if name is None else t.name == name)]
+    firsts = [t.dims[t.array_dims[0][0]] for t in candidates if t.array_dims and t.array_dims[0]]
     if not firsts and name is None:
         raise PlanError(
-            "no argument of the step is a batch that microbatches could be cut from: all are "
+            "no argument of the step is a batch that could be split into microbatches: all are "
             "parameters, optimizer state or scalars. Name the input with batch="
         )
     if not firsts:
-        some = ", ".join(t.name for t in inputs if t.sizes)
-        raise PlanError(f"no batch begins the input {name!r}; inputs with dimensions are {some}")
+        names = ", ".join(t.name for t in inputs if t.sizes)
+        raise PlanError(
+            f"batch={name!r}: expected the name of an input whose first dimension is the batch, "
+            f"one of {names}"
+        )
     return Counter(firsts).most_common(1)[0][0]
 
 
@@ -126,7 +129,7 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
         factor: the batch; by default ``batch_factor`` the graph.
 
     Raises:
-        PlanError: there is no batch, or some operator needs all of it: it is named, and why.
+        PlanError: the step has no batch, or an operator needs the full batch at once.
     """
     factor = batch_factor(graph) if factor is None else factor
     tracker = _BatchTracker(graph, factor)
@@ -139,29 +142,29 @@ def split_microbatches(graph: Graph, factor: int | None = None) -> MicrobatchSpl
 
 
 class _BatchTracker:
-    """Follows the pieces of a batch through a step, operator by operator."""
+    """Propagates the batch through a step, operator by operator."""
 
     def __init__(self, graph: Graph, factor: int):
         self.graph, self.factor = graph, factor
         self.batch_placements = [REPLICATED] * len(graph.tensors)
-        # Of what is whole all the time it is not known yet when it runs.
+        # ``None`` for operators on replicated tensors only, whose stage follows later.
         self.stages: list[Stage | None] = [None] * len(graph.operators)
         self.labels: list[int | None] = [None] * len(graph.operators)
-        # For what is known only after the loop the operator that makes it out of all microbatches.
+        # For a tensor that is known only after the loop, the operator that reduced the batch.
         self.origin: dict[int, Operator] = {}
         for tensor in graph.tensors:
             if tensor.producer is None and tensor.dims.count(factor) == 1:
                 self.batch_placements[tensor.index] = tensor.dims.index(factor)
 
     def propagate(self, operator: Operator) -> None:
-        """Note when an operator runs, and what it makes."""
+        """Record the stage of an operator, and the placements of its results along the batch."""
         reads = [self.batch_placements[use.tensor] for use in operator.operands]
-        cut = [e >= 0 for e in reads]
+        reads_batch = any(placement >= 0 for placement in reads)
         after_forward = [use.tensor for use in operator.operands if self._is_after_loop(use.tensor)]
         partial = frozenset(i for i, placement in enumerate(reads) if placement < REPLICATED)
         if after_forward or (partial and not self._passes_sums(operator, partial, reads)):
             unsplit = [*after_forward, *(operator.operands[i].tensor for i in partial)]
-            if any(cut):
+            if reads_batch:
                 self._refuse(operator, self._depends_on_all(unsplit[0]))
             self._record(operator, "after", [REPLICATED] * len(operator.results), unsplit[0])
             return
@@ -169,7 +172,7 @@ class _BatchTracker:
             first = operator.operands[min(partial)].tensor
             self._record(operator, "loop", [SUM] * len(operator.results), first)
             return
-        label = self._label(operator) if any(cut) else self._generated_along_batch(operator)
+        label = self._label(operator) if reads_batch else self._generated_along_batch(operator)
         if label is not None:
             self.labels[operator.index] = label
             batch_placements = [
@@ -178,9 +181,9 @@ class _BatchTracker:
             self._record(operator, "loop", batch_placements, None)
 
     def _passes_sums(self, operator: Operator, partial: frozenset[int], reads: list[int]) -> bool:
-        """Whether sums of microbatches' parts come out of what is done to the parts.
+        """Whether an operator in the loop turns partial sums into partial sums.
 
-        The optimizer reads sums that are whole, though it may scale them first.
+        The optimizer reads accumulated sums, even if its first operator is linear.
         """
         sums = all(reads[i] == SUM for i in partial)
         return sums and operator.phase != "optimizer" and partial in operator.linear
@@ -190,7 +193,7 @@ class _BatchTracker:
         return producer is not None and self.stages[producer] == "after"
 
     def _generated_along_batch(self, operator: Operator) -> int | None:
-        """The label of the batch in what is made out of nothing, such as places or random bits."""
+        """The batch label of results that are generated from no batch, such as random bits."""
         found = {
             label
             for use in operator.results
@@ -208,10 +211,10 @@ class _BatchTracker:
         return self.graph.tensors[tensor].dims
 
     def _label(self, operator: Operator) -> int:
-        """The one label along which an operator that reads pieces can be cut.
+        """The batch label of an operator that reads tensors split along the batch.
 
         Raises:
-            PlanError: there is none.
+            PlanError: it has none.
         """
         uses = [(use, self.batch_placements[use.tensor]) for use in operator.operands]
         found = {use.labels[placement] for use, placement in uses if placement >= 0}
@@ -223,42 +226,42 @@ class _BatchTracker:
         for use, placement in uses:
             if label in use.labels and (placement < 0 or use.labels.count(label) > 1):
                 name = self.graph.tensors[use.tensor].name
-                self._refuse(operator, f"it reads {name}, which is not cut along the batch")
+                self._refuse(operator, f"it reads {name}, which is not split along the batch")
         return label
 
     def _result(self, operator: Operator, label: int, labels: tuple[int, ...]) -> int:
         if label in labels:
             return labels.index(label)
         if label not in operator.reductions:
-            self._refuse(operator, "what it makes does not depend on examples one by one")
+            self._refuse(operator, "its result is neither one per example nor a sum over examples")
         return PARTIAL[operator.reductions[label]]
 
     def _record(
         self, operator: Operator, stage: Stage, batch_placements: Iterable[int], origin: int | None
     ) -> None:
         self.stages[operator.index] = stage
-        made_of = operator if origin is None else self.origin[origin]
+        reduced_by = operator if origin is None else self.origin[origin]
         for use, placement in zip(operator.results, batch_placements, strict=True):
             self.batch_placements[use.tensor] = placement
             if stage == "after" or placement < REPLICATED:
-                self.origin[use.tensor] = made_of
+                self.origin[use.tensor] = reduced_by
 
     def _depends_on_all(self, tensor: int) -> str:
         origin = self.origin[tensor]
         return (
-            f"it reads {self.graph.tensors[tensor].name}, which depends on what "
-            f"{origin.primitive} ({origin.source}) makes of all examples"
+            f"it reads {self.graph.tensors[tensor].name}, which depends on all examples through "
+            f"{origin.primitive} ({origin.source})"
         )
 
     def _refuse(self, operator: Operator, why: str) -> None:
         raise PlanError(
-            "the step cannot run in microbatches, since the whole batch is needed at once by "
+            "the step cannot be split into microbatches, since the full batch is needed at once by "
             f"{operator.primitive} ({operator.source}): {why}"
         )
 
 
 def _stages(graph: Graph, tracker: _BatchTracker) -> tuple[Stage, ...]:
-    """What is whole all the time runs in the loop if the loop needs it, otherwise after it."""
+    """The stage of every operator: in the loop if it or a consumer depends on the loop."""
     in_loop = [stage == "loop" for stage in tracker.stages]
     for operator in reversed(graph.operators):
         if in_loop[operator.index]:
@@ -266,4 +269,4 @@ def _stages(graph: Graph, tracker: _BatchTracker) -> tuple[Stage, ...]:
                 producer = graph.tensors[use.tensor].producer
                 if producer is not None:
                     in_loop[producer] = True
-    return tuple("loop" if one else "after" for one in in_loop)
+    return tuple("loop" if is_in_loop else "after" for is_in_loop in in_loop)

@@ -1,17 +1,18 @@
-"""The decisions of a training step, layers that are alike counted once.
+"""The search problem of a training step, with identical layers counted once.
 
-The search decides for every class of entities in which way it runs, and whether what it makes in
-the forward pass is kept for the backward pass or made again. All that costs anything follows from
-*flows* (see ``tensorstate.problem.tensor_groups``).
+The search chooses a strategy for every node class, and for its results of the forward pass whether
+they are saved for the backward pass or recomputed. Costs are those of nodes and of *tensor groups*
+(see ``tensorstate.problem.tensor_groups``).
 
-There are two *eras*: the forward pass, and what comes after (backward pass and optimizer). Within
-an era a tensor is brought to a state once, however many read it there. Between the eras one state
-of it is kept in memory, unless it is made again or is an input, whose own state stays.
+The step has two *passes*: the forward pass; and the backward pass with the optimizer. Within a pass
+a tensor is resharded to given placements at most once, for all of its consumers. From the forward
+to the backward pass one copy of it is saved, unless it is recomputed. An input stays in memory with
+its own placements.
 
-In microbatches both eras are in a loop (see ``tensorstate.problem.microbatching``), whose turns are
-alike: its tensors and operators are those of one microbatch, the others those of the step. What is
-read after
-the loop *crosses* its end: one state of it is held there, and added up if it is a sum.
+With microbatches both passes are in a loop (see ``tensorstate.problem.microbatching``). Tensors and
+operators in the loop have the sizes of one microbatch, the others those of the step. A tensor that
+is read after the loop is *loop-resident*: one copy of it stays in memory through the loop, and is
+accumulated if it is a sum.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ class Problem:
 
     Args:
         graph: the training step.
-        network: the mesh and the prices of collectives.
+        network: the mesh and the costs of collectives.
         hardware: a device.
-        microbatches: turns of the loop over parts of the batch; 1 for none.
+        microbatches: number of microbatches; 1 for no loop.
         batch: name of an input whose first dimension is the batch (see
-            ``pipelining.batch_factor``).
+            ``microbatching.batch_factor``).
 
     Attributes:
         traced: the training step.
-        microbatch_split: the step as a loop; ``None`` for none.
-        graph: that of one turn, and of what comes after the loop; the step where there is none.
+        microbatch_split: the step as a loop; ``None`` for no loop.
+        graph: of one microbatch and of the operators after the loop; without a loop, of the step.
 
     Raises:
-        PlanError: the step cannot be cut into so many microbatches.
+        PlanError: the step cannot be split into this number of microbatches.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Problem:
         self._live_ranges: dict[int, LiveRanges] = {}
 
     def on(self, network: CollectiveCostModel, hardware: Hardware | None = None) -> Problem:
-        """The same step on another network, or on other devices."""
+        """The problem of the same step on another network, or on other devices."""
         return Problem(
             self.traced, network, hardware or self.hardware, self.microbatches, self.batch
         )
@@ -92,24 +93,24 @@ class Problem:
         return self.network.mesh
 
     def node(self, class_id: int) -> Node:
-        """An entity of a class, which stands for all."""
+        """The first node of a class, which represents all of them."""
         return self.graph.nodes[self.graph.node_classes[class_id][0]]
 
     def multiplicity(self, class_id: int) -> int:
-        """How many entities a class has."""
+        """Number of nodes of a class."""
         return len(self.graph.node_classes[class_id])
 
     def is_in_forward(self, class_id: int) -> bool:
-        """Whether a class runs in the forward pass, and in the loop where there is one."""
+        """Whether a class runs in the forward pass, and in the loop if there is one."""
         node = self.node(class_id)
         return node.phase == "forward" and is_in_loop(node, self.microbatch_split)
 
     def num_repeats(self, class_id: int) -> int:
-        """How often a class runs."""
+        """Number of times that a class runs per step."""
         return self.microbatches if is_in_loop(self.node(class_id), self.microbatch_split) else 1
 
     def reshard_graph(self, group: TensorGroup) -> ReshardGraph:
-        """The ways of a flow's tensor between its states."""
+        """The reshard steps between the placements of a group's tensors."""
         key = group.sizes, group.nbytes
         if key not in self._reshard_graphs:
             self._reshard_graphs[key] = ReshardGraph(
@@ -119,12 +120,12 @@ class Problem:
 
     @functools.cached_property
     def liveness(self) -> Liveness:
-        """When operators run and need their tensors."""
+        """The order of operators, and the live ranges that follow from it."""
         stages = self.microbatch_split.stages if self.microbatch_split else ()
         return Liveness(self.graph, frozenset(i for i, s in enumerate(stages) if s == "after"))
 
     def live_ranges(self, number: int) -> LiveRanges:
-        """When the tensors of a flow are there."""
+        """The live ranges of a group's tensors."""
         if number not in self._live_ranges:
             group = self.tensor_groups[number]
             consumers = [
@@ -139,72 +140,72 @@ class Problem:
         return self._live_ranges[number]
 
     def produced_placements(self, group: TensorGroup, strategy: Strategy) -> Placements:
-        """The state in which a flow's tensor is made."""
+        """The placements with which a group's tensors are produced."""
         return self.strategies[group.class_id].output_placements(strategy, group.labels, group.port)
 
     def required_placements(self, consumer_class: ConsumerClass, strategy: Strategy) -> Placements:
-        """The state in which a class demands a tensor."""
+        """The placements that a consumer requires of a tensor."""
         if consumer_class.class_id is None:
-            raise ValueError("the caller of the step demands no state in particular")
+            raise ValueError("the caller of the step requires no placements in particular")
         return self.strategies[consumer_class.class_id].input_placements(
             strategy, consumer_class.labels, consumer_class.ports
         )
 
     def local_bytes(self, group: TensorGroup, placements: Placements) -> int:
-        """Bytes of a flow's tensor, or of a microbatch's piece of it, on a device."""
+        """Bytes per device of a group's tensor, or of one microbatch of it."""
         return group.nbytes // self.mesh.num_shards(placements)
 
     def input_bytes(self, group: TensorGroup, placements: Placements) -> int:
-        """Bytes of an input on a device, the pieces of all microbatches together."""
+        """Bytes per device of an input, all microbatches together."""
         return self.local_bytes(group, placements) * (
             self.microbatches if group.batch_placement >= 0 else 1
         )
 
     @functools.cache  # noqa: B019 - a problem lives as long as its search
     def seconds(self, class_id: int, strategy: Strategy) -> float:
-        """Seconds that an entity of a class computes in all turns.
+        """Compute seconds of a node of a class, in all microbatches together.
 
-        In each it takes the longer of arithmetic and memory.
+        A microbatch takes the maximum of its arithmetic time and its memory time (roofline model).
         """
         node, tensors = self.node(class_id), self.graph.tensors
         operators = [self.graph.operators[member.operator] for member in node.members]
         if not operators:
             return 0.0
-        parts = self.mesh.num_shards(strategy)
+        shards = self.mesh.num_shards(strategy)
         arithmetic = math.fsum(
             operator.flops
             / self.hardware.flops_of(tensors[operator.operands[0].tensor].dtype.itemsize)
             for operator in operators
             if operator.kind in ("einsum", "window") and operator.operands
         )
-        moved = self.memory_traffic(class_id, strategy)
+        traffic = self.memory_traffic(class_id, strategy)
         if all(operator.primitive in SLICES for operator in operators):
-            # Of what a slice is taken from nothing else is read: a layer's part of all layers'.
-            made = {use.tensor for operator in operators for use in operator.results}
-            moved = min(moved, 2 * sum(tensors[tensor].nbytes for tensor in made) / parts)
-        per_repeat = max(arithmetic / parts, moved / self.hardware.memory_bandwidth)
+            # A slice reads only its own bytes of the operand: one layer of the stacked layers.
+            produced = {use.tensor for operator in operators for use in operator.results}
+            traffic = min(traffic, 2 * sum(tensors[tensor].nbytes for tensor in produced) / shards)
+        per_repeat = max(arithmetic / shards, traffic / self.hardware.memory_bandwidth)
         return self.num_repeats(class_id) * per_repeat
 
     @functools.cache  # noqa: B019
     def memory_traffic(self, class_id: int, strategy: Strategy) -> int:
-        """Bytes that an entity of a class reads and writes on a device, each tensor once.
+        """Bytes per device that a node of a class reads and writes, each tensor once.
 
-        What a chain of operators makes for itself alone stays in registers.
+        Tensors that only the node itself reads stay in registers.
         """
         node, tensors = self.node(class_id), self.graph.tensors
-        read, made = {}, {}
+        read, produced = {}, {}
         for member in node.members:
             operator = self.graph.operators[member.operator]
-            for uses, into in ((operator.operands, read), (operator.results, made)):
+            for uses, labels_of in ((operator.operands, read), (operator.results, produced)):
                 for use in uses:
-                    into[use.tensor] = tuple(member.labels[label] for label in use.labels)
-        own = {operator.operator for operator in node.members}
+                    labels_of[use.tensor] = tuple(member.labels[label] for label in use.labels)
+        members = {member.operator for member in node.members}
         total = 0
-        for tensor, labels in {**read, **made}.items():
+        for tensor, labels in {**read, **produced}.items():
             consumers = {consumer.operator for consumer in tensors[tensor].consumers}
-            if tensor in made and consumers and consumers <= own:
+            if tensor in produced and consumers and consumers <= members:
                 continue
-            cuts = {placement for placement in strategy if placement >= 0} & set(labels)
+            sharded = {placement for placement in strategy if placement >= 0} & set(labels)
             axes = zip(self.mesh.sizes, strategy, strict=True)
-            total += tensors[tensor].nbytes // math.prod(s for s, e in axes if e in cuts)
+            total += tensors[tensor].nbytes // math.prod(s for s, e in axes if e in sharded)
         return total

@@ -1,8 +1,8 @@
-"""The collectives that lead a tensor from one state to another.
+"""The collectives that reshard a tensor from some placements to others.
 
-A move changes the state on one axis and is one collective, or none at all: a replicated tensor is
-sharded by forgetting. Moves make a graph of states; a tensor that several operators read in several
-states travels along the cheapest tree in that graph, and pays for a branch once.
+A reshard step changes the placement on one mesh axis by one collective, or by a local slice from
+replicated to sharded. Placements and steps form a graph. A tensor that consumers require with
+several placements is resharded along the cheapest tree in it, so that a shared step is paid once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placement
 
 
 class ReshardStep(NamedTuple):
-    """One step from a state to another.
+    """One collective between placements that differ on one mesh axis.
 
     Attributes:
         kind: "all_gather", "reduce_scatter", "all_reduce" or "all_to_all"; "slice" when nothing is
             sent.
-        axis: the mesh axis that changes.
-        source, target: the states before and after.
-        nbytes: of the larger of a device's buffers before and after.
+        axis: the mesh axis whose placement changes.
+        source, target: the placements before and after.
+        nbytes: bytes per device of the larger buffer, before or after.
     """
 
     kind: str
@@ -35,52 +35,51 @@ class ReshardStep(NamedTuple):
 
 
 CollectiveSeconds = Callable[[str, int, int], float]
-"""Seconds of a collective: of its kind, mesh axis, and bytes of a device's larger buffer."""
+"""Seconds of a collective, given its kind, its mesh axis, and bytes per device (larger buffer)."""
 
 
-# ---------------------------------------------------------------------- moves
+# ---------------------------------------------------------------------- steps
 
 
 def reshard_steps(
     placements: Placements, sizes: Sequence[int], nbytes: int, mesh: MeshShape
 ) -> Iterator[ReshardStep]:
-    """All moves out of a state.
+    """All reshard steps from some placements.
 
     Args:
-        placements: where the tensor is.
-        sizes: elements of every position of the whole tensor.
-        nbytes: of the whole tensor.
+        placements: of the tensor.
+        sizes: elements of every position of the full tensor.
+        nbytes: of the full tensor.
         mesh: the device mesh.
     """
-    here = nbytes // mesh.num_shards(placements)
-    for axis, placement in enumerate(placements):
-        if mesh.sizes[axis] == 1 or (placement >= 0 and placement in placements[axis + 1 :]):
+    local_bytes = nbytes // mesh.num_shards(placements)
+    for axis, old in enumerate(placements):
+        if mesh.sizes[axis] == 1 or (old >= 0 and old in placements[axis + 1 :]):
             continue
-        for there in (REPLICATED, *range(len(sizes))):
-            target = (*placements[:axis], there, *placements[axis + 1 :])
-            if there == placement or (there >= 0 and there in placements[axis + 1 :]):
+        for new in (REPLICATED, *range(len(sizes))):
+            target = (*placements[:axis], new, *placements[axis + 1 :])
+            if new == old or (new >= 0 and new in placements[axis + 1 :]):
                 continue
-            if (placement in (MAX, MIN) and there != REPLICATED) or not divides_evenly(
-                target, sizes, mesh
-            ):
+            if (old in (MAX, MIN) and new != REPLICATED) or not divides_evenly(target, sizes, mesh):
                 continue
-            larger = here * mesh.sizes[axis] if placement >= 0 and there == REPLICATED else here
-            yield ReshardStep(_kind(placement, there), axis, placements, target, larger)
+            gathers = old >= 0 and new == REPLICATED
+            larger = local_bytes * mesh.sizes[axis] if gathers else local_bytes
+            yield ReshardStep(_kind(old, new), axis, placements, target, larger)
 
 
-def _kind(placement: int, there: int) -> str:
-    if placement == REPLICATED:
+def _kind(old: int, new: int) -> str:
+    if old == REPLICATED:
         return "slice"
-    if placement >= 0:
-        return "all_gather" if there == REPLICATED else "all_to_all"
-    return "all_reduce" if there == REPLICATED else "reduce_scatter"
+    if old >= 0:
+        return "all_gather" if new == REPLICATED else "all_to_all"
+    return "all_reduce" if new == REPLICATED else "reduce_scatter"
 
 
 class ReshardTree(NamedTuple):
-    """The moves that bring a tensor from one state to several.
+    """The reshard steps from the sources to several placements.
 
     Attributes:
-        steps: in an order in which each starts at the source or where another has ended.
+        steps: ordered so that each starts at a source or at the target of an earlier step.
         seconds: of all of them.
     """
 
@@ -89,11 +88,11 @@ class ReshardTree(NamedTuple):
 
 
 class ReshardGraph:
-    """The cheapest ways of one kind of tensor between its states.
+    """The placements of tensors of one shape, with the reshard steps between them as edges.
 
     Args:
-        sizes: elements of every position of the whole tensor.
-        nbytes: of the whole tensor.
+        sizes: elements of every position of the full tensor.
+        nbytes: of the full tensor.
         mesh: the device mesh.
         collective_seconds: seconds of a collective.
     """
@@ -116,14 +115,14 @@ class ReshardGraph:
         self._into: dict[Placements, dict[Placements, list[tuple[ReshardStep, float]]]] = {}
 
     def steps_from(self, placements: Placements) -> tuple[tuple[ReshardStep, float], ...]:
-        """The moves out of a state, with their seconds."""
+        """The reshard steps from some placements, with their seconds."""
         if placements not in self._steps_from:
-            every = reshard_steps(placements, self.sizes, self.nbytes, self.mesh)
-            self._steps_from[placements] = tuple((step, self.seconds(step)) for step in every)
+            steps = reshard_steps(placements, self.sizes, self.nbytes, self.mesh)
+            self._steps_from[placements] = tuple((step, self.seconds(step)) for step in steps)
         return self._steps_from[placements]
 
     def reachable(self, sources: Iterable[Placements]) -> list[Placements]:
-        """The states that can be reached, the sources first."""
+        """The placements that can be reached, the sources first."""
         found = dict.fromkeys(sources)
         pending = list(found)
         while pending:
@@ -134,7 +133,7 @@ class ReshardGraph:
         return list(found)
 
     def seconds(self, step: ReshardStep) -> float:
-        """Seconds of a move."""
+        """Seconds of a reshard step."""
         return (
             0.0
             if step.kind == "slice"
@@ -144,12 +143,13 @@ class ReshardGraph:
     def cheapest_tree(
         self, sources: frozenset[Placements], targets: frozenset[Placements]
     ) -> ReshardTree:
-        """The cheapest moves from states that are there to others (Dreyfus and Wagner, 1971).
+        """The cheapest steps from any of the sources to all targets: a Steiner tree.
 
-        With several sources it is several trees.
+        Dynamic programming over subsets of targets (Dreyfus and Wagner, 1971). With several sources
+        the result may be several trees.
 
         Raises:
-            PlanError: a target cannot be reached: nothing becomes partial by moving.
+            PlanError: a target cannot be reached: no reshard step makes a tensor partial.
         """
         key = (sources, targets - sources)
         if key not in self._trees:
@@ -159,12 +159,12 @@ class ReshardGraph:
     def _steiner(self, sources: list[Placements], targets: list[Placements]) -> ReshardTree:
         if not targets:
             return ReshardTree((), 0.0)
-        # best[subset][state]: seconds from the state to all of the subset; first_steps: the first
-        # choice.
+        # best[subset][placements]: least seconds from the placements to all targets of the subset.
+        # first_steps: its first step, or the part of the subset where the tree branches.
         best: list[dict[Placements, float]] = [{} for _ in range(1 << len(targets))]
         first_steps: list[dict[Placements, ReshardStep | int]] = [{} for _ in best]
         into = self._steps_into(sources)
-        # The same from whichever of the sources, or from several: a state or a part.
+        # The least seconds from all sources together, with the source, or the part that one serves.
         root: list[tuple[float, Placements | int]] = [(math.inf, 0) for _ in best]
         for subset in range(1, len(best)):
             start: dict[Placements, float] = {}
@@ -197,25 +197,26 @@ class ReshardGraph:
     def _steps_into(
         self, sources: Sequence[Placements]
     ) -> dict[Placements, list[tuple[ReshardStep, float]]]:
-        """The moves into every state that can be reached."""
-        found: dict[Placements, list[tuple[ReshardStep, float]]] = {}
-        # Which states can be reached depends on what is partial only.
-        partial = {tuple(min(placement, REPLICATED) for placement in source) for source in sources}
-        for kind in partial:
-            if kind not in self._into:
-                one = self._into[kind] = {}
-                for placements in self.reachable([s for s in sources if _same_partials(s, kind)]):
+        """The steps into each reachable placement."""
+        merged: dict[Placements, list[tuple[ReshardStep, float]]] = {}
+        # The reachable placements depend only on the partial placements of a source.
+        partials = {_partials(source) for source in sources}
+        for partial in partials:
+            if partial not in self._into:
+                steps_into = self._into[partial] = {}
+                for placements in self.reachable([s for s in sources if _partials(s) == partial]):
                     for step, cost in self.steps_from(placements):
-                        one.setdefault(step.target, []).append((step, cost))
-            if len(partial) == 1:
-                return self._into[kind]
-            for placements, into in self._into[kind].items():
-                found[placements] = list(dict.fromkeys((*found.get(placements, ()), *into)))
-        return found
+                        steps_into.setdefault(step.target, []).append((step, cost))
+            if len(partials) == 1:
+                return self._into[partial]
+            for placements, into in self._into[partial].items():
+                merged[placements] = list(dict.fromkeys((*merged.get(placements, ()), *into)))
+        return merged
 
 
-def _same_partials(placements: Placements, kind: Placements) -> bool:
-    return tuple(min(placement, REPLICATED) for placement in placements) == kind
+def _partials(placements: Placements) -> Placements:
+    """The partial placements, with all others taken as replicated."""
+    return tuple(min(placement, REPLICATED) for placement in placements)
 
 
 def _dijkstra(
@@ -223,7 +224,7 @@ def _dijkstra(
     first_steps: dict[Placements, ReshardStep | int],
     into: Mapping[Placements, Sequence[tuple[ReshardStep, float]]],
 ) -> dict[Placements, float]:
-    """Dijkstra against the moves, from states whose seconds are known already."""
+    """Dijkstra's algorithm on reversed steps, from placements with known seconds."""
     best, done = dict(start), set()
     heap = [(seconds, placements) for placements, seconds in start.items()]
     heapq.heapify(heap)
@@ -240,7 +241,7 @@ def _dijkstra(
 
 
 def _subset_splits(subset: int) -> Iterator[int]:
-    """Half of the ways to split a set in two: the parts with its highest member."""
+    """All splits of a set into two non-empty parts: the part with its highest member."""
     part = (subset - 1) & subset
     while part:
         if part > subset ^ part:

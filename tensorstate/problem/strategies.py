@@ -1,10 +1,11 @@
-"""Ways in which an entity can run on a mesh, and the states of its tensors that follow.
+"""Strategies of a node on a mesh, and the placements of its tensors that follow from them.
 
-A way has an entry a mesh axis: ``REPLICATED``, a label to shard by, or ``partial_of(i)``: the
-operands of the i-th set in which the entity is linear are partial sums (see ``graph.Operator``).
+A strategy has one placement per mesh axis: ``REPLICATED``, a label to shard by, or
+``partial_of(i)``: the operands of the node's i-th linear set are partial sums (see
+``graph.Operator``).
 
-Operands and results are named by *place*: (position of the operator among the entity's members,
-number of its operand or result), which is the same for all entities of a class.
+Operands and results are named by *port*: (position of the operator among the node's members, number
+of its operand or result). Ports are the same for all nodes of a class.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from tensorstate.ir.placements import (
 )
 
 Strategy = tuple[int, ...]
-"""An entry a mesh axis: ``REPLICATED``, a label of the entity, or ``partial_of(i)``."""
+"""One placement per mesh axis: ``REPLICATED``, a label of the node, or ``partial_of(i)``."""
 
 Port = tuple[int, int]
 """(position of a member, number of its operand or result)."""
 
 
 def partial_of(number: int) -> int:
-    """The entry of a way whose operands in linear set ``number`` are partial sums."""
+    """The placement in which the operands of linear set ``number`` are partial sums."""
     return -2 - number
 
 
 class NodeStrategies:
-    """The ways of the entities of a class, and what they mean for their tensors.
+    """All strategies of the nodes of a class, and the placements they imply for their tensors.
 
     Args:
         graph: the training step.
-        node: one of the class.
+        node: a node of the class.
         mesh: the device mesh.
     """
 
@@ -49,14 +50,14 @@ class NodeStrategies:
         self.node, self.mesh = node, mesh
         self.linear = linear_sets([graph.operators[m.operator] for m in node.members])
         self.reductions: Mapping[int, int] = {
-            member.labels[label]: PARTIAL[how]
+            member.labels[label]: PARTIAL[reduce_op]
             for member in node.members
-            for label, how in graph.operators[member.operator].reductions.items()
+            for label, reduce_op in graph.operators[member.operator].reductions.items()
         }
 
     @functools.cached_property
     def all(self) -> tuple[Strategy, ...]:
-        """Every way that cuts all labels evenly, the replicated one first."""
+        """Every strategy that shards all labels evenly, the replicated one first."""
         placements_on_axis = (
             REPLICATED,
             *(
@@ -67,15 +68,16 @@ class NodeStrategies:
             *(partial_of(i) for i in range(len(self.linear))),
         )
         axes = [placements_on_axis if size > 1 else (REPLICATED,) for size in self.mesh.sizes]
-        every = itertools.product(*axes)
         return tuple(
-            strategy for strategy in every if divides_evenly(strategy, self.node.sizes, self.mesh)
+            strategy
+            for strategy in itertools.product(*axes)
+            if divides_evenly(strategy, self.node.sizes, self.mesh)
         )
 
     def output_placements(
         self, strategy: Strategy, labels: tuple[int, ...], port: Port
     ) -> Placements:
-        """The state of a result, given the label of each of its positions."""
+        """The placements of a result, given the label of each of its positions."""
         return tuple(self._output_placement(placement, labels, port) for placement in strategy)
 
     def _output_placement(self, placement: int, labels: tuple[int, ...], port: Port) -> int:
@@ -92,7 +94,7 @@ class NodeStrategies:
     def input_placements(
         self, strategy: Strategy, labels: tuple[int, ...], ports: frozenset[Port]
     ) -> Placements:
-        """The state in which a tensor is read by the operands at some places."""
+        """The placements that the operands at some ports require of a tensor."""
         return tuple(self._input_placement(placement, labels, ports) for placement in strategy)
 
     def _input_placement(
@@ -110,11 +112,11 @@ class NodeStrategies:
 
 @dataclasses.dataclass(frozen=True)
 class LinearSet:
-    """Operands of an entity that may be partial sums together.
+    """Operands of a node that may be partial sums together.
 
     Attributes:
-        operands: places of the operands.
-        results: places of what are then partial sums.
+        operands: ports of the operands.
+        results: ports of the results that are partial sums then.
     """
 
     operands: frozenset[Port]
@@ -122,47 +124,47 @@ class LinearSet:
 
 
 def linear_sets(members: Sequence[Operator]) -> tuple[LinearSet, ...]:
-    """The sets of operands in which operators that run one after another are linear.
+    """The sets of operands in which a chain of operators is jointly linear.
 
     A tensor that several operands read is partial for all of them.
     """
-    made = {use.tensor for operator in members for use in operator.results}
+    internal = {use.tensor for operator in members for use in operator.results}
     found: dict[frozenset[Port], LinearSet] = {}
     for operator in members:
         for operands in operator.linear:
-            given = frozenset(operator.operands[i].tensor for i in operands) - made
-            linear = _propagate_partial(members, made, given) if given else None
+            inputs = frozenset(operator.operands[i].tensor for i in operands) - internal
+            linear = _propagate_partial(members, internal, inputs) if inputs else None
             if linear is not None:
                 found.setdefault(linear.operands, linear)
     return tuple(found.values())
 
 
 def _propagate_partial(
-    members: Sequence[Operator], made: set[int], given: frozenset[int]
+    members: Sequence[Operator], internal: set[int], inputs: frozenset[int]
 ) -> LinearSet | None:
-    """What is partial where these tensors are, or None where an operator cannot take it."""
+    """The smallest linear set with these inputs; ``None`` if an operator is not linear in them."""
     while True:
-        partial_now, results = set(given), set()
-        lacking: frozenset[int] = frozenset()
+        partial, results = set(inputs), set()
+        missing: frozenset[int] = frozenset()
         for m, operator in enumerate(members):
             tensors = [use.tensor for use in operator.operands]
-            here = {i for i, tensor in enumerate(tensors) if tensor in partial_now}
-            if not here:
+            partial_operands = {i for i, tensor in enumerate(tensors) if tensor in partial}
+            if not partial_operands:
                 continue
-            sets = [s for s in operator.linear if here <= s]
+            sets = [s for s in operator.linear if partial_operands <= s]
             if not sets:
                 return None
-            lacking = frozenset(tensors[i] for i in sets[0] - here)
-            if lacking:
+            missing = frozenset(tensors[i] for i in sets[0] - partial_operands)
+            if missing:
                 break
-            partial_now |= {use.tensor for use in operator.results}
+            partial |= {use.tensor for use in operator.results}
             results |= {(m, i) for i in range(len(operator.results))}
-        if not lacking:
-            operands = _operands(members, given)
+        if not missing:
+            operands = _operands(members, inputs)
             return LinearSet(operands, frozenset(results))
-        if lacking & made:
+        if missing & internal:
             return None
-        given |= lacking
+        inputs |= missing
 
 
 def _operands(members: Sequence[Operator], tensors: frozenset[int]) -> frozenset[Port]:

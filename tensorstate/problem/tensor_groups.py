@@ -1,7 +1,8 @@
-"""Flows: tensors that are alike, made by one class of entities and read by others.
+"""Tensor groups: identical tensors with the same producer class and the same consumer classes.
 
-All that costs anything follows from flows: a tensor, the state in which it leaves the class that
-makes it, and the states in which classes demand it. Flows that are alike are one with a weight.
+Communication and memory costs are those of tensor groups. They depend on the placements with which
+the producer class produces the tensors and on those that the consumer classes require. A group is
+counted with its multiplicity.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from tensorstate.problem.strategies import Port
 
 @dataclasses.dataclass(frozen=True)
 class ConsumerClass:
-    """A class reads a flow's tensor.
+    """A node class that reads the tensors of a group.
 
     Attributes:
-        class_id: the class; ``None`` for the caller of the step, who takes any state but partial
-            ones.
+        class_id: the class; ``None`` for the caller of the step, who accepts all placements that
+            are not partial.
         labels: label of the class for every position of the tensor.
-        ports: the operands that read it; of a stack, whose rows are alike, the first.
+        ports: the operands that read it. The operands of a concatenation are interchangeable: they
+            all count as its first.
         after_forward: whether it is read after the forward pass.
-        after_loop: whether it is read after the loop over microbatches, though it is there before.
+        after_loop: whether it is produced in the microbatch loop and read after the loop.
     """
 
     class_id: int | None
@@ -39,22 +41,22 @@ class ConsumerClass:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TensorGroup:
-    """Tensors that are alike: made by one class, demanded alike.
+    """Identical tensors with one producer class and the same consumer classes.
 
     Attributes:
         tensors: all of them, in the order of execution.
-        producers: the entity that makes each of them, or the input's.
-        consumers: for every tensor and demand the entities that read it so; none for the caller.
-        class_id: the class that makes them, or the input's.
+        producers: the producing node of each of them, or the input's node.
+        consumers: for every tensor and consumer class the nodes that read it; none for the caller.
+        class_id: the class of the producers.
         labels: label of the class for every position.
-        port: which result of which member; (0, 0) for an input.
+        port: the member and its result that is the tensor; (0, 0) for an input.
         is_input: whether it is an input, which stays in memory.
-        in_forward: whether it is there in the forward pass.
-        consumer_classes: who reads it.
-        sizes: of the whole tensor, or of a microbatch's piece of it.
+        in_forward: whether it exists in the forward pass.
+        consumer_classes: the classes that read it.
+        sizes: of the full tensor, or of one microbatch of it.
         nbytes: likewise.
-        batch_placement: what it is over microbatches (see ``MicrobatchSplit.batch_placements``).
-        in_loop: whether it is there in the loop over microbatches.
+        batch_placement: its placement along the batch (see ``MicrobatchSplit.batch_placements``).
+        in_loop: whether it exists in the microbatch loop.
     """
 
     tensors: tuple[int, ...]
@@ -73,12 +75,12 @@ class TensorGroup:
 
     @property
     def multiplicity(self) -> int:
-        """How many tensors it stands for."""
+        """Number of tensors."""
         return len(self.tensors)
 
     @property
     def needed_after_forward(self) -> bool:
-        """Whether something reads them after the forward pass, in the loop where there is one."""
+        """Whether they are read after the forward pass, and not only after the microbatch loop."""
         return any(
             consumer_class.after_forward and not consumer_class.after_loop
             for consumer_class in self.consumer_classes
@@ -86,28 +88,28 @@ class TensorGroup:
 
     @functools.cached_property
     def nodes(self) -> frozenset[int]:
-        """All that make or read them."""
+        """All nodes that produce or read them."""
         consumers = (
-            one for of_tensor in self.consumers for of_demand in of_tensor for one in of_demand
+            node for of_tensor in self.consumers for of_class in of_tensor for node in of_class
         )
         return frozenset((*self.producers, *consumers))
 
 
 @dataclasses.dataclass
 class _TensorUses:
-    """A tensor on its way: who makes it, with which labels, and who reads it."""
+    """The producer of a tensor, its labels there, and the consumers."""
 
     producer: int
     labels: tuple[int, ...]
     consumers: dict[ConsumerClass, tuple[int, ...]]
 
     def read(self, consumer_class: ConsumerClass, *consumers: int) -> None:
-        """More readers."""
+        """Add nodes of a consumer class."""
         self.consumers[consumer_class] = self.consumers.get(consumer_class, ()) + consumers
 
 
 def is_in_loop(node: Node, microbatch_split: MicrobatchSplit | None) -> bool:
-    """Whether an entity runs in the loop, as all do where there is none."""
+    """Whether a node runs in the microbatch loop; true if the step has no loop."""
     stages = (
         {microbatch_split.stages[m.operator] for m in node.members} if microbatch_split else set()
     )
@@ -117,13 +119,13 @@ def is_in_loop(node: Node, microbatch_split: MicrobatchSplit | None) -> bool:
 def find_tensor_groups(
     graph: Graph, microbatch_split: MicrobatchSplit | None = None, lasting: Iterable[int] = ()
 ) -> tuple[TensorGroup, ...]:
-    """The flows of a training step.
+    """The tensor groups of a training step.
 
     Args:
-        graph: the step, or that of a microbatch.
+        graph: of the step, or of one microbatch.
         microbatch_split: the loop over microbatches, if there is one.
-        lasting: tensors that have a flow even if only the entity that makes them reads them,
-            because they stay in memory after it has run (see ``Liveness.lasting``).
+        lasting: tensors that are read by their producing node only, but stay in memory after it has
+            run: they belong to a group too (see ``Liveness.lasting``).
     """
     found: dict[int, _TensorUses] = {}
     members = {m.operator: (e, m) for e in graph.nodes for m in e.members}
@@ -136,7 +138,7 @@ def find_tensor_groups(
         return found[tensor]
 
     def when(consumer_class: ConsumerClass, tensor: int, *, in_loop: bool) -> ConsumerClass:
-        """A demand for a tensor, read in the loop or after it."""
+        """The consumer class of a tensor, marked as reading it in the loop or after it."""
         if not is_in_loop(graph.nodes[uses(tensor).producer], microbatch_split):
             return dataclasses.replace(consumer_class, after_forward=True)
         return (
@@ -152,22 +154,22 @@ def find_tensor_groups(
     for output in graph.outputs:
         if (tensor := output.view.tensor) is not None:
             consumer_class, *consumers = _returned(graph, output, inputs)
-            # Pieces are returned one by one.
+            # A tensor that is split into microbatches is returned in the loop.
             in_loop = microbatch_split is None or microbatch_split.batch_placements[tensor] >= 0
             uses(tensor).read(when(consumer_class, tensor, in_loop=in_loop), *consumers)
     for tensor in (*inputs, *lasting):
         uses(tensor)
-    alike: dict[object, list[int]] = defaultdict(list)
+    groups: dict[object, list[int]] = defaultdict(list)
     for tensor in sorted(found):
         batch_placement = (
             REPLICATED if microbatch_split is None else microbatch_split.batch_placements[tensor]
         )
-        alike[batch_placement, _signature(graph, tensor, found[tensor])].append(tensor)
-    return tuple(_flow(graph, tensors, found, microbatch_split) for tensors in alike.values())
+        groups[batch_placement, _signature(graph, tensor, found[tensor])].append(tensor)
+    return tuple(_group(graph, tensors, found, microbatch_split) for tensors in groups.values())
 
 
 def _producer(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, ...]]:
-    """The entity that has a tensor, and the entity's label of every position."""
+    """The node that produces a tensor, and the node's label of every position."""
     t = graph.tensors[tensor]
     if t.producer is None:
         return inputs[tensor].index, tuple(range(len(t.sizes)))
@@ -176,7 +178,7 @@ def _producer(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[in
     return node.index, tuple(member.labels[label] for label in use.labels)
 
 
-def _flow(
+def _group(
     graph: Graph,
     tensors: list[int],
     found: Mapping[int, _TensorUses],
@@ -223,24 +225,26 @@ def _consumer_class(graph: Graph, edge: Edge) -> ConsumerClass:
 def _returned(
     graph: Graph, output: Output, inputs
 ) -> tuple[ConsumerClass] | tuple[ConsumerClass, int]:
-    """An output is demanded in the state of the input that it is the new value of."""
-    free = (ConsumerClass(None, (), frozenset(), after_forward=True),)
+    """The caller as a consumer: a new value must have the placements of the input it replaces."""
+    unconstrained = (ConsumerClass(None, (), frozenset(), after_forward=True),)
     if output.updates is None or graph.inputs[output.updates] not in inputs:
-        return free
+        return unconstrained
     node = inputs[graph.inputs[output.updates]]
-    there = [p for dimension in graph.tensors[node.tensor].array_dims or () for p in dimension]
-    here = [p for dimension in output.view.positions for p in dimension]
-    made = graph.tensors[output.view.tensor or 0].sizes
-    labels = dict(zip(here, there, strict=False))
-    if len(here) != len(there) or any(
-        h is None or made[h] != node.sizes[t] for h, t in labels.items()
+    input_dims = graph.tensors[node.tensor].array_dims or ()
+    input_positions = [position for dimension in input_dims for position in dimension]
+    positions = [position for dimension in output.view.positions for position in dimension]
+    sizes = graph.tensors[output.view.tensor or 0].sizes
+    labels = dict(zip(positions, input_positions, strict=False))
+    if len(positions) != len(input_positions) or any(
+        position is None or sizes[position] != node.sizes[label]
+        for position, label in labels.items()
     ):
-        return free
-    read = tuple(labels[p] for p in range(len(made)))
+        return unconstrained
+    read = tuple(labels[position] for position in range(len(sizes)))
     return ConsumerClass(node.class_id, read, frozenset(), after_forward=True), node.index
 
 
 def _signature(graph: Graph, tensor: int, uses: _TensorUses) -> object:
     node, t = graph.nodes[uses.producer], graph.tensors[tensor]
-    made = _port_of(graph, tensor, node)
-    return node.class_id, made, uses.labels, t.sizes, t.nbytes, frozenset(uses.consumers)
+    port = _port_of(graph, tensor, node)
+    return node.class_id, port, uses.labels, t.sizes, t.nbytes, frozenset(uses.consumers)

@@ -132,7 +132,7 @@ def _elementwise_along(
         if node.kind != "elementwise" or node.phase != "forward":
             continue
         factors = baselines.label_factors[class_id]
-        if not baselines.residual & set(factors):
+        if not baselines.residual_stream_factors & set(factors):
             continue
         total += problem.multiplicity(class_id)
         placement = strategy[axis]

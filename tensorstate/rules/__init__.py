@@ -1,8 +1,12 @@
-"""How every primitive that a training step is made of is read and run, by the primitive's name.
+"""The rule of every JAX primitive: how it can be sharded, and how one device runs it.
 
-A rule says which dimensions of an equation are one and what it sums over, and how to run it on one
-device's part of its arrays. Primitives that only rename dimensions are no operators and have no
-rule; see ``tensorstate.tracing.factors``. A primitive that is not listed has a rule inferred.
+A rule says which dimensions of an equation are sharded together and which are reduced, and runs the
+equation on one device's shards. Primitives that only rename dimensions are views and have no rule;
+see ``tensorstate.tracing.propagate``. A primitive without a written rule gets an inferred one.
+
+In reading order: ``sharding_rule`` (the parts of a rule), ``local_shard`` (the shard of one device
+in one microbatch), ``elementwise``, ``products``, ``reductions``, ``shapes``, ``indexing``,
+``random`` (the written rules, one family per file), ``inferred`` (rules read from ``vmap``).
 """
 
 import dataclasses
@@ -19,8 +23,8 @@ from tensorstate.rules.sharding_rule import (
     ShardingRule,
 )
 
-# Of keys there is little to shard.
-_OF_KEYS = ("random_wrap", "random_unwrap", "random_seed", "random_split")
+# Random keys are small: they stay replicated.
+_KEY_PRIMITIVES = ("random_wrap", "random_unwrap", "random_seed", "random_split")
 
 RULES: dict[str, PrimitiveRule] = {
     **elementwise.RULES,
@@ -29,7 +33,7 @@ RULES: dict[str, PrimitiveRule] = {
     **indexing.RULES,
     **shapes.RULES,
     **random.RULES,
-    **dict.fromkeys(_OF_KEYS, dataclasses.replace(FALLBACK_RULE, origin="written")),
+    **dict.fromkeys(_KEY_PRIMITIVES, dataclasses.replace(FALLBACK_RULE, origin="written")),
 }
 
 

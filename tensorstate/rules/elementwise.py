@@ -1,4 +1,4 @@
-"""Primitives that treat every element by itself."""
+"""Elementwise primitives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorstate.rules.sharding_rule import (
     num_elements,
 )
 
-# Names by how the result depends on the arguments.
+# Names, by the linearity of the result in the arguments.
 _JOINTLY_LINEAR = ("add", "sub", "add_any", "neg", "convert_element_type", "real", "imag")
 _BILINEAR = ("mul",)
 _OTHERS = """
@@ -30,7 +30,7 @@ threefry2x32 xor zeta random_fold_in random_clone
 def sharding_rule(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """One label for every dimension of the result; dimensions of size 1 are repeated along it."""
+    """One label for every dimension of the result. Arguments of size 1 are broadcast along it."""
     shape = results[0].shape
     return ShardingRule(
         "elementwise",
@@ -45,7 +45,7 @@ def _broadcast_labels(shape: tuple[int, ...], result: tuple[int, ...]) -> tuple[
         return tuple(range(len(shape)))
     return tuple(
         label if size == result[label] else None for label, size in enumerate(shape)
-    )  # a scalar has no dimensions
+    )  # empty for a scalar
 
 
 def _linear(sharding: ShardingRule, *sets: Sequence[int]) -> ShardingRule:
@@ -53,41 +53,41 @@ def _linear(sharding: ShardingRule, *sets: Sequence[int]) -> ShardingRule:
         sharding.kind,
         sharding.arguments,
         sharding.results,
-        linear=tuple(frozenset(one) for one in sets),
+        linear=tuple(frozenset(arguments) for arguments in sets),
         flops=sharding.flops,
     )
 
 
 def jointly_linear(arguments, results, params) -> ShardingRule:
-    """A sum: partial sums may pass if all arguments are such."""
+    """A sum: partial if all arguments are partial sums."""
     return _linear(sharding_rule(arguments, results, params), range(len(arguments)))
 
 
 def bilinear(arguments, results, params) -> ShardingRule:
-    """A product: partial sums may pass in one argument."""
+    """A product: partial if one argument is a partial sum."""
     return _linear(sharding_rule(arguments, results, params), (0,), (1,))
 
 
 def div_rule(arguments, results, params) -> ShardingRule:
-    """A div_rule: partial sums may pass above the line."""
+    """A quotient: partial if the dividend is a partial sum."""
     return _linear(sharding_rule(arguments, results, params), (0,))
 
 
 def select_rule(arguments, results, params) -> ShardingRule:
-    """``select_n``: partial sums may pass in what is chosen from, if all of it is such."""
+    """``select_n``: partial if all cases are partial sums."""
     return _linear(sharding_rule(arguments, results, params), range(1, len(arguments)))
 
 
 def convert_rule(arguments, results, params) -> ShardingRule:
-    """A change of dtype: partial sums may pass unless it rounds to integers or truth values."""
+    """A change of dtype: linear unless it rounds to integers or Booleans."""
     kinds = arguments[0].dtype.kind, results[0].dtype.kind
-    if kinds[0] == kinds[1] or kinds[1] in "fcV":  # V: bfloat16 and the like
+    if kinds[0] == kinds[1] or kinds[1] in "fcV":  # V: bfloat16 and float8
         return jointly_linear(arguments, results, params)
     return sharding_rule(arguments, results, params)
 
 
 def barrier_rule(arguments, results, params) -> ShardingRule:
-    """``optimization_barrier``: every argument for itself."""
+    """``optimization_barrier``: every argument has its own labels."""
     labels, first = [], 0
     for argument in arguments:
         labels.append(tuple(range(first, first + len(argument.shape))))

@@ -1,8 +1,8 @@
-"""Gathers and scatters: an indexed dimension that is sharded is looked up under a mask.
+"""Gathers and scatters, also along a sharded indexed dimension, with a mask.
 
-A device that has rows 10 to 19 of a table looks up those and gives zero for every other row; the
-sum over the devices is the gather. A scatter drops what falls outside the device's rows. So
-embeddings, their gradients and the loss are sharded along the vocabulary.
+A device that has rows 10 to 19 of a table looks these up and returns zero for every other row; the
+sum over devices is the gather. A scatter drops updates outside the device's rows. Embeddings, their
+gradients and the loss can therefore be sharded along the vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Mode = lax.GatherScatterMode
 def gather(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """Rows of a table: batch dimensions, windows that are whole, and indexed dimensions."""
+    """Rows of a table: batch dimensions, full windows, and indexed dimensions."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     table, index, out = arguments[0].shape, arguments[1].shape, results[0].shape
     labels = label_counter()
@@ -74,7 +74,7 @@ def gather(
 
 
 def _fill_is_linear(params: Mapping[str, Any]) -> bool:
-    """Whether what stands for places outside the table is the sum of itself and itself."""
+    """Whether the fill value of indices outside the table is linear: f + f == f (0 or NaN)."""
     value = params["fill_value"]
     fills = Mode.from_any(params["mode"]) == Mode.FILL_OR_DROP
     return not fills or value is None or value == 0 or value != value
@@ -93,15 +93,15 @@ def _run_gather(equation: LocalEqn, arrays, shard: LocalShard):
     if not split:
         return bind_with(equation, arrays, slice_sizes=sizes)
 
-    index, here, inside = _local_indices(index, numbers.start_index_map, dims, mode, shard)
+    index, is_local, inside = _local_indices(index, numbers.start_index_map, dims, mode, shard)
     out = bind_with(equation, (table, index), slice_sizes=sizes, mode=Mode.CLIP, fill_value=None)[0]
     batch = [d for d in range(out.ndim) if d not in numbers.offset_dims]
-    out = jnp.where(lax.broadcast_in_dim(here, out.shape, batch), out, jnp.zeros((), out.dtype))
+    out = jnp.where(lax.broadcast_in_dim(is_local, out.shape, batch), out, jnp.zeros((), out.dtype))
     if mode == Mode.FILL_OR_DROP:
-        # Nobody has what lies outside the table: one device says so.
-        said = ~inside & shard.is_first_shard([label for d in split for label in dims[d]])
+        # No device has a row outside the table: the first one returns the fill value.
+        fills = ~inside & shard.is_first_shard([label for d in split for label in dims[d]])
         fill = jnp.asarray(_fill_value(params["fill_value"], out.dtype), out.dtype)
-        out = jnp.where(lax.broadcast_in_dim(said, out.shape, batch), fill, out)
+        out = jnp.where(lax.broadcast_in_dim(fills, out.shape, batch), fill, out)
     return [out]
 
 
@@ -110,18 +110,18 @@ def _local(taken: int, labels: Sequence[int], shard: LocalShard) -> int:
 
 
 def _local_indices(index, dimensions: Sequence[int], dims, mode, shard: LocalShard):
-    """Places on this device, whether all of a row's are here, and whether they are inside."""
-    columns, here = [], jnp.ones(index.shape[:-1], bool)
-    inside = here
+    """Local indices, a mask of index rows on this device, and one of index rows in the table."""
+    columns, is_local = [], jnp.ones(index.shape[:-1], bool)
+    inside = is_local
     for k, d in enumerate(dimensions):
         column, size = index[..., k], shard.global_size(dims[d])
         if mode == Mode.CLIP:
             column = jnp.clip(column, 0, size - 1)
         within = (column >= 0) & (column < size)
-        place, has = shard.to_local(column, dims[d])
-        here, inside = here & has & within, inside & within
-        columns.append(place.astype(index.dtype))
-    return jnp.stack(columns, axis=-1), here, inside
+        local, has = shard.to_local(column, dims[d])
+        is_local, inside = is_local & has & within, inside & within
+        columns.append(local.astype(index.dtype))
+    return jnp.stack(columns, axis=-1), is_local, inside
 
 
 def _fill_value(value, dtype):
@@ -190,20 +190,20 @@ def _run_scatter(equation: LocalEqn, arrays, shard: LocalShard):
     table, index, update = arrays
     numbers = equation.params["dimension_numbers"]
     dims, index_dims, _ = equation.arguments
-    own = {label for labels in dims for label in labels}
-    summed = [label for labels in index_dims[:-1] for label in labels if label not in own]
+    table_labels = {label for labels in dims for label in labels}
+    summed = [label for labels in index_dims[:-1] for label in labels if label not in table_labels]
     if shard.is_sharded(summed):
-        # Every device adds its own updates; what they are added to counts once.
+        # Every device adds its own updates; only the first adds them to the table.
         table = jnp.where(shard.is_first_shard(summed), table, jnp.zeros((), table.dtype))
     scattered = numbers.scatter_dims_to_operand_dims
     if not any(shard.is_sharded(dims[d]) for d in scattered):
         return bind_with(equation, (table, index, update))
     mode = Mode.from_any(equation.params["mode"])
-    places, here, _ = _local_indices(index, scattered, dims, mode, shard)
+    local, is_local, _ = _local_indices(index, scattered, dims, mode, shard)
     outside = jnp.asarray([shard.size(dims[d]) for d in scattered], index.dtype)
     return bind_with(
         equation,
-        (table, jnp.where(here[..., None], places, outside), update),
+        (table, jnp.where(is_local[..., None], local, outside), update),
         mode=Mode.FILL_OR_DROP,
         indices_are_sorted=False,
         unique_indices=False,

@@ -1,13 +1,13 @@
-"""Rules for primitives that have none of their own, inferred from JAX's rules for ``vmap``.
+"""Rules for primitives without a written rule, inferred from JAX's batching rules.
 
-JAX's rule for ``vmap`` of a primitive knows which dimensions are independent. If ``vmap`` of the
-primitive over a dimension, traced on the slices without that dimension, is the very same equation
-on whole arrays, then every slice along the dimension is computed by itself, and the dimension can
-be sharded. One dimension after another is removed in this way; the remaining ones stay whole.
+JAX's batching rule of a primitive knows which dimensions are independent. If ``vmap`` of the
+primitive over a dimension, traced on slices without that dimension, is the same equation on full
+arrays, then every slice along the dimension is computed independently, and the dimension can be
+sharded. One dimension after another is removed in this way; the remaining ones need replication.
 A device runs ``vmap`` of the primitive on slices without the removed dimensions, so that JAX adapts
 parameters that name sizes or dimensions.
 
-A primitive that JAX batches by broadcasting its operands is elementwise, without such a proof.
+A primitive that JAX batches by broadcasting its operands is taken to be elementwise, without proof.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tensorstate.rules.sharding_rule import (
     num_elements,
 )
 
-# Where many operands have many dimensions of one size, so many ways to pair them are tried.
+# Pairings of the operands' dimensions that are tried at most.
 MAX_CANDIDATES = 256
 
 Shape = tuple[int, ...]
 
 
 class Layer(NamedTuple):
-    """A dimension that ``vmap`` maps: where it is in every operand and result.
+    """A dimension that ``vmap`` maps, by its number in every operand and result.
 
-    ``None`` stands for an operand that does not have it.
+    ``None`` stands for an operand without it.
     """
 
     operands: tuple[int | None, ...]
@@ -73,11 +73,11 @@ def infer(
     if jaxprs.broadcasts(primitive) and _broadcast_shape(arguments, results):
         return PrimitiveRule(elementwise.sharding_rule, bind, "elementwise")
     if primitive.name in jaxprs.CONTROL_FLOW:
-        return FALLBACK_RULE  # vmap makes other jaxprs of theirs, so that nothing is to be seen
+        return FALLBACK_RULE  # vmap replaces their jaxprs, so equations cannot be compared
     operands, outcomes = tuple(map(_struct, arguments)), tuple(map(_struct, results))
     try:
         return _by_dimensions(primitive, operands, outcomes, tuple(params.items()))
-    except TypeError:  # parameters without a hash
+    except TypeError:  # unhashable parameters
         return _by_dimensions.__wrapped__(primitive, operands, outcomes, tuple(params.items()))
 
 
@@ -99,12 +99,12 @@ def _broadcast_shape(arguments: Sequence[AbstractArray], results: Sequence[Abstr
     """Whether all results have the shape to which the operands broadcast."""
     shape = results[0].shape
 
-    def fits(own: Shape) -> bool:
-        pairs = zip(own, shape, strict=True) if len(own) == len(shape) else [(0, 1)]
-        return not own or all(n in (1, size) for n, size in pairs)
+    def broadcasts(operand: Shape) -> bool:
+        pairs = zip(operand, shape, strict=True) if len(operand) == len(shape) else [(0, 1)]
+        return not operand or all(n in (1, size) for n, size in pairs)
 
     return all(result.shape == shape for result in results) and all(
-        fits(argument.shape) for argument in arguments
+        broadcasts(argument.shape) for argument in arguments
     )
 
 
@@ -112,14 +112,14 @@ def _broadcast_shape(arguments: Sequence[AbstractArray], results: Sequence[Abstr
 
 
 def mapped(primitive: Any, full: Slice) -> tuple[list[Layer], Slice]:
-    """The dimensions along which a primitive computes every slice by itself, outermost first.
+    """The dimensions along which a primitive computes every slice independently, outermost first.
 
     Returns:
         The dimensions, and the primitive on one slice along all of them.
     """
     layers: list[Layer] = []
-    while (found := _peeled(primitive, full)) is not None:
-        layer, full = found
+    while (peeled := _peeled(primitive, full)) is not None:
+        layer, full = peeled
         layers.append(layer)
     return layers, full
 
@@ -129,14 +129,14 @@ def _peeled(primitive: Any, full: Slice) -> tuple[Layer, Slice] | None:
     for dims in itertools.islice(_candidates(full.operands), MAX_CANDIDATES):
         operands = tuple(itertools.starmap(_without, zip(full.operands, dims, strict=True)))
         for params in _fewer(full.params, next(d for d in dims if d is not None)):
-            made = _batched(primitive, params, operands, dims, full)
-            if made is not None:
-                return made
+            batched = _batched(primitive, params, operands, dims, full)
+            if batched is not None:
+                return batched
     return None
 
 
 def _candidates(operands: Sequence[jax.ShapeDtypeStruct]) -> Iterator[tuple[int | None, ...]]:
-    """For one dimension its place in every operand, those with most operands first."""
+    """One dimension of every operand, or ``None``, of equal sizes: those of most operands first."""
     choices = [[*range(len(operand.shape)), None] for operand in operands]
     found = []
     for dims in itertools.islice(itertools.product(*choices), 64 * MAX_CANDIDATES):
@@ -155,21 +155,21 @@ def _without(operand: jax.ShapeDtypeStruct, dimension: int | None) -> jax.ShapeD
 
 
 def _fewer(params: Mapping[str, Any], dimension: int) -> Iterator[dict[str, Any]]:
-    """Parameters that may be those of a slice: the same, dimensions renumbered, sizes left out.
+    """Guesses of a slice's parameters: unchanged, dimensions renumbered, or sizes left out.
 
-    Only a guess: ``vmap`` of it is compared with the whole equation.
+    ``vmap`` of a guess is compared with the full equation afterwards.
     """
 
     options = []
     for value in params.values():
-        found = [value]
+        guesses = [value]
         if type(value) is int and value > dimension:
-            found.append(value - 1)
-        elif type(value) is tuple and value and all(type(one) in (int, tuple) for one in value):
-            found.append((*value[:dimension], *value[dimension + 1 :]))
-            if all(type(one) is int for one in value):
-                found.append(tuple(one - (one > dimension) for one in value))
-        options.append([one for k, one in enumerate(found) if one not in found[:k]])
+            guesses.append(value - 1)
+        elif type(value) is tuple and value and all(type(item) in (int, tuple) for item in value):
+            guesses.append((*value[:dimension], *value[dimension + 1 :]))
+            if all(type(item) is int for item in value):
+                guesses.append(tuple(item - (item > dimension) for item in value))
+        options.append([guess for k, guess in enumerate(guesses) if guess not in guesses[:k]])
     for chosen in itertools.islice(itertools.product(*options), 64):
         yield dict(zip(params, chosen, strict=True))
 
@@ -181,7 +181,7 @@ def _batched(
     dims: tuple[int | None, ...],
     full: Slice,
 ) -> tuple[Layer, Slice] | None:
-    """The layer, if ``vmap`` of a slice is the whole equation; else ``None``."""
+    """The layer, if ``vmap`` of a slice is the full equation; else ``None``."""
 
     def run(*arrays: Any) -> Any:
         return primitive.bind(*arrays, **params)
@@ -189,7 +189,7 @@ def _batched(
     try:
         results = jax.tree.leaves(jax.eval_shape(run, *operands))
         jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(jax.vmap(run, dims))(*full.operands))
-    except Exception:  # whatever a primitive says of operands that it does not take
+    except Exception:  # a primitive may refuse wrong guesses by any exception
         return None
     equations: list[_Traced] = []
     outputs = _inline(jaxpr, [*jaxpr.invars], equations)
@@ -201,14 +201,14 @@ def _batched(
         and first.inputs == [*jaxpr.invars]
         and _equal(first.params, full.params)
     )
-    places = _places(first, moves, outputs) if same else None
-    if places is None:
+    out_dims = _out_dims(first, moves, outputs) if same else None
+    if out_dims is None:
         return None
-    shapes = [jax.ShapeDtypeStruct(one.shape, one.dtype) for one in results]
-    without = [_without(one, d) for one, d in zip(full.results, places, strict=True)]
+    shapes = [jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results]
+    without = [_without(result, d) for result, d in zip(full.results, out_dims, strict=True)]
     if shapes != without:
         return None
-    return Layer(dims, places), Slice(params, operands, tuple(shapes))
+    return Layer(dims, out_dims), Slice(params, operands, tuple(shapes))
 
 
 def _equal(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
@@ -244,12 +244,13 @@ def _inline(jaxpr: Any, arguments: Sequence[Any], equations: list[_Traced]) -> l
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _places(
+def _out_dims(
     equation: _Traced, moves: Sequence[_Traced], outputs: Sequence[Any]
 ) -> tuple[int, ...] | None:
-    """Where the mapped dimension is in every result of an equation.
+    """The mapped dimension of every result of an equation.
 
-    ``vmap`` then moves it to the front, by a transpose or not at all; ``None`` for anything else.
+    After the equation ``vmap`` moves this dimension to the front by transposes. ``None`` if it does
+    anything else.
     """
     moved: dict[Any, tuple[Any, int]] = {}
     for move in moves:
@@ -263,7 +264,7 @@ def _places(
     found = [moved.get(output, (output, 0)) for output in outputs]
     if [output for output, _ in found] != equation.outputs:
         return None
-    return tuple(place for _, place in found)
+    return tuple(dimension for _, dimension in found)
 
 
 # ---------------------------------------------------------------------- the rule
@@ -275,16 +276,16 @@ def _describe(layers: Sequence[Layer]) -> Callable[..., ShardingRule]:
         results: Sequence[AbstractArray],
         params: Mapping[str, Any],
     ) -> ShardingRule:
-        """A label for every mapped dimension; all others stand alone and are whole."""
+        """A label for every mapped dimension; all others need replication."""
         labels = label_counter()
         names = [next(labels) for _ in layers]
 
-        def labelled(argument: AbstractArray, places: Sequence[int | None]) -> tuple[int, ...]:
-            left = [*range(len(argument.shape))]
+        def labelled(argument: AbstractArray, mapped: Sequence[int | None]) -> tuple[int, ...]:
+            remaining = [*range(len(argument.shape))]
             found = {}
-            for name, place in zip(names, places, strict=True):
-                if place is not None:
-                    found[left.pop(place)] = name
+            for name, dimension in zip(names, mapped, strict=True):
+                if dimension is not None:
+                    found[remaining.pop(dimension)] = name
             return tuple(
                 found[d] if d in found else next(labels) for d in range(len(argument.shape))
             )

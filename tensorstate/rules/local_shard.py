@@ -1,4 +1,4 @@
-"""The part of an operator that one device has, in one microbatch."""
+"""The index range of an operator that one device computes, in one microbatch."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ from jax import lax
 
 
 class MicrobatchSlice(NamedTuple):
-    """A turn of a loop over microbatches.
+    """One iteration of the loop over microbatches.
 
-    The batch is shared out among devices first; a turn takes the same slice of every share, so that
-    each device cuts its own.
+    The batch is sharded among devices first. A microbatch takes the same slice of every shard, so
+    that no device needs examples of another.
 
     Attributes:
-        index: of the turn.
-        count: of all turns.
-        batch_shards: equal parts of the batch, of each of which the turn takes ``1 / count``.
+        index: number of the microbatch.
+        count: number of all microbatches.
+        batch_shards: shards of the batch; the microbatch takes ``1 / count`` of each.
     """
 
     index: Any
     count: int
     batch_shards: int
 
-    def global_indices(self, place: Any, size: int) -> Any:
-        """Places in a whole batch of ``size`` of places in the microbatch."""
+    def global_indices(self, index: Any, size: int) -> Any:
+        """Convert indices in the microbatch to indices in the full batch of ``size`` examples."""
         part = size // (self.batch_shards * self.count)
-        return (place // part * self.count + self.index) * part + place % part
+        return (index // part * self.count + self.index) * part + index % part
 
-    def to_microbatch(self, place: Any, size: int) -> tuple[Any, Any]:
-        """Places in the microbatch of places in the whole batch, and whether it has them."""
+    def to_microbatch(self, index: Any, size: int) -> tuple[Any, Any]:
+        """Convert indices in the full batch to the microbatch, with a mask of those inside it."""
         part = size // (self.batch_shards * self.count)
-        nth = place // part
-        return nth // self.count * part + place % part, nth % self.count == self.index
+        nth = index // part
+        return nth // self.count * part + index % part, nth % self.count == self.index
 
     def slice_batch(self, x: Any, position: int, devices: int = 1) -> Any:
-        """The microbatch of a device's array, of whose batch ``devices`` have a part each."""
+        """The microbatch of a device's array, whose batch is sharded over ``devices``."""
         shape = x.shape
-        shares = (self.batch_shards // devices, self.count, -1)
-        x = x.reshape(*shape[:position], *shares, *shape[position + 1 :])
+        shards = (self.batch_shards // devices, self.count, -1)
+        x = x.reshape(*shape[:position], *shards, *shape[position + 1 :])
         x = lax.dynamic_index_in_dim(x, self.index, position + 1, keepdims=False)
         return x.reshape(*shape[:position], -1, *shape[position + 1 :])
 
     def join_batch(self, slices: Any, position: int, devices: int = 1) -> Any:
-        """The array of which ``slice_batch`` made ``slices``: the first dimension counts turns."""
+        """Inverse of ``slice_batch``: the first dimension of ``slices`` numbers microbatches."""
         shape = slices.shape[1:]
-        shares = (self.batch_shards // devices, -1)
-        x = slices.reshape(self.count, *shape[:position], *shares, *shape[position + 1 :])
+        shards = (self.batch_shards // devices, -1)
+        x = slices.reshape(self.count, *shape[:position], *shards, *shape[position + 1 :])
         x = jnp.moveaxis(x, 0, position + 1)
         return x.reshape(*shape[:position], -1, *shape[position + 1 :])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LocalShard:
-    """The part of an operator's labels that one device has: see ``rules``.
+    """The index range of each of an operator's labels that one device computes.
 
     Attributes:
         sizes: elements of every label.
-        counts: devices (and turns) among which every label is shared out.
-        indices: number of this device's part of each label that is shared out among devices.
-        microbatch: of a loop over microbatches, if the operator is cut by one.
-        batch: the label that the loop cuts.
+        counts: shards of every label; for the batch, times the number of microbatches.
+        indices: number of this device's shard, for each label that is sharded among devices.
+        microbatch: the iteration of the microbatch loop, if the loop splits the operator.
+        batch: the label that the loop splits.
     """
 
     sizes: tuple[int, ...]
@@ -75,51 +75,57 @@ class LocalShard:
 
     @classmethod
     def all_of(cls, sizes: Sequence[int]) -> LocalShard:
-        """The whole."""
+        """The full index range of labels of these sizes, as on a single device."""
         return cls(tuple(sizes), (1,) * len(sizes), {})
 
     def local_size(self, label: int) -> int:
-        """Elements of a label that the device has."""
+        """Local elements of a label."""
         return self.sizes[label] // self.counts[label]
 
     def size(self, labels: Sequence[int]) -> int:
+        """Local elements of a dimension that is the product of labels."""
         return math.prod(self.local_size(label) for label in labels)
 
     def global_size(self, labels: Sequence[int]) -> int:
+        """Elements of a dimension that is the product of labels, on all devices together."""
         return math.prod(self.sizes[label] for label in labels)
 
     def is_sharded(self, labels: Sequence[int]) -> bool:
+        """Whether the device has only a part of a dimension that is the product of labels."""
         return any(self.counts[label] > 1 for label in labels)
 
     def start(self, label: int) -> Any:
-        """The first of the device's elements of a label, or of its microbatch."""
+        """The first local index of a label, counted in the microbatch for the batch."""
         return self.indices[label] * self.local_size(label) if label in self.indices else 0
 
     def global_indices(self, labels: Sequence[int]) -> Any:
-        places = jnp.zeros((), jnp.int32)
+        """The global index of each local element of a dimension that is the product of labels."""
+        indices = jnp.zeros((), jnp.int32)
         for label in labels:
-            own = jnp.arange(self.local_size(label), dtype=jnp.int32) + self.start(label)
+            along = jnp.arange(self.local_size(label), dtype=jnp.int32) + self.start(label)
             if self.microbatch is not None and label == self.batch:
-                own = self.microbatch.global_indices(own, self.sizes[label])
-            places = (places[..., None] * self.sizes[label] + own).astype(jnp.int32)
-        return places.reshape(self.size(labels))
+                along = self.microbatch.global_indices(along, self.sizes[label])
+            indices = (indices[..., None] * self.sizes[label] + along).astype(jnp.int32)
+        return indices.reshape(self.size(labels))
 
     def to_local(self, index: Any, labels: Sequence[int]) -> tuple[Any, Any]:
-        place, has = jnp.zeros_like(index), jnp.ones(index.shape, bool)
+        """Convert global indices to local ones, with a mask of the local elements; 0 elsewhere."""
+        local, is_local = jnp.zeros_like(index), jnp.ones(index.shape, bool)
         stride = self.global_size(labels)
         for label in labels:
             stride //= self.sizes[label]
-            own = index // stride % self.sizes[label]
+            along = index // stride % self.sizes[label]
             if self.microbatch is not None and label == self.batch:
-                own, now = self.microbatch.to_microbatch(own, self.sizes[label])
-                has &= now
-            own -= self.start(label)
-            has &= (own >= 0) & (own < self.local_size(label))
-            place = place * self.local_size(label) + own
-        return jnp.where(has, place, 0), has
+                along, in_microbatch = self.microbatch.to_microbatch(along, self.sizes[label])
+                is_local &= in_microbatch
+            along -= self.start(label)
+            is_local &= (along >= 0) & (along < self.local_size(label))
+            local = local * self.local_size(label) + along
+        return jnp.where(is_local, local, 0), is_local
 
     def is_first_shard(self, labels: Sequence[int]) -> Any:
-        parts = [self.indices[label] == 0 for label in labels if label in self.indices]
+        """Whether this is the first shard of the labels, in the first microbatch."""
+        firsts = [self.indices[label] == 0 for label in labels if label in self.indices]
         if self.microbatch is not None and self.batch in labels:
-            parts.append(self.microbatch.index == 0)
-        return jnp.all(jnp.stack(list(map(jnp.asarray, parts)))) if parts else jnp.asarray(True)
+            firsts.append(self.microbatch.index == 0)
+        return jnp.all(jnp.stack(list(map(jnp.asarray, firsts)))) if firsts else jnp.asarray(True)

@@ -20,7 +20,7 @@ BILINEAR = (frozenset({0}), frozenset({1}))
 def dot_general(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """An einsum of two operands: batch dimensions, what is left of either, and what is summed."""
+    """An einsum of two operands: batch, free and contracted dimensions."""
     left, right = (argument.shape for argument in arguments)
     (left_sum, right_sum), (left_batch, right_batch) = params["dimension_numbers"]
     labels = label_counter()
@@ -47,29 +47,29 @@ def dot_general(
 def convolution(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """Batch and features as in an einsum; space is whole, since windows reach over its parts."""
+    """Batch and features as in an einsum. Space is replicated: windows would cross its shards."""
     numbers = params["dimension_numbers"]
     kernel = arguments[1].shape
     labels = label_counter()
-    batch, channels, features, *own = (next(labels) for _ in range(6))
-    need_replication = set(own)
+    batch, channels, features, *unshared = (next(labels) for _ in range(6))
+    need_replication = set(unshared)
     sides = ((batch, channels), (features, channels), (batch, features))
-    # In groups, features or batch of one array are parts of those of another: labels of their own.
+    # Group counts split the features or batch of one array only: these dimensions share no label.
     if params["feature_group_count"] > 1:
-        sides = ((batch, own[0]), (features, own[1]), (batch, features))
+        sides = ((batch, unshared[0]), (features, unshared[1]), (batch, features))
         need_replication.add(features)
     elif params["batch_group_count"] > 1:
-        sides = ((own[0], channels), (features, channels), (own[1], features))
+        sides = ((unshared[0], channels), (features, channels), (unshared[1], features))
         need_replication.add(features)
 
-    def place(spec: Sequence[int], side: tuple[int, int]) -> tuple[int, ...]:
+    def labelled(spec: Sequence[int], side: tuple[int, int]) -> tuple[int, ...]:
         space = [next(labels) for _ in spec[2:]]
         need_replication.update(space)
         at = dict(zip(spec, (*side, *space), strict=True))
         return tuple(at[dimension] for dimension in range(len(spec)))
 
     specs = (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec)
-    image, weights, out = (place(spec, side) for spec, side in zip(specs, sides, strict=True))
+    image, weights, out = (labelled(spec, side) for spec, side in zip(specs, sides, strict=True))
     reductions: dict[int, Reduce] = {channels: "sum"} if channels in image else {}
     window = math.prod(kernel[d] for d in numbers.rhs_spec[1:])
     flops = 2 * math.prod(results[0].shape) * window

@@ -1,4 +1,4 @@
-"""Random bits: each device makes those of its own part."""
+"""Random bits: each device generates the bits of its own shard."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ THREEFRY = "key<fry>"
 
 
 def _run(equation: LocalEqn, arrays, shard: LocalShard):
-    """Threefry hashes every element's place, so a part can be made by itself.
+    """Generate the local shard only, if the generator is Threefry, which hashes element indices.
 
-    Of other generators the whole is made, and the device's part kept.
+    Other generators generate the full array, of which the shard is taken.
     """
     (key,), (dims,) = arrays, equation.results
     if not any(shard.is_sharded(labels) for labels in dims):
         return bind(equation, arrays, shard)
     count = math.prod(shard.global_size(labels) for labels in dims)
-    by_place = bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
-    if str(key.dtype) == THREEFRY and by_place and not key.ndim and count < 2**32:
+    by_index = bool(jax.config.jax_threefry_partitionable)  # pyright: ignore[reportAttributeAccessIssue]
+    if str(key.dtype) == THREEFRY and by_index and not key.ndim and count < 2**32:
         return [_threefry(key, equation.params["bit_width"], dims, shard)]
     (out,) = bind(equation, arrays, shard)
     for d, labels in enumerate(dims):
@@ -35,13 +35,13 @@ def _run(equation: LocalEqn, arrays, shard: LocalShard):
 
 
 def _threefry(key, width: int, dims, shard: LocalShard):
-    """The bits of some places: what ``jax.random.bits`` gives there."""
-    place = jnp.zeros((), jnp.uint32)
+    """The local shard of ``jax.random.bits``."""
+    index = jnp.zeros((), jnp.uint32)
     for labels in dims:
-        own = shard.global_indices(labels).astype(jnp.uint32)
-        place = place[..., None] * jnp.uint32(shard.global_size(labels)) + own
+        along = shard.global_indices(labels).astype(jnp.uint32)
+        index = index[..., None] * jnp.uint32(shard.global_size(labels)) + along
     first, second = jax.random.key_data(key)
-    high, low = threefry2x32_p.bind(*jnp.broadcast_arrays(first, second, 0 * place, place))
+    high, low = threefry2x32_p.bind(*jnp.broadcast_arrays(first, second, 0 * index, index))
     if width == 64:
         return high.astype(jnp.uint64) << 32 | low.astype(jnp.uint64)
     return (high ^ low).astype(jnp.dtype(f"uint{width}"))

@@ -1,4 +1,4 @@
-"""Reductions over dimensions, running reductions, and order within a dimension."""
+"""Reductions over dimensions, cumulative reductions, and sorting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REDUCE_OPS: dict[str, Reduce | None] = {
     "reduce_min": "min",
     "reduce_or": "max",
     "reduce_and": "min",
-    # Parts of these cannot be put together by a sum, a maximum or a minimum.
+    # Results of shards of these cannot be combined by a sum, a maximum or a minimum.
     "reduce_prod": None,
     "reduce_xor": None,
     "argmax": None,
@@ -25,7 +25,7 @@ REDUCE_OPS: dict[str, Reduce | None] = {
 SCAN_OPS = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k")
 
 
-def _reduction(name: str, how: Reduce | None) -> Callable[..., ShardingRule]:
+def _reduction(name: str, reduce_op: Reduce | None) -> Callable[..., ShardingRule]:
     def sharding_rule(
         arguments: Sequence[AbstractArray],
         results: Sequence[AbstractArray],
@@ -39,9 +39,9 @@ def _reduction(name: str, how: Reduce | None) -> Callable[..., ShardingRule]:
             "reduction",
             (labels,),
             (kept,),
-            {} if how is None else dict.fromkeys(sorted(axes), how),
+            {} if reduce_op is None else dict.fromkeys(sorted(axes), reduce_op),
             LINEAR_IN_FIRST if name == "reduce_sum" else (),
-            frozenset(axes) if how is None else frozenset(),
+            frozenset(axes) if reduce_op is None else frozenset(),
             num_elements(arguments[0]),
         )
 
@@ -54,7 +54,7 @@ def _cumulative_rule(name: str) -> Callable[..., ShardingRule]:
         results: Sequence[AbstractArray],
         params: Mapping[str, Any],
     ) -> ShardingRule:
-        """Whole along one dimension, every place of the others for itself."""
+        """Replicated along one dimension; independent along the others."""
         rank = len(arguments[0].shape)
         axis = params["dimension" if name == "sort" else "axis"] % rank
         labels = tuple(range(rank))
@@ -73,6 +73,6 @@ def _cumulative_rule(name: str) -> Callable[..., ShardingRule]:
 
 
 RULES: dict[str, PrimitiveRule] = {
-    **{name: PrimitiveRule(_reduction(name, how)) for name, how in REDUCE_OPS.items()},
+    **{name: PrimitiveRule(_reduction(name, op)) for name, op in REDUCE_OPS.items()},
     **{name: PrimitiveRule(_cumulative_rule(name)) for name in SCAN_OPS},
 }

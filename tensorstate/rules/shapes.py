@@ -1,4 +1,4 @@
-"""Primitives that move, cut, join or make num_elements, and windows over them."""
+"""Primitives that slice, join, reorder or generate arrays, and windows over them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ Shape = tuple[int, ...]
 def _rule_with_shared_dims(
     kind: Kind, shapes: Sequence[Shape], results: Sequence[Shape], same: Sequence[bool], **more
 ) -> ShardingRule:
-    """Arrays of one rank: a dimension that is ``same`` in all has one label, others stand alone."""
-    labels = label_counter()
-    shared = [next(labels) if one else None for one in same]
+    """The rule of arrays of one rank: they share the labels of the dimensions that are ``same``.
 
-    def place(shape: Shape) -> tuple[int, ...]:
+    Other dimensions are replicated.
+    """
+    labels = label_counter()
+    shared = [next(labels) if is_same else None for is_same in same]
+
+    def labelled(shape: Shape) -> tuple[int, ...]:
         return tuple(next(labels) if label is None else label for label in shared[: len(shape)])
 
-    ins, outs = tuple(place(shape) for shape in shapes), tuple(place(shape) for shape in results)
+    ins, outs = tuple(map(labelled, shapes)), tuple(map(labelled, results))
     need_replication = frozenset(range(next(labels))) - {
         label for label in shared if label is not None
     }
@@ -53,7 +56,7 @@ def _equal(a: Shape, b: Shape) -> list[bool]:
 
 
 def slice_(arguments, results, params) -> ShardingRule:
-    """Whole along what is cut."""
+    """Replicated along the sliced dimensions."""
     a, b = arguments[0].shape, results[0].shape
     return _rule_with_shared_dims("opaque", [a], [b], _equal(a, b), linear=LINEAR_IN_FIRST)
 
@@ -68,7 +71,7 @@ def _run_slice(equation: LocalEqn, arrays, shard: LocalShard):
 
 
 def split(arguments, results, params) -> ShardingRule:
-    """Whole along what is cut."""
+    """Replicated along the split dimension."""
     shape, axis = arguments[0].shape, params["axis"]
     same = [d != axis for d in range(len(shape))]
     return _rule_with_shared_dims(
@@ -77,15 +80,15 @@ def split(arguments, results, params) -> ShardingRule:
 
 
 def concatenate(arguments, results, params) -> ShardingRule:
-    """Whole along what is joined; a sum of joined arrays is the joined sums."""
+    """Replicated along the concatenated dimension; jointly linear in all arguments."""
     shapes, axis = [argument.shape for argument in arguments], params["dimension"]
     same = [d != axis for d in range(len(shapes[0]))]
-    joint = (frozenset(range(len(shapes))),)
-    return _rule_with_shared_dims("opaque", shapes, [results[0].shape], same, linear=joint)
+    linear = (frozenset(range(len(shapes))),)
+    return _rule_with_shared_dims("opaque", shapes, [results[0].shape], same, linear=linear)
 
 
 def pad(arguments, results, params) -> ShardingRule:
-    """Whole along what is padded."""
+    """Replicated along the padded dimensions; linear if padded by 0."""
     same = [tuple(config) == (0, 0, 0) for config in params["padding_config"]]
     linear = LINEAR_IN_FIRST if is_zero(arguments[1]) else ()
     return _rule_with_shared_dims(
@@ -94,14 +97,14 @@ def pad(arguments, results, params) -> ShardingRule:
 
 
 def reverse(arguments, results, params) -> ShardingRule:
-    """Whole along what is reversed."""
+    """Replicated along the reversed dimensions."""
     shape = arguments[0].shape
     same = [d not in params["dimensions"] for d in range(len(shape))]
     return _rule_with_shared_dims("opaque", [shape], [shape], same, linear=LINEAR_IN_FIRST)
 
 
 def dynamic_slice(arguments, results, params) -> ShardingRule:
-    """Whole along what is cut; the places are scalars."""
+    """Replicated along the sliced dimensions; the start indices are scalars."""
     a, b = arguments[0].shape, results[0].shape
     shapes = [a, *(() for _ in arguments[1:])]
     return _rule_with_shared_dims("opaque", shapes, [b], _equal(a, b), linear=LINEAR_IN_FIRST)
@@ -113,20 +116,20 @@ def _run_dynamic_slice(equation: LocalEqn, arrays, shard: LocalShard):
 
 
 def dynamic_update_slice(arguments, results, params) -> ShardingRule:
-    """Whole along what is overwritten in part; the places are scalars."""
+    """Replicated along partially updated dimensions; the start indices are scalars."""
     a, b = arguments[0].shape, arguments[1].shape
     shapes = [a, b, *(() for _ in arguments[2:])]
-    both = (frozenset({0, 1}),)
-    return _rule_with_shared_dims("opaque", shapes, [a], _equal(a, b), linear=both)
+    linear = (frozenset({0, 1}),)
+    return _rule_with_shared_dims("opaque", shapes, [a], _equal(a, b), linear=linear)
 
 
 def reshape(arguments, results, params) -> ShardingRule:
-    """A reshape that is no view: only leading and trailing dimensions that stay can be sharded."""
+    """A reshape that is not a view: only unchanged first and last dimensions can be sharded."""
     a, b = arguments[0].shape, results[0].shape
     head = next(i for i, (x, y) in enumerate(zip((*a, 0), (*b, -1), strict=False)) if x != y)
-    rest = min(len(a), len(b)) - head
+    max_tail = min(len(a), len(b)) - head
     pairs = zip(reversed(a), reversed(b), strict=False)
-    tail = min(rest, next((i for i, (x, y) in enumerate(pairs) if x != y), rest))
+    tail = min(max_tail, next((i for i, (x, y) in enumerate(pairs) if x != y), max_tail))
     labels = label_counter()
     first = [next(labels) for _ in range(head)]
     last = [next(labels) for _ in range(tail)]
@@ -150,10 +153,10 @@ def _run_reshape(equation: LocalEqn, arrays, shard: LocalShard):
 
 
 def source(arguments, results, params) -> ShardingRule:
-    """Made from nothing, or from keys that are whole: any part of it can be."""
+    """Generated from no arguments, or from replicated keys: each shard can be generated alone."""
     labels = label_counter()
     ins = tuple(tuple(next(labels) for _ in argument.shape) for argument in arguments)
-    need_replication = frozenset(label for one in ins for label in one)
+    need_replication = frozenset(label for dims in ins for label in dims)
     outs = tuple(tuple(next(labels) for _ in result.shape) for result in results)
     return ShardingRule(
         "source", ins, outs, need_replication=need_replication, flops=num_elements(results[0])
@@ -161,18 +164,18 @@ def source(arguments, results, params) -> ShardingRule:
 
 
 def _run_iota(equation: LocalEqn, arrays, shard: LocalShard):
-    labels = equation.results[0]
-    shape = [shard.size(one) for one in labels]
+    dims = equation.results[0]
+    shape = [shard.size(labels) for labels in dims]
     dimension = equation.params["dimension"]
-    places = shard.global_indices(labels[dimension]).astype(equation.params["dtype"])
-    return [lax.broadcast_in_dim(places, shape, (dimension,))]
+    indices = shard.global_indices(dims[dimension]).astype(equation.params["dtype"])
+    return [lax.broadcast_in_dim(indices, shape, (dimension,))]
 
 
 # ---------------------------------------------------------------------- windows
 
 
 def _is_pointwise(params: Mapping[str, Any], rank: int) -> list[bool]:
-    """For every dimension whether its windows are single num_elements, each once."""
+    """For every dimension whether each window is one element, and each element in one window."""
     once = [1] * rank
     dims = params["window_dimensions"]
     strides = params.get("window_strides", once)
@@ -202,28 +205,29 @@ def _window(linear: tuple[frozenset[int], ...] = ()):
 
 
 def _run_select_and_scatter(equation: LocalEqn, arrays, shard: LocalShard):
-    """Where windows do not overlap, without tables of places as large as what they cover.
+    """Run ``select_and_scatter_add``; for adjacent windows, by a reshape and a comparison.
 
-    XLA makes four of them on CPU and GPU as the program begins (``SelectAndScatterExpander``).
+    XLA's expansion on CPU and GPU (``SelectAndScatterExpander``) allocates four index tables of the
+    size of the operand at the start of the program.
     """
     (source, operand), params = arrays, equation.params
-    windows, best = params["window_dimensions"], WINDOW_SELECT.get(params["select_prim"])
+    windows, extremum = params["window_dimensions"], WINDOW_SELECT.get(params["select_prim"])
     covered = tuple(n * w for n, w in zip(source.shape, windows, strict=True))
-    apart = tuple(params["window_strides"]) == tuple(windows) and operand.shape == covered
-    if best is None or not apart or any(map(any, params["padding"])):
+    adjacent = tuple(params["window_strides"]) == tuple(windows) and operand.shape == covered
+    if extremum is None or not adjacent or any(map(any, params["padding"])):
         return bind(equation, arrays, shard)
     pairs = list(zip(source.shape, windows, strict=True))
-    split = operand.reshape([size for pair in pairs for size in pair])
-    inside = tuple(range(1, split.ndim, 2))
-    places = jnp.arange(math.prod(windows)).reshape([s for w in windows for s in (1, w)])
-    chosen = split == best(split, axis=inside, keepdims=True)
-    # Of several that are best the first one is chosen.
-    first = jnp.where(chosen, places, places.size).min(inside, keepdims=True)
-    whole = source.reshape([size for n in source.shape for size in (n, 1)])
-    return [jnp.where(places == first, whole, 0).reshape(operand.shape)]
+    by_window = operand.reshape([size for pair in pairs for size in pair])
+    inside = tuple(range(1, by_window.ndim, 2))
+    indices = jnp.arange(math.prod(windows)).reshape([s for w in windows for s in (1, w)])
+    is_extremum = by_window == extremum(by_window, axis=inside, keepdims=True)
+    # Of several equal elements the first one is selected.
+    selected = jnp.where(is_extremum, indices, indices.size).min(inside, keepdims=True)
+    per_window = source.reshape([size for n in source.shape for size in (n, 1)])
+    return [jnp.where(indices == selected, per_window, 0).reshape(operand.shape)]
 
 
-# How elements of a window are compared, and which of them is best.
+# The comparison of a window's elements, with the reduction to the element that it selects.
 WINDOW_SELECT = {lax.ge_p: jnp.max, lax.le_p: jnp.min}
 
 RULES: dict[str, PrimitiveRule] = {

@@ -1,4 +1,4 @@
-"""What a rule says of a primitive: which dimensions are one, what is reduced, and how it runs."""
+"""The parts of a rule: shared and reduced dimensions, and the function that runs local shards."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class AbstractArray(NamedTuple):
     """An argument or result of an equation.
 
     Attributes:
-        shape: of the whole array.
+        shape: of the full array.
         dtype: of its elements.
-        value: of a constant, a scalar that is repeated over the whole shape; else ``None``.
+        value: of a constant, a scalar that is repeated over the full shape; else ``None``.
     """
 
     shape: tuple[int, ...]
@@ -33,13 +33,13 @@ class ShardingRule:
     """An equation in labels, one for each dimension of its arguments and results.
 
     Dimensions with the same label have the same size and are sharded together. ``None`` stands for
-    a dimension of size 1 that is none of the others.
+    a dimension of size 1 that shares no label. (JAX's ``SdyShardingRule`` calls labels factors.)
 
     Attributes:
-        kind: see ``tensorstate.ir.graph.Operator``, as for the others.
+        kind: see ``tensorstate.ir.graph.Operator``, also for the attributes below.
         arguments, results: labels of every dimension.
-        reductions: labels over which it reduces, and how.
-        linear: sets of arguments in which it is linear together.
+        reductions: labels over which it reduces, with the reduction.
+        linear: sets of arguments in which it is jointly linear.
         need_replication: labels that cannot be sharded.
         flops: floating-point operations.
     """
@@ -54,12 +54,12 @@ class ShardingRule:
 
 
 class LocalEqn(NamedTuple):
-    """What a runner is given besides its arrays.
+    """The equation that a ``RunLocal`` function runs on local shards.
 
     Attributes:
-        primitive, params: to bind, as traced for whole arrays.
-        arguments, results: for every dimension the labels that make it up.
-        outputs: results of the whole equation.
+        primitive, params: to bind, as traced for full arrays.
+        arguments, results: for every dimension the labels whose product it is, major first.
+        outputs: results of the full equation.
     """
 
     primitive: Any
@@ -76,7 +76,7 @@ RunLocal = Callable[[LocalEqn, Sequence[Any], LocalShard], Sequence[Any]]
 
 
 def bind(equation: LocalEqn, arrays: Sequence[Any], shard: LocalShard) -> Sequence[Any]:
-    """Bind the primitive as it was traced: for those whose parameters name no sizes."""
+    """Bind the primitive as it was traced: for primitives whose parameters name no sizes."""
     return bind_with(equation, arrays)
 
 
@@ -88,13 +88,13 @@ def bind_with(equation: LocalEqn, arrays: Sequence[Any], **changed: Any) -> Sequ
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrimitiveRule:
-    """How a primitive is read and run.
+    """How a primitive is sharded and run.
 
     Attributes:
-        sharding_rule: its signature, from whole arguments, results and parameters.
-        run_local: its results on one device's blocks.
+        sharding_rule: makes its ``ShardingRule`` from full arguments, results and parameters.
+        run_local: computes its results on one device's shards.
         origin: "written" by hand; inferred as "elementwise", or by "dimensions" that JAX's own
-            rules show to be independent; or "replicated", for want of anything better.
+            batching rules prove independent; or "replicated", if no rule could be inferred.
     """
 
     sharding_rule: DescribeRule
@@ -120,7 +120,7 @@ def label_counter() -> itertools.count[int]:
 def replicated_rule(
     arguments: Sequence[AbstractArray], results: Sequence[AbstractArray], params: Mapping[str, Any]
 ) -> ShardingRule:
-    """The signature of what is not known: every dimension stands alone and is whole."""
+    """The rule of an unknown primitive: no dimension is shared, and all are replicated."""
     labels = label_counter()
     ins = tuple(tuple(next(labels) for _ in argument.shape) for argument in arguments)
     outs = tuple(tuple(next(labels) for _ in result.shape) for result in results)

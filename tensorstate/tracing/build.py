@@ -1,8 +1,8 @@
-"""From a flat program to tensors and operators: factors are found, views disappear.
+"""Builds tensors and operators from a flat program: finds factors, and removes views.
 
-First every equation unites the factors of the dimensions that it shows to be one, and reshapes
-split them. Then every array is read as a view of a tensor, and every equation that is no view
-becomes an operator whose labels are the parts of its dimensions.
+First every equation unites the factors of dimensions that it shows to be the same axis, and
+reshapes split them. Then every array becomes a view of a tensor, and every equation that is not a
+view becomes an operator whose labels are the unsplit factors of its dimensions.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def build(program: FlatJaxpr, unknown: str) -> Body:
     """The tensors and operators of a flat program.
 
     Args:
-        unknown: "replicate" to run a primitive on whole arrays if it has no rule and none can be
-            inferred; otherwise refuse it.
+        unknown: "replicate" runs a primitive without a rule, written or inferred, on full arrays;
+            "refuse" raises.
 
     Raises:
-        PlanError: naming the primitive without a rule, and where in the model it stands.
+        PlanError: naming the primitive without a rule, and its line in the model.
     """
     dims = FactorTable()
     related = [propagate_factors(eqn, dims, unknown) for eqn in program.eqns]
@@ -102,13 +102,13 @@ class _GraphBuilder:
         return tuple(self.dims.factors.size(factor) for factor in self._factor_ids)
 
     def factor_sizes(self, atom: FlatAtom) -> tuple[tuple[int, ...], ...]:
-        """For every dimension the sizes of what it is the product of."""
+        """For every dimension the sizes of the factors whose product it is."""
         if isinstance(atom, FlatVar):
             return self._views[atom].sizes
         return tuple((size,) if size != 1 else () for size in atom.shape)
 
     def add_tensor(self, variable: FlatVar, producer: int | None, result: int) -> None:
-        """A tensor with the positions of a variable's dimensions."""
+        """Add the tensor of a variable, with one position for each unsplit factor."""
         leaves = self.dims.leaves(variable)
         flat = tuple(itertools.chain.from_iterable(leaves))
         factor_sizes = tuple(map(self._sizes, leaves))
@@ -142,11 +142,11 @@ class _GraphBuilder:
         if isinstance(atom, FlatVar):
             return self._views[atom]
         sizes = self.factor_sizes(atom)
-        positions = tuple((None,) * len(one) for one in sizes)
+        positions = tuple((None,) * len(dimension) for dimension in sizes)
         return View(None, positions, sizes, atom.dtype, atom.value)
 
     def add_view(self, eqn: FlatEqn) -> None:
-        """Read the result of a view as its argument's tensor is read."""
+        """Add the result of a view, as a view of its argument's tensor."""
         source, out = eqn.inputs[0], eqn.outputs[0]
         view, name = self.view(source), eqn.primitive.name
         leaves = self.dims.leaves(out)
@@ -154,7 +154,7 @@ class _GraphBuilder:
         if name == "transpose":
             positions = tuple(view.positions[d] for d in eqn.params["permutation"])
         elif name == "broadcast_in_dim":
-            found: list[tuple[int | None, ...]] = [(None,) * len(one) for one in leaves]
+            found: list[tuple[int | None, ...]] = [(None,) * len(factors) for factors in leaves]
             for d, at in enumerate(eqn.params["broadcast_dimensions"]):
                 if source.shape[d] == out.shape[at]:
                     found[at] = view.positions[d]
@@ -165,7 +165,7 @@ class _GraphBuilder:
         self._views[out] = View(view.tensor, positions, sizes, view.dtype, view.value)
 
     def operator(self, eqn: FlatEqn, rule: PrimitiveRule, sharding: ShardingRule) -> None:
-        """Append an operator and the tensors that it makes."""
+        """Append an operator and its results."""
         index, first = len(self.operations), len(self.values)
         for k, out in enumerate(eqn.outputs):
             self.add_tensor(out, index, k)
@@ -208,9 +208,10 @@ class _GraphBuilder:
 
 
 class _Labels:
-    """The labels of an operator: one for each part of each label of its signature.
+    """The labels of an operator: one for each unsplit factor of each label of its rule.
 
-    A label whose dimensions were split in ways that do not fit is whole, and everywhere another.
+    A label whose dimensions have different splittings is replicated, and is not shared between
+    arrays.
 
     Attributes:
         sizes, need_replication: of the operator's labels.
@@ -228,8 +229,8 @@ class _Labels:
         self._factor_sizes: dict[int, tuple[int, ...] | None] = {}
         for (atom, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True):
             if isinstance(atom, FlatVar):
-                for name, one in zip(names, factor_sizes, strict=True):
-                    if name is not None and self._factor_sizes.setdefault(name, one) != one:
+                for name, sizes in zip(names, factor_sizes, strict=True):
+                    if name is not None and self._factor_sizes.setdefault(name, sizes) != sizes:
                         self._factor_sizes[name] = None
         found = [
             tuple(itertools.starmap(self._dimension, zip(names, factor_sizes, strict=True)))
@@ -239,7 +240,7 @@ class _Labels:
         self.results = tuple(found[len(eqn.inputs) :])
 
     def _dimension(self, name: int | None, array_factor_sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Labels of a dimension that is called ``name`` and has factors of its own sizes."""
+        """Labels of a dimension with label ``name`` in the rule and factors of these sizes."""
         if not array_factor_sizes:
             return ()
         factor_sizes = (
@@ -263,17 +264,17 @@ class _Labels:
         return labels
 
     def reductions(self) -> dict[int, Reduce]:
-        """How every label is reduced that is."""
+        """The reduction of every reduced label."""
         return {
-            label: how
-            for name, how in self._signature.reductions.items()
+            label: reduce_op
+            for name, reduce_op in self._signature.reductions.items()
             for label in self._of.get(name, ())
         }
 
     def view(self, constant: SplatConstant, labels: Sequence[Sequence[int]]) -> View:
-        """A constant split as the dimensions that its own are."""
-        sizes = tuple(tuple(self.sizes[label] for label in one) for one in labels)
-        positions = tuple((None,) * len(one) for one in sizes)
+        """A view of a constant, with the factors of these labels."""
+        sizes = tuple(tuple(self.sizes[label] for label in dimension) for dimension in labels)
+        positions = tuple((None,) * len(dimension) for dimension in sizes)
         return View(None, positions, sizes, constant.dtype, constant.value)
 
 
@@ -293,23 +294,23 @@ def _use(view: View, labels: Sequence[Sequence[int]]) -> Use:
 def _linear(
     sharding: ShardingRule, eqn: FlatEqn, operands: Sequence[int]
 ) -> tuple[frozenset[int], ...]:
-    """The sets of arguments, in numbers of operands, of which partial sums make sense.
+    """The linear sets of an operator, in numbers of its operands.
 
-    A sum with a constant is not linear, and of truth values and random keys there are no sums.
+    A sum with a constant other than 0 is not linear; Booleans and random keys cannot be summed.
     """
-    found = []
-    for one in sharding.linear:
-        if any(getattr(eqn.inputs[k].dtype, "kind", "O") in "bO" for k in one):
+    linear = []
+    for arguments in sharding.linear:
+        if any(getattr(eqn.inputs[k].dtype, "kind", "O") in "bO" for k in arguments):
             continue
-        constants = [atom for k, atom in enumerate(eqn.inputs) if k in one and k not in operands]
+        constants = [eqn.inputs[k] for k in arguments if k not in operands]
         if all(isinstance(atom, SplatConstant) and atom.value == 0 for atom in constants):
-            found.append(frozenset(operands.index(k) for k in one if k in operands))
-    return tuple(one for one in found if one)
+            linear.append(frozenset(operands.index(k) for k in arguments if k in operands))
+    return tuple(operand_set for operand_set in linear if operand_set)
 
 
 def _regroup(
     flat: Iterable[int | None], like: Sequence[Sequence[int]]
 ) -> tuple[tuple[int | None, ...], ...]:
-    """A flat sequence cut into the lengths of others."""
+    """A flat sequence in groups of the lengths of others."""
     items = iter(flat)
-    return tuple(tuple(itertools.islice(items, len(one))) for one in like)
+    return tuple(tuple(itertools.islice(items, len(group))) for group in like)

@@ -1,8 +1,8 @@
-"""Factors: which dimensions of a program are one axis, found by union and by splitting.
+"""Factors: the axes of a program, found by uniting and splitting the dimensions of its arrays.
 
-Every dimension of every array starts as a factor of its own. Two that an operation shows to be the
-same are united. A reshape of (batch * sequence) to (batch, sequence) splits the first factor into a
-major and a minor part, wherever else it occurs. Dimensions of size 1 have no factors.
+Every dimension of every array starts with a factor of its own. Two factors that an operator shows
+to be the same axis are united. A reshape of (batch * sequence) to (batch, sequence) splits the
+first factor into a major and a minor part, wherever it occurs. Dimensions of size 1 have no factor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 
 class UnalignedError(Exception):
-    """Two groups of dimensions that no common splitting makes one, as (4, 6) and (6, 4)."""
+    """Two products of dimensions without a common splitting, such as (4, 6) and (6, 4)."""
 
 
 class Factors:
@@ -24,7 +24,7 @@ class Factors:
         self._parts: dict[int, tuple[int, int]] = {}
 
     def new(self, size: int) -> int:
-        """A factor of its own."""
+        """Add a factor that is united with no other."""
         self._parent.append(len(self._parent))
         self._size.append(size)
         return len(self._parent) - 1
@@ -34,7 +34,7 @@ class Factors:
         return self._size[factor]
 
     def find(self, factor: int) -> int:
-        """The factor that stands for all that are united with this one."""
+        """The representative of all factors that are united with this one."""
         parent = self._parent
         while parent[factor] != factor:
             parent[factor] = parent[parent[factor]]
@@ -42,7 +42,7 @@ class Factors:
         return factor
 
     def leaves(self, factor: int) -> tuple[int, ...]:
-        """The unsplit factors that a factor is the product of, major first; none if it is 1."""
+        """The unsplit factors whose product a factor is, major first; empty if its size is 1."""
         factor = self.find(factor)
         if factor in self._parts:
             major, minor = self._parts[factor]
@@ -50,7 +50,7 @@ class Factors:
         return (factor,) if self._size[factor] != 1 else ()
 
     def unite(self, a: int, b: int) -> None:
-        """Make two factors of the same size one."""
+        """Unite two factors of the same size."""
         a, b = self.find(a), self.find(b)
         if a == b:
             return
@@ -63,8 +63,8 @@ class Factors:
         """Unite two products of factors, each given major first, splitting where needed.
 
         Raises:
-            UnalignedError: if neither of two parts that meet is a multiple of the other. What was
-                united and split before that stays so; it holds anyway, or names too few axes.
+            UnalignedError: if neither of two aligned parts is a multiple of the other. Earlier
+                unions and splits stay: at worst, they distinguish fewer axes than there are.
         """
         left = [leaf for factor in a for leaf in self.leaves(factor)][::-1]
         right = [leaf for factor in b for leaf in self.leaves(factor)][::-1]
@@ -86,7 +86,7 @@ class Factors:
             self._parent[y] = x
 
     def _major(self, factor: int, size: int, rest: list[int]) -> tuple[int, list[int]]:
-        """Split off the major part of a size; what remains comes next."""
+        """Split off a major part of this size, and push the minor part to ``rest``."""
         if self._size[factor] == size:
             return factor, rest
         parts = self.new(size), self.new(self._size[factor] // size)
@@ -98,7 +98,7 @@ class Factors:
 def reshape_segments(
     a: Sequence[int], b: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The smallest runs of dimensions of two shapes that have equal products, in order.
+    """The shortest consecutive dimensions of two shapes that have equal products, in order.
 
     Dimensions of size 1 are left out.
     """

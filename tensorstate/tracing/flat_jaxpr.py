@@ -1,4 +1,4 @@
-"""Flat programs: equations on arrays, one after another, with no calls and no loops."""
+"""Flat programs: lists of equations on arrays, without calls and loops."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class FlatVar:
     """An array of the program.
 
     Attributes:
-        shape, dtype: of it.
-        unstacked: what it is the stack of, along its first dimension; ``None`` if that is not
-            known.
+        shape, dtype: of the array.
+        unstacked: the arrays of which it is the stack along its first dimension; ``None`` if it
+            was not stacked here.
     """
 
     shape: tuple[int, ...]
@@ -45,9 +45,9 @@ class FlatEqn:
 
     Attributes:
         primitive, params: as traced.
-        inputs, outputs: what it reads and makes.
-        stack: names of the functions and transformations that it stands in.
-        infos: where the user wrote it, and where the call that it stands in, if jax wrote it.
+        inputs, outputs: its operands and results.
+        stack: names of the functions and transformations that contain it.
+        infos: JAX's source info of the equation, and of the user's call that contains it.
         remat_region: number of the checkpoint region that recomputes it, or ``None``.
     """
 
@@ -61,13 +61,13 @@ class FlatEqn:
 
     @property
     def source(self) -> SourceLocation:
-        """Where in the model it came from."""
+        """The line of the model that it was traced from."""
         return source_of(self.stack, self.infos)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class FlatJaxpr:
-    """A flat program: what it is given, what it closes over, what it does, what it returns."""
+    """A flat program: inputs, closed-over constants, equations and outputs."""
 
     inputs: list[FlatVar]
     constants: list[tuple[FlatVar, np.ndarray]]
@@ -76,13 +76,13 @@ class FlatJaxpr:
 
 
 def source_of(stack: str, infos: tuple[Any, Any]) -> SourceLocation:
-    """Names, and the user's line: the equation's own, or that of the call it stands in."""
-    own, call = infos
-    return SourceLocation(stack, line_of(own) or line_of(call))
+    """The name stack, and the line of the equation or, in JAX's own code, of the user's call."""
+    equation, call = infos
+    return SourceLocation(stack, line_of(equation) or line_of(call))
 
 
 def line_of(source_info) -> str:
-    """The user's line; empty where jax wrote it."""
+    """The line of user code; empty for an equation of JAX's own code."""
     return "" if source_info is None else info.summarize(source_info)
 
 
@@ -92,13 +92,13 @@ def is_constant(atom: FlatAtom) -> TypeGuard[SplatConstant]:
 
 
 def drop_remat(program: FlatJaxpr) -> FlatJaxpr:
-    """The program without what ``jax.checkpoint`` makes again: equations that are alike are one."""
+    """Drop the recomputation of ``jax.checkpoint`` by common-subexpression elimination."""
     first: dict[object, list[FlatVar]] = {}
     same: dict[int, FlatAtom] = {}
     eqns = []
     for eqn in program.eqns:
         inputs = [same.get(id(atom), atom) for atom in eqn.inputs]
-        key = _look(eqn, inputs)
+        key = _signature(eqn, inputs)
         known = first.get(key)
         if known is None:
             first[key] = eqn.outputs
@@ -109,8 +109,8 @@ def drop_remat(program: FlatJaxpr) -> FlatJaxpr:
     return dataclasses.replace(program, eqns=eliminate_dead_code(eqns, outputs), outputs=outputs)
 
 
-def _look(eqn: FlatEqn, inputs: Sequence[FlatAtom]) -> object:
-    """What equations of equal results have in common."""
+def _signature(eqn: FlatEqn, inputs: Sequence[FlatAtom]) -> object:
+    """A key that equations with equal results share."""
     reads = tuple(
         (atom.shape, str(atom.dtype), np.asarray(atom.value).tobytes())
         if isinstance(atom, SplatConstant)
@@ -126,11 +126,11 @@ def _look(eqn: FlatEqn, inputs: Sequence[FlatAtom]) -> object:
 
 
 def eliminate_dead_code(eqns: Sequence[FlatEqn], outputs: Sequence[FlatAtom]) -> list[FlatEqn]:
-    """The steps that some output depends on, in order."""
+    """The equations that an output depends on, in order."""
     live = {id(atom) for atom in outputs}
-    kept = []
+    needed = []
     for eqn in reversed(eqns):
         if any(id(output) in live for output in eqn.outputs):
-            kept.append(eqn)
+            needed.append(eqn)
             live.update(map(id, eqn.inputs))
-    return kept[::-1]
+    return needed[::-1]

@@ -1,13 +1,13 @@
-"""A traced function as one straight list of equations: calls inlined, scans unrolled.
+"""Flattens a traced function into one list of equations: calls inlined, scans unrolled.
 
-``lax.scan`` is unrolled, for only then can each iteration's tensors have states, be kept or be
-recomputed like those of layers written one by one; tying (``tensorstate.tracing.node_classes``)
-makes the layers one again for the search. What one scan stacks and another takes apart, the forward
-and the backward
-pass of a loop over layers, is never stacked: the iterations meet directly.
+``lax.scan`` is unrolled, so that the tensors of each iteration can be sharded, saved or recomputed
+like those of layers written one by one. ``tensorstate.tracing.node_classes`` finds that the
+iterations are identical, so the search decides for them once. Residuals that the forward scan
+stacks and the backward scan unstacks are never stacked: iterations read them directly.
 
-Of ``lax.cond`` all branches are inlined, and the result is selected, as ``jax.vmap`` does it: so
-what stands in them can be sharded. Where only one branch may run the ``cond`` stays one equation.
+All branches of a ``lax.cond`` are inlined, and the result is selected, as under ``jax.vmap``, so
+that the operators of the branches can be sharded. A ``cond`` of which only one branch may run stays
+one equation.
 """
 
 from __future__ import annotations
@@ -41,24 +41,25 @@ MAX_EQUATIONS = 400_000
 
 
 def inline_and_unroll(closed: Any) -> FlatJaxpr:
-    """Inline all calls, unroll all scans, compute what is constant, drop what nothing needs.
+    """Inline all calls, unroll all scans, fold constants, and eliminate dead code.
 
     Args:
-        closed: what ``jax.make_jaxpr`` gives.
+        closed: a result of ``jax.make_jaxpr``.
 
     Raises:
         PlanError: for a function with side effects, or one whose loops are too long to unroll.
     """
-    walk = _Inliner()
-    inputs = [walk.variable(aval) for aval in closed.in_avals]
-    constants = [walk.add_closure_constant(value) for value in closed.consts]
-    outputs = walk.run(jaxprs.unpack_jaxpr(closed)[0], constants, inputs, _Scope("", None, None))
-    return FlatJaxpr(inputs, walk.constants, eliminate_dead_code(walk.eqns, outputs), outputs)
+    inliner = _Inliner()
+    inputs = [inliner.variable(aval) for aval in closed.in_avals]
+    constants = [inliner.add_closure_constant(value) for value in closed.consts]
+    jaxpr, _ = jaxprs.unpack_jaxpr(closed)
+    outputs = inliner.run(jaxpr, constants, inputs, _Scope("", None, None))
+    return FlatJaxpr(inputs, inliner.constants, eliminate_dead_code(inliner.eqns, outputs), outputs)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Scope:
-    """Where equations stand: names, the user's line that called them, and the region."""
+    """The context of equations: the name stack, the calling line of user code, the remat region."""
 
     stack: str
     line: Any
@@ -72,7 +73,7 @@ class _Scope:
 
 
 class _Inliner:
-    """The program so far."""
+    """Appends the equations of jaxprs, inlined, to one flat program."""
 
     def __init__(self) -> None:
         self.eqns: list[FlatEqn] = []
@@ -85,7 +86,7 @@ class _Inliner:
         return FlatVar(tuple(aval.shape), aval.dtype)
 
     def add_closure_constant(self, value) -> FlatAtom:
-        """What a function closed over: a constant if it is a scalar, else a variable."""
+        """A value that a function closed over: a constant if it is a scalar, else a variable."""
         known = self._closed.get(id(value))
         if known is not None:
             return known
@@ -101,7 +102,7 @@ class _Inliner:
     def run(
         self, jaxpr, constants: Sequence[FlatAtom], arguments: Sequence[FlatAtom], place: _Scope
     ) -> list[FlatAtom]:
-        """Append what a jaxpr does, and return what its results are."""
+        """Append the equations of a jaxpr, and return its results."""
         atoms: dict[Any, FlatAtom] = {}
         atoms.update(zip(jaxpr.constvars, constants, strict=True))
         atoms.update(zip(jaxpr.invars, arguments, strict=True))
@@ -114,16 +115,16 @@ class _Inliner:
         stacks: dict[int, _Scope] = {}
         for eqn in jaxpr.eqns:
             names = eqn.source_info.name_stack
-            here = stacks.get(id(names))
-            if here is None:
-                here = stacks[id(names)] = place.inside(str(names))
+            scope = stacks.get(id(names))
+            if scope is None:
+                scope = stacks[id(names)] = place.inside(str(names))
             inputs = [read(atom) for atom in eqn.invars]
-            outputs = self.equation(eqn, inputs, here)
+            outputs = self.equation(eqn, inputs, scope)
             atoms.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     def equation(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
-        """Append one equation, or what stands for it."""
+        """Append one equation or those that replace it, and return its results."""
         name = eqn.primitive.name
         inner = jaxprs.call_of(eqn)
         if inner is not None:
@@ -175,7 +176,7 @@ class _Inliner:
         )
 
     def check_length(self, more: int, place: _Scope, source_info) -> None:
-        """Refuse a program that is about to grow too long."""
+        """Refuse to append more equations than the limit allows."""
         if len(self.eqns) + more > MAX_EQUATIONS:
             raise PlanError(
                 f"the step has more than {MAX_EQUATIONS} equations once its scans are unrolled "
@@ -185,7 +186,7 @@ class _Inliner:
     def call(
         self, eqn, inner: jaxprs.Inner, inputs: list[FlatAtom], place: _Scope
     ) -> Sequence[FlatAtom]:
-        """What is called, in the place of the call."""
+        """Append the called program in place of the call."""
         if inner.recomputed:
             self._regions += 1
             place = dataclasses.replace(place, remat_region=self._regions)
@@ -196,7 +197,7 @@ class _Inliner:
         return self.run(inner.jaxpr, constants, inputs[inner.operands], place)
 
     def cond(self, eqn, branches, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
-        """All branches, and of every result that of the branch which is chosen."""
+        """Append all branches, and select every result by the index of the branch."""
         which, *operands = inputs
         results = [
             self.run(jaxpr, [self.add_closure_constant(c) for c in constants], operands, place)
@@ -217,7 +218,7 @@ class _Inliner:
     # ------------------------------------------------------------------ rows and stacks
 
     def scan(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
-        """All iterations, one after the other."""
+        """Append all iterations, one after the other."""
         loop = jaxprs.loop_of(eqn)
         closed = [self.add_closure_constant(c) for c in loop.constants]
         first_xs = loop.num_consts + loop.num_carry
@@ -242,14 +243,14 @@ class _Inliner:
         return [*carry, *(self.stack(rows, y.aval, place, eqn.source_info) for rows, y in pairs)]
 
     def along(self, eqn, inputs: list[FlatAtom], place: _Scope) -> Sequence[FlatAtom]:
-        """``stack`` and ``unstack`` along an axis, as scans stack and take rows along the first."""
+        """``stack`` and ``unstack`` along any axis; scans do the same along the first."""
         axis, info = eqn.params["axis"], eqn.source_info
         if eqn.primitive.name == "stack":
             return [self.stack(inputs, eqn.outvars[0].aval, place, info, axis)]
         return [self.row(inputs[0], i, place, info, axis) for i in range(inputs[0].shape[axis])]
 
     def row(self, x: FlatAtom, i: int, place: _Scope, source_info, axis: int = 0) -> FlatAtom:
-        """Element i of an array along an axis. The same element is one variable."""
+        """Element i of an array along an axis. Equal arguments return the same variable."""
         shape = (*x.shape[:axis], *x.shape[axis + 1 :])
         if isinstance(x, SplatConstant):
             return SplatConstant(shape, x.dtype, x.value)
@@ -269,22 +270,22 @@ class _Inliner:
     def stack(
         self, rows: list[FlatAtom], aval, place: _Scope, source_info, axis: int = 0
     ) -> FlatAtom:
-        """Arrays side by side along a new axis."""
+        """Stack arrays along a new axis."""
         if not rows:
             return SplatConstant(tuple(aval.shape), aval.dtype, np.zeros((), aval.dtype))
         values = {np.asarray(row.value).tobytes(): row.value for row in rows if is_constant(row)}
         if len(values) == 1 and all(map(is_constant, rows)):
             return SplatConstant(tuple(aval.shape), aval.dtype, *values.values())
         parts: list[FlatAtom] = []
-        kept = [d for d in range(len(aval.shape)) if d != axis]
+        row_dims = [d for d in range(len(aval.shape)) if d != axis]
         for row in rows:
             shape = (*row.shape[:axis], 1, *row.shape[axis:])
             if isinstance(row, SplatConstant):
                 parts.append(SplatConstant(shape, aval.dtype, row.value))
                 continue
             part = FlatVar(shape, aval.dtype)
-            dimensions = jaxprs.broadcasting(part.shape, kept)
-            self.append(*dimensions, [row], [part], place, source_info)
+            broadcast = jaxprs.broadcasting(part.shape, row_dims)
+            self.append(*broadcast, [row], [part], place, source_info)
             parts.append(part)
         out = FlatVar(tuple(aval.shape), aval.dtype, unstacked=None if axis else tuple(rows))
         self.append(*jaxprs.concatenating(axis), parts, [out], place, source_info)
@@ -296,7 +297,7 @@ def _dtype(aval: Any):
 
 
 def _decomposed(eqn, inputs: Sequence[FlatAtom]) -> Any:
-    """What JAX itself computes a primitive by, if no rule says how to shard the primitive."""
+    """The jaxpr by which JAX computes a primitive, if the primitive has no rule of its own."""
     function = jaxprs.decomposition(eqn.primitive)
     if function is None or eqn.primitive.name in RULES:
         return None
@@ -309,9 +310,9 @@ def _decomposed(eqn, inputs: Sequence[FlatAtom]) -> Any:
 
 
 def _as_reshape(eqn, inputs: Sequence[FlatAtom]) -> FlatVar | None:
-    """What a gather or scatter of the one place there is, place 0, has the elements of.
+    """The operand whose elements a gather or scatter returns unchanged, if it has one index, 0.
 
-    ``x[..., 0]`` of a last dimension of size 1, and its transpose, are how losses are written.
+    Losses contain such equations: ``x[..., 0]`` of a last dimension of size 1, and its transpose.
     """
     name = eqn.primitive.name
     if name == "gather":
@@ -335,7 +336,7 @@ def _as_reshape(eqn, inputs: Sequence[FlatAtom]) -> FlatVar | None:
 
 
 def _constant(eqn, inputs: Sequence[FlatAtom]) -> SplatConstant | None:
-    """The result of an equation on repeated scalars alone, where it is a repeated scalar."""
+    """The result of an equation as a repeated scalar, if all operands are repeated scalars."""
     name = eqn.primitive.name
     if name in jaxprs.UNINITIALIZED and isinstance(eqn.outvars[0].aval.dtype, np.dtype):
         aval = eqn.outvars[0].aval

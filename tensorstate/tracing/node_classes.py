@@ -1,10 +1,10 @@
-"""What the search decides at once: chains of elementwise operators, and identical layers.
+"""Nodes and node classes: fused chains of elementwise operators, and identical layers.
 
-Elementwise operators of one phase that follow one another on the same axes are one entity. Sums of
-two such tensors stand alone, outside the optimizer: there, where branches of a model meet, states
-change. Entities that look alike from within and from around are one class, found by colour
-refinement (Weisfeiler and Leman, 1968) of few rounds, so that layers that are alike and do not
-touch the first or the last one are one, however many.
+A chain of elementwise operators of one phase on the same factors is one node. Outside of the
+optimizer a sum of two full tensors is a node of its own: residual branches meet there, and
+placements often change. Nodes with identical operators and neighbourhoods form a class, found by
+colour refinement (Weisfeiler and Leman, 1968). Few rounds suffice: all layers but those next to the
+first or the last one are in the same classes, whatever their number.
 """
 
 from __future__ import annotations
@@ -25,27 +25,29 @@ def group_nodes(
     outputs: Sequence[Output],
     stages: Sequence[Hashable] | None = None,
 ) -> tuple[tuple[Node, ...], Classes, tuple[Edge, ...]]:
-    """The entities of a graph, their classes, and the edges between them.
+    """The nodes of a graph, their classes, and the edges between them.
 
     Args:
-        stages: of every operator, if not all run in the same stage of the step; what is decided at
-            once does.
+        tensors, operators, outputs: of the graph.
+        stages: of every operator, if the step has several: all nodes of a class, and all operators
+            of a node, are in one stage.
     """
     stages = stages or [None] * len(operators)
-    clusters = _fused_chains(tensors, operators, stages)
-    nodes = [_chain(i, members, operators) for i, members in enumerate(clusters)]
+    chains = _fused_chains(tensors, operators, stages)
+    nodes = [_chain(i, members, operators) for i, members in enumerate(chains)]
     for tensor in tensors:
-        if tensor.producer is None:  # also what nothing reads: it takes memory
+        if tensor.producer is None:  # unused inputs too: they take memory
             nodes.append(_input_node(len(nodes), tensor))
     edges = _edges(nodes, tensors, operators)
-    groups = _refine(nodes, edges, tensors, operators, outputs, stages)
-    classes: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
-    for node, class_id in zip(nodes, groups, strict=True):
+    class_ids = _refine(nodes, edges, tensors, operators, outputs, stages)
+    classes: list[list[int]] = [[] for _ in range(max(class_ids, default=-1) + 1)]
+    for node, class_id in zip(nodes, class_ids, strict=True):
         classes[class_id].append(node.index)
-    tied = tuple(
-        dataclasses.replace(e, class_id=class_id) for e, class_id in zip(nodes, groups, strict=True)
+    classified = tuple(
+        dataclasses.replace(node, class_id=class_id)
+        for node, class_id in zip(nodes, class_ids, strict=True)
     )
-    return tied, tuple(map(tuple, classes)), edges
+    return classified, tuple(map(tuple, classes)), edges
 
 
 def _chain(index: int, members: list[Member], operators: Sequence[Operator]) -> Node:
@@ -66,8 +68,8 @@ def _chain(index: int, members: list[Member], operators: Sequence[Operator]) -> 
 
 
 def _input_node(index: int, tensor: Tensor) -> Node:
-    """An input: a PartitionSpec cuts dimensions, so only the major part of each can be sharded."""
-    minor = frozenset(position for one in tensor.array_dims or () for position in one[1:])
+    """The node of an input. A PartitionSpec can shard only the major position of a dimension."""
+    minor = frozenset(p for positions in tensor.array_dims or () for p in positions[1:])
     return Node(index, "input", None, tensor.sizes, minor, (), tensor.index, -1)
 
 
@@ -77,10 +79,10 @@ def _input_node(index: int, tensor: Tensor) -> Node:
 def _fused_chains(
     tensors: Sequence[Tensor], operators: Sequence[Operator], stages: Sequence[Hashable]
 ) -> list[list[Member]]:
-    """The operators of every entity, with their labels in those of its first."""
-    of = list(range(len(operators)))
+    """The operators of every node, with their labels renamed to those of its first operator."""
+    chain_of = list(range(len(operators)))
     labels = [tuple(range(len(operator.sizes))) for operator in operators]
-    members = [[i] for i in of]
+    members = [[i] for i in chain_of]
     for operator in operators:
         if not _can_fuse(operator):
             continue
@@ -90,36 +92,37 @@ def _fused_chains(
                 continue
             if not _fuses_with(operator, operators[producer], use.labels):
                 continue
-            made = operators[producer].results[tensors[use.tensor].result].labels
-            a, b = of[producer], of[operator.index]
+            result_labels = operators[producer].results[tensors[use.tensor].result].labels
+            a, b = chain_of[producer], chain_of[operator.index]
             if a == b:
                 continue
-            pairs = zip(use.labels, made, strict=True)
+            pairs = zip(use.labels, result_labels, strict=True)
             rename = {labels[operator.index][y]: labels[producer][x] for y, x in pairs}
             for i in members[b]:
                 labels[i] = tuple(rename[label] for label in labels[i])
-                of[i] = a
+                chain_of[i] = a
             members[a] += members[b]
             members[b] = []
-    return [_members(sorted(one), labels) for one in members if one]
+    return [_members(sorted(chain), labels) for chain in members if chain]
 
 
 def _members(operators: list[int], labels: Sequence[tuple[int, ...]]) -> list[Member]:
-    """Labels renamed so that the first operator's are its own."""
-    own = {label: i for i, label in enumerate(labels[operators[0]])}
-    return [Member(i, tuple(own[label] for label in labels[i])) for i in operators]
+    """Rename the labels of a chain to those of its first operator."""
+    first_labels = {label: i for i, label in enumerate(labels[operators[0]])}
+    return [Member(i, tuple(first_labels[label] for label in labels[i])) for i in operators]
 
 
 def _can_fuse(operator: Operator) -> bool:
     """Whether an operator may be part of a chain.
 
-    Operators on scalars may not: one that many layers read would tell them apart.
+    Operators on scalars may not: a chain with a scalar that all layers read would make the layer of
+    that chain differ from the others.
     """
     if operator.kind != "elementwise" or len(operator.results) != 1 or not operator.sizes:
         return False
-    full = sum(_has_all_labels(operator, use.labels) for use in operator.operands)
-    joins = operator.primitive in ("add", "add_any") and full > 1
-    return not joins or operator.phase == "optimizer"
+    num_full = sum(_has_all_labels(operator, use.labels) for use in operator.operands)
+    is_full_sum = operator.primitive in ("add", "add_any") and num_full > 1
+    return not is_full_sum or operator.phase == "optimizer"
 
 
 def _fuses_with(operator: Operator, producer: Operator, labels: Sequence[int]) -> bool:
@@ -141,24 +144,24 @@ def _has_all_labels(operator: Operator, labels: Sequence[int]) -> bool:
 def _edges(
     nodes: Sequence[Node], tensors: Sequence[Tensor], operators: Sequence[Operator]
 ) -> tuple[Edge, ...]:
-    """Every tensor's ways to those that read it, one for each pair of entities and labels."""
-    home: dict[int, tuple[int, tuple[int, ...]]] = {}
+    """The edges from producers to consumers: one per tensor, consumer and consumer's labels."""
+    source: dict[int, tuple[int, tuple[int, ...]]] = {}
     for node in nodes:
         if node.tensor is not None:
-            home[node.tensor] = (node.index, tuple(range(len(node.sizes))))
+            source[node.tensor] = (node.index, tuple(range(len(node.sizes))))
         for member in node.members:
             for use in operators[member.operator].results:
-                home[use.tensor] = (node.index, _relabel(use.labels, member))
+                source[use.tensor] = (node.index, _relabel(use.labels, member))
     found: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for node in nodes:
         for member in node.members:
             for k, use in enumerate(operators[member.operator].operands):
                 labels = _relabel(use.labels, member)
-                if home[use.tensor] != (node.index, labels):
+                if source[use.tensor] != (node.index, labels):
                     key = (use.tensor, node.index, labels)
                     found.setdefault(key, []).append((member.operator, k))
     return tuple(
-        Edge(tensor, *home[tensor], target, labels, tuple(operands))
+        Edge(tensor, *source[tensor], target, labels, tuple(operands))
         for (tensor, target, labels), operands in found.items()
     )
 
@@ -178,18 +181,18 @@ def _refine(
     outputs: Sequence[Output],
     stages: Sequence[Hashable],
 ) -> list[int]:
-    """The class of every entity, numbered by first occurrence."""
+    """The class of every node, numbered by first occurrence."""
     signatures = [_node_signature(node, tensors, operators) for node in nodes]
-    when = [{stages[member.operator] for member in node.members} for node in nodes]
-    colours = _canonical_ids(zip(map(frozenset, when), signatures, strict=True))
-    ends = _edge_signatures(nodes, edges, tensors, operators, outputs)
+    node_stages = [{stages[member.operator] for member in node.members} for node in nodes]
+    colours = _canonical_ids(zip(map(frozenset, node_stages), signatures, strict=True))
+    edge_signatures = _edge_signatures(nodes, edges, tensors, operators, outputs)
     for _ in range(ROUNDS):
-        around: list[list[tuple[int, int]]] = [[] for _ in nodes]
-        for a, b, out, into in ends:
-            around[a].append((out, colours[b]))
-            around[b].append((into, colours[a]))
+        neighbours: list[list[tuple[int, int]]] = [[] for _ in nodes]
+        for a, b, out, into in edge_signatures:
+            neighbours[a].append((out, colours[b]))
+            neighbours[b].append((into, colours[a]))
         colours = _canonical_ids(
-            (colour, tuple(sorted(seen))) for colour, seen in zip(colours, around, strict=True)
+            (colour, tuple(sorted(seen))) for colour, seen in zip(colours, neighbours, strict=True)
         )
     return colours
 
@@ -197,7 +200,7 @@ def _refine(
 def _node_signature(
     node: Node, tensors: Sequence[Tensor], operators: Sequence[Operator]
 ) -> tuple[Hashable, ...]:
-    """All of an entity that its neighbours do not tell."""
+    """The operators of a node, without its neighbours."""
     if node.tensor is not None:
         tensor = tensors[node.tensor]
         return ("input", tensor.role, str(tensor.dtype), tensor.sizes, tensor.array_dims)
@@ -233,17 +236,17 @@ def _edge_signatures(
     operators: Sequence[Operator],
     outputs: Sequence[Output],
 ) -> list[tuple[int, int, int, int]]:
-    """Pairs of neighbours, with a number for how each of them sees the other."""
-    place = {
+    """Pairs of neighbouring nodes, with the number of their edge's signature at either end."""
+    member_of = {
         member.operator: (node.index, i) for node in nodes for i, member in enumerate(node.members)
     }
-    given = {node.tensor: node.index for node in nodes if node.tensor is not None}
+    input_nodes = {node.tensor: node.index for node in nodes if node.tensor is not None}
     pairs, signatures = [], []
     for edge in edges:
         producer = tensors[edge.tensor].producer
-        made = -1 if producer is None else place[producer][1]
-        operands = tuple((place[o][1], _operand_key(operators[o], k)) for o, k in edge.operands)
-        signature = (made, edge.source_labels, edge.target_labels, operands)
+        member = -1 if producer is None else member_of[producer][1]
+        operands = tuple((member_of[o][1], _operand_key(operators[o], k)) for o, k in edge.operands)
+        signature = (member, edge.source_labels, edge.target_labels, operands)
         pairs.append((edge.source, edge.target))
         signatures += [("reads", signature), ("read", signature)]
     for output in outputs:
@@ -251,19 +254,20 @@ def _edge_signatures(
         if output.updates is None or tensor is None:
             continue
         producer = tensors[tensor].producer
-        if producer is not None and output.updates in given:
-            pairs.append((place[producer][0], given[output.updates]))
-            signatures += [("updates", place[producer][1]), ("updated", place[producer][1])]
+        if producer is not None and output.updates in input_nodes:
+            node, member = member_of[producer]
+            pairs.append((node, input_nodes[output.updates]))
+            signatures += [("updates", member), ("updated", member)]
     numbers = iter(_canonical_ids(signatures))
     return [(a, b, next(numbers), next(numbers)) for a, b in pairs]
 
 
 def _operand_key(operator: Operator, operand: int) -> int:
-    """The number of an operand; that of any in a stack, whose rows are alike."""
+    """The number of an operand; -1 in a concatenation, whose operands are interchangeable."""
     return -1 if operator.primitive == "concatenate" else operand
 
 
-def _canonical_ids(things: Iterable[Hashable]) -> list[int]:
-    """Equal things get equal numbers, counted in the order of first occurrence."""
+def _canonical_ids(keys: Iterable[Hashable]) -> list[int]:
+    """Number keys in the order of first occurrence; equal keys get equal numbers."""
     numbers: dict[Hashable, int] = {}
-    return [numbers.setdefault(thing, len(numbers)) for thing in things]
+    return [numbers.setdefault(key, len(numbers)) for key in keys]

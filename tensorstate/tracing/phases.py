@@ -1,4 +1,4 @@
-"""When operators run and what tensors are for, read from the trace of ``jax.grad``."""
+"""Phases of operators and roles of tensors, read from the name stacks that ``jax.grad`` leaves."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from tensorstate.tracing.build import Body
 def phases(body: Body) -> list[Phase]:
     """The phase of every operator.
 
-    What ``jax.grad`` differentiated runs forward, and so does whatever that needs, gradients inside
-    of a loss included. Else what it transposed or recomputes runs backward, and the rest is the
-    optimizer's. All operators of a function without gradients run forward.
+    Operators that ``jax.grad`` differentiated, and all that they depend on (such as gradients
+    inside of a loss), run in the forward pass. Of the others, those that it transposed or
+    recomputes run in the backward pass, and the remaining ones in the optimizer. All operators of a
+    function without gradients run in the forward pass.
     """
     found: list[Phase | None] = [
         _phase_from_stack(o.call.remat_region, o.source.stack) for o in body.operations
@@ -52,9 +53,9 @@ def roles(
     """The role of every tensor.
 
     Args:
-        updates: of outputs that are the new value of an input, that input.
-        inputs: how many of the first tensors are inputs; other tensors without a producer are
-            constants.
+        updates: maps outputs to the inputs whose new values they are.
+        inputs: the number of inputs, which are the first tensors; other tensors without a producer
+            are constants.
     """
     consumers: list[set[Phase]] = [set() for _ in body.values]
     for operation, phase in zip(body.operations, phases, strict=True):
@@ -64,7 +65,7 @@ def roles(
     found: list[Role] = []
     for index, value in enumerate(body.values):
         if index < inputs:
-            found.append(_of_input(value.dtype, index in updated, consumers[index]))
+            found.append(_input_role(value.dtype, index in updated, consumers[index]))
         elif value.producer is None:
             found.append("constant")
         elif not value.sizes:
@@ -82,7 +83,7 @@ def roles(
     return found
 
 
-def _of_input(dtype, updated: bool, consumers: set[Phase]) -> Role:
+def _input_role(dtype, updated: bool, consumers: set[Phase]) -> Role:
     if not (updated and isinstance(dtype, np.dtype) and dtype.kind not in "biu"):
         return "input"
     return "parameter" if "forward" in consumers or "backward" in consumers else "optimizer"

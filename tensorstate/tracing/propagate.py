@@ -1,4 +1,4 @@
-"""Which dimensions of a program are one axis, equation by equation."""
+"""Propagates factors through a program, equation by equation."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ class FactorTable:
         return known
 
     def set(self, variable: FlatVar, dims: Sequence[int]) -> None:
-        """Say which factors a variable's dimensions are."""
+        """Set the factors of a variable's dimensions."""
         self._of[variable] = tuple(dims)
 
     def leaves(self, variable: FlatVar) -> tuple[tuple[int, ...], ...]:
-        """The parts of every dimension that are not split further, major first."""
+        """The unsplit factors of every dimension, major first."""
         return tuple(self.factors.leaves(factor) for factor in self.of(variable))
 
 
 class Related(NamedTuple):
-    """An equation that is no view: its rule, and what the rule says of it."""
+    """The rule of an equation that is not a view, and the equation in the labels of the rule."""
 
     rule: PrimitiveRule
     sharding: ShardingRule
 
 
 def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related | None:
-    """Unite what an equation shows to be one.
+    """Unite the factors of dimensions that an equation shows to be the same axis.
 
     Args:
-        unknown: "replicate" to run a primitive on whole arrays if it has no rule and none can be
-            inferred; otherwise refuse it.
+        unknown: "replicate" runs a primitive without a rule, written or inferred, on full arrays;
+            "refuse" raises.
 
     Returns:
-        Its rule and signature, or ``None`` for a view.
+        Its rule and labels, or ``None`` for a view.
 
     Raises:
-        PlanError: naming the primitive without a rule, and where in the model it stands.
+        PlanError: naming the primitive without a rule, and its line in the model.
     """
     name = eqn.primitive.name
     source = eqn.inputs[0] if name in VIEWS else None
@@ -69,7 +69,7 @@ def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related 
     if rule.origin == "replicated" and unknown != "replicate":
         raise PlanError(
             f"no rule for the primitive {name!r} ({eqn.source}), and none can be inferred: write "
-            "the model without it, or pass unknown='replicate' to run it on whole arrays on every "
+            "the model without it, or pass unknown='replicate' to run it on full arrays on every "
             "device"
         )
     sharding = rule.sharding_rule(arguments, results, eqn.params)
@@ -105,13 +105,13 @@ def _argument(atom: FlatAtom) -> AbstractArray:
 
 
 def _unite(factors: Factors, a: int, b: int) -> None:
-    # Two splittings may not fit. The operator's label is whole then, see ``build``.
+    # Splittings without a common refinement: ``build`` marks the operator's label as replicated.
     with contextlib.suppress(UnalignedError):
         factors.unite(a, b)
 
 
 def _propagate_view(name: str, eqn: FlatEqn, source: FlatVar, dims: FactorTable) -> bool:
-    """Give the result of a view its factors; false for a reshape that no splitting explains."""
+    """Set the factors of a view's result; false for a reshape that no splitting explains."""
     out, of_source = eqn.outputs[0], dims.of(source)
     if name == "transpose":
         dims.set(out, [of_source[d] for d in eqn.params["permutation"]])

@@ -20,7 +20,7 @@ from tensorstate.tracing.node_classes import group_nodes
 from tensorstate.tracing.phases import phases, roles
 
 _DATA_DEPENDENT = (
-    jax.errors.ConcretizationTypeError,  # truth values and integers of arrays are such too
+    jax.errors.ConcretizationTypeError,  # also the base class for bool() and int() of tracers
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
 )
@@ -41,34 +41,30 @@ def trace(
             optimizers are all found by tracing.
         abstract_args: its arguments: trees of arrays or of ``jax.ShapeDtypeStruct``. Nothing is
             computed with arrays, and nothing is allocated.
-        updates: for numbers of results, the number of the argument whose new value it is. Left
-            out, the first result that has the structure, shapes and dtypes of an argument is its
-            new value.
-        unknown: what to do with a primitive that has no rule and for which none can be inferred:
-            "replicate" it, which means to run it on whole arrays on every device (see
-            ``Graph.replicated``), or "refuse" it.
-        checkpoints: what to do with ``jax.checkpoint``: "keep" what it makes again in the backward
-            pass, or "drop" that, so that the search alone decides what is made again.
+        updates: maps the number of a result to the number of the argument whose new value it is.
+            By default the first result that has the structure, shapes and dtypes of an argument is
+            its new value.
+        unknown: the treatment of a primitive that has no rule, written or inferred: "replicate"
+            runs it on full arrays on every device (see ``Graph.replicated``), "refuse" raises.
+        checkpoints: the treatment of ``jax.checkpoint``: "keep" its recomputation in the backward
+            pass, or "drop" it, so that only the search decides which operators are recomputed.
 
     Raises:
-        PlanError: for arguments that are no arrays or do not fit the function, a function with side
-            effects, collectives of its own or shapes that depend on data, loops too long to
-            unroll, updates that do not fit, and a primitive without a rule if those are refused.
+        PlanError: the arguments are not arrays or do not fit the function; the function has side
+            effects, its own collectives or data-dependent shapes; a loop is too long to unroll;
+            updates do not fit; or a primitive without a rule is refused.
     """
     if unknown not in ("refuse", "replicate"):
         raise PlanError(f"unknown={unknown!r}: expected 'refuse' or 'replicate'")
     if checkpoints not in ("keep", "drop"):
         raise PlanError(f"checkpoints={checkpoints!r}: expected 'keep' or 'drop'")
-    with _uncollected():
+    with _gc_paused():
         return _trace(step_fn, tuple(abstract_args), updates, unknown, checkpoints == "drop")
 
 
 @contextlib.contextmanager
-def _uncollected():
-    """Without cyclic garbage collection, which would look at all of a large graph time and again.
-
-    It takes three quarters of the time otherwise.
-    """
+def _gc_paused():
+    """Pause cyclic garbage collection, which takes three quarters of the time on a large graph."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -86,8 +82,8 @@ def _trace(step_fn, args: tuple[Any, ...], updates, unknown: str, drop: bool) ->
 
     in_tree = jax.tree.structure(tuple(shapes))
     out_tree = jax.tree.structure(out_shape)
-    results = _elements(out_shape)
-    pairs = _leaf_updates(shapes, results, _pairs(shapes, results, updates))
+    results = _results(out_shape)
+    pairs = _leaf_updates(shapes, results, _updated_args(shapes, results, updates))
     return _graph(
         body,
         _names(tuple(shapes), _argument_names(step_fn, len(args))),
@@ -109,13 +105,13 @@ def _shape(path, leaf) -> jax.ShapeDtypeStruct:
         name = _path(path) or "the argument itself"
         raise PlanError(
             f"an abstract argument has {leaf!r} at {name}, expected arrays or "
-            "jax.ShapeDtypeStruct: close over what is no array"
+            "jax.ShapeDtypeStruct: close over other values, as with functools.partial"
         )
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _jaxpr(step_fn, shapes):
-    """The jaxpr of a function, and the shapes of what it returns."""
+    """The jaxpr of a function, and the shapes of its results."""
     try:
         return jax.make_jaxpr(step_fn, return_shape=True)(*shapes)
     except _DATA_DEPENDENT as error:
@@ -127,89 +123,86 @@ def _jaxpr(step_fn, shapes):
         if "axis name" not in str(error):
             raise
         raise PlanError(
-            f"the step has a collective of its own, which plans add themselves ({error}): write "
-            "the step as for one device"
+            f"the step contains a collective, which plans add themselves ({error}): write the step "
+            "as for one device"
         ) from error
     except jax.errors.UnexpectedTracerError as error:
         raise PlanError(
-            f"the step uses a value that an earlier trace left behind, expected a pure function: "
+            f"the step uses a value that leaked from an earlier trace, expected a pure function: "
             f"{error}"
         ) from error
     except (TypeError, ValueError) as error:
-        given = ", ".join(str(jax.tree.map(_described, shape)) for shape in shapes)
+        given = ", ".join(str(jax.tree.map(_shape_text, shape)) for shape in shapes)
         raise PlanError(
             f"the step does not take these abstract arguments: {error} (given: {given[:500]})"
         ) from error
 
 
-def _described(shape: jax.ShapeDtypeStruct) -> str:
+def _shape_text(shape: jax.ShapeDtypeStruct) -> str:
     return f"{shape.dtype}{list(shape.shape)}"
 
 
 # ---------------------------------------------------------------------- updates
 
 
-def _elements(out_shape) -> list[Any]:
-    """What a function returns, one after the other; one thing is one."""
+def _results(out_shape) -> list[Any]:
+    """The results of a function: the elements of a tuple, or the one result."""
     return list(out_shape) if type(out_shape) is tuple else [out_shape]
 
 
-def _pairs(args, results, updates: Mapping[int, int] | None) -> dict[int, int]:
-    """Of every result that is the new value of an argument, that argument."""
+def _updated_args(args, results, updates: Mapping[int, int] | None) -> dict[int, int]:
+    """Maps the number of every result that is the new value of an argument to the argument's."""
     if updates is None:
-        return _found_pairs(args, results)
+        return _infer_updated_args(args, results)
     for result, arg in updates.items():
         if not (0 <= result < len(results) and 0 <= arg < len(args)):
             raise PlanError(
                 f"updates={dict(updates)}: the step has {len(args)} arguments and "
                 f"{len(results)} results, counted from 0"
             )
-        if not _alike(results[result], args[arg]):
+        if difference := _first_difference(results[result], args[arg]):
             raise PlanError(
                 f"updates={dict(updates)}: result {result} is not of the structure, shapes and "
-                f"dtypes of argument {arg}: {_different(results[result], args[arg])}"
+                f"dtypes of argument {arg}: {difference}"
             )
     if len(set(updates.values())) < len(updates):
         raise PlanError(f"updates={dict(updates)}: two results update the same argument")
     return dict(updates)
 
 
-def _found_pairs(args, results) -> dict[int, int]:
+def _infer_updated_args(args, results) -> dict[int, int]:
     pairs: dict[int, int] = {}
     for i, arg in enumerate(args):
         if not jax.tree.leaves(arg):
             continue
-        alike = (k for k, result in enumerate(results) if k not in pairs and _alike(result, arg))
-        if (first := next(alike, None)) is not None:
+        free = (k for k in range(len(results)) if k not in pairs)
+        matching = (k for k in free if _first_difference(results[k], arg) is None)
+        if (first := next(matching, None)) is not None:
             pairs[first] = i
     return pairs
 
 
-def _alike(a, b) -> bool:
-    return _different(a, b) is None
-
-
-def _different(a, b) -> str | None:
-    """The first difference of two trees, in words."""
+def _first_difference(a, b) -> str | None:
+    """The first difference of two trees in structure, shape or dtype, as text; ``None`` if none."""
     if jax.tree.structure(a) != jax.tree.structure(b):
         return "the structures differ"
     for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
         if x.shape != y.shape or x.dtype != y.dtype:
-            return f"{_described(x)} is not {_described(y)} at {_path(path) or 'the top'}"
+            return f"{_shape_text(x)} is not {_shape_text(y)} at {_path(path) or 'the top'}"
     return None
 
 
 def _leaf_updates(args, results, pairs: Mapping[int, int]) -> dict[int, int]:
-    """Of every leaf of the results that is the new value of a leaf of the arguments, that one."""
-    in_starts, out_starts = _starts(args), _starts(results)
+    """Maps leaves of the results to the leaves of the arguments whose new values they are."""
+    in_offsets, out_offsets = _leaf_offsets(args), _leaf_offsets(results)
     return {
-        out_starts[result] + i: in_starts[arg] + i
+        out_offsets[result] + i: in_offsets[arg] + i
         for result, arg in pairs.items()
         for i in range(len(jax.tree.leaves(args[arg])))
     }
 
 
-def _starts(trees) -> list[int]:
+def _leaf_offsets(trees) -> list[int]:
     return [0, *np.cumsum([len(jax.tree.leaves(tree)) for tree in trees]).tolist()]
 
 
@@ -253,18 +246,18 @@ def _graph(
     in_tree,
     out_tree,
 ) -> Graph:
-    """Tensors and operators with their roles and phases, and the entities that they form."""
-    when = phases(body)
-    what = roles(body, when, body.outputs, updates, len(input_names))
+    """Tensors and operators with their roles and phases, and the nodes that they form."""
+    operator_phases = phases(body)
+    tensor_roles = roles(body, operator_phases, body.outputs, updates, len(input_names))
     consumers: list[list[Consumer]] = [[] for _ in body.values]
     operators = []
-    for index, (operation, phase) in enumerate(zip(body.operations, when, strict=True)):
+    for index, (operation, phase) in enumerate(zip(body.operations, operator_phases, strict=True)):
         for k, use in enumerate(operation.operands):
             consumers[use.tensor].append(Consumer(index, k, phase))
         operators.append(_operator(index, operation, phase))
     tensors = []
     for index, value in enumerate(body.values):
-        given = index < len(body.array_dims)
+        has_array = index < len(body.array_dims)
         name = input_names[index] if index < len(input_names) else f"t{index}"
         tensors.append(
             Tensor(
@@ -272,12 +265,12 @@ def _graph(
                 value.dims,
                 value.sizes,
                 value.dtype,
-                what[index],
+                tensor_roles[index],
                 name,
                 value.producer,
                 value.result,
                 tuple(consumers[index]),
-                body.array_dims[index] if given else None,
+                body.array_dims[index] if has_array else None,
             )
         )
     outputs = tuple(

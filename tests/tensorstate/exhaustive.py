@@ -1,8 +1,8 @@
-"""The least cost of a small problem, found by looking at all decisions there are.
+"""The least cost of a small problem, found by enumerating all decisions.
 
-A column has a dimension a class, along its ways: what any choice of ways costs is one element. What
-a flow costs depends on the classes that make and read it only, so its table is broadcast over the
-others.
+A column has one dimension per class, along the strategies of the class, so each element is the cost
+of one choice of strategies. The cost of a tensor group depends only on the classes of its producers
+and consumers: its table is broadcast over the other classes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CandidateStrategies = Sequence[Sequence[Strategy]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """Seconds and bytes of all choices of ways, with what is made again and kept as decided."""
+    """Seconds and bytes of all strategies, for given recomputed nodes and saved placements."""
 
     decisions: Decisions
     compute: np.ndarray
@@ -50,11 +50,11 @@ class Every:
     """All decisions for a problem.
 
     Args:
-        problem: what to decide.
-        candidates: for every class the ways to choose from.
-        recompute: whether all sets of entities are made again too.
-        save: whether all states to keep tensors in, and in microbatches to hold them in, are looked
-            at, and memory; otherwise they are those that cost the least time.
+        problem: the problem.
+        candidates: for every class the candidate strategies.
+        recompute: whether to enumerate all sets of recomputed nodes.
+        save: whether to enumerate all saved and loop-resident placements, and to evaluate memory;
+            otherwise they are those of the least time.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Every:
         self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
         found: dict[Hashable, Decisions] = {}
         helds = list(_loop_resident_plan(problem, candidates)) if save else [{}]
-        for recomputed in _sets_made_again(problem) if recompute else [frozenset()]:
+        for recomputed in _recomputed_sets(problem) if recompute else [frozenset()]:
             for saved in _kept(problem, candidates, recomputed) if save else [{}]:
                 for loop_resident in helds:
                     decisions = Decisions((), recomputed, saved, loop_resident)
@@ -84,13 +84,13 @@ class Every:
 
     @property
     def least_peak(self) -> float:
-        """The least memory that is enough."""
+        """The least peak memory of all decisions."""
         return min(float(columns.peak.min()) for columns in self.columns)
 
     def best(
         self, objective: str = "sum", memory_limit: float = math.inf
     ) -> tuple[float, Decisions | None]:
-        """The least objective, infinite where nothing fits, and decisions that reach it."""
+        """The least objective with its decisions; infinite if no decisions satisfy the limit."""
         least, best = math.inf, None
         for columns in self.columns:
             fits = columns.peak <= memory_limit
@@ -131,7 +131,7 @@ class Every:
     def _table(
         self, decisions: Decisions, recomputed_nodes: frozenset[int], number: int
     ) -> tuple[tuple[int, ...], np.ndarray]:
-        """Seconds, and bytes of inputs, and of others at every point, of a flow."""
+        """Seconds, bytes of inputs, and other bytes at every point, of a tensor group."""
         group, candidates = self.problem.tensor_groups[number], self.candidates
         needed_after_forward = tuple(
             (decisions.saved.get(t), decisions.loop_resident.get(t)) for t in group.tensors
@@ -155,7 +155,7 @@ class Every:
 
 
 def _along(table: np.ndarray, groups: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-    """A table over the ways of some classes, in order, to be broadcast over all."""
+    """A table over the strategies of some classes, broadcast over those of all classes."""
     return table.reshape([n if class_id in groups else 1 for class_id, n in enumerate(shape)])
 
 
@@ -171,10 +171,10 @@ def _costs(
     return np.array([seconds, input_bytes(problem, reshards), *there])
 
 
-# ---------------------------------------------------------------------- what is decided
+# ---------------------------------------------------------------------- decisions
 
 
-def _sets_made_again(problem: Problem) -> Iterator[frozenset[int]]:
+def _recomputed_sets(problem: Problem) -> Iterator[frozenset[int]]:
     in_forward = [e.index for e in problem.graph.nodes if e.phase == "forward"]
     for size in range(len(in_forward) + 1):
         yield from map(frozenset, itertools.combinations(in_forward, size))
@@ -196,7 +196,7 @@ def _loop_resident_plan(
 def _kept(
     problem: Problem, candidates: CandidateStrategies, recomputed: frozenset[int]
 ) -> Iterator[Mapping[int, Placements]]:
-    """Every choice of a kept state for every tensor that may be kept; none if it is made again."""
+    """All saved placements of all tensors that may be saved; none for recomputed ones."""
     tensors, choices = [], []
     for group in problem.tensor_groups:
         for tensor, producer, consumers in zip(
@@ -221,7 +221,7 @@ def _kept(
 def _states(
     problem: Problem, group: TensorGroup, candidates: CandidateStrategies
 ) -> list[Placements]:
-    """States in which a flow can be kept: whole ones, and partial as one of its ways makes it."""
+    """Placements in which a group can be saved: without partial, or partial as produced."""
     sources = {
         problem.produced_placements(group, strategy) for strategy in candidates[group.class_id]
     }

@@ -1,4 +1,4 @@
-"""What graphs and operators are checked against: the traced function, and whole operators."""
+"""Oracles for graphs and operators: the traced function, and operators on full arrays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tensorstate.rules.local_shard import LocalShard
 
 MODELS = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 
-# Options with which XLA compiles sooner, and sooner still.
+# Options with which XLA compiles fast, and faster still.
 LEVEL_0 = {"xla_backend_optimization_level": 0}
 QUICK = {**LEVEL_0, "xla_llvm_disable_expensive_passes": True}
 
@@ -55,13 +55,13 @@ def jitted(applied: Applied, options: Mapping = QUICK, donate: bool = False):
 def report_of(
     applied: Applied, model, mesh: MeshShape, cost: Cost, options: Mapping = QUICK
 ) -> HloComparison:
-    """What a plan takes, compiled for a model's arguments, which are donated, beside its price."""
+    """The compiled time and memory of a plan beside its cost, with the arguments donated."""
     compiled = jitted(applied, options, donate=True).lower(*model.abstract_args).compile()
     return compare_with_hlo(compiled, mesh, cost)
 
 
 def assert_same(graph: Graph, function, args, rtol: float = 2e-5) -> None:
-    """The graph, run on one device, makes of arguments what the function makes of them."""
+    """The graph, run on one device, returns the function's results."""
     found = jax.jit(interpret(graph), compiler_options=QUICK)(*args)
     assert_alike(found, jax.jit(function, compiler_options=QUICK)(*args), rtol)
 
@@ -69,7 +69,7 @@ def assert_same(graph: Graph, function, args, rtol: float = 2e-5) -> None:
 def assert_alike(found, expected, rtol: float = 2e-5) -> None:
     """Two results are equal but for rounding, measured against the largest element of each part.
 
-    The gradient of a bias that cancels is nothing but rounding, so single leaves are no measure.
+    The gradient of a bias that cancels is only rounding, so single leaves are not a measure.
     """
     parts = expected if type(expected) is tuple else (expected,)
     for part, other in zip(parts, found if type(found) is tuple else (found,), strict=True):
@@ -109,7 +109,7 @@ def _is_key(x) -> bool:
 
 
 def distinct(graph: Graph) -> list[Operator]:
-    """One operator of each kind, shape and way to be read."""
+    """One operator of each kind, shape and views of operands."""
     found = {}
     for operator in graph.operators:
         dtypes = tuple(str(graph.tensors[use.tensor].dtype) for use in operator.operands)
@@ -120,13 +120,13 @@ def distinct(graph: Graph) -> list[Operator]:
 
 
 def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=None) -> int:
-    """Sharded by each label, and given partial sums, an operator makes what it makes whole.
+    """Sharded by each label, and given partial sums, an operator equals the full operator.
 
     Args:
         operands: to run it on; by default small normal floats, which not every primitive takes.
 
     Returns:
-        How many ways were checked.
+        The number of checked strategies.
     """
     given = [graph.tensors[use.tensor] for use in operator.operands]
     shapes = [jax.ShapeDtypeStruct(tensor.sizes, tensor.dtype) for tensor in given]

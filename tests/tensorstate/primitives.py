@@ -1,4 +1,4 @@
-"""An example of every primitive for which one can be built, and what tensorstate makes of it."""
+"""An example of every primitive for which one can be built, with its graph."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ CONVOLUTION = functools.partial(
     dimension_numbers=("NHWC", "HWIO", "NHWC"),
 )
 
-# Primitives whose parameters or operands nothing but a public function knows.
+# Primitives whose parameters or operands only a public function can build.
 EXAMPLES: dict[str, tuple[Callable[..., Any], *tuple[Any, ...]]] = {
     "abs": (lax.abs, X),
     "add_any": (lambda x: jax.grad(lambda x: (jnp.sin(x) * jnp.cos(x)).sum())(x), X),

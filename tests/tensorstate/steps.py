@@ -1,4 +1,4 @@
-"""Small functions that use what training steps use, each with the shapes of its arguments."""
+"""Small functions with the operators of training steps, and the shapes of their arguments."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attention(x, wq, wk, wv, wo):
 
 
 def rotary(x):
-    """RoPE: halves of the last dimension, turned and put together again."""
+    """RoPE: halves of the last dimension, rotated and concatenated."""
     length, width = x.shape[-2:]
     angles = jnp.arange(length)[:, None] / 10.0 ** (jnp.arange(width // 2) / width)
     a, b = jnp.split(x, 2, axis=-1)
@@ -151,7 +151,7 @@ def grouped(x, kernel):
 
 
 def unaligned(x):
-    """(4, 6) to (6, 4): no view."""
+    """(4, 6) to (6, 4), which is not a view."""
     return x.reshape(x.shape[0], 6, 4).sum(1), x.reshape(-1, 3)
 
 

@@ -1,4 +1,4 @@
-"""Prices of collectives along mesh axes."""
+"""Costs of collectives along mesh axes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_alpha_beta_is_the_ring():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("axis", [0, 1])
-def test_schedules_are_priced_as_simulated(kind, axis):
+def test_costs_of_schedules_are_simulated_times(kind, axis):
     network = ScheduleCosts(topologies.torus(2, 4), MESH)
     for nbytes in (64, 1 << 20):
         schedule = network.schedule(kind, axis, nbytes)
@@ -38,20 +38,22 @@ def test_schedules_are_priced_as_simulated(kind, axis):
         assert network.collective_seconds(kind, axis, nbytes) == simulate(schedule, nbytes).time > 0
 
 
-def test_the_order_says_which_wires_an_axis_gets():
+def test_the_device_order_determines_the_links_of_an_axis():
     topology = topologies.ring(8)
     every_other = [2 * i + j for j in range(2) for i in range(4)]
-    plain, turned = (
+    plain, reordered = (
         ScheduleCosts(topology, MESH),
         ScheduleCosts(topology, MESH, device_order=every_other),
     )
-    assert plain.groups(1) == turned.groups(1) == ((0, 1, 2, 3), (4, 5, 6, 7))
-    links = zip(turned.topology.src.tolist(), turned.topology.dst.tolist(), strict=True)
-    wires = {(every_other[u], every_other[v]) for u, v in links}
-    assert wires == set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
-    # Neighbours on the data axis are then neighbours on the ring, those on the model axis no more.
+    assert plain.groups(1) == reordered.groups(1) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    links = zip(reordered.topology.src.tolist(), reordered.topology.dst.tolist(), strict=True)
+    used = {(every_other[u], every_other[v]) for u, v in links}
+    assert used == set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    # Neighbours on the data axis are neighbours on the ring; those on the model axis are not.
     for axis, sign in ((0, 1), (1, -1)):
-        before, after = (w.collective_seconds("all_to_all", axis, 1 << 20) for w in (plain, turned))
+        before, after = (
+            w.collective_seconds("all_to_all", axis, 1 << 20) for w in (plain, reordered)
+        )
         assert sign * (before - after) > 0
 
 
@@ -67,7 +69,7 @@ def test_bad_input():
         ScheduleCosts(topologies.ring(4), MESH)
     with pytest.raises(PlanError, match="every rank"):
         ScheduleCosts(topologies.ring(8), MESH, device_order=[0] * 8)
-    with pytest.raises(PlanError, match="entries for 2 axes"):
+    with pytest.raises(PlanError, match="values for 2 axes"):
         AlphaBetaCosts(MESH, (0.0,), (1.0, 1.0))
     with pytest.raises(PlanError, match="bandwidth must be above 0"):
         AlphaBetaCosts(MESH, (0.0, 0.0), (1.0, 0.0))
@@ -75,7 +77,7 @@ def test_bad_input():
         AlphaBetaCosts(MESH, (0.0, math.nan), (1.0, 1.0))
     with pytest.raises(PlanError, match="memory of slow must be above 0"):
         Hardware("slow", {2: 1.0}, 1.0, 0.0)
-    with pytest.raises(PlanError, match="must have an entry"):
+    with pytest.raises(PlanError, match="must have a rate"):
         Hardware("none", {}, 1.0, 1.0)
     network = ScheduleCosts(topologies.ring(8), MESH, candidates=())
     with pytest.raises(PlanError, match="no all_gather along mesh axis 'model'"):

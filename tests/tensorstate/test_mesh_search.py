@@ -1,4 +1,4 @@
-"""Layouts of meshes over networks, and plans that choose among them."""
+"""Mesh assignments over networks, and plans that choose among them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CANDIDATES = ((Bucket(), 1), (Direct(), 1))
 @given(
     st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=2), st.sampled_from(["x", "xy"])
 )
-def test_axes_of_a_layout_are_lines_of_a_grid(grid_shape, axes):
+def test_axes_of_an_assignment_are_grid_dimensions(grid_shape, axes):
     ranks = math.prod(grid_shape)
     found = mesh_assignments(grid_shape, tuple(axes))
     assert len({assignment.groups() for assignment in found}) == len(found)
@@ -36,7 +36,7 @@ def test_axes_of_a_layout_are_lines_of_a_grid(grid_shape, axes):
             assert all(len(a & b) == 1 for a in one for b in other)
 
 
-def test_layouts_of_a_line_and_of_a_plane():
+def test_assignments_of_a_line_and_of_a_plane():
     # 4 = 1 x 4 = 4 x 1 = 2 x 2, the last with either axis outside.
     assert [assignment.mesh.sizes for assignment in mesh_assignments((4,), ("x", "y"))] == [
         (1, 4),
@@ -57,7 +57,7 @@ def test_layouts_of_a_line_and_of_a_plane():
     assert any(columns in assignment.groups()[0] for assignment in plane)
 
 
-def test_the_best_layout_is_first_and_no_worse_than_any_as_numbered():
+def test_the_best_assignment_is_first_and_no_worse_than_the_default_order():
     topology, traced = topologies.torus(2, 4, alpha=0.0, bandwidth=1e9), graph("twice")
     options = {"hardware": "CPU", "gap": 1e-6}
     plans = search_mesh(

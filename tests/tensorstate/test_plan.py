@@ -1,4 +1,4 @@
-"""Searches from the outside: arguments, reports, comparisons, names."""
+"""The public search: arguments, reports, comparisons, names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_plan_is_proved_and_printed(plan):
         assert part in text
 
 
-def test_no_family_is_better(plan):
+def test_no_baseline_is_better(plan):
     comparison = plan.compare()
     assert next(iter(comparison.rows)) == "this plan"
     assert len(comparison.rows) == 7
@@ -104,7 +104,7 @@ def test_names_are_found_again(plan, name, expected):
     assert parallelism_by_axis(plan.problem, found.decisions, found.cost) == expected
 
 
-def test_experts_are_told_from_heads():
+def test_experts_are_distinguished_from_heads():
     def step(w, x):
         return jnp.einsum("ebi,eio->ebo", x, w).sum()
 
@@ -140,7 +140,7 @@ def test_the_page_is_whole_and_escaped(plan):
         assert part in page
 
 
-def test_topologies_are_priced(graph):
+def test_topologies_have_costs(graph):
     made = search(graph, mesh=MESH, topology=topologies.torus(2, 4), hardware="A100")
     assert math.isfinite(made.cost.serial_seconds)
 
@@ -167,7 +167,7 @@ def deep(params, x):
     return params - gradient, value
 
 
-def test_the_compiled_step_is_what_was_priced(graph):
+def test_the_compiled_step_has_the_predicted_cost(graph):
     """Collectives, bytes and the memory of arguments, on 8 devices."""
     made = search(graph, mesh=MESH, network=NETWORK, hardware="CPU", pin={"x": ("data", "model")})
     compiled = made.apply(collectives=native).jit().lower(*arguments()).compile()
@@ -202,7 +202,7 @@ def test_limits_only_cost():
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
 def test_whole_layers_fit(share):
-    """Many tied layers, of which the program takes shares: rounded, they still fit."""
+    """Many identical layers, of which the relaxation takes fractions: rounded, they still fit."""
 
     def layers(params, x):
         def loss(params):
@@ -254,7 +254,7 @@ def test_refused(graph, changed, expected):
 def test_a_function_needs_arguments_and_a_network_its_ranks():
     with pytest.raises(PlanError, match="abstract_args must be given"):
         search(perceptron, mesh=MESH, network=NETWORK)
-    with pytest.raises(PlanError, match="it has other ranks"):
+    with pytest.raises(PlanError, match="as many devices as the topology has ranks"):
         search(perceptron, arguments(), mesh=MESH, topology=topologies.ring(4))
 
 
@@ -276,7 +276,7 @@ def pipelined_plan(graph, plan):
 
 
 def test_a_memory_limit_is_met_in_microbatches(graph, plan, pipelined_plan):
-    """Where nothing fits at once, or making again costs more."""
+    """If no plan without microbatches fits, or if recomputation costs more."""
     limit = pipelined_plan.memory_limit
     assert plan.microbatches == 1
     assert pipelined_plan.microbatches > 1
@@ -292,7 +292,11 @@ def test_a_memory_limit_is_met_in_microbatches(graph, plan, pipelined_plan):
 
 
 def test_of_several_numbers_of_microbatches_the_best_is_taken(graph, plan, pipelined_plan):
-    options = {"network": NETWORK, "hardware": "CPU", "memory_limit": pipelined_plan.memory_limit}
+    options = {
+        "network": NETWORK,
+        "hardware": "CPU",
+        "memory_limit": pipelined_plan.memory_limit,
+    }
     single = {}
     for count in (1, 2, 4):
         try:
@@ -331,7 +335,7 @@ def test_a_plan_in_microbatches_runs_as_priced(pipelined_plan):
 
 
 def search_again(plan):
-    """The same search, by axes: its prices, bounds included, are of microbatches too."""
+    """The same search by coordinate descent: its costs and bounds are of microbatches too."""
     options = {"network": NETWORK, "hardware": "CPU", "memory_limit": plan.memory_limit}
     found = search(
         plan.graph, mesh=MESH, microbatches=plan.microbatches, method="descent", **options
@@ -344,11 +348,11 @@ def search_again(plan):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"microbatches": 3}, "a batch of 512 cannot be cut into 3 equal microbatches"),
-        ({"microbatches": 0}, "cannot be cut into 0 equal"),
+        ({"microbatches": 3}, "a batch of 512 cannot be split into 3 equal microbatches"),
+        ({"microbatches": 0}, "cannot be split into 0 equal"),
         ({"microbatches": "many"}, 'microbatches must be numbers or "auto"'),
         ({"microbatches": ()}, "no number of microbatches"),
-        ({"microbatches": 2, "batch": "z"}, "no batch begins the input 'z'"),
+        ({"microbatches": 2, "batch": "z"}, "batch='z': expected the name of an input"),
         (
             {"microbatches": (1, 2), "memory_limit": 1e3},
             "in 2 microbatches no plan fits into 1.0 kB",

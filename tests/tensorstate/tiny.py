@@ -1,4 +1,4 @@
-"""Problems small enough to look at all their decisions, on networks and devices that are drawn."""
+"""Problems small enough to enumerate all decisions, on drawn networks and devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _tied(x, ws):
 
 
 def gate(saved):
-    """Half of tanh, of which the backward pass reads ``saved``: the value or the slope.
+    """Half of tanh, whose backward pass reads ``saved``: its value or its slope.
 
     JAX keeps the value up to 0.10, and the slope from 0.12 on.
     """
@@ -74,7 +74,7 @@ TINY = {
     "slope": (_sgd(lambda w, x: gate("slope")(x @ w).sum()), W, X),
     "layers": (_sgd(lambda ws, x: _tied(x, ws)), s(2, 4, 4), X),
 }
-# Those that run in microbatches.
+# The functions that can be split into microbatches.
 CUT = ("chain", "einsums", "greatest", "embedding", "linear", "twice", "tanh", "slope", "layers")
 LINES = (MeshShape.of({"data": 2}), MeshShape.of({"data": 4}))
 MESHES = (*LINES, MeshShape.of({"data": 2, "model": 2}))
@@ -109,10 +109,10 @@ def problems(draw, names=tuple(TINY), meshes=MESHES, microbatches=(1,)) -> Probl
 
 @st.composite
 def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, ...], ...]:
-    """Ways to choose from: some of each class, so that there are not too many choices.
+    """Candidate strategies: some of each class, so that their product stays small.
 
-    Where sharding is possible some of it is left in, and always the replicated way, so that the
-    choices fit together.
+    A class keeps the replicated strategy and, if it can be sharded, a sharded one, so that a
+    consistent choice exists.
     """
     saved = [list(strategies.all) for strategies in problem.strategies]
     while math.prod(map(len, saved)) > most:

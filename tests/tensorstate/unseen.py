@@ -256,7 +256,7 @@ def _gamma(y, key):
 
 
 def sharpness_aware() -> Unseen:
-    """A gradient where another gradient leads to: a forward pass after a backward pass."""
+    """A gradient at the point that another gradient leads to: two forward and backward passes."""
     plain = through(jnp.tanh)
 
     def step(params, state, x, key):

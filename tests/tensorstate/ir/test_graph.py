@@ -1,4 +1,4 @@
-"""What holds of every graph: tensors, operators, entities and edges fit together."""
+"""Invariants of every graph: tensors, operators, nodes and edges fit together."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_views_read_every_position_once(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_operator_is_in_one_entity_and_reads_by_edges(name):
+def test_every_operator_is_in_one_node_and_reads_by_edges(name):
     graph = graph_of(name)
     members = [m.operator for node in graph.nodes for m in node.members]
     assert sorted(members) == list(range(len(graph.operators)))
@@ -94,7 +94,7 @@ def test_every_operator_is_in_one_entity_and_reads_by_edges(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_entities_of_a_class_are_alike(name):
+def test_nodes_of_a_class_are_identical(name):
     graph = graph_of(name)
     assert sorted(index for one in graph.node_classes for index in one) == list(
         range(len(graph.nodes))
@@ -121,8 +121,8 @@ def test_entities_of_a_class_are_alike(name):
 
 
 @pytest.mark.parametrize("name", ["gpt", "gpt_scan", "llama", "moe", "vit"])
-def test_layers_are_tied(name):
-    """Every further layer is as many entities more, and no more classes."""
+def test_layers_are_of_the_same_classes(name):
+    """Every further layer adds the same number of nodes, and no classes."""
     graphs = [
         trace(model.step, model.abstract_args)
         for model in (load_model(name, layers=n) for n in (5, 9))
@@ -137,7 +137,7 @@ def test_layers_are_tied(name):
 
 
 def test_flops_of_a_transformer():
-    """6 a parameter and token, and 12 a layer, width, token and token attended to."""
+    """6 per parameter and token, and 12 per layer, width, token and attended token."""
     fields = {"layers": 3, "width": 64, "hidden": 256, "vocabulary": 128, "length": 32, "batch": 2}
     model = load_model("gpt", **fields)
     graph = trace(model.step, model.abstract_args)
@@ -148,7 +148,7 @@ def test_flops_of_a_transformer():
     assert products == 6 * matrices * tokens + attention
 
 
-def test_chains_of_the_optimizer_are_one_entity_a_parameter():
+def test_the_optimizer_is_one_node_per_parameter():
     graph = graph_of("mlp")
     chains = [e for e in graph.nodes if e.phase == "optimizer" and e.sizes]
     parameters = [i for i in graph.inputs if graph.tensors[i].role == "parameter"]
@@ -161,7 +161,7 @@ def test_chains_of_the_optimizer_are_one_entity_a_parameter():
 
 
 def test_a_sum_of_branches_stands_alone():
-    """Where a residual stream is added to, states change."""
+    """Placements of the residual stream change at its sums."""
     graph = trace(lambda x, w: (x + (x @ w)) * 2, [s(4, 6), s(6, 6)], updates={})
     kinds = [[graph.operators[m.operator].primitive for m in e.members] for e in graph.nodes]
     assert [one for one in kinds if one] == [["dot_general"], ["add"], ["mul"]]

@@ -1,4 +1,4 @@
-"""What named strategies fix, read off models that compute in another type than their parameters."""
+"""Baselines, on models that compute in another dtype than that of their parameters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def problem_of(name: str, **changed) -> Problem:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_residual_stream_is_what_embeddings_are_wide(dtype):
+def test_the_residual_stream_has_the_width_of_embeddings(dtype):
     problem = problem_of("llama", dtype=dtype)
-    (width,) = Baselines(problem).residual
+    (width,) = Baselines(problem).residual_stream_factors
     table = next(t for t in problem.graph.tensors if t.name == "params/tokens/embedding")
     assert table.dims[1] == width
     norm = next(t for t in problem.graph.tensors if t.name == "params/norm/scale")
@@ -31,8 +31,8 @@ def test_the_residual_stream_is_what_embeddings_are_wide(dtype):
 
 
 @pytest.mark.parametrize("layers", [1, 3])
-def test_sequence_parallelism_gathers_again_what_it_cut(layers):
-    """AutoCCL's Table 1: 6L + 3 gathers, 4L + 1 sums and that of the embedding (cut, then kept)."""
+def test_sequence_parallelism_repeats_gathers_in_the_backward_pass(layers):
+    """AutoCCL's Table 1: 6L + 3 gathers, 4L + 1 sums, and the embedding's, which is saved."""
     problem = problem_of("llama_3_1_8b", layers=layers)
     found = solve_baseline(problem, "megatron-sp")
     large = 2 * 8192 * 4096 * 2
@@ -44,7 +44,7 @@ def test_sequence_parallelism_gathers_again_what_it_cut(layers):
     assert counts == {"all_gather": 6 * layers + 3, "reduce_scatter": 4 * layers + 2}
 
 
-def test_gathering_again_saves_memory_and_costs_time():
+def test_repeated_gathers_save_memory_and_cost_time():
     problem = problem_of("llama_3_1_8b", layers=1)
     plain, cut = solve_baseline(problem, "megatron"), solve_baseline(problem, "megatron-sp")
     assert cut.cost.memory.saved < 0.9 * plain.cost.memory.saved

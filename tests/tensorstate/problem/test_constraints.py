@@ -1,4 +1,4 @@
-"""What the user fixes is what comes out, or is refused."""
+"""Plans satisfy the user's constraints; contradictory constraints are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SPECS = st.lists(st.sampled_from((None, "data", "model", ("data", "model"))), ma
 @given(SPECS, st.sampled_from(("w", "arg1")))
 @settings(max_examples=12)
 def test_pins_are_kept(spec, name):
-    """By every search; and what cannot be is refused."""
+    """By every search; impossible pins are refused."""
     problem = problem_of()
     parts = [(placement,) if isinstance(placement, str) else placement or () for placement in spec]
     if sum(map(len, parts)) > len(set().union(*parts)):
@@ -82,13 +82,13 @@ def test_forbidden_axes_shard_nothing(axes):
         assert {placements(problem, found, name)[at] for name in ("w", "arg1")} == {REPLICATED}
 
 
-def test_a_mesh_axis_of_one_device_is_no_matter():
+def test_a_mesh_axis_of_one_device_is_ignored():
     problem = problem_of(mesh=MeshShape.of({"data": 2, "model": 1}))
     candidates = apply_constraints(problem, every(problem), {"w": ("model", "data")}, {})
     assert placements(problem, solve_milp(problem, candidates), "w") == (1, REPLICATED)
 
 
-def test_dimensions_made_of_several_factors_are_cut_at_the_major():
+def test_dimensions_of_several_factors_are_sharded_along_the_major_factor():
     """(heads * width) of a projection: only heads can be sharded."""
     one = trace(lambda x, w: (x @ w).reshape(4, 2, 3).sum(2), (s(4, 4), s(4, 6)))
     problem = Problem(one, AlphaBetaCosts(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
@@ -96,7 +96,7 @@ def test_dimensions_made_of_several_factors_are_cut_at_the_major():
     assert w.sizes == (4, 2, 3)
     assert from_partition_spec(problem, w, (None, "data")) == (1, REPLICATED)
     assert divides_evenly((1, REPLICATED), w.sizes, MESH)
-    with pytest.raises(PlanError, match="does not cut w, of factors"):
+    with pytest.raises(PlanError, match="does not shard w, of factors"):
         from_partition_spec(problem, w, (None, ("data", "model")))
 
 
@@ -120,7 +120,7 @@ def test_refused(pin, forbid, message):
         apply_constraints(problem, every(problem), pin, forbid)
 
 
-def test_what_is_tied_is_named_together():
+def test_inputs_of_one_class_must_be_pinned_together():
     one = trace(lambda ws, x: [x @ w for w in ws], ([s(4, 4)] * 2, s(4, 4)))
     problem = Problem(one, AlphaBetaCosts(MESH, (0.0,) * 2, (1e9,) * 2), HARDWARE["CPU"])
     with pytest.raises(PlanError, match=r"names ws/0 but not ws/1, .* name them together"):

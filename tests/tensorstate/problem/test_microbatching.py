@@ -1,4 +1,4 @@
-"""Steps in microbatches: pieces put together, and parts added up, are the whole."""
+"""Steps in microbatches: joined and accumulated results equal those of the full batch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.tensorstate.steps import I32, KEY, STEPS, s
 COMBINE = {SUM: jnp.add, MAX: jnp.maximum, MIN: jnp.minimum}
 
 
-def in_pieces(microbatch_split: MicrobatchSplit, count: int, batch_shards: int):
-    """The step, a microbatch after the other, then what comes after them."""
+def in_microbatches(microbatch_split: MicrobatchSplit, count: int, batch_shards: int):
+    """The step as a loop over microbatches, followed by the operators after the loop."""
     graph = microbatch_split.traced
 
     def shard(operator: Operator, microbatch: MicrobatchSlice) -> LocalShard:
@@ -78,7 +78,7 @@ def in_pieces(microbatch_split: MicrobatchSplit, count: int, batch_shards: int):
 
 
 def joined(parts, placement: int, batch_shards: int):
-    """What is there after the loop."""
+    """The value of a tensor after the loop."""
     if placement == REPLICATED:
         return parts[-1]
     if placement >= 0:
@@ -93,10 +93,10 @@ X, W = s(8, 4), s(4, 4)
 
 
 @pytest.mark.parametrize("name", [MODELS[0], *(pytest.param(n, marks=slow) for n in MODELS[1:])])
-def test_models_in_pieces_are_the_whole(name):
+def test_models_in_microbatches_equal_the_full_batch(name):
     model = load_model(name)
     graph = trace(model.step, model.abstract_args)
-    step = in_pieces(split_microbatches(graph), 4, 2)
+    step = in_microbatches(split_microbatches(graph), 4, 2)
     args = model.init(0)
     found = jax.jit(step, compiler_options=QUICK)(*args)
     assert_alike(found, jax.jit(interpret(graph), compiler_options=QUICK)(*args), 1e-4)
@@ -111,7 +111,7 @@ def _sgd(loss):
 
 
 def _accuracy(w, x, y):
-    """A metric beside the loss, of what the loss hands out."""
+    """A metric of the auxiliary output of the loss."""
 
     def loss(w):
         logits = x @ w
@@ -122,14 +122,14 @@ def _accuracy(w, x, y):
 
 
 def _noisy(w, x, key):
-    """Dropout, and places of the examples in the batch."""
+    """Dropout, and indices of the examples in the batch."""
     keep = jax.random.bernoulli(key, 0.7, x.shape)
     weights = jnp.arange(x.shape[0], dtype=x.dtype) / 10
     return (jnp.where(keep, jnp.tanh(x @ w), 0) * weights[:, None]).sum()
 
 
 def _mixed(w, x):
-    """Sums, a maximum and a minimum that are known after the loop; a sum in bfloat16."""
+    """Sums, a maximum and a minimum over the batch; a sum in bfloat16."""
     y = jnp.tanh(x @ w)
     low = (x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).sum()
     return y.sum() / (1 + jnp.square(y).sum()), y.max(), y.min(), low, y * 2
@@ -170,7 +170,7 @@ CUT = {
 
 @functools.cache
 def cut(name: str) -> MicrobatchSplit:
-    """Cut along the dimension of 8 that comes first in an argument, the last of such."""
+    """Split along the leading dimension of 8 of the last argument that has one."""
     function, *shapes = CUT[name]
     graph = trace(function, shapes)
     inputs = [graph.tensors[i] for i in graph.inputs]
@@ -180,11 +180,11 @@ def cut(name: str) -> MicrobatchSplit:
 @pytest.mark.parametrize("name", CUT)
 @given(count=st.sampled_from((2, 4, 8)), batch_shards=st.sampled_from((1, 2, 4)))
 @settings(max_examples=2, deadline=None)
-def test_pieces_are_the_whole(name, count, batch_shards):
+def test_microbatches_equal_the_full_batch(name, count, batch_shards):
     function, *shapes = CUT[name]
     batch_shards = min(batch_shards, 8 // count)
     args = arguments(shapes)
-    found = jax.jit(in_pieces(cut(name), count, batch_shards), compiler_options=QUICK)(*args)
+    found = jax.jit(in_microbatches(cut(name), count, batch_shards), compiler_options=QUICK)(*args)
     tolerance = 2e-2 if name == "mixed" else 1e-4
     assert_alike(found, jax.jit(function, compiler_options=QUICK)(*args), tolerance)
 
@@ -195,7 +195,7 @@ def _batch_norm(w, x):
 
 
 def _counted(w, x, mask):
-    """A mean over as many examples as the data say."""
+    """A mean over a number of examples that depends on the data."""
     return (jnp.tanh(x @ w).sum(-1) * mask).sum() / mask.sum()
 
 
@@ -203,10 +203,10 @@ REFUSED = {
     "batch norm": (
         _batch_norm,
         (W, X),
-        r"sub \(.*test_microbatching.*_batch_norm.*on what reduce_sum",
+        r"sub \(.*test_microbatching.*_batch_norm.*on all examples through reduce_sum",
     ),
-    "greatest": (lambda w, x: (jnp.exp(x @ w - (x @ w).max())).sum(), (W, X), "what reduce_max"),
-    "counted": (_counted, (W, X, s(8)), r"(mul|div) \(.*_counted.*on what reduce_sum \(.*_counted"),
+    "greatest": (lambda w, x: (jnp.exp(x @ w - (x @ w).max())).sum(), (W, X), "through reduce_max"),
+    "counted": (_counted, (W, X, s(8)), r"(mul|div) \(.*_counted.*through reduce_sum \(.*_counted"),
     "contrast": (
         lambda w, x: jnp.tanh((x @ w) @ x.T).sum(),
         (W, X),
@@ -218,12 +218,12 @@ REFUSED = {
         "sort .*all examples at once",
     ),
     "shifted": (lambda w, x: ((x @ w)[1:] - x[:-1]).sum(), (W, X), "slice .*all examples at once"),
-    "gram": (lambda w, x: ((x @ w).T @ (x @ w)).max(), (W, X), "on what dot_general"),
+    "gram": (lambda w, x: ((x @ w).T @ (x @ w)).max(), (W, X), "through dot_general"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_needs_the_whole_batch_is_named(name):
+def test_operators_that_need_the_full_batch_are_named(name):
     loss, shapes, message = REFUSED[name]
     graph = trace(_sgd(loss), shapes)
     x = graph.tensors[graph.inputs[1]]
@@ -231,7 +231,7 @@ def test_what_needs_the_whole_batch_is_named(name):
         split_microbatches(graph, x.dims[0])
 
 
-def test_the_batch_is_what_most_inputs_begin_with():
+def test_the_batch_is_the_most_frequent_first_factor_of_inputs():
     model = load_model("gpt")
     graph = trace(model.step, model.abstract_args)
     inputs = {graph.tensors[i].name: graph.tensors[i] for i in graph.inputs}
@@ -240,28 +240,28 @@ def test_the_batch_is_what_most_inputs_begin_with():
         batch_factor(trace(lambda w: w - jax.grad(lambda w: jnp.square(w).sum())(w), (W,)))
 
 
-def test_pieces_are_equal():
+def test_microbatches_have_equal_sizes():
     microbatch_split = cut("linear")
     assert microbatch_split.microbatch(1) is microbatch_split.traced
-    with pytest.raises(PlanError, match="a batch of 8 cannot be cut into 3 equal microbatches"):
+    with pytest.raises(PlanError, match="a batch of 8 cannot be split into 3 equal microbatches"):
         microbatch_split.microbatch(3)
 
 
 @pytest.mark.parametrize("name", [*MODELS[:4], "vgg"])
 def test_a_microbatch_is_a_smaller_step(name):
-    """Operators in the loop work on a share; what is tied in the step is tied in its pieces."""
+    """Operators in the loop have the sizes of a microbatch; node classes stay the same."""
     model = load_model(name)
     graph = trace(model.step, model.abstract_args)
     microbatch_split = split_microbatches(graph)
-    piece = microbatch_split.microbatch(2)
-    assert len(piece.nodes) <= len(graph.nodes) + 4
-    assert len(piece.node_classes) <= len(graph.node_classes) + 4
+    microbatch = microbatch_split.microbatch(2)
+    assert len(microbatch.nodes) <= len(graph.nodes) + 4
+    assert len(microbatch.node_classes) <= len(graph.node_classes) + 4
     for operator, whole, label in zip(
-        piece.operators, graph.operators, microbatch_split.labels, strict=True
+        microbatch.operators, graph.operators, microbatch_split.labels, strict=True
     ):
         assert whole.flops == (operator.flops if label is None else 2 * operator.flops)
     for tensor, whole, placement in zip(
-        piece.tensors, graph.tensors, microbatch_split.batch_placements, strict=True
+        microbatch.tensors, graph.tensors, microbatch_split.batch_placements, strict=True
     ):
         assert whole.size == tensor.size * (2 if placement >= 0 else 1)
     gradients = {t.name for t in graph.tensors if t.role == "gradient"}

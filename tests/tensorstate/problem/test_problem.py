@@ -1,4 +1,4 @@
-"""Flows: every tensor in one, and their moves those of the single tensors."""
+"""Tensor groups and costs of a problem, against those of single tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tensorstate.tiny import TINY, graph
 
 
 @pytest.mark.parametrize("name", [*TINY, "attention", "gradient_of_layers", "experts", "dropout"])
-def test_every_tensor_that_crosses_entities_is_in_one_flow(name):
+def test_every_tensor_between_nodes_is_in_one_group(name):
     one = graph(name) if name in TINY else trace(STEPS[name][0], STEPS[name][1:])
     tensor_groups = find_tensor_groups(one)
     uses_after_loop = {edge.tensor for edge in one.edges}
@@ -37,7 +37,7 @@ def test_every_tensor_that_crosses_entities_is_in_one_flow(name):
             assert one.tensors[tensor].sizes == group.sizes
 
 
-def test_new_values_are_wanted_where_the_old_ones_are():
+def test_new_values_have_the_placements_of_the_inputs_they_replace():
     one = graph("linear")
     (group,) = [
         f
@@ -52,7 +52,7 @@ def test_new_values_are_wanted_where_the_old_ones_are():
     assert consumer_class.after_forward
 
 
-def test_flows_do_not_grow_with_depth():
+def test_groups_do_not_grow_with_depth():
     problems = []
     for layers in (6, 9):
         model = load_model("mlp", widths=[16] * (layers + 1))
@@ -67,8 +67,8 @@ def test_flows_do_not_grow_with_depth():
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_sharded_work_is_a_share(name):
-    """Along a label that all its tensors have, half the bytes; never less than half."""
+def test_memory_traffic_is_sharded(name):
+    """Half the bytes along a label that all tensors of a node have; never less than half."""
     mesh = MeshShape.of({"data": 2})
     problem = Problem(graph(name), AlphaBetaCosts(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
     for class_id, strategies in enumerate(problem.strategies):
@@ -81,8 +81,8 @@ def test_sharded_work_is_a_share(name):
             assert problem.seconds(class_id, strategy) <= seconds
 
 
-def test_a_slice_reads_what_it_takes():
-    """Work of scanned layers grows with their number, though each is cut out of all of them."""
+def test_a_slice_reads_only_its_own_bytes():
+    """Time grows linearly with scanned layers, though each is a slice of the stacked layers."""
     spent = []
     for layers in (4, 8):
         model = load_model("llama", layers=layers)

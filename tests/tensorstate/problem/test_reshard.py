@@ -1,4 +1,4 @@
-"""States of tensors and the trees of collectives between them."""
+"""Placements, and the trees of collectives between them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from tensorstate.problem.reshard import ReshardGraph, reshard_steps
 MESH = MeshShape.of({"data": 2, "model": 4})
 
 
-def price(kind: str, axis: int, nbytes: int) -> float:
+def collective_seconds(kind: str, axis: int, nbytes: int) -> float:
     scale = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.5}[kind]
     return scale * (1e-6 + nbytes * (1e-9, 3e-9)[axis])
 
 
 def reshard_graph(sizes=(8, 16), mesh=MESH) -> ReshardGraph:
-    return ReshardGraph(sizes, 4 * math.prod(sizes), mesh, price)
+    return ReshardGraph(sizes, 4 * math.prod(sizes), mesh, collective_seconds)
 
 
 @pytest.mark.parametrize("sizes", [{}, {"x": 0}, {"x": 2.0}, {"x": True}])
-def test_meshes_that_are_none(sizes):
+def test_invalid_meshes_are_refused(sizes):
     with pytest.raises(PlanError, match="mesh"):
         MeshShape.of(sizes)
 
 
-def test_states_divide():
+def test_placements_divide_evenly():
     every = set(all_placements((2, 12), MESH))
     assert (0, 1) in every
     assert (0, 0) not in every  # 2 rows among 8
@@ -50,7 +50,7 @@ def test_states_divide():
     assert MESH.num_shards((SUM, 1)) == 4
 
 
-def test_moves_say_what_they_cost():
+def test_steps_have_a_kind_and_bytes():
     found = {step.target: step for step in reshard_steps((SUM, 1), (8, 16), 512, MESH)}
     assert found[REPLICATED, 1].kind == "all_reduce"
     assert found[REPLICATED, 1].nbytes == 128
@@ -60,23 +60,23 @@ def test_moves_say_what_they_cost():
     assert found[SUM, REPLICATED].nbytes == 512
     assert found[SUM, 0].kind == "all_to_all"
     assert found[SUM, 0].nbytes == 128
-    # The model axis cuts what the data axis would have cut: the data axis cannot come later.
+    # The model axis already shards the position: the data axis, which comes first, cannot.
     assert (1, 1) not in found
     assert {m.kind for m in reshard_steps((REPLICATED,) * 2, (8, 16), 512, MESH)} == {"slice"}
 
 
-def test_only_the_last_axis_of_a_position_moves():
+def test_only_the_last_axis_of_a_position_can_be_resharded():
     found = {step.target for step in reshard_steps((0, 0), (8, 16), 512, MESH)}
     assert found == {(0, REPLICATED), (0, 1)}
 
 
-def test_maxima_are_not_scattered():
+def test_partial_maxima_are_not_reduce_scattered():
     targets = {step.target for step in reshard_steps((MAX, REPLICATED), (8, 16), 512, MESH)}
     assert (0, REPLICATED) not in targets
     assert (REPLICATED, REPLICATED) in targets
 
 
-def test_an_axis_of_one_device_does_not_move():
+def test_an_axis_of_one_device_has_no_steps():
     mesh = MeshShape.of({"one": 1, "x": 2})
     assert all(step.axis == 1 for step in reshard_steps((REPLICATED, 0), (8, 8), 256, mesh))
 
@@ -85,7 +85,7 @@ def test_known_trees():
     strategy = reshard_graph()
     both = frozenset({(REPLICATED, REPLICATED), (0, REPLICATED)})
     tree = strategy.cheapest_tree(frozenset({(SUM, REPLICATED)}), both)
-    # An all-reduce serves both: what is whole is sharded by forgetting.
+    # One all-reduce serves both targets: the sharded one is a local slice of its result.
     assert {step.kind for step in tree.steps} in (
         {"all_reduce", "slice"},
         {"reduce_scatter", "all_gather"},
@@ -129,7 +129,7 @@ def test_trees_lead_to_their_targets_and_are_cheapest(question):
     if len(targets) == 1:
         assert tree.seconds == pytest.approx(max(shortest.values()))
     if len(targets) == 2:
-        # A tree to two targets is a path to where they part, and a path to each.
+        # A tree to two targets is a path to a branching point, and a path from there to each.
         one, two = sorted(targets)
         down = {t: nx.single_source_dijkstra_path_length(graph.reverse(), t) for t in (one, two)}
         start = nx.single_source_dijkstra_path_length(graph, source)

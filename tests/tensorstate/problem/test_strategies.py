@@ -1,4 +1,4 @@
-"""Ways of entities: run on two devices and put together by their states, they are the whole."""
+"""Strategies run on two devices: results joined by their placements equal the full results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMBINE = {SUM: np.sum, MAX: np.max, MIN: np.min}
 
 
 def _home(graph: Graph, node: Node) -> dict[int, tuple[int, ...]]:
-    """The labels in which an entity has the tensors that it makes."""
+    """The labels of the tensors that a node produces."""
     return {
         use.tensor: tuple(member.labels[label] for label in use.labels)
         for member in node.members
@@ -29,7 +29,7 @@ def _home(graph: Graph, node: Node) -> dict[int, tuple[int, ...]]:
 
 
 def _reads(graph: Graph, node: Node):
-    """What it reads from elsewhere: places by (tensor, labels)."""
+    """The ports of a node's external operands, by (tensor, labels)."""
     home = _home(graph, node)
     found: dict[tuple[int, tuple[int, ...]], set[tuple[int, int]]] = {}
     for m, member in enumerate(node.members):
@@ -41,7 +41,7 @@ def _reads(graph: Graph, node: Node):
 
 
 def _parts(whole: np.ndarray, placement: int) -> list[np.ndarray]:
-    """What two devices have of an array in a state."""
+    """The local arrays of two devices, for a placement."""
     if placement == REPLICATED:
         return [whole, whole]
     if placement >= 0:
@@ -64,7 +64,7 @@ def _whole(parts: list[np.ndarray], placement: int) -> np.ndarray:
 
 
 def _run(graph: Graph, node: Node, strategy: int, device: int, given) -> dict[int, np.ndarray]:
-    """What a device makes of what it is given, by place."""
+    """The local results of a device, by port, from its local operands."""
     home, made = _home(graph, node), {}
     for m, member in enumerate(node.members):
         operator = graph.operators[member.operator]
@@ -81,8 +81,8 @@ def _run(graph: Graph, node: Node, strategy: int, device: int, given) -> dict[in
     return made
 
 
-def check_entity(graph: Graph, node: Node, values) -> int:
-    """All ways of an entity; returns how many there are."""
+def check_node(graph: Graph, node: Node, values) -> int:
+    """Check all strategies of a node, and return their number."""
     strategies, home, reads = (
         NodeStrategies(graph, node, MESH),
         _home(graph, node),
@@ -114,7 +114,7 @@ MORE = (
 
 
 @pytest.mark.parametrize("name", [*TINY, *MORE])
-def test_every_way_makes_the_whole(name):
+def test_every_strategy_computes_the_full_results(name):
     if name in TINY:
         one, shapes = graph(name), TINY[name][1:]
     else:
@@ -123,16 +123,19 @@ def test_every_way_makes_the_whole(name):
     made = values_of(one, arguments(tuple(shapes)))
     values = {index: np.asarray(value) for index, value in made.items()}
     nodes = [node for node in one.nodes if node.members]
-    assert sum(check_entity(one, node, values) for node in nodes) > len(nodes)
+    assert sum(check_node(one, node, values) for node in nodes) > len(nodes)
 
 
-def _ways_of(function, *shapes) -> list[tuple[Strategy, ...]]:
+def _strategies_of(function, *shapes) -> list[tuple[Strategy, ...]]:
     one = trace(function, shapes)
     return [NodeStrategies(one, node, MESH).all for node in one.nodes if node.members]
 
 
 def test_a_sum_takes_partial_sums_together_and_a_product_one_by_one():
-    assert _ways_of(lambda x, y: x + y, s(4), s(4)) == [((-1,), (0,), (-2,))]
-    assert _ways_of(lambda x, y: x * y, s(4), s(4)) == [((-1,), (0,), (-2,), (-3,))]
-    assert _ways_of(lambda x, y: x * y + x, s(3), s(3)) == [((-1,), (-2,), (-3,)), ((-1,), (-2,))]
-    assert _ways_of(lambda x: abs(x), s(4)) == [((-1,), (0,))]
+    assert _strategies_of(lambda x, y: x + y, s(4), s(4)) == [((-1,), (0,), (-2,))]
+    assert _strategies_of(lambda x, y: x * y, s(4), s(4)) == [((-1,), (0,), (-2,), (-3,))]
+    assert _strategies_of(lambda x, y: x * y + x, s(3), s(3)) == [
+        ((-1,), (-2,), (-3,)),
+        ((-1,), (-2,)),
+    ]
+    assert _strategies_of(lambda x: abs(x), s(4)) == [((-1,), (0,))]

@@ -1,4 +1,4 @@
-"""Flows: every tensor in one, every reader in its demands."""
+"""Tensor groups: every tensor is in one, and every consumer in its consumer classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorstate.tracing.trace_step import trace
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt", "moe"])
-def test_nothing_is_lost(name):
+def test_every_tensor_and_consumer_is_in_one_group(name):
     model = load_model(name)
     graph = trace(model.step, model.abstract_args)
     tensor_groups = find_tensor_groups(graph)
@@ -35,7 +35,7 @@ def test_nothing_is_lost(name):
                 assert bool(nodes) == (consumer_class.class_id is not None)
 
 
-def test_entities_of_a_class_that_read_alike_are_all_readers():
+def test_all_nodes_of_a_consumer_class_are_consumers():
     def step(x, w, v):
         return jnp.sin(x @ w), jnp.sin(x @ v)
 
@@ -48,8 +48,8 @@ def test_entities_of_a_class_that_read_alike_are_all_readers():
     assert sorted(consumers) == products
 
 
-def test_rows_of_a_stack_do_not_grow_with_it():
-    """Scanned layers take as many flows and demands however many there are."""
+def test_groups_of_a_stack_do_not_grow_with_it():
+    """The number of groups and consumer classes does not depend on the number of scanned layers."""
     found = []
     for layers in (6, 9):
         model = load_model("llama", layers=layers)

@@ -17,7 +17,7 @@ POOL = {"max": (lax.max, -jnp.inf), "min": (lax.min, jnp.inf)}
 
 
 def pooling(kind: str, windows, strides, padding):
-    """The backward pass of a pooling: what it makes of what comes back, and its operand."""
+    """The backward pass of a pooling, as a function of the cotangent and of the operand."""
     combine, start = POOL[kind]
 
     def pool(x):
@@ -34,7 +34,7 @@ def cases(draw):
     strides = windows if is_apart else [draw(st.integers(1, w + 1)) for w in windows]
     padding = [(0, 0) if is_apart else (draw(st.integers(0, w - 1)), 0) for w in windows]
     sizes = [w * draw(st.integers(1, 3)) for w in windows]
-    # What is left over at the end is in no window.
+    # Elements left over at the end are in no window.
     sizes = [size + (0 if is_apart else draw(st.integers(0, 2))) for size in sizes]
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     x = jnp.asarray(rng.integers(-2, 3, sizes), jnp.float32)
@@ -43,7 +43,7 @@ def cases(draw):
 
 @given(cases())
 @settings(max_examples=25)
-def test_what_comes_back_goes_to_the_first_that_is_best(case):
+def test_cotangents_go_to_the_first_extremum_of_a_window(case):
     kind, windows, strides, padding, x = case
     backward, pool = pooling(kind, windows, strides, padding)
     shape = jax.eval_shape(pool, x).shape
@@ -54,7 +54,7 @@ def test_what_comes_back_goes_to_the_first_that_is_best(case):
 
 @pytest.mark.parametrize("strides", [(2, 2), (1, 2)])
 def test_windows_that_do_not_overlap_are_not_scattered(strides):
-    """Hence no tables of places; others are left to XLA."""
+    """So XLA allocates no index tables; overlapping windows are left to XLA."""
     backward, pool = pooling("max", (2, 2), strides, [(0, 0)] * 2)
     x = jnp.zeros((4, 4))
     args = x, jnp.zeros(jax.eval_shape(pool, x).shape)

@@ -28,12 +28,12 @@ from tests.tensorstate.steps import s
 
 REGISTERED = {primitive.name: primitive for primitive in jaxprs.registered()}
 INLINED = frozenset({"scan", "cond", "stack", "unstack", *jaxprs.UNINITIALIZED})
-# Of the public primitives those that compute nothing with numbers.
+# Public primitives that do not compute with numbers.
 NO_NUMBERS = """
 after_all create_token custom_lin debug_callback debug_print dce_sink infeed outfeed io_callback
 create_linear inspect_sharding rng_uniform shape_assertion add_dependency
 """
-# Those of which JAX's own rules show no dimension to be independent.
+# Primitives without a dimension that JAX's batching rules prove independent.
 WHOLE = """
 approx_top_k cholesky_update platform_index pure_callback ragged_dot_general random_gamma
 rng_bit_generator while
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 def row(primitive: core.Primitive) -> Row:
-    """How the primitive's example is read; without an example, how JAX's registries describe it."""
+    """The handling of a primitive's example; without one, a guess from JAX's registries."""
     name = primitive.name
     if name in jaxprs.UNSHARED | jaxprs.REFERENCES or name.startswith("jaxcoll_"):
         return Row("refused", "of several devices, or no pure function")
@@ -80,7 +80,7 @@ def row(primitive: core.Primitive) -> Row:
 
 
 def test_every_primitive_of_this_jax_has_its_place():
-    """Printed with ``pytest -s``. What is refused is of several devices or has side effects."""
+    """Printed with ``pytest -s``. Refused primitives need several devices or have side effects."""
     table = {name: row(primitive) for name, primitive in REGISTERED.items()}
     print(f"\nJAX {jax.__version__}: {len(table)} primitives")
     for kind in sorted({one.kind for one in table.values()}):
@@ -111,7 +111,7 @@ def test_examples_are_of_their_primitive(name):
     assert any(jaxprs._first(eqn, frozenset({name})) for eqn in jaxpr.eqns)
 
 
-# Primitives without a written rule, of which an equation can be made: listed without tracing them.
+# Primitives with an example and without a written rule, listed without tracing them.
 UNWRITTEN = [
     name
     for name, primitive in REGISTERED.items()
@@ -119,13 +119,13 @@ UNWRITTEN = [
 ]
 
 
-# Numbers for which the results are not finite, or of which no two are the same by rounding.
+# Primitives whose results are not finite, or differ too much by rounding, on the examples.
 ILL_POSED = frozenset({"eig", "schur", "tridiagonal"})
 
 
 @pytest.mark.parametrize("name", UNWRITTEN)
-def test_an_inferred_rule_cuts_as_a_written_one(name):
-    """On the operands of the example itself: sharded by each label it makes what it makes whole."""
+def test_an_inferred_rule_shards_like_a_written_one(name):
+    """Sharded by each label, the example's operator equals the operator on full arrays."""
     inferred = row(REGISTERED[name]).kind in ("elementwise", "dimensions")
     found = traced(REGISTERED[name]) if inferred else None
     if found is None:  # a call, a view, replicated, refused, or no operands are known
@@ -143,8 +143,8 @@ def test_an_inferred_rule_cuts_as_a_written_one(name):
     assert checked > 0
 
 
-def test_a_rule_is_inferred_for_a_primitive_that_nobody_knows():
-    """Every third of a row is reversed: rows are independent, places in a row are not."""
+def test_a_rule_is_inferred_for_an_unknown_primitive():
+    """Every third of a row is reversed: rows are independent, elements of a row are not."""
     strange = core.Primitive("strange")
 
     def compute(x, *, along):
@@ -168,8 +168,8 @@ def test_a_rule_is_inferred_for_a_primitive_that_nobody_knows():
     assert last.params == {"along": 0}
 
 
-def test_a_batching_rule_that_mixes_is_not_believed():
-    """A dimension that ``vmap`` maps by another equation stays whole."""
+def test_a_batching_rule_that_mixes_slices_is_rejected():
+    """A dimension that ``vmap`` maps by another equation needs replication."""
     mixed = core.Primitive("mixed")
     mixed.def_abstract_eval(lambda x: x)
     batching.primitive_batchers[mixed] = lambda operands, dims: (
@@ -180,7 +180,7 @@ def test_a_batching_rule_that_mixes_is_not_believed():
     assert rule_of(mixed, [argument], [argument], {}).origin == "replicated"
 
 
-def test_a_solve_is_cut_by_its_batch_and_not_by_its_matrix():
+def test_a_solve_is_sharded_along_its_batch_and_not_its_matrix():
     function, *shapes = EXAMPLES["triangular_solve"]
     graph = trace(function, shapes, updates={})
     (solve,) = [o for o in graph.operators if o.primitive == "triangular_solve"]
@@ -192,7 +192,7 @@ def test_a_solve_is_cut_by_its_batch_and_not_by_its_matrix():
 
 @pytest.mark.parametrize("name", sorted(jaxprs.PARAMETERS))
 def test_parameters_are_those_that_are_read(name):
-    """A JAX whose equations have other parameters is named before anything is misread."""
+    """Fails on a JAX whose equations have other parameters."""
     found = example(REGISTERED[name])
     assert found is not None
     jaxpr, _ = jaxprs.unpack_jaxpr(jax.make_jaxpr(found.function)(*found.shapes))
@@ -260,13 +260,13 @@ def referring(x):
             lambda x: lax.while_loop(lambda c: c[0, 0] < 1, shared, x),
             "map over devices 'shard_map'",
         ),
-        (lambda x: lax.psum(x, "i"), "collective of its own.*as for one device"),
+        (lambda x: lax.psum(x, "i"), "contains a collective.*as for one device"),
         (lambda x: lax.rng_uniform(0.0, 1.0, (4,)) + x[0, 0], "without a key.*use jax.random"),
         (referring, "expected a pure function"),
         (EXAMPLES["io_callback"][0], "side effect.*expected a pure function"),
     ],
     ids=["shard_map", "in a loop", "psum", "rng_uniform", "reference", "io_callback"],
 )
-def test_what_would_be_wrong_on_several_devices_is_refused(function, message):
+def test_functions_that_are_wrong_on_several_devices_are_refused(function, message):
     with pytest.raises(PlanError, match=message):
         trace(function, [s(4, 6)])

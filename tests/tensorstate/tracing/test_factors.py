@@ -1,4 +1,4 @@
-"""Factors: what is united, what is split, and what fits no splitting."""
+"""Factors: unions, splittings, and shapes without a common splitting."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_dimensions_of_size_one_have_no_factors():
 
 
 @pytest.mark.parametrize(("a", "b"), [((4, 6), (6, 4)), ((2, 3), (3, 2)), ((8,), (4,))])
-def test_what_fits_no_splitting_is_refused(a, b):
+def test_shapes_without_a_common_splitting_are_refused(a, b):
     factors = Factors()
     with pytest.raises(UnalignedError):
         factors.align_products([factors.new(n) for n in a], [factors.new(n) for n in b])

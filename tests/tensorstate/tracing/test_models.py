@@ -37,8 +37,8 @@ def test_graphs_are_the_training_steps(name):
     "name",
     ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in TINY if name != "mlp")],
 )
-def test_every_operator_is_the_whole_of_its_parts(name):
-    """Sharded by each label, and given partial sums; operators that are alike once."""
+def test_every_sharded_operator_equals_the_full_operator(name):
+    """Sharded by each label, and given partial sums; identical operators once."""
     model = load_model(name)
     graph = trace(model.step, model.abstract_args)
     assert sum(check_operator(graph, operator) for operator in distinct(graph)) > 50
@@ -74,7 +74,7 @@ def test_a_graph_of_32_layers_takes_less_than_5_seconds():
 
 
 def test_heads_experts_and_vocabulary_can_be_sharded():
-    """What tensor and expert parallelism shard, whatever the model reshapes."""
+    """The dimensions of tensor and expert parallelism, in spite of the model's reshapes."""
     graphs = {name: trace(*_traced(name)) for name in ("llama", "moe")}
     for name, path, sizes in [
         ("llama", "params/layers/query/kernel", (2, 32, 2, 2, 8)),

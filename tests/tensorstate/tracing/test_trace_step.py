@@ -1,4 +1,4 @@
-"""Graphs of functions: run on one device they are the functions, and read as written."""
+"""Graphs of functions: run on one device they equal the functions, and print as expected."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_the_graph_is_the_function(name):
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_every_operator_is_the_whole_of_its_parts(name):
-    """Sharded by each label, and given partial sums, whatever the way."""
+def test_every_sharded_operator_equals_the_full_operator(name):
+    """Sharded by each label, and given partial sums."""
     graph = traced(name)
     assert sum(check_operator(graph, operator) for operator in distinct(graph)) > 0
 
@@ -145,7 +145,7 @@ def test_drawn_programs(shape, steps, data):
         check_operator(graph, operator)
 
 
-# ---------------------------------------------------------------------- what a graph says
+# ---------------------------------------------------------------------- properties of graphs
 
 
 def test_a_matrix_and_its_transpose_are_one_tensor():
@@ -166,7 +166,7 @@ def test_heads_split_a_factor_and_nothing_else():
     assert queries.array_dims == ((0,), (1, 2))
 
 
-def test_what_an_operator_sums_over_and_where_it_is_linear():
+def test_reductions_and_linear_sets_of_an_operator():
     (operator,) = traced("matmul").operators
     assert operator.sizes[operator.operands[0].labels[1]] == 6
     assert operator.reductions == {operator.operands[0].labels[1]: "sum"}
@@ -174,7 +174,7 @@ def test_what_an_operator_sums_over_and_where_it_is_linear():
     assert operator.flops == 2 * 4 * 6 * 2
 
 
-def test_sums_are_linear_together_and_with_constants_not_at_all():
+def test_sums_are_jointly_linear_but_not_with_constants():
     graph = trace(lambda x, y: (x + y, x + 1, 2 * x, x / y, x * y), [s(4), s(4)])
     assert [operator.linear for operator in graph.operators] == [
         (frozenset({0, 1}),),
@@ -192,8 +192,8 @@ def test_a_vocabulary_can_be_sharded():
     assert vocabulary not in gather.need_replication
 
 
-def test_rows_of_scans_meet_without_being_stacked():
-    """What the forward scan stacks for the backward one is never joined nor cut."""
+def test_residuals_of_scans_are_not_stacked():
+    """The backward iterations read the residuals of the forward ones directly."""
     graph = traced("gradient_of_layers")
     joined = [o for o in graph.operators if o.primitive == "concatenate"]
     assert [len(o.operands) for o in joined] == [3]  # the gradient that is returned
@@ -250,7 +250,7 @@ def test_roles_phases_and_names():
 
 
 def test_a_graph_prints_as_the_dissertation_prints_one():
-    """Fig. 5.2b: nodes with einsums in factors, reductions with what they go over."""
+    """Fig. 5.2b: einsums in factors, and reductions with their reduced factors."""
 
     def linear(x, w, b, tangent):
         return x @ w + b, tangent.sum((0, 1)), jnp.einsum("cda,cdb->ab", x, tangent)
@@ -272,7 +272,7 @@ def test_a_graph_prints_as_the_dissertation_prints_one():
 # ---------------------------------------------------------------------- refusals
 
 
-def test_an_unknown_primitive_is_named_with_its_place():
+def test_an_unknown_primitive_is_named_with_its_source():
     def solve(x):
         with jax.named_scope("solver"):
             return jnp.linalg.cholesky(x @ x.T + jnp.eye(4)).sum()
@@ -326,7 +326,7 @@ def counting(x):
     return jax.lax.cond(y[0, 0] > 0, jnp.sin, jnp.cos, y).sum(0)
 
 
-def test_loops_that_depend_on_data_run_whole_and_choices_are_selected():
+def test_data_dependent_loops_are_replicated_and_branches_selected():
     graph = trace(counting, [s(2, 4)])
     assert [*graph.replicated] == ["while"]
     assert [o.kind for o in graph.operators if o.primitive in ("while", "cond")] == ["opaque"]
@@ -335,7 +335,7 @@ def test_loops_that_depend_on_data_run_whole_and_choices_are_selected():
 
 
 @pytest.mark.parametrize("option", ["unknown", "checkpoints"])
-def test_options_that_there_are_not(option):
+def test_unknown_options_are_refused(option):
     options: dict[str, Any] = {option: "perhaps"}
     with pytest.raises(PlanError, match=f"{option}='perhaps': expected"):
         trace(matmul, [s(4, 6), s(6, 2)], **options)
@@ -354,6 +354,6 @@ def test_updates_that_do_not_fit(updates, message):
         trace(step, (PARAMS, PARAMS, s(4, 6)), updates=updates)
 
 
-def test_a_graph_takes_what_its_function_takes():
+def test_a_graph_takes_the_arguments_of_its_function():
     with pytest.raises(PlanError, match="takes arguments of"):
         interpret(traced("matmul"))(jnp.zeros((4, 6)))
