@@ -16,9 +16,8 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import INK, PALETTE
-from tensorstate import HARDWARE, solve_baseline, trace
+from tensorstate import HARDWARE, Plan, solve_baseline, trace
 from tensorstate.cost.reshard_plan import ReshardPlan
-from tensorstate.cost.result import SearchResult
 from tensorstate.problem.problem import Problem
 
 GATHER, SCATTER, EMBEDDING = "all_gather", "reduce_scatter", "reduce_scatter of the embedding"
@@ -106,7 +105,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     return rows
 
 
-def planned(config: Config, model: ModelConfig) -> tuple[Problem, SearchResult]:
+def planned(config: Config, model: ModelConfig) -> tuple[Problem, Plan]:
     """The best plan of the model's strategy for one microbatch."""
     batch = model.samples * sizes_of(config.axes)[config.axes[0].name]
     traced = load_model(model.name, layers=model.layers, batch=batch)
@@ -115,7 +114,7 @@ def planned(config: Config, model: ModelConfig) -> tuple[Problem, SearchResult]:
     return problem, solve_baseline(problem, model.strategy)
 
 
-def activation_moves(problem: Problem, found: SearchResult, nbytes: int) -> dict[str, Counter[str]]:
+def activation_moves(problem: Problem, found: Plan, nbytes: int) -> dict[str, Counter[str]]:
     """Collectives of so many bytes along the last axis: by kind, and by when they run."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in (GATHER, SCATTER, EMBEDDING)}
     for reshard in found.cost.reshards:
@@ -168,7 +167,7 @@ def _activations(
     ]
 
 
-def _along_data(config: Config, model: ModelConfig, found: SearchResult) -> list[dict[str, Any]]:
+def _along_data(config: Config, model: ModelConfig, found: Plan) -> list[dict[str, Any]]:
     """Bytes once a step, in however many messages."""
     volume = {kind: n for (kind, axis), n in found.cost.bytes_by_collective.items() if axis == 0}
     return [
