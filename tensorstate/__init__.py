@@ -1,11 +1,25 @@
-"""tensorstate: chooses the state of every tensor of a training step, and runs the plan.
+"""tensorstate: chooses the placements of every tensor of a training step, and runs the plan.
 
-A step is traced to a graph of operators over factors; a search chooses in which state every tensor
-is on a device mesh, against what collectives cost on the real network; the plan is printed,
-compared with the strategies that have names, and applied.
+``trace`` turns a step into a graph of operators; ``search`` chooses the placements of all tensors
+on a device mesh, against the cost of collectives on the real network; the ``Plan`` is printed,
+compared with baselines such as FSDP, checked against the compiled program, and run.
+
+The folders, from the ground up: ``ir``, ``rules``, ``tracing``, ``problem``, ``cost``, ``solver``,
+``execution``, ``report``; then ``plan``, ``step_search`` and ``mesh_search``.
 """
 
+from tensorstate.cost.cost import Cost
+from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.memory import Memory
+from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.result import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
+from tensorstate.execution.collectives import (
+    Collectives,
+    lax_collectives,
+    scheduled_collectives,
+)
+from tensorstate.execution.sharded_step import ShardedStep
 from tensorstate.hardware import (
     HARDWARE,
     AlphaBetaCosts,
@@ -15,23 +29,55 @@ from tensorstate.hardware import (
 )
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
-from tensorstate.mesh_search import search_mesh
-from tensorstate.plan import Comparison, Plan, search, solve_baseline
+from tensorstate.mesh_search import MeshAssignment, mesh_assignments, reprice, search_mesh
+from tensorstate.plan import Comparison, Plan, solve_baseline
+from tensorstate.problem.baselines import BASELINES
+from tensorstate.problem.problem import Problem
+from tensorstate.report.hlo_check import HloComparison
+from tensorstate.solver.auto import Auto
+from tensorstate.solver.base import Solver
+from tensorstate.solver.coordinate_descent import CoordinateDescent
+from tensorstate.solver.exact import Milp
+from tensorstate.step_search import search
 from tensorstate.tracing.trace_step import trace
 
 __all__ = [
+    "BASELINES",
     "HARDWARE",
     "AlphaBetaCosts",
+    "Auto",
     "CollectiveCostModel",
+    "Collectives",
     "Comparison",
+    "CoordinateDescent",
+    "Cost",
+    "Decisions",
     "Graph",
     "Hardware",
+    "HloComparison",
+    "Memory",
+    "MeshAssignment",
     "MeshShape",
+    "Milp",
     "Plan",
     "PlanError",
+    "Problem",
+    "ReshardPlan",
     "ScheduleCosts",
+    "SearchOptions",
+    "SearchResult",
+    "ShardedStep",
+    "Solver",
+    "lax_collectives",
+    "mesh_assignments",
+    "reprice",
+    "scheduled_collectives",
     "search",
     "search_mesh",
     "solve_baseline",
     "trace",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__doc__"])

@@ -1,8 +1,8 @@
-"""Which wires every mesh axis gets, chosen together with the mesh's shape and all states.
+"""``search_mesh``: chooses the mesh shape and the links of every mesh axis along with the plan.
 
-The ranks of a network stand in a grid: the sides of a torus, or boxes and the ranks of each. Every
-side is split over the mesh axes, which says both how large the axes are and along which wires they
-run. A rank that stands at (i, j, ...) has the number that the grid gives it, its last side fastest.
+The ranks of a network form a grid: the dimensions of a torus, or hosts and the ranks of each host.
+Every grid dimension is factorized over the mesh axes. The factors decide both the sizes of the mesh
+axes and the links along which they communicate. Ranks are numbered in row-major order.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import CANDIDATES, CollectiveCostModel, ScheduleCosts
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MeshShape
-from tensorstate.plan import Plan, search
+from tensorstate.plan import Plan
+from tensorstate.step_search import search
 from tensorstate.tracing.trace_step import trace
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshAssignment:
-    """A mesh laid over a grid of ranks.
+    """An assignment of the ranks of a grid to a mesh.
 
     Attributes:
-        mesh: its axes.
+        mesh: the mesh.
         device_order: the rank of every device of the mesh.
-        parts: for every side of the grid, the devices along it of every axis.
+        parts: by grid dimension, the factor that every mesh axis takes of it.
     """
 
     mesh: MeshShape
@@ -41,7 +42,7 @@ class MeshAssignment:
     parts: tuple[tuple[int, ...], ...]
 
     def groups(self) -> tuple[frozenset[frozenset[int]], ...]:
-        """For every axis the sets of ranks that stand along it."""
+        """By mesh axis, the sets of ranks that communicate along it."""
         ranks = np.asarray(self.device_order).reshape(self.mesh.sizes)
         return tuple(
             frozenset(
@@ -53,19 +54,19 @@ class MeshAssignment:
 
 
 def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[MeshAssignment, ...]:
-    """All ways of laying mesh axes over a grid of ranks, each set of groups once.
+    """All assignments of a grid of ranks to mesh axes, each set of groups once.
 
     Args:
-        grid_shape: ranks along every side of the grid.
+        grid_shape: ranks along every dimension of the grid.
         axes: names of the mesh axes.
 
     Raises:
-        PlanError: no sides or axes, a side below 1, or two axes of one name.
+        PlanError: no dimensions or axes, a dimension below 1, or two axes of one name.
     """
     if not grid_shape or min(grid_shape) < 1:
-        raise PlanError(f"sides must be integers of at least 1, got {tuple(grid_shape)}")
+        raise PlanError(f"grid_shape must be integers of at least 1, got {tuple(grid_shape)}")
     if not axes or len(set(axes)) < len(axes):
-        raise PlanError(f"axes must have names of their own, got {tuple(axes)}")
+        raise PlanError(f"axes must have distinct names, got {tuple(axes)}")
     splits = [list(_ordered_factorizations(side, len(axes))) for side in grid_shape]
     nestings = list(itertools.permutations(range(len(axes))))
     found: dict[object, MeshAssignment] = {}
@@ -77,7 +78,7 @@ def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[Me
 
 
 def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
-    """The ordered ways of writing a number as a product of so many."""
+    """The ordered factorizations of a number into ``count`` factors."""
     if count == 1:
         yield (side,)
         return
@@ -91,12 +92,12 @@ def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
 def _assign(
     parts: tuple[tuple[int, ...], ...], nesting: Sequence[tuple[int, ...]], axes: Sequence[str]
 ) -> MeshAssignment:
-    """The mesh whose axis a takes ``parts[d][a]`` of side d, where the axes nest as given."""
+    """The mesh whose axis a takes ``parts[d][a]`` of dimension d, nested in the given order."""
     shape = [split[a] for split, nest in zip(parts, nesting, strict=True) for a in nest]
     places = [(d, a) for d, nest in enumerate(nesting) for a in nest]
-    # All parts of the first axis come first, then those of the next: devices vary in that order.
-    turned = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0]))
-    device_order = np.arange(math.prod(shape)).reshape(shape).transpose(turned).ravel()
+    # Row-major over mesh axes: all factors of the first axis precede those of the second.
+    order = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0]))
+    device_order = np.arange(math.prod(shape)).reshape(shape).transpose(order).ravel()
     sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
     return MeshAssignment(MeshShape.of(sizes), tuple(device_order.tolist()), parts)
 
@@ -110,27 +111,28 @@ def search_mesh(
     axes: Sequence[str],
     candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
     seed: int = 0,
-    **options: Any,
+    **search_args: Any,
 ) -> tuple[Plan, ...]:
-    """The best plan of every layout of a mesh on a network, the best of all first.
+    """The best plan of every mesh assignment, sorted by objective.
 
-    A plan's ``problem.network`` is ``ScheduleCosts``, with the mesh and the order of its layout.
+    A plan's ``problem.network`` is a ``ScheduleCosts`` with the mesh and the device order of its
+    assignment.
 
     Args:
         step, abstract_args: as for ``search``.
         topology: the network.
-        grid_shape: of the grid in which its ranks stand.
-        axes: names of the mesh axes; an axis may come out with a single device.
+        grid_shape: ranks along every dimension of the grid.
+        axes: names of the mesh axes; an axis may have size 1 in the result.
         candidates, seed: as for ``ScheduleCosts``.
-        options: of ``search``: hardware, memory_limit, recompute and so on.
+        search_args: further arguments of ``search``: hardware, memory_limit, solver, and so on.
 
     Raises:
-        PlanError: sides of another number of ranks, what ``search`` refuses, or no layout into
-            whose devices the step fits: with the reason of the last.
+        PlanError: a grid of another number of ranks, arguments that ``search`` refuses, or no
+            assignment with a plan that fits, with the reason of the last.
     """
     if math.prod(grid_shape) != topology.num_ranks:
         raise PlanError(
-            f"sides {tuple(grid_shape)} make {math.prod(grid_shape)} ranks, the network has "
+            f"grid_shape {tuple(grid_shape)} has {math.prod(grid_shape)} ranks, the network has "
             f"{topology.num_ranks}"
         )
     if not isinstance(step, Graph):
@@ -148,16 +150,18 @@ def search_mesh(
         )
         sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
         try:
-            plans.append(search(step, abstract_args, mesh=sizes, network=network, **options))
+            plans.append(search(step, abstract_args, mesh=sizes, network=network, **search_args))
         except PlanError as error:
             reason = error
     if not plans:
-        raise PlanError(f"no layout of {tuple(axes)} over {topology} has a plan: {reason}")
-    return tuple(sorted(plans, key=lambda plan: plan.found.objective))
+        raise PlanError(
+            f"no assignment of {topology} to the axes {tuple(axes)} has a plan: {reason}"
+        )
+    return tuple(sorted(plans, key=lambda plan: plan.result.objective))
 
 
 def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
-    """What a plan costs on another network of the same mesh: what is decided stays.
+    """The cost of a plan's decisions on another network of the same mesh.
 
     Raises:
         PlanError: another mesh.

@@ -1,59 +1,45 @@
-"""Plans: what a search found for a training step, to be read, compared and run."""
+"""Plans: the result of a search for a training step, to be read, compared, checked and run."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
 
 import jax
 
-from jaxcoll.topology import Topology
 from tensorstate.cost.cost import Cost, estimate_cost
-from tensorstate.cost.reshard_plan import Decisions, has_no_partial
-from tensorstate.cost.result import SearchResult, objective_value, result_order
+from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.reshard_plan import has_no_partial
+from tensorstate.cost.result import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import Collectives
-from tensorstate.execution.sharded_step import Applied, apply
-from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
+from tensorstate.execution.collectives import Collectives, lax_collectives
+from tensorstate.execution.sharded_step import ShardedStep, abstract_args, apply
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.placements import MeshShape, Placements
+from tensorstate.ir.placements import Placements
 from tensorstate.problem.baselines import BASELINES, Baselines, baseline_by_axis
-from tensorstate.problem.constraints import Spec, apply_constraints
 from tensorstate.problem.problem import Problem
-from tensorstate.problem.strategies import Strategy
 from tensorstate.report import text as report
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
 from tensorstate.report.web_page import page
-from tensorstate.solver.auto import solve_auto
-from tensorstate.solver.coordinate_descent import coordinate_descent
-from tensorstate.solver.exact import solve_milp
-from tensorstate.solver.linear_program import Progress
-from tensorstate.tracing.trace_step import trace
-
-CandidateStrategies = Sequence[Sequence[Strategy]]
-
-SEARCHES = {"auto": solve_auto, "milp": solve_milp, "descent": coordinate_descent}
+from tensorstate.solver.base import Solver
+from tensorstate.solver.exact import Milp
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
     """A plan for a training step on a mesh.
 
+    ``print(plan)`` describes it: time, memory, placements, and collectives.
+
     Attributes:
-        problem: the training step on the mesh, with prices.
-        found: the decisions, their cost, and the bound.
-        memory_limit: bytes of a device that the search was given, or ``None``.
-        objective: "sum" or "max" of compute and communication.
+        problem: the training step on the mesh, with costs of operators and collectives.
+        result: the decisions, their cost, and the bound.
+        options: the objective and the constraints of the search.
     """
 
     problem: Problem
-    found: SearchResult
-    memory_limit: float | None = None
-    objective: str = "sum"
+    result: SearchResult
+    options: SearchOptions
 
     @property
     def graph(self) -> Graph:
@@ -62,40 +48,45 @@ class Plan:
 
     @property
     def microbatches(self) -> int:
-        """Turns of the loop over parts of the batch; 1 without one."""
+        """Number of microbatches; 1 without a microbatch loop."""
         return self.problem.microbatches
 
     @property
+    def memory_limit(self) -> float | None:
+        """Bytes per device that the search was given, or ``None``."""
+        return self.options.memory_limit
+
+    @property
     def decisions(self) -> Decisions:
-        """What was decided."""
-        return self.found.decisions
+        """The strategies of all operators, and the recomputed and saved tensors."""
+        return self.result.decisions
 
     @property
     def cost(self) -> Cost:
-        """What it costs by the model."""
-        return self.found.cost
+        """The predicted time and memory of a step."""
+        return self.result.cost
 
     @property
     def gap(self) -> float:
-        """How far, at most, the plan is from the best: a share of its objective."""
-        return report.gap_of(self.found)
+        """Largest possible distance from the optimum, relative to the objective."""
+        return self.result.gap
 
     def __str__(self) -> str:
-        return report.summary(self.problem, self.found, self.memory_limit)
+        return report.summary(self.problem, self.result, self.memory_limit)
 
     def html(self, title: str = "Plan") -> str:
-        """A web page with the graph, every entity coloured by its state."""
-        return page(self.problem, self.found, self.memory_limit, title)
+        """A web page with the graph, every node coloured by its placements."""
+        return page(self.problem, self.result, self.memory_limit, title)
 
     def apply(
         self, mesh: jax.sharding.Mesh | None = None, collectives: Collectives | None = None
-    ) -> Applied:
-        """The training step, run as planned: ``plan.apply().jit()(params, placements, batch)``.
+    ) -> ShardedStep:
+        """The training step, run as planned: ``plan.apply().jit()(params, state, batch)``.
 
         Args:
             mesh: devices; its axes are those of the plan. By default JAX makes one.
-            collectives: how to move tensors; by default by the schedules that were priced, and
-                where there are none by ``jax.lax`` (``collectives.native``).
+            collectives: how tensors are resharded: by default by the schedules that the plan was
+                priced with, or by ``jax.lax`` with ``lax_collectives``.
 
         Raises:
             PlanError: a mesh of other axes, or too few devices.
@@ -109,65 +100,69 @@ class Plan:
             mesh = jax.make_mesh(sizes, names, kinds, devices=jax.devices()[:wanted])
         return apply(self.problem, self.decisions, self.cost, mesh, collectives)
 
-    def check(self, compiled: jax.stages.Compiled) -> HloComparison:
-        """A compiled step beside its prediction: collectives, their bytes, memory.
+    def check(self, *args, mesh: jax.sharding.Mesh | None = None) -> HloComparison:
+        """Compile the step, and compare the compiled program with the prediction.
+
+        The step is compiled with the collectives of ``jax.lax``. Schedules would compile to
+        permutes, which cannot be matched with the predicted collectives.
 
         Args:
-            compiled: ``plan.apply(collectives=native).jit().lower(...).compile()``: by schedules
-                every collective is made of permutes, which are not told apart.
+            args: arguments of the step, as arrays or ``jax.ShapeDtypeStruct``; by default the
+                abstract arguments with which it was traced.
+            mesh: as for ``apply``.
 
         Raises:
             FormatError: a compiler that does not show its HLO.
-            PlanError: a program for another number of devices.
+            PlanError: as for ``apply``, or arguments of another structure.
         """
+        step = self.apply(mesh, lax_collectives)
+        compiled = step.jit().lower(*(args or abstract_args(self.graph))).compile()
         return compare_with_hlo(compiled, self.problem.mesh, self.cost)
 
     def explain(self, tensor: str) -> str:
-        """The life of a tensor, by its name: state, moves, readers.
+        """One tensor, by its name: its placements, how it is resharded, and its consumers.
 
         Raises:
             PlanError: no tensor has the name.
         """
-        return report.explain(self.problem, self.found, tensor)
+        return report.explain(self.problem, self.result, tensor)
 
     def compare(self, *names: str) -> Comparison:
-        """The plan beside the best plans of named strategies, in as many microbatches.
+        """The plan beside the best plans of baselines with as many microbatches.
 
         Args:
-            names: of ``baselines.BASELINES``, or a data and a model family joined by ``+``; all
-                families when left out.
+            names: baselines of ``tensorstate.BASELINES``, or one for data and one for model
+                parallelism joined by ``+``; all baselines when left out.
 
         Raises:
-            PlanError: no such strategy.
+            PlanError: an unknown baseline.
         """
-        rows = {"this plan": self.found}
+        plans: dict[str, Plan] = {"this plan": self}
         for name in names or BASELINES:
-            rows[name] = solve_baseline(self.problem, name, objective=self.objective)
-        return Comparison(self.problem, rows, self.memory_limit)
+            plans[name] = solve_baseline(self.problem, name, objective=self.options.objective)
+        return Comparison(plans, self.memory_limit)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Comparison:
-    """Plans side by side.
+    """Plans for one problem side by side; ``print(comparison)`` is a table.
 
     Attributes:
-        problem: what they are plans for.
-        rows: what was found, by name; the first is what the others are compared with.
-        memory_limit: bytes of a device, or ``None``.
+        plans: the plans by name; times are relative to the first.
+        memory_limit: bytes per device, or ``None``.
     """
 
-    problem: Problem
-    rows: Mapping[str, SearchResult]
+    plans: Mapping[str, Plan]
     memory_limit: float | None
 
     def __str__(self) -> str:
-        first = next(iter(self.rows.values())).cost.serial_seconds
+        first = next(iter(self.plans.values())).cost.serial_seconds
         lines = [
             f"{'strategy':24} {'time':>9} {'ratio':>6} {'compute':>9} {'communication':>13} "
             f"{'memory':>9}"
         ]
-        for name, found in self.rows.items():
-            cost = found.cost
+        for name, plan in self.plans.items():
+            cost = plan.cost
             over = "" if cost.memory.fits(self.memory_limit) else "  does not fit"
             lines.append(
                 f"{name:24} {report.seconds(cost.serial_seconds):>9} "
@@ -179,35 +174,46 @@ class Comparison:
 
 
 def solve_baseline(
-    problem: Problem, name: str, *, objective: str = "sum", gap: float = 1e-3
-) -> SearchResult:
-    """The best plan of a named strategy (see ``baselines``), whatever its memory.
+    problem: Problem,
+    name: str,
+    *,
+    objective: str = "sum",
+    solver: Solver = Milp(gap=1e-3),  # noqa: B008  (frozen)
+) -> Plan:
+    """The best plan of a named baseline such as "fsdp" or "ddp + megatron", without memory limit.
+
+    Args:
+        problem: the training step on a mesh: ``plan.problem`` of any plan for it.
+        name: a baseline of ``tensorstate.BASELINES``, or one for data and one for model parallelism
+            joined by ``+``.
+        objective: "sum" or "max", as for ``search``.
+        solver: as for ``search``.
 
     Raises:
-        PlanError: no such strategy, or the step cannot follow it.
+        PlanError: an unknown baseline, or a step that cannot follow it.
     """
-    chosen = baseline_by_axis(problem, name)
-    found = solve_milp(problem, Baselines(problem).strategies(chosen), objective=objective, gap=gap)
-    saved = _gathered_anew(problem, found, frozenset(chosen.values()))
-    if not saved:
-        return found
-    decisions = dataclasses.replace(found.decisions, saved=saved)
-    cost = estimate_cost(problem, decisions)
-    return dataclasses.replace(
-        found, decisions=decisions, cost=cost, objective=objective_value(cost, objective)
-    )
+    options, chosen = SearchOptions(objective=objective), baseline_by_axis(problem, name)
+    result = solver.solve(problem, Baselines(problem).strategies(chosen), options)
+    saved = _regathered_in_backward(problem, result, frozenset(chosen.values()))
+    if saved:
+        decisions = dataclasses.replace(result.decisions, saved=saved)
+        cost = estimate_cost(problem, decisions)
+        result = dataclasses.replace(
+            result, decisions=decisions, cost=cost, objective=options.value(cost)
+        )
+    return Plan(problem, result, options)
 
 
-def _gathered_anew(
-    problem: Problem, found: SearchResult, baselines: frozenset[str]
+def _regathered_in_backward(
+    problem: Problem, result: SearchResult, baselines: frozenset[str]
 ) -> dict[int, Placements]:
-    """The states in which tensors are kept that a family gathers again in the backward pass.
+    """The saved placements of tensors that a baseline gathers a second time in the backward pass.
 
-    ZeRO-3 does so with parameters; Megatron's sequence parallelism with activations, of which every
-    device keeps its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
+    ZeRO-3 does so with parameters. Megatron's sequence parallelism does so with activations, of
+    which every device saves its part of the sequence (Korthikanti et al., 2022, section 4.2.2).
     """
     saved: dict[int, Placements] = {}
-    for reshard in found.cost.reshards:
+    for reshard in result.cost.reshards:
         group, own = problem.tensor_groups[reshard.group], reshard.produced_placements
         if group.is_input and "fsdp" in baselines:
             saved |= dict.fromkeys(reshard.tensors, own)
@@ -216,166 +222,3 @@ def _gathered_anew(
             if has_no_partial(own) and larger:
                 saved |= dict.fromkeys(reshard.tensors, own)
     return saved
-
-
-def search(
-    step: Callable[..., Any] | Graph,
-    abstract_args: Sequence[Any] | None = None,
-    *,
-    mesh: Mapping[str, int],
-    topology: Topology | None = None,
-    network: CollectiveCostModel | None = None,
-    hardware: str | Hardware = "A100",
-    memory_limit: float | None = None,
-    recompute: bool = False,
-    microbatches: int | Sequence[int] | Literal["auto"] = 1,
-    batch: str | None = None,
-    pin: Mapping[str, Spec] | None = None,
-    forbid: Mapping[str, str | Sequence[str]] | None = None,
-    objective: str = "sum",
-    method: str = "auto",
-    gap: float = 1e-2,
-    time_limit: float = math.inf,
-    progress: Progress | None = None,
-) -> Plan:
-    """Choose the state of every tensor of a training step.
-
-    Args:
-        step: any function that JAX can trace, or its graph.
-        abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; none for a graph.
-        mesh: sizes of the mesh's axes by name; the last varies fastest over devices.
-        topology: the network of the devices, on whose wires collectives are priced.
-        network: prices of collectives, instead of ``topology``.
-        hardware: a device, or its name in ``HARDWARE``.
-        memory_limit: bytes of a device that the plan may take.
-        recompute: whether activations may be made again in the backward pass.
-        microbatches: equal parts of the batch, one after another through forward and backward
-            pass (see ``pipelining``); several numbers to choose from, of which 1 is none; or
-            "auto": powers of 2, until it gets no better.
-        batch: name of an input that begins with the batch, where that is not clear from the others.
-        pin: states of inputs by patterns of their names (see see ``constraints``): a
-            ``PartitionSpec`` each.
-        forbid: mesh axes that must not shard inputs, by patterns.
-        objective: minimize the "sum" of compute and communication, or the larger ("max").
-        method: "milp" decides all axes at once; "descent" one after another, with a looser bound;
-            "auto" takes the first up to two axes, else the
-            second, which also helps on two axes under a memory limit (see ``search.auto``).
-        gap: relative gap to a proved bound at which to stop.
-        time_limit: seconds; the best plan until then is returned with its gap.
-        progress: called with seconds, best objective and bound (both in microseconds).
-
-    Raises:
-        PlanError: arguments that contradict each other or the step, a network of another number
-            of devices, a step that cannot run in microbatches: it names the operator that needs
-            the whole batch; or a memory limit that nothing fits into: it says by how much, and
-            what takes the memory.
-    """
-    sizes = MeshShape.of(dict(mesh))
-    graph = _graph(step, abstract_args)
-    network, device = _network(sizes, topology, network), _hardware(hardware)
-    if objective not in ("sum", "max"):
-        raise PlanError(f"objective must be 'sum' or 'max', got {objective!r}")
-    if method not in SEARCHES:
-        raise PlanError(f"method must be one of {', '.join(SEARCHES)}, got {method!r}")
-    if memory_limit is not None and not memory_limit > 0:
-        raise PlanError(f"memory_limit must be above 0 bytes, got {memory_limit}")
-    options: dict[str, Any] = {
-        "recompute": recompute,
-        "memory_limit": memory_limit,
-        "objective": objective,
-        "time_limit": time_limit,
-        "progress": progress,
-    }
-    options["gap"] = gap
-    solve = SEARCHES[method]
-
-    def ready(count: int) -> tuple[Problem, CandidateStrategies]:
-        problem = Problem(graph, network, device, count, batch)
-        return problem, apply_constraints(
-            problem, [w.all for w in problem.strategies], pin or {}, forbid or {}
-        )
-
-    if isinstance(microbatches, int):
-        problem, candidates = ready(microbatches)
-        return Plan(problem, solve(problem, candidates, **options), memory_limit, objective)
-    problem, found = _search_microbatches(ready, solve, microbatches, options)
-    return Plan(problem, found, memory_limit, objective)
-
-
-def _search_microbatches(
-    ready: Callable[[int], tuple[Problem, CandidateStrategies]],
-    solve: Callable[..., SearchResult],
-    microbatches: Sequence[int] | str,
-    options: Mapping[str, Any],
-) -> tuple[Problem, SearchResult]:
-    """The best over numbers of microbatches; its bound is for all that were searched.
-
-    Each takes its share of the time, of an open list half of what is left.
-
-    Raises:
-        PlanError: of no number a plan fits; the reason is that of the last.
-    """
-    start, auto = time.perf_counter(), isinstance(microbatches, str)
-    limit = options["memory_limit"]
-    if isinstance(microbatches, str) and microbatches != "auto":
-        raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
-    counts = (2**i for i in itertools.count()) if isinstance(microbatches, str) else microbatches
-    best: tuple[Problem, SearchResult] | None = None
-    bound, reason = math.inf, ""
-    for number, count in enumerate(counts):
-        left = options["time_limit"] - (time.perf_counter() - start)
-        if (best is not None or reason) and left <= 0:
-            break
-        try:
-            problem, candidates = ready(count)
-        except PlanError:
-            if not auto or count == 1:
-                raise
-            break
-        try:
-            share = left / (2 if isinstance(microbatches, str) else len(microbatches) - number)
-            found = solve(problem, candidates, **{**options, "time_limit": max(1.0, share)})
-        except PlanError as error:
-            if limit is None:
-                raise
-            reason = f"in {count} microbatches {error}" if count > 1 else str(error)
-            continue
-        bound = min(bound, found.bound)
-        if best is None or result_order(found, limit) < result_order(best[1], limit):
-            best = problem, found
-        elif auto:
-            break
-    if best is None:
-        raise PlanError(reason or "no number of microbatches was given")
-    seconds = time.perf_counter() - start
-    return best[0], dataclasses.replace(best[1], bound=bound, seconds=seconds)
-
-
-def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:
-    if isinstance(step, Graph):
-        if abstract_args is not None:
-            raise PlanError("a graph has its arguments; do not give abstract_args again")
-        return step
-    if abstract_args is None:
-        raise PlanError("abstract_args must be given with a function")
-    return trace(step, abstract_args)
-
-
-def _network(
-    mesh: MeshShape, topology: Topology | None, network: CollectiveCostModel | None
-) -> CollectiveCostModel:
-    if (topology is None) == (network is None):
-        raise PlanError("give either topology, whose wires are priced, or network")
-    if topology is not None:
-        return ScheduleCosts(topology, mesh)
-    if network is None or network.mesh != mesh:
-        raise PlanError(f"the network prices another mesh than {mesh}")
-    return network
-
-
-def _hardware(hardware: str | Hardware) -> Hardware:
-    if isinstance(hardware, Hardware):
-        return hardware
-    if hardware not in HARDWARE:
-        raise PlanError(f"no hardware is called {hardware!r}; known: {', '.join(HARDWARE)}")
-    return HARDWARE[hardware]

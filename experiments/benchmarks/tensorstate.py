@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.benchmarks.report import report
 from experiments.models import load_model
-from tensorstate import AlphaBetaCosts, Graph, MeshShape, PlanError, search, trace
+from tensorstate import AlphaBetaCosts, Auto, Graph, MeshShape, PlanError, search, trace
 
 # The mesh, and bytes per second of a device along every axis: NVLink within a host, a network
 # adapter a device between hosts.
@@ -61,7 +61,7 @@ def measure(model: str, graph: Graph, traced: float, mesh: str) -> list[Mapping[
                 network=network,
                 hardware="H100",
                 memory_limit=limit,
-                time_limit=300,
+                solver=Auto(time_limit=300),
                 **options,
             )
         except PlanError as error:
@@ -74,8 +74,8 @@ def measure(model: str, graph: Graph, traced: float, mesh: str) -> list[Mapping[
             "operators": len(graph.operators),
             "classes": len(graph.node_classes),
             "trace s": traced,
-            "search s": plan.found.seconds,
-            "method": plan.found.method,
+            "search s": plan.result.seconds,
+            "method": plan.result.method,
             "microbatches": plan.microbatches,
             "gap %": 100 * min(1.0, plan.gap),
             "step ms": 1e3 * plan.cost.serial_seconds,

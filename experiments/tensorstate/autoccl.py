@@ -16,9 +16,8 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import INK, PALETTE
-from tensorstate import HARDWARE, solve_baseline, trace
+from tensorstate import HARDWARE, Plan, solve_baseline, trace
 from tensorstate.cost.reshard_plan import ReshardPlan
-from tensorstate.cost.result import SearchResult
 from tensorstate.problem.problem import Problem
 
 GATHER, SCATTER, EMBEDDING = "all_gather", "reduce_scatter", "reduce_scatter of the embedding"
@@ -103,7 +102,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     return rows
 
 
-def planned(config: Config, model: ModelConfig) -> tuple[Problem, SearchResult]:
+def planned(config: Config, model: ModelConfig) -> tuple[Problem, Plan]:
     """The best plan of the model's baseline for one microbatch."""
     batch = model.samples * sizes_of(config.axes)[config.axes[0].name]
     traced = load_model(model.name, layers=model.layers, batch=batch)
@@ -113,7 +112,7 @@ def planned(config: Config, model: ModelConfig) -> tuple[Problem, SearchResult]:
 
 
 def activation_collectives(
-    problem: Problem, result: SearchResult, nbytes: int
+    problem: Problem, result: Plan, nbytes: int
 ) -> dict[str, Counter[str]]:
     """Number of collectives of this many bytes along the model axis, by kind and by pass."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in (GATHER, SCATTER, EMBEDDING)}
@@ -168,7 +167,7 @@ def _activations(
     ]
 
 
-def _along_data(config: Config, model: ModelConfig, result: SearchResult) -> list[dict[str, Any]]:
+def _along_data(config: Config, model: ModelConfig, result: Plan) -> list[dict[str, Any]]:
     """Bytes per step along the data axis, by kind of collective."""
     volume = {kind: n for (kind, axis), n in result.cost.bytes_by_collective.items() if axis == 0}
     return [

@@ -21,7 +21,7 @@ from experiments.experiment import publish
 from experiments.models import Model, load_model
 from experiments.tensorstate.text import VOCABULARY, Text, python_text
 from jaxcoll.io.files import write_text
-from tensorstate import Plan, PlanError, search
+from tensorstate import Auto, Plan, PlanError, search
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ def plan_for(config: Config, model: Model) -> Plan:
             hardware=config.device,
             memory_limit=1e6 * config.memory_mb,
             recompute=bool(config.recompute),
-            gap=config.gap,
+            solver=Auto(gap=config.gap),
         )
     except PlanError as error:
         raise ConfigError(str(error)) from error

@@ -15,8 +15,7 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
-from tensorstate import HARDWARE, Graph, Plan, PlanError, search, solve_baseline, trace
-from tensorstate.cost.result import SearchResult
+from tensorstate import HARDWARE, Auto, Graph, Plan, PlanError, search, solve_baseline, trace
 from tensorstate.report.parallelism_names import parallelism_name
 
 
@@ -117,12 +116,11 @@ def _search(config: Config, graph: Graph, limit: float | None) -> Plan:
         hardware=config.hardware,
         memory_limit=limit,
         recompute=limit is not None,
-        gap=config.gap,
-        time_limit=config.time_limit,
+        solver=Auto(gap=config.gap, time_limit=config.time_limit),
     )
 
 
-def _columns(plan: Plan, baselines: Mapping[str, SearchResult]) -> dict[str, Any]:
+def _columns(plan: Plan, baselines: Mapping[str, Plan]) -> dict[str, Any]:
     """The plan, and times of baselines divided by its time."""
     cost, limit = plan.cost, plan.memory_limit
     ratios = {

@@ -17,7 +17,7 @@ from experiments.experiment import publish
 from experiments.models import load_model
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
-from tensorstate import HARDWARE, Graph, PlanError, search, trace
+from tensorstate import HARDWARE, Auto, Graph, PlanError, search, trace
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import MAX_EXACT_AXES
 from tensorstate.solver.formulation import Formulation
@@ -119,15 +119,14 @@ def _measured(
             mesh=sizes_of(mesh.axes),
             network=network,
             hardware=hardware,
-            gap=config.gap,
-            time_limit=config.time_limit,
+            solver=Auto(gap=config.gap, time_limit=config.time_limit),
         )
     except PlanError:
         return {**row, "search s": None, "method": f"none in {config.time_limit:g} s"}
     return {
         **row,
-        "search s": plan.found.seconds,
-        "method": plan.found.method,
+        "search s": plan.result.seconds,
+        "method": plan.result.method,
         "gap %": 100 * plan.gap if math.isfinite(plan.gap) else None,
         "step ms": 1e3 * plan.cost.serial_seconds,
     }

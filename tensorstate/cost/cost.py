@@ -1,7 +1,7 @@
-"""What decisions cost: compute, communication and memory of a training step on one device.
+"""The cost of decisions: compute, communication and memory of a training step per device.
 
-Compute and communication are totals; the step takes their sum when nothing overlaps and their
-maximum when everything does (the dissertation's model, section 5.4). Both are reported.
+Compute and communication are totals. The step takes their sum if they do not overlap, and the
+larger of the two if they overlap perfectly (Zhao's dissertation, section 5.4); both are reported.
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
+from tensorstate.cost.decisions import Decisions, find_recomputed_nodes
 from tensorstate.cost.memory import Memory, estimate_memory
-from tensorstate.cost.reshard_plan import (
-    Decisions,
-    ReshardPlan,
-    find_recomputed_nodes,
-    reshard_plans,
-)
+from tensorstate.cost.reshard_plan import ReshardPlan, reshard_plans
 from tensorstate.problem.problem import Problem
 
 
@@ -28,12 +24,11 @@ class Cost:
     Attributes:
         compute: seconds of all operators.
         communication: seconds of all collectives.
-        bytes_by_collective: bytes (of the larger buffer of a device) by (kind, mesh axis) of the
-            collectives.
-        count_by_collective: how many there are, likewise.
-        memory: bytes.
-        reshards: how tensors travel.
-        recomputed_nodes: entities that run again after the forward pass.
+        bytes_by_collective: bytes by (kind, mesh axis), of the larger of a device's buffers.
+        count_by_collective: number of collectives by (kind, mesh axis).
+        memory: bytes per device.
+        reshards: the reshard plans of all tensors.
+        recomputed_nodes: nodes that are recomputed after the forward pass.
     """
 
     compute: float
@@ -46,7 +41,7 @@ class Cost:
 
     @property
     def serial_seconds(self) -> float:
-        """Seconds without overlap: compute and communication one after the other."""
+        """Seconds without overlap: the sum of compute and communication."""
         return self.compute + self.communication
 
     @property
@@ -59,7 +54,7 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
     """The cost of a training step under decisions.
 
     Raises:
-        PlanError: a tensor cannot reach a state in which it is kept or demanded.
+        PlanError: a tensor cannot be resharded to the placements that are saved or required.
     """
     recomputed_nodes = find_recomputed_nodes(problem, decisions)
     reshards = [
@@ -78,11 +73,11 @@ def estimate_cost(problem: Problem, decisions: Decisions) -> Cost:
                     reshard.multiplicity * num_repeats * step.nbytes
                 )
                 count_by_collective[step.kind, step.axis] += reshard.multiplicity * num_repeats
-    twice: dict[int, int] = defaultdict(int)
+    num_recomputed: dict[int, int] = defaultdict(int)
     for node in recomputed_nodes:
-        twice[problem.graph.nodes[node].class_id] += 1
+        num_recomputed[problem.graph.nodes[node].class_id] += 1
     compute = math.fsum(
-        (problem.multiplicity(g) + twice[g]) * problem.seconds(g, strategy)
+        (problem.multiplicity(g) + num_recomputed[g]) * problem.seconds(g, strategy)
         for g, strategy in enumerate(decisions.strategies)
     )
     memory = estimate_memory(problem, decisions, reshards, recomputed_nodes)

@@ -1,26 +1,53 @@
-"""What a search returns: decisions with their cost and a bound, or the reason for none."""
+"""The question a solver is asked, and its answer: decisions with their cost and a lower bound."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TypedDict
 
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.decisions import Decisions
+from tensorstate.errors import PlanError
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """The objective and the constraints of a search, the same for every solver.
+
+    Attributes:
+        recompute: whether activations may be recomputed in the backward pass.
+        memory_limit: bytes of memory per device; ``None`` for no limit.
+        objective: minimize the "sum" of compute and communication seconds, or the larger ("max").
+
+    Raises:
+        PlanError: an unknown objective, or a limit that is not above 0.
+    """
+
+    recompute: bool = False
+    memory_limit: float | None = None
+    objective: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.objective not in ("sum", "max"):
+            raise PlanError(f"objective must be 'sum' or 'max', got {self.objective!r}")
+        if self.memory_limit is not None and not self.memory_limit > 0:
+            raise PlanError(f"memory_limit must be above 0 bytes, got {self.memory_limit}")
+
+    def value(self, cost: Cost) -> float:
+        """The seconds that are minimized."""
+        return cost.serial_seconds if self.objective == "sum" else cost.overlapped_seconds
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SearchResult:
-    """What a search found.
+    """The best decisions that a solver found.
 
     Attributes:
-        decisions: the best.
-        cost: theirs.
-        objective: seconds of what was minimized: the sum or the larger of compute and
-            communication.
-        bound: seconds of it that no decisions beat; ``-inf`` where none was proved.
+        decisions: the best ones.
+        cost: the cost of these decisions.
+        objective: the minimized seconds: the sum of compute and communication, or the larger.
+        bound: lower bound of the objective over all decisions; ``-inf`` where none was proved.
         method: "milp" or "descent".
-        seconds: that the search took.
+        seconds: wall-clock seconds of the search.
     """
 
     decisions: Decisions
@@ -30,33 +57,30 @@ class SearchResult:
     method: str
     seconds: float
 
+    @property
+    def gap(self) -> float:
+        """Distance from the bound, relative to the objective: 0 is proved optimal."""
+        if self.objective <= 0:
+            return 0.0
+        return max(0.0, (self.objective - self.bound) / self.objective)
 
-def result_order(found: SearchResult, limit: float | None) -> tuple[bool, float]:
-    """Plans that fit come first; rounding shares to whole layers may have taken too much."""
-    return not found.cost.memory.fits(limit), found.objective
+
+def result_order(found: SearchResult, memory_limit: float | None) -> tuple[bool, float]:
+    """Sort key: plans within the memory limit first, then by objective.
+
+    A result may exceed the limit, since shares of layers are rounded to whole layers.
+    """
+    return not found.cost.memory.fits(memory_limit), found.objective
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Infeasible:
-    """Nothing that fits was found.
+    """No decisions within the memory limit were found.
 
     Attributes:
-        proven: whether nothing fits; else it was not found in time.
-        least_memory: about the least memory that was found.
+        proven: whether none exist; otherwise none were found in time.
+        least_memory: decisions with approximately the least memory, where they were searched.
     """
 
     proven: bool
     least_memory: SearchResult | None = None
-
-
-class SearchOptions(TypedDict):
-    """Arguments that are handed on."""
-
-    recompute: bool
-    memory_limit: float | None
-    objective: str
-
-
-def objective_value(cost: Cost, objective: str) -> float:
-    """Seconds of what is minimized: "sum" or "max" of compute and communication."""
-    return cost.serial_seconds if objective == "sum" else cost.overlapped_seconds

@@ -1,4 +1,4 @@
-"""Moves of tensors between states, carried out inside ``jax.shard_map``."""
+"""Reshard steps, executed inside ``jax.shard_map``: with jaxcoll schedules or with ``jax.lax``."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ import jaxcoll as jc
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, MeshShape, Placements, num_shards
 from tensorstate.problem.reshard import ReshardStep
 
-Choose = Callable[[str, int, int], Any]
-"""A schedule for a kind of collective, number of a mesh axis, and bytes of the larger buffer."""
+ScheduleFor = Callable[[str, int, int], Any]
+"""A schedule, by kind of collective, number of the mesh axis, and bytes of the larger buffer."""
 
 
 class Collectives(Protocol):
-    """How collectives are made: by schedules, or by JAX's own."""
+    """An implementation of the collectives."""
 
     def __call__(self, step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
-        """What a device has after a move that sends something, from what it had before."""
+        """The shard of a device after a step that communicates, from its shard ``x`` before."""
         ...
 
 
-def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
+def scheduled_collectives(
+    schedule_for: ScheduleFor = lambda kind, axis, nbytes: None,
+) -> Collectives:
     """Collectives of ``jaxcoll``.
 
     Args:
-        choose: what ``jaxcoll`` functions take as ``schedule=``; ``None`` for their default.
-            ``hardware.CollectiveCostModel.schedule`` is one.
+        schedule_for: the ``schedule=`` of the ``jaxcoll`` functions; ``None`` for their default.
+            ``CollectiveCostModel.schedule`` is such a function.
     """
 
     def run(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
-        axis, before, after = _parts(step, mesh)
+        axis, before, after = _step_args(step, mesh)
         if before in (MAX, MIN):
             take = jc.pmax if before == MAX else jc.pmin
-            return take(x, axis, schedule=choose("all_reduce", step.axis, step.nbytes))
-        schedule = choose(step.kind, step.axis, step.nbytes)
+            return take(x, axis, schedule=schedule_for("all_reduce", step.axis, step.nbytes))
+        schedule = schedule_for(step.kind, step.axis, step.nbytes)
         if step.kind == "all_gather":
             return jc.all_gather(x, axis, axis=before, tiled=True, schedule=schedule)
         if step.kind == "all_reduce":
@@ -50,9 +52,9 @@ def scheduled(choose: Choose = lambda kind, axis, nbytes: None) -> Collectives:
     return run
 
 
-def native(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
-    """Collectives of ``jax.lax``, which XLA names as such."""
-    axis, before, after = _parts(step, mesh)
+def lax_collectives(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
+    """Collectives of ``jax.lax``: in the HLO they keep their names."""
+    axis, before, after = _step_args(step, mesh)
     if before in (MAX, MIN):
         take = lax.pmax if before == MAX else lax.pmin
         return take(x.astype(jnp.int8), axis).astype(bool) if x.dtype == bool else take(x, axis)
@@ -65,17 +67,17 @@ def native(step: ReshardStep, x: jax.Array, mesh: MeshShape) -> jax.Array:
     return lax.all_to_all(x, axis, after, before, tiled=True)
 
 
-def _parts(step: ReshardStep, mesh: MeshShape) -> tuple[str, int, int]:
+def _step_args(step: ReshardStep, mesh: MeshShape) -> tuple[str, int, int]:
     return mesh.names[step.axis], step.source[step.axis], step.target[step.axis]
 
 
 def apply_reshard_step(
     step: ReshardStep, x: jax.Array, mesh: MeshShape, collectives: Collectives
 ) -> jax.Array:
-    """What a device has of a tensor after a move, from what it had before.
+    """The shard of a device after a reshard step, from its shard before.
 
     Args:
-        x: one dimension a position of the tensor.
+        x: the shard before, with one dimension per position of the tensor.
     """
     if step.kind != "slice":
         return collectives(step, x, mesh)
@@ -85,8 +87,8 @@ def apply_reshard_step(
     return lax.dynamic_slice_in_dim(x, start, size, position)
 
 
-def part_index(placements: Placements, wanted: int, mesh: MeshShape) -> Any:
-    """Which part of a position (or label) this device has, the first mesh axis cutting first."""
+def shard_index(placements: Placements, wanted: int, mesh: MeshShape) -> Any:
+    """The shard of a position (or label) that this device has; the first mesh axis is the major."""
     index: Any = 0
     for name, size, placement in zip(mesh.names, mesh.sizes, placements, strict=True):
         if placement == wanted:
@@ -94,11 +96,11 @@ def part_index(placements: Placements, wanted: int, mesh: MeshShape) -> Any:
     return index
 
 
-def cut(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Array:
-    """A device's part of a whole array in a state without partial placements."""
+def local_shard(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Array:
+    """A device's shard of a global array, in placements without partial values."""
     for position in sorted({placement for placement in placements if placement != REPLICATED}):
         size = x.shape[position] // num_shards(placements, position, mesh)
         x = lax.dynamic_slice_in_dim(
-            x, part_index(placements, position, mesh) * size, size, position
+            x, shard_index(placements, position, mesh) * size, size, position
         )
     return x

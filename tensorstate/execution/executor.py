@@ -17,7 +17,12 @@ import jax
 import jax.numpy as jnp
 
 from tensorstate.cost.reshard_plan import ReshardPlan
-from tensorstate.execution.collectives import Collectives, apply_reshard_step, cut, part_index
+from tensorstate.execution.collectives import (
+    Collectives,
+    apply_reshard_step,
+    local_shard,
+    shard_index,
+)
 from tensorstate.execution.interpreter import read, run_operator
 from tensorstate.execution.microbatch_loop import Copies, MicrobatchLoop
 from tensorstate.execution.ordering import Clock, after, apart, moment
@@ -123,7 +128,7 @@ class LocalExecutor:
         for tensor, value in self.graph.constants:
             placements = self.table.produced_placements(tensor)
             replicated = jnp.asarray(value).reshape(self.table.traced.tensors[tensor].sizes)
-            self.inputs[tensor] = {placements: cut(replicated, placements, self.mesh)}
+            self.inputs[tensor] = {placements: local_shard(replicated, placements, self.mesh)}
 
     def sizes(self, tensor: int, placements: Placements) -> list[int]:
         """A device's elements of every position, of all microbatches."""
@@ -317,7 +322,7 @@ class LocalExecutor:
         )
         counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
         indices = {
-            own: part_index(strategy, label, self.mesh)
+            own: shard_index(strategy, label, self.mesh)
             for own, label in enumerate(labels)
             if counts[own] > 1
         }

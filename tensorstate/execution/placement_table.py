@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from jax.sharding import PartitionSpec
 
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.reshard_plan import Decisions, ReshardPlan
+from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.execution.collectives import num_shards
 from tensorstate.ir.graph import Output, View
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements

@@ -1,17 +1,16 @@
 """Runs a training step as decided: the factor graph, interpreted inside ``jax.shard_map``.
 
-Every operator runs on the blocks that its way gives a device, and every change of state is a
-collective. The forward pass is one era; what comes after it, backward pass and optimizer, the other
-(see ``tensorstate.problem.problem``). Between them of every tensor that is read in both one copy is
-kept, or none, if its makers run again.
+Every operator runs on the shards that its strategy gives a device; a tensor is resharded by
+collectives. A tensor that is read both in the forward pass and after it has one saved copy, or none
+if it is recomputed.
 
-Loops of the step itself, over layers or microbatches, are not rolled up again: every iteration
-stands for itself, as in the graph.
+Loops of the step itself, over layers or microbatches, stay unrolled, as they are in the graph.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,18 +19,18 @@ import jax
 from jax.sharding import NamedSharding
 
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.decisions import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import Collectives, scheduled
+from tensorstate.execution.collectives import Collectives, scheduled_collectives
 from tensorstate.execution.executor import LocalExecutor
 from tensorstate.execution.placement_table import PlacementTable, to_partition_spec
 from tensorstate.ir.graph import Graph
 from tensorstate.problem.problem import Problem
 
-# XLA on CPU would use more memory than a plan says. One of its passes removes barriers too early;
-# one joins all sums of gradients, so that none is used before the last is there; and without
-# looking closely it copies arguments that results replace, as the step begins. Since JAX 0.12 it
-# makes one kernel of a small loop, and aborts where barriers are left in that.
+# Without these options XLA on CPU uses more memory than planned. One pass removes optimization
+# barriers too early. One pass merges all reductions of gradients, so that no gradient can be used
+# before the last is computed. Without region analysis, donated arguments are copied as the step
+# begins. Since JAX 0.12, XLA fuses small loops into one kernel, and aborts on barriers in them.
 CPU_PASSES = ("cse_barrier_expander", "cpu-all-reduce-combiner", "small-while-loop-hoisting")
 CPU_OPTIONS = {
     "xla_disable_hlo_passes": ",".join(CPU_PASSES),
@@ -40,18 +39,18 @@ CPU_OPTIONS = {
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Applied:
-    """A training step on a mesh.
+class ShardedStep:
+    """A training step on a mesh, ready to be jitted.
 
     Attributes:
-        step: takes and returns global arrays, as the traced function does. Not yet jitted.
+        step: the step on global arrays, with the signature of the traced function; not yet jitted.
         in_shardings, out_shardings: trees of ``NamedSharding``, for ``jax.jit`` and
-            ``jax.device_put``. New values have the shardings of what they replace, so the old ones
-            can be donated.
-        donate_argnums: arguments all of which are replaced by results.
-        compiler_options: for ``jax.jit``; they keep the compiler from using more memory than is
-            planned.
-        unsaid: what shardings of arguments and results leave open, one phrase each.
+            ``jax.device_put``. A result that replaces an argument has its sharding, so that the
+            argument can be donated.
+        donate_argnums: the arguments of which every leaf is replaced by a result.
+        compiler_options: for ``jax.jit``; without them the compiler uses more memory than planned.
+        not_expressible: decisions that shardings of arguments and results cannot express, one
+            phrase per kind.
     """
 
     step: Callable[..., Any]
@@ -59,10 +58,14 @@ class Applied:
     out_shardings: Any
     donate_argnums: tuple[int, ...]
     compiler_options: Mapping[str, str | bool]
-    unsaid: tuple[str, ...]
+    not_expressible: tuple[str, ...]
 
     def jit(self, donate: bool = True) -> Callable[..., Any]:
-        """The step, jitted with all of this."""
+        """The step, jitted with these shardings and options.
+
+        Args:
+            donate: whether ``donate_argnums`` are donated.
+        """
         return jax.jit(
             self.step,
             in_shardings=self.in_shardings,
@@ -71,15 +74,21 @@ class Applied:
             compiler_options=dict(self.compiler_options) or None,
         )
 
-    def annotate(self, step_fn: Callable[..., Any], donate: bool = True) -> Callable[..., Any]:
-        """The traced function itself, jitted with the shardings of arguments and results alone.
+    def jit_with_io_shardings(
+        self, step_fn: Callable[..., Any], donate: bool = True
+    ) -> Callable[..., Any]:
+        """The traced function, jitted with the shardings of its arguments and results only.
 
-        XLA decides about the rest; a warning says of what, where that may be other than planned.
+        XLA decides everything else. A warning names the decisions of the plan that it cannot know.
+
+        Args:
+            step_fn: the traced function.
+            donate: as for ``jit``.
         """
-        if self.unsaid:
+        if self.not_expressible:
             warnings.warn(
-                f"shardings of arguments and results leave open {'; '.join(self.unsaid)}: XLA may "
-                "choose otherwise. Applied.jit() runs the plan",
+                f"input and output shardings do not express {'; '.join(self.not_expressible)}: XLA "
+                "may decide otherwise. ShardedStep.jit() runs the plan",
                 stacklevel=2,
             )
         return jax.jit(
@@ -96,15 +105,15 @@ def apply(
     cost: Cost,
     mesh: jax.sharding.Mesh,
     collectives: Collectives | None = None,
-) -> Applied:
+) -> ShardedStep:
     """The training step of a problem, run as decided.
 
     Args:
         problem: graph and mesh.
-        decisions: the way of every class.
-        cost: its price, which says how tensors travel and what runs again.
+        decisions: the strategies of all classes.
+        cost: the cost of the decisions, with the reshard plans and the recomputed nodes.
         mesh: devices; its axes are those of the problem.
-        collectives: how to move tensors; schedules of the problem's network by default.
+        collectives: how tensors are resharded; by default by the schedules of the network.
 
     Raises:
         PlanError: for a mesh of other axes.
@@ -121,10 +130,10 @@ def apply(
     out_specs = [to_partition_spec(o.view, table.returned(o), problem.mesh) for o in graph.outputs]
 
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    moving = collectives or scheduled(problem.network.schedule)
+    collectives = collectives or scheduled_collectives(problem.network.schedule)
 
     def on_device(*leaves):
-        return LocalExecutor(table, moving, overlap=not on_cpu).run(leaves)
+        return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
 
     body = jax.shard_map(
         on_device,
@@ -143,18 +152,18 @@ def apply(
     def shardings(tree, specs):
         return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
 
-    return Applied(
+    return ShardedStep(
         step,
         shardings(graph.in_tree, in_specs),
         shardings(graph.out_tree, out_specs),
-        _replaced(graph),
+        _donatable_args(graph),
         CPU_OPTIONS if on_cpu else {},
-        _unsaid(table),
+        _not_expressible(table),
     )
 
 
-def _unsaid(table: PlacementTable) -> tuple[str, ...]:
-    """What of a plan is said by no sharding of an argument or result."""
+def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
+    """The decisions of a plan that no sharding of an argument or result expresses."""
     inside = {
         reshard.group
         for tensor, reshard in table.reshards.items()
@@ -170,14 +179,14 @@ def _unsaid(table: PlacementTable) -> tuple[str, ...]:
     }
     recomputed = len(table.recomputed_nodes)
     found = (
-        (len(inside), "how {} kinds of activations change their states"),
-        (len(saved), "in which state {} kinds of tensors are kept for the backward pass"),
-        (recomputed, "that {} groups of operators run again there"),
+        (len(inside), "how {} kinds of activations are resharded"),
+        (len(saved), "the placements in which {} kinds of tensors are saved for the backward pass"),
+        (recomputed, "that {} groups of operators are recomputed there"),
     )
     return tuple(text.format(count) for count, text in found if count)
 
 
-def _replaced(graph: Graph) -> tuple[int, ...]:
+def _donatable_args(graph: Graph) -> tuple[int, ...]:
     """The arguments of which every leaf is replaced by a result."""
     updated = {out.updates for out in graph.outputs}
     found, start = [], 0
@@ -187,3 +196,12 @@ def _replaced(graph: Graph) -> tuple[int, ...]:
         if leaves and updated.issuperset(leaves):
             found.append(number)
     return tuple(found)
+
+
+def abstract_args(graph: Graph) -> tuple[Any, ...]:
+    """The arguments with which a step was traced, as ``jax.ShapeDtypeStruct``."""
+    leaves = []
+    for tensor in (graph.tensors[index] for index in graph.inputs):
+        shape = tuple(math.prod(tensor.sizes[p] for p in dim) for dim in tensor.array_dims or ())
+        leaves.append(jax.ShapeDtypeStruct(shape, tensor.dtype))
+    return jax.tree.unflatten(graph.in_tree, leaves)

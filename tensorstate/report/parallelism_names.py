@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from tensorstate.cost.cost import Cost
-from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.decisions import Decisions
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 

@@ -65,7 +65,7 @@ def summary(problem: Problem, found: SearchResult, memory_limit: float | None) -
 def _headline(problem: Problem, found: SearchResult) -> list[str]:
     cost, mesh = found.cost, problem.mesh
     sizes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
-    gap = "no bound" if math.isinf(found.bound) else f"gap {100 * gap_of(found):.2g} %"
+    gap = "no bound" if math.isinf(found.bound) else f"gap {100 * found.gap:.2g} %"
     return [
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
         f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
@@ -83,16 +83,6 @@ def _format_microbatches(problem: Problem) -> str:
         return ""
     count, batch = problem.microbatches, problem.microbatch_split.batch
     return f", {count} microbatches of {batch // count} of a batch of {batch}"
-
-
-def gap_of(found: SearchResult) -> float:
-    """How far, at most, the plan is from the best: relative to its own seconds.
-
-    Of the objective that was searched, which the bound is about.
-    """
-    if found.objective <= 0:
-        return 0.0
-    return max(0.0, (found.objective - found.bound) / found.objective)
 
 
 def _memory(problem: Problem, found: SearchResult, limit: float | None) -> list[str]:
@@ -234,7 +224,7 @@ def explain(problem: Problem, found: SearchResult, name: str) -> str:
     full = problem.traced.tensors[tensor.index]
     lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
     if full.sizes != tensor.sizes:
-        lines.append(f"pipelined: {problem.microbatches} pieces of {size(tensor.nbytes)}")
+        lines.append(f"split into {problem.microbatches} microbatches of {size(tensor.nbytes)}")
     for reshard in found.cost.reshards:
         if tensor.index not in reshard.tensors:
             continue

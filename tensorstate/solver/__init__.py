@@ -1,6 +1,8 @@
-"""Searches for the decisions that cost least.
+"""Solvers: ``Milp``, ``CoordinateDescent`` and ``Auto`` search the decisions with the least cost.
 
-In reading order: ``linear_program`` (the model builder), ``variables``, ``memory_constraints`` and
-``formulation`` (the mixed-integer program), ``exact`` (its solution), ``submesh`` and
-``coordinate_descent`` (one mesh axis at a time), ``auto`` (which of them runs).
+In reading order: ``formulation`` (the mixed-integer program; its docstring has all constraints as
+formulas), ``variables``, ``reshard_constraints`` and ``memory_constraints`` (its parts),
+``linear_program`` (the model builder), ``base`` (the interface of a solver), ``preselection``,
+``least_memory`` and ``exact`` (the exact search), ``submesh`` and ``coordinate_descent`` (one mesh
+axis at a time), ``auto`` (which solver runs).
 """

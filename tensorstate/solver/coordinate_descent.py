@@ -1,4 +1,4 @@
-"""Search along one mesh axis after another, and a bound from the two busiest."""
+"""Coordinate descent over mesh axes, and a lower bound from the two busiest axes."""
 
 from __future__ import annotations
 
@@ -11,156 +11,160 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from tensorstate.cost.cost import estimate_cost, seconds_by_collective
-from tensorstate.cost.reshard_plan import Decisions
-from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult, objective_value
+from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.hardware import Hardware
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
-from tensorstate.solver.exact import (
-    infeasible_message,
-    minimize_memory,
-    remaining_time,
-    solve_relaxation,
-    solve_within_limit,
-)
+from tensorstate.solver.base import CandidateStrategies, Solver, remaining_time
+from tensorstate.solver.exact import Milp, solve_within_limit
 from tensorstate.solver.formulation import Formulation
+from tensorstate.solver.least_memory import infeasible_message, minimize_memory
 from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.preselection import solve_relaxation
 from tensorstate.solver.submesh import SubmeshCosts, merge_similar_axes
 
 # Relative gap to which a relaxation under a memory limit is solved.
 BOUND_GAP = 1e-2
 
-# Times that every axis is visited at most, and the share of the cost that is worth another visit.
+# Largest number of visits per axis, the relative improvement that justifies another visit, and the
+# least seconds per visit.
 MAX_SWEEPS = 4
 MIN_IMPROVEMENT = 1e-3
+MIN_VISIT_S = 5.0
 
 
-def coordinate_descent(
-    problem: Problem,
-    candidates: Sequence[Sequence[Strategy]],
-    *,
-    recompute: bool = False,
-    memory_limit: float | None = None,
-    objective: str = "sum",
-    gap: float = 1e-3,
-    time_limit: float = np.inf,
-    progress: Progress | None = None,
-) -> SearchResult:
-    """Block-coordinate descent: one axis is decided while the others are as they are.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoordinateDescent(Solver):
+    """Decides one mesh axis at a time while the others keep their strategies.
 
-    It starts from the best plan, without the memory limit, in which axes of like speed are one; it
-    ends when no axis does better by a thousandth. If that plan takes too much, one that does not is
-    found first, again along one axis after another. The bound is ``lower_bound_on_axes``'s, of the
-    axes along which that first plan is busiest and of those along which the last one is; the former
-    is worked out beside the descent. Arguments and errors are those of ``exact.milp``.
+    It starts from the best plan, without the memory limit, on a mesh in which axes of similar
+    bandwidth are merged, and ends when no axis improves the plan by a thousandth. If the first plan
+    exceeds the memory limit, a plan that fits is found first, again one axis at a time.
+
+    The bound is the higher one of ``lower_bound_on_axes`` for the two busiest axes of the first
+    plan, and of the last one. The former is computed in a thread beside the descent.
     """
-    start = time.perf_counter()
-    until = start + time_limit
-    merged = _merged_axes_start(problem, candidates, objective, gap, time_limit, progress)
-    limited: SearchOptions = {
-        "recompute": recompute,
-        "memory_limit": memory_limit,
-        "objective": objective,
-    }
-    axes = [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
-    fitting = None
-    if memory_limit is not None and (merged is None or not merged.cost.memory.fits(memory_limit)):
-        fitting = _least_memory(problem, candidates, merged, axes, limited)
-        if fitting is None or not fitting.cost.memory.fits(memory_limit):
+
+    def solve(
+        self,
+        problem: Problem,
+        candidates: CandidateStrategies,
+        options: SearchOptions | None = None,
+        progress: Progress | None = None,
+    ) -> SearchResult:
+        """See ``Solver``."""
+        start, options = time.perf_counter(), options or SearchOptions()
+        until, limit = start + self.time_limit, options.memory_limit
+        merged = _merged_axes_start(problem, candidates, options, self, progress)
+        fitting = None
+        if limit is not None and (merged is None or not merged.cost.memory.fits(limit)):
+            fitting = _least_memory(problem, candidates, merged, options)
+            if fitting is None or not fitting.cost.memory.fits(limit):
+                infeasible = Infeasible(proven=False, least_memory=fitting)
+                raise PlanError(infeasible_message(problem, candidates, infeasible, options))
+        bound = functools.partial(lower_bound_on_axes, problem, candidates, options, until=until)
+        with ThreadPoolExecutor(1) as beside:
+            first = None if merged is None else busiest_axes(problem, merged)
+            bounds = [] if first is None else [beside.submit(bound, first)]
+            descent = _Descent(problem, candidates, options, self.gap, until, progress)
+            best = descent.run(merged, fitting)
+            last = busiest_axes(problem, best)
+            if last != first:
+                bounds.append(beside.submit(bound, last))
+            highest = max(future.result() for future in bounds)
+        seconds = time.perf_counter() - start
+        return dataclasses.replace(best, bound=highest, method="descent", seconds=seconds)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Descent:
+    """The descent itself.
+
+    Attributes:
+        gap: relative gap of the search of one axis.
+        until: time of ``time.perf_counter`` at which to stop.
+    """
+
+    problem: Problem
+    candidates: CandidateStrategies
+    options: SearchOptions
+    gap: float
+    until: float
+    progress: Progress | None
+
+    def run(self, start: SearchResult | None, fitting: SearchResult | None) -> SearchResult:
+        """The best plan found.
+
+        Args:
+            start: a plan that may exceed the memory limit, or ``None``.
+            fitting: given if the start exceeds the limit: a plan that fits, taken where the search
+                of an axis finds none in time.
+        """
+        axes, limit = _long_axes(self.problem), self.options.memory_limit
+        strategies = None if start is None else start.decisions.strategies
+        best = start if fitting is None else None
+        unimproved = 0  # axes visited in a row without improvement
+        for visit in range(MAX_SWEEPS * len(axes)):
+            left = self.until - time.perf_counter()
+            if unimproved >= len(axes) or (left <= 0 and (best or fitting) is not None):
+                break
+            found = self._visit(axes[visit % len(axes)], strategies, max(MIN_VISIT_S, left / 2))
+            unimproved += 1
+            if not isinstance(found, Infeasible):
+                if _is_better(found, best, limit):
+                    best, strategies, unimproved = found, found.decisions.strategies, 1
+            elif best is None and fitting is not None:
+                best, strategies, unimproved = fitting, fitting.decisions.strategies, 0
+        found = best or fitting
+        if found is None:
+            infeasible = Infeasible(proven=False)
             raise PlanError(
-                infeasible_message(
-                    problem, candidates, Infeasible(proven=False, least_memory=fitting), **limited
-                )
+                infeasible_message(self.problem, self.candidates, infeasible, self.options)
             )
-    bound = functools.partial(lower_bound_on_axes, problem, candidates, **limited, until=until)
-    with ThreadPoolExecutor(1) as beside:
-        first = None if merged is None else busiest_axes(problem, merged)
-        bounds = [] if first is None else [beside.submit(bound, first)]
-        best = _descend(problem, candidates, axes, merged, fitting, limited, gap, until, progress)
-        last = busiest_axes(problem, best)
-        if last != first:
-            bounds.append(beside.submit(bound, last))
-        highest = max(one.result() for one in bounds)
-    seconds = time.perf_counter() - start
-    return dataclasses.replace(best, bound=highest, method="descent", seconds=seconds)
+        return found
 
-
-def _descend(
-    problem: Problem,
-    candidates: Sequence[Sequence[Strategy]],
-    axes: Sequence[int],
-    start: SearchResult | None,
-    fitting: SearchResult | None,
-    limited: SearchOptions,
-    gap: float,
-    until: float,
-    progress: Progress | None,
-) -> SearchResult:
-    """Decides along one axis after another, from a plan, or none, in which no limit is kept.
-
-    Args:
-        fitting: where the start takes too much, what helps out if nothing that fits is found in
-            time along an axis.
-    """
-    memory_limit = limited["memory_limit"]
-    strategies = None if start is None else start.decisions.strategies
-    best = start if fitting is None else None
-    stale = 0
-    for visit in range(MAX_SWEEPS * len(axes)):
-        left = until - time.perf_counter()
-        if stale >= len(axes) or (left <= 0 and (best or fitting) is not None):
-            break
-        found = solve_within_limit(
-            problem,
-            _vary_one_axis(candidates, axes[visit % len(axes)], strategies),
-            **limited,
-            gap=gap,
-            time_limit=max(5.0, left / 2),
+    def _visit(
+        self, axis: int, strategies: Sequence[Strategy] | None, time_limit: float
+    ) -> SearchResult | Infeasible:
+        """The best plan that differs along one axis only."""
+        return solve_within_limit(
+            self.problem,
+            _vary_one_axis(self.candidates, axis, strategies),
+            self.options,
+            Milp(gap=self.gap, time_limit=time_limit),
             prune_placements=True,
             fall_back=False,
-            progress=progress,
+            progress=self.progress,
         )
-        stale += 1
-        if not isinstance(found, Infeasible):
-            if _is_better(found, best, memory_limit):
-                best, strategies, stale = (
-                    found,
-                    found.decisions.strategies,
-                    1,
-                )  # this axis is as it should be
-        elif best is None and fitting is not None:
-            best, strategies, stale = fitting, fitting.decisions.strategies, 0
-    found = best or fitting
-    if found is None:
-        raise PlanError(
-            infeasible_message(problem, candidates, Infeasible(proven=False), **limited)
-        )
-    return found
+
+
+def _long_axes(problem: Problem) -> list[int]:
+    return [a for a, size in enumerate(problem.mesh.sizes) if size > 1] or [0]
 
 
 def _least_memory(
     problem: Problem,
-    candidates: Sequence[Sequence[Strategy]],
+    candidates: CandidateStrategies,
     start: SearchResult | None,
-    axes: Sequence[int],
-    limited: SearchOptions,
+    options: SearchOptions,
 ) -> SearchResult | None:
-    """What takes the least memory, along one axis after another, or little enough."""
-    recompute, objective = limited["recompute"], limited["objective"]
+    """A plan within the memory limit, or that with the least memory, one axis at a time."""
+    axes = _long_axes(problem)
     strategies = None if start is None else start.decisions.strategies
-    least, stale = None, 0
+    least, unimproved = None, 0
     for visit in range(MAX_SWEEPS * len(axes)):
-        if least is not None and least.cost.memory.fits(limited["memory_limit"]):
+        if least is not None and least.cost.memory.fits(options.memory_limit):
             break
-        if stale >= len(axes):
+        if unimproved >= len(axes):
             break
         free = _vary_one_axis(candidates, axes[visit % len(axes)], strategies)
-        found, _ = minimize_memory(problem, free, recompute, objective, prune_placements=True)
-        stale += 1
+        found, _ = minimize_memory(problem, free, options, prune_placements=True)
+        unimproved += 1
         if found is not None and (least is None or _uses_less_memory(found, least)):
-            least, strategies, stale = found, found.decisions.strategies, 1
+            least, strategies, unimproved = found, found.decisions.strategies, 1
     return least
 
 
@@ -169,14 +173,14 @@ def _uses_less_memory(found: SearchResult, least: SearchResult) -> bool:
 
 
 def _is_better(found: SearchResult, best: SearchResult | None, memory_limit: float | None) -> bool:
-    is_quicker = best is None or found.objective < best.objective * (1 - MIN_IMPROVEMENT)
-    return is_quicker and found.cost.memory.fits(memory_limit)
+    is_faster = best is None or found.objective < best.objective * (1 - MIN_IMPROVEMENT)
+    return is_faster and found.cost.memory.fits(memory_limit)
 
 
 def _vary_one_axis(
-    candidates: Sequence[Sequence[Strategy]], axis: int, strategies: Sequence[Strategy] | None
+    candidates: CandidateStrategies, axis: int, strategies: Sequence[Strategy] | None
 ) -> list[list[Strategy]]:
-    """For every class the ways that differ from the present one along an axis only."""
+    """For every class, the candidates that differ from its present strategy along one axis only."""
 
     def along(choices: Sequence[Strategy], now: Strategy) -> list[Strategy]:
         others = now[:axis] + now[axis + 1 :]
@@ -187,49 +191,45 @@ def _vary_one_axis(
     return [along(choices, now) for choices, now in zip(candidates, strategies, strict=True)]
 
 
+# ---------------------------------------------------------------------- start: merged axes
+
+
 def _merged_axes_start(
     problem: Problem,
-    candidates: Sequence[Sequence[Strategy]],
-    objective: str,
-    gap: float,
-    time_limit: float,
+    candidates: CandidateStrategies,
+    options: SearchOptions,
+    solver: Solver,
     progress: Progress | None,
 ) -> SearchResult | None:
-    """The best decisions, without a memory limit, in which axes of like speed do the same.
+    """The best plan without memory limit in which axes of similar bandwidth do the same.
 
-    ``None`` where the ways allowed do not let them.
+    ``None`` if the candidates do not allow it.
     """
     network = merge_similar_axes(problem.network)
-    fewer = problem.on(network)
-    meant = [
+    merged = problem.on(network)
+    expanded = [
         _expand_merged(choices, known.all, network.parts)
-        for choices, known in zip(candidates, fewer.strategies, strict=True)
+        for choices, known in zip(candidates, merged.strategies, strict=True)
     ]
     found = solve_within_limit(
-        fewer,
-        [list(one) for one in meant],
-        recompute=False,
-        memory_limit=None,
-        objective=objective,
-        gap=gap,
-        time_limit=time_limit,
+        merged,
+        [list(strategies) for strategies in expanded],
+        SearchOptions(objective=options.objective),
+        solver,
         progress=progress,
     )
     if isinstance(found, Infeasible):
         return None
-    pairs = zip(meant, found.decisions.strategies, strict=True)
-    decisions = Decisions(tuple(one[strategy] for one, strategy in pairs))
+    pairs = zip(expanded, found.decisions.strategies, strict=True)
+    decisions = Decisions(tuple(strategies[merged] for strategies, merged in pairs))
     cost = estimate_cost(problem, decisions)
-    return dataclasses.replace(
-        found, decisions=decisions, cost=cost, objective=objective_value(cost, objective)
-    )
+    return dataclasses.replace(found, decisions=decisions, cost=cost, objective=options.value(cost))
 
 
 def _expand_merged(
     choices: Sequence[Strategy], fewer: Sequence[Strategy], parts: Sequence[Sequence[int]]
 ) -> dict[Strategy, Strategy]:
-    """What ways on joined axes mean on all: of the ways allowed those that agree on most axes."""
-
+    """By strategy on merged axes, the candidate that agrees with it on the most axes."""
     same = {strategy: _broadcast_over_part(strategy, parts, len(choices[0])) for strategy in fewer}
     known = frozenset(choices)
     exact = {strategy: choice for strategy, choice in same.items() if choice in known}
@@ -249,7 +249,7 @@ def _expand_merged(
 
 
 def _broadcast_over_part(strategy: Strategy, parts: Sequence[Sequence[int]], axes: int) -> Strategy:
-    """The way in which all axes of a part do what the part does."""
+    """The strategy in which every axis of a part does the same."""
     found = [REPLICATED] * axes
     for part, placement in zip(parts, strategy, strict=True):
         for axis in part:
@@ -262,18 +262,16 @@ def _broadcast_over_part(strategy: Strategy, parts: Sequence[Sequence[int]], axe
 
 def lower_bound_on_axes(
     problem: Problem,
-    candidates: Sequence[Sequence[Strategy]],
+    candidates: CandidateStrategies,
+    options: SearchOptions,
     axes: tuple[int, ...],
     *,
-    recompute: bool,
-    memory_limit: float | None,
-    objective: str,
     until: float = np.inf,
 ) -> float:
-    """Seconds that no plan beats, where more bytes never take less time; ``-inf`` if none in time.
+    """A lower bound in seconds over all plans; ``-inf`` if there is none in time.
 
-    Some axes are searched together, in the relaxation, as if the others cut every tensor and all
-    work and cost nothing.
+    It is the relaxation on some mesh axes, where the other axes shard every tensor and all compute
+    at no cost. It is valid if a collective of more bytes never takes less time.
     """
     network = SubmeshCosts(problem.network, axes)
     faster = network.num_other_devices
@@ -286,17 +284,13 @@ def lower_bound_on_axes(
     rest = problem.on(network, hardware)
     strategies = []
     for known, choices in zip(rest.strategies, candidates, strict=True):
-        left = {tuple(choice[a] for a in axes) for choice in choices}
-        strategies.append(tuple(strategy for strategy in known.all if strategy in left))
-    formulation = Formulation(
-        rest,
-        strategies,
-        recompute=recompute,
-        memory_limit=None if memory_limit is None else memory_limit * faster,
-        objective=objective,
-    )
+        kept = {tuple(choice[a] for a in axes) for choice in choices}
+        strategies.append(tuple(strategy for strategy in known.all if strategy in kept))
+    limit = options.memory_limit
+    scaled = None if limit is None else limit * faster
+    formulation = Formulation(rest, strategies, dataclasses.replace(options, memory_limit=scaled))
     left = functools.partial(remaining_time, until)
-    if memory_limit is None:
+    if limit is None:
         relaxed = formulation.program.solve(relax=True, presolve=False, time_limit=left())
     else:
         relaxed = solve_relaxation(formulation, BOUND_GAP, left)
@@ -304,7 +298,7 @@ def lower_bound_on_axes(
 
 
 def busiest_axes(problem: Problem, found: SearchResult) -> tuple[int, ...]:
-    """The two axes along which a plan communicates longest."""
+    """The two axes along which a plan spends the most seconds on collectives."""
     spent = [0.0] * len(problem.mesh.sizes)
     for (_, axis), seconds in seconds_by_collective(problem, found.cost).items():
         spent[axis] += seconds

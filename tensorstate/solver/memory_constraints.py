@@ -1,39 +1,36 @@
-"""The rows of the exact search that keep a memory limit.
+"""The memory constraints of the exact search.
 
-What flows take at a point is linear in the choices, in what is kept and held, and in the moves that
-are paid for, whose copies are there: it is what ``tensorstate.cost.memory`` says of decisions.
+The bytes of a tensor group at a program point are linear in the variables: they are the terms of
+``tensorstate.cost.memory_terms``, with a variable as the share of each term.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.cost.memory import receive_buffer_bytes, recomputed_counts, resharded_bytes
+from tensorstate.cost.memory_terms import ReshardPhase, Shares, memory_terms
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.reshard import ReshardStep
-from tensorstate.problem.tensor_groups import TensorGroup
 from tensorstate.solver.linear_program import Terms
+from tensorstate.solver.reshard_constraints import GroupVariables, UsedSteps
 from tensorstate.solver.variables import StrategyVariables
 
-# A memory limit in units of the program, whose solver has absolute tolerances.
+# The memory limit in units of the program: the solver's tolerances are absolute.
 MEMORY_UNITS = 1e3
-
-UsedSteps = Mapping[ReshardStep, int]
-"""The parts of a flow that take moves."""
 
 
 class MemoryConstraints:
-    """Bytes of a device, by what is chosen.
+    """Bounds the live bytes per device by the memory limit.
 
     Args:
-        choices: the ways of all classes.
+        choices: the strategies of all classes.
         limit: bytes; may be infinite.
 
     Attributes:
-        unit: bytes of one in the program.
+        unit: bytes per unit of the program.
     """
 
     def __init__(self, choices: StrategyVariables, limit: float):
@@ -41,211 +38,146 @@ class MemoryConstraints:
         self.limit = limit
         self.unit = limit / MEMORY_UNITS if np.isfinite(limit) else 1e6
         self.inputs: dict[int, float] = defaultdict(float)
-        self.there: dict[int, np.ndarray] = {}
+        self.live: dict[int, np.ndarray] = {}  # by variable, bytes at every program point
 
-    def add_group(
-        self,
-        number: int,
-        saved: Mapping[Placements, int],
-        reads_for_recompute: Sequence[Mapping[Placements, Terms]],
-        loop_resident: Mapping[Placements, int],
-        in_forward: UsedSteps,
-        after_forward: UsedSteps,
-        recomputed: Sequence[UsedSteps],
-        after: UsedSteps,
-    ) -> None:
-        """What a flow takes at every point.
-
-        Args:
-            number: of the flow.
-            saved, loop_resident: the shares that are, by state.
-            reads_for_recompute: from where what runs again takes its parts.
-            in_forward, after_forward, after: what is paid for in either era, and after the loop.
-            recomputed: what is taken to each reader that runs again.
-        """
-        group, live_ranges, choices = (
-            self.problem.tensor_groups[number],
-            self.problem.live_ranges(number),
-            self.choices,
-        )
-        for used, span, packed in (
-            (in_forward, live_ranges.resharded_in_forward, live_ranges.receive_buffer_in_forward),
-            (
-                after_forward,
-                live_ranges.resharded_after_forward,
-                live_ranges.receive_buffer_after_forward,
-            ),
-            (after, live_ranges.resharded_after_loop, live_ranges.receive_buffer_after_loop),
-            (
-                self._max_of(recomputed),
-                live_ranges.resharded_for_recompute,
-                live_ranges.receive_buffer_for_recompute,
-            ),
-        ):
-            for step, variable in used.items():
-                self._add_bytes(variable, resharded_bytes(self.problem, group, step) * span)
-                self._add_bytes(variable, receive_buffer_bytes(step) * packed)
-        for placements, variables in choices.source_terms(group).items() if group.is_input else ():
-            for variable in variables:
+    def add_group(self, variables: GroupVariables) -> None:
+        """Add the bytes of a tensor group at every program point."""
+        group = self.problem.tensor_groups[variables.number]
+        shares = VariableShares(self.choices, variables)
+        for _, variable, nbytes in memory_terms(self.problem, variables.number, shares):
+            if nbytes.any():
+                self.live[variable] = self.live.get(variable, 0) + nbytes / self.unit
+        if group.is_input:
+            for placements, sources in shares.produced().items():
                 nbytes = group.multiplicity * self.problem.input_bytes(group, placements)
-                self.inputs[variable] += nbytes / self.unit
-        self._keep(number, group, saved)
-        self._saved_for_recompute(number, group, saved, reads_for_recompute)
-        self._hold(number, group, loop_resident)
-        self._live(group, choices.source_terms(group), live_ranges.producing)
-        self._live(
-            group,
-            choices.source_terms(group, recomputed=True),
-            recomputed_counts(group, live_ranges),
-        )
-        if not group.in_forward:
-            self._live(
-                group,
-                self._consumers(group, live_ranges.last_backward_use),
-                live_ranges.awaiting_backward_use,
-            )
-            return
-        if not group.is_input and not group.needed_after_forward:
-            self._live(
-                group,
-                self._consumers(group, live_ranges.last_forward_use),
-                live_ranges.awaiting_forward_use,
-            )
-        self._live(
-            group,
-            self._consumers(group, live_ranges.fused_consumer, recomputed=False),
-            live_ranges.fused_input,
-        )
-
-    def _max_of(self, restored: Sequence[UsedSteps]) -> UsedSteps:
-        """The largest of the parts that take each move."""
-        if len(restored) < 2:
-            return restored[0] if restored else {}
-        most = {step: self.program.add_fraction() for step in restored[0]}
-        for one in restored:
-            for step, variable in one.items():
-                self.program.add_constraint([(most[step], 1.0), (variable, -1.0)], 0.0, np.inf)
-        return most
-
-    def _consumers(
-        self, group: TensorGroup, number: int | None, recomputed: bool | None = None
-    ) -> Mapping[Placements, list[int]]:
-        """The choices by which a flow waits in each state for the readers of a demand.
-
-        With no demand, or one of the caller, those of its maker.
-        """
-        consumer_class = None if number is None else group.consumer_classes[number]
-        if consumer_class is None or consumer_class.class_id is None:
-            return self.choices.source_terms(group, recomputed)
-        return self.choices.target_terms(consumer_class, recomputed)
-
-    def _live(
-        self, group: TensorGroup, choices: Mapping[Placements, list[int]], span: np.ndarray
-    ) -> None:
-        """A flow is there in the state that choices say."""
-        for placements, variables in choices.items():
-            for variable in variables:
-                self._add_bytes(variable, self.problem.local_bytes(group, placements) * span)
-
-    def _keep(self, number: int, group: TensorGroup, saved: Mapping[Placements, int]) -> None:
-        """What is kept; of what is fused only copies in other states than it is made in."""
-        live_ranges, sources = self.problem.live_ranges(number), self.choices.source_terms(group)
-        for placements, share in saved.items():
-            nbytes = self.problem.local_bytes(group, placements)
-            self._add_bytes(share, nbytes * live_ranges.saved)
-            extra = nbytes * (live_ranges.saved_copy - live_ranges.saved)
-            if extra.any():
-                copied = self.program.add_fraction()
-                made = [(choice, 1.0) for choice in sources.get(placements, ())]
-                self.program.add_constraint([(copied, 1.0), (share, -1.0), *made], 0.0, np.inf)
-                self._add_bytes(copied, extra)
-
-    def _saved_for_recompute(
-        self,
-        number: int,
-        group: TensorGroup,
-        saved: Mapping[Placements, int],
-        reads_for_recompute: Sequence[Mapping[Placements, Terms]],
-    ) -> None:
-        """What is fused, but kept for what runs again; and what is made again for it."""
-        live_ranges, recomputed_nodes = (
-            self.problem.live_ranges(number),
-            self.choices.source_terms(group, recomputed=True),
-        )
-        for placements, share in saved.items() if not group.is_input else ():
-            made = [(choice, 1.0) for choice in recomputed_nodes.get(placements, ())]
-            nbytes = self.problem.local_bytes(group, placements)
-            # Only where it may be made again it is so sooner.
-            sooner = [(live_ranges.recomputed_early, [(share, 1.0)])] if made else []
-            for span, others in ((live_ranges.saved_for_recompute, made), *sooner):
-                if span.any():
-                    self._add_bytes(
-                        self._excess(placements, reads_for_recompute, others), nbytes * span
-                    )
-
-    def _excess(
-        self,
-        placements: Placements,
-        reads_for_recompute: Sequence[Mapping[Placements, Terms]],
-        others: Terms,
-    ) -> int:
-        """The most that what runs again takes in a state beside others."""
-        rest = self.program.add_fraction()
-        for restored in reads_for_recompute:
-            parts = [(variable, -factor) for variable, factor in restored.get(placements, ())]
-            self.program.add_constraint([(rest, 1.0), *parts, *others], 0.0, np.inf)
-        return rest
-
-    def _hold(
-        self, number: int, group: TensorGroup, loop_resident: Mapping[Placements, int]
-    ) -> None:
-        """What is held; an input that is held where it is stored is there once."""
-        span, sources = (
-            self.problem.live_ranges(number).loop_resident,
-            self.choices.source_terms(group),
-        )
-        for placements, share in loop_resident.items():
-            there = self.problem.local_bytes(group, placements) * span
-            self._add_bytes(share, there)
-            if group.is_input and placements in sources:
-                in_place = self.program.add_fraction()
-                self.program.add_constraint([(in_place, 1.0), (share, -1.0)], -np.inf, 0.0)
-                produced = [(choice, -1.0) for choice in sources[placements]]
-                self.program.add_constraint([(in_place, 1.0), *produced], -np.inf, 0.0)
-                self._add_bytes(in_place, -there)
-
-    def _add_bytes(self, variable: int, nbytes: np.ndarray) -> None:
-        """Bytes at every point for all of a variable."""
-        if nbytes.any():
-            self.there[variable] = self.there.get(variable, 0) + nbytes / self.unit
+                for variable in sources:
+                    self.inputs[variable] += nbytes / self.unit
 
     def add_peak(self) -> int:
-        """The peak, a new variable, which is within the limit.
+        """The peak, a new variable: live bytes <= peak <= limit.
 
-        What is there at a point is what was there before, and what is new, less what is gone.
+        The live bytes at a program point are written as those at the preceding point plus the
+        difference, which has few terms:
+
+            inputs = sum over v of inputs[v] v <= peak <= limit
+            live[t] = live[t - 1] + sum over v of (bytes[v, t] - bytes[v, t - 1]) v <= peak
         """
-        most = self.limit / self.unit
-        peak, before = (self.program.add_variable(high=most) for _ in range(2))
+        limit = self.limit / self.unit
+        peak, before = (self.program.add_variable(high=limit) for _ in range(2))
         self.program.add_constraint([(before, -1.0), *self.inputs.items()], 0.0, 0.0)
         self.program.add_constraint([(before, 1.0), (peak, -1.0)], -np.inf, 0.0)
-        variables = list(self.there)
-        columns = np.array([self.there[v] for v in variables])
+        variables = list(self.live)
+        columns = np.array([self.live[v] for v in variables])
         changes = np.diff(columns[:, nondominated_points(columns)], axis=1, prepend=0.0)
         for change in changes.T:
-            there = self.program.add_variable(high=most)
+            live = self.program.add_variable(high=limit)
             new = [(variables[i], float(change[i])) for i in np.flatnonzero(change)]
-            self.program.add_constraint([(there, -1.0), (before, 1.0), *new], 0.0, 0.0)
-            self.program.add_constraint([(there, 1.0), (peak, -1.0)], -np.inf, 0.0)
-            before = there
+            self.program.add_constraint([(live, -1.0), (before, 1.0), *new], 0.0, 0.0)
+            self.program.add_constraint([(live, 1.0), (peak, -1.0)], -np.inf, 0.0)
+            before = live
         return peak
 
 
+class VariableShares(Shares[int]):
+    """The shares of a tensor group as variables of the program.
+
+    A share that is the positive part of a difference, or the largest of several shares, is a new
+    variable that is at least (or, where it reduces memory, at most) each of them.
+    """
+
+    def __init__(self, choices: StrategyVariables, variables: GroupVariables):
+        self.choices, self.program, self.variables = choices, choices.program, variables
+        self.group = choices.problem.tensor_groups[variables.number]
+
+    def resharded(self, phase: ReshardPhase) -> UsedSteps:
+        """See ``Shares``."""
+        if phase == "for_recompute":
+            return self._largest(self.variables.for_recompute)
+        return self.variables.used.get(phase, {})
+
+    def _largest(self, flows: Sequence[UsedSteps]) -> UsedSteps:
+        """By step m: largest[m] >= flow[d, m] for every recomputed consumer d."""
+        if len(flows) < 2:
+            return flows[0] if flows else {}
+        largest: Mapping[ReshardStep, int] = {
+            step: self.program.add_fraction() for step in flows[0]
+        }
+        for flow in flows:
+            for step, variable in flow.items():
+                self.program.add_constraint([(largest[step], 1.0), (variable, -1.0)], 0.0, np.inf)
+        return largest
+
+    def produced(self, recomputed: bool | None = None) -> Mapping[Placements, list[int]]:
+        """See ``Shares``."""
+        return self.choices.source_terms(self.group, recomputed)
+
+    def awaiting(
+        self, consumer: int | None, recomputed: bool | None = None
+    ) -> Mapping[Placements, Iterable[int]]:
+        """See ``Shares``."""
+        consumer_class = None if consumer is None else self.group.consumer_classes[consumer]
+        if consumer_class is None or consumer_class.class_id is None:
+            return self.choices.source_terms(self.group, recomputed)
+        return self.choices.target_terms(consumer_class, recomputed)
+
+    def saved(self) -> Mapping[Placements, int]:
+        """See ``Shares``."""
+        return self.variables.saved
+
+    def saved_beside_produced(self, placements: Placements) -> int:
+        """copied[s] >= saved[s] - produced[s]."""
+        copied, share = self.program.add_fraction(), self.variables.saved[placements]
+        produced = [(v, 1.0) for v in self.produced().get(placements, ())]
+        self.program.add_constraint([(copied, 1.0), (share, -1.0), *produced], 0.0, np.inf)
+        return copied
+
+    def saved_for_recompute(self, placements: Placements) -> int:
+        """read[s] >= restored[d, s] - recomputed[s] for every recomputed consumer d."""
+        recomputed = self.produced(recomputed=True).get(placements, ())
+        return self._restored_beside(placements, [(v, 1.0) for v in recomputed])
+
+    def recomputed_for_recompute(self, placements: Placements) -> int | None:
+        """read[s] >= restored[d, s] - saved[s] for every recomputed consumer d."""
+        if placements not in self.produced(recomputed=True):
+            return None
+        return self._restored_beside(placements, [(self.variables.saved[placements], 1.0)])
+
+    def _restored_beside(self, placements: Placements, others: Terms) -> int:
+        """The largest share that a recomputed consumer takes in a placement, minus others."""
+        read = self.program.add_fraction()
+        for restored in self.variables.restored_for_recompute:
+            parts = [(variable, -factor) for variable, factor in restored.get(placements, ())]
+            self.program.add_constraint([(read, 1.0), *parts, *others], 0.0, np.inf)
+        return read
+
+    def loop_resident(self) -> Mapping[Placements, int]:
+        """See ``Shares``."""
+        return self.variables.loop_resident
+
+    def resident_in_place(self, placements: Placements) -> int | None:
+        """in_place[s] <= loop_resident[s], in_place[s] <= produced[s]."""
+        sources = self.produced()
+        if not self.group.is_input or placements not in sources:
+            return None
+        in_place, resident = self.program.add_fraction(), self.variables.loop_resident[placements]
+        self.program.add_constraint([(in_place, 1.0), (resident, -1.0)], -np.inf, 0.0)
+        produced = [(v, -1.0) for v in sources[placements]]
+        self.program.add_constraint([(in_place, 1.0), *produced], -np.inf, 0.0)
+        return in_place
+
+
 def nondominated_points(columns: np.ndarray) -> np.ndarray:
-    """The points at which not all that may be there is there at the next one that is left too."""
-    left: list[int] = []
+    """Program points not dominated by a neighbouring kept point.
+
+    A point is dominated if every variable has at least as many bytes live at the other.
+
+    Args:
+        columns: bytes per variable (rows) and program point (columns).
+    """
+    kept: list[int] = []
     for point in range(columns.shape[1]):
-        while left and (columns[:, point] >= columns[:, left[-1]]).all():
-            left.pop()
-        if not left or (columns[:, point] > columns[:, left[-1]]).any():
-            left.append(point)
-    return np.array(left)
+        while kept and (columns[:, point] >= columns[:, kept[-1]]).all():
+            kept.pop()
+        if not kept or (columns[:, point] > columns[:, kept[-1]]).any():
+            kept.append(point)
+    return np.array(kept)

@@ -1,4 +1,4 @@
-"""The variables of the exact search that say in which way every class runs."""
+"""The variables of the exact search that choose a strategy for every class."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
 from tensorstate.solver.linear_program import LinearProgram, Solution
 
-# Layers of a class, and tensors of a flow, up to which those made again or kept are counted by an
-# integer.
+# Groups of at most this many members get an integer count of recomputed or saved members; larger
+# ones get a fraction, which is rounded to whole members afterwards.
 MAX_INTEGRAL = 4
 
-# The part of a class that runs in a way in a relaxed solution, from which the way is a likely one.
+# Share of a class that a strategy must have in a relaxed solution to be kept as a candidate.
 SUPPORT_THRESHOLD = 1e-2
 
 
@@ -23,14 +23,14 @@ class StrategyVariables:
     """``strategy[g, w]`` and ``x[g, w, a]`` of ``tensorstate.solver.formulation``.
 
     Args:
-        program: to which they are added.
-        problem: what to decide.
-        candidates: for every class the ways to choose from.
-        recompute: whether classes may be made again.
+        program: the program to which they are added.
+        problem: the problem to decide.
+        candidates: the candidate strategies of every class.
+        recompute: whether classes may be recomputed.
 
     Attributes:
-        x: by class the variables of its ways, made again or not.
-        seconds: of compute, for all of each variable.
+        x: by class, the variables of its strategies, recomputed or not.
+        seconds: seconds of compute, for all of each variable.
     """
 
     def __init__(
@@ -42,12 +42,18 @@ class StrategyVariables:
     ):
         self.program, self.problem, self.recompute = program, problem, recompute
         self.seconds: list[tuple[int, float]] = []
-        self.x = [self._of(class_id, strategies) for class_id, strategies in enumerate(candidates)]
+        self.x = [
+            self._add_class(class_id, strategies) for class_id, strategies in enumerate(candidates)
+        ]
 
-    def _of(
+    def _add_class(
         self, class_id: int, candidates: Sequence[Strategy]
     ) -> dict[tuple[Strategy, bool], int]:
-        """The choices of a class, of which exactly one is taken."""
+        """The strategies of a class, of which exactly one is chosen, and their recomputed shares:
+
+        sum over w of strategy[g, w] = 1
+        x[g, w, 0] + x[g, w, 1] = strategy[g, w]
+        """
         problem, multiplicity = self.problem, self.problem.multiplicity(class_id)
         recomputed = self.recompute and problem.is_in_forward(class_id)
         choices, strategies = {}, []
@@ -67,15 +73,15 @@ class StrategyVariables:
         return choices
 
     def make_integral(self, share: int, multiplicity: int) -> None:
-        """A share stands for whole layers or tensors; few are counted, many are rounded."""
+        """A share of a small group stands for whole members: share = count / multiplicity."""
         if multiplicity <= MAX_INTEGRAL:
-            number = self.program.add_variable(integer=True, implied_upper=multiplicity)
-            self.program.add_constraint([(share, 1.0), (number, -1.0 / multiplicity)], 0.0, 0.0)
+            count = self.program.add_variable(integer=True, implied_upper=multiplicity)
+            self.program.add_constraint([(share, 1.0), (count, -1.0 / multiplicity)], 0.0, 0.0)
 
     def source_terms(
         self, group: TensorGroup, recomputed: bool | None = None
     ) -> dict[Placements, list[int]]:
-        """The choices that put a flow's tensor in each state."""
+        """By placements, the variables whose strategies produce a group's tensors in them."""
         found: dict[Placements, list[int]] = defaultdict(list)
         for (strategy, a), variable in self.x[group.class_id].items():
             if recomputed is None or a == recomputed:
@@ -85,7 +91,7 @@ class StrategyVariables:
     def target_terms(
         self, consumer_class: ConsumerClass, recomputed: bool | None = None
     ) -> dict[Placements, list[int]]:
-        """The choices that demand a flow's tensor in each state."""
+        """By placements, the variables whose strategies require a group's tensors in them."""
         found: dict[Placements, list[int]] = defaultdict(list)
         for (strategy, a), variable in self.x[consumer_class.class_id or 0].items():
             if recomputed is None or a == recomputed:
@@ -93,12 +99,12 @@ class StrategyVariables:
         return found
 
     def fractional_support(self, relaxed: Solution) -> list[list[Strategy]]:
-        """For every class the ways of which a relaxed solution has some part."""
+        """For every class, the strategies with a positive share in a relaxed solution."""
         found = []
         for choices in self.x:
-            parts: dict[Strategy, float] = defaultdict(float)
+            shares: dict[Strategy, float] = defaultdict(float)
             for (strategy, _), variable in choices.items():
-                parts[strategy] += relaxed.values[variable]
-            least = min(SUPPORT_THRESHOLD, max(parts.values()))
-            found.append([strategy for strategy, part in parts.items() if part >= least])
+                shares[strategy] += relaxed.values[variable]
+            least = min(SUPPORT_THRESHOLD, max(shares.values()))
+            found.append([strategy for strategy, share in shares.items() if share >= least])
         return found

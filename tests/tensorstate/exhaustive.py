@@ -14,13 +14,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tensorstate.cost.decisions import Decisions, find_recomputed_nodes
 from tensorstate.cost.memory import EXACT, bytes_by_point, input_bytes
-from tensorstate.cost.reshard_plan import (
-    Decisions,
-    find_recomputed_nodes,
-    is_loop_resident,
-    reshard_plans,
-)
+from tensorstate.cost.reshard_passes import reshard_passes
+from tensorstate.cost.reshard_plan import reshard_plans
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
@@ -184,7 +181,9 @@ def _loop_resident_plan(
     problem: Problem, candidates: CandidateStrategies
 ) -> Iterator[Mapping[int, Placements]]:
     """Every choice of a state held through the loop over microbatches, for every tensor."""
-    tensor_groups = [group for group in problem.tensor_groups if is_loop_resident(problem, group)]
+    tensor_groups = [
+        group for group in problem.tensor_groups if reshard_passes(problem, group).resident_from
+    ]
     tensors = [tensor for group in tensor_groups for tensor in group.tensors]
     choices = [
         _states(problem, group, candidates) for group in tensor_groups for _ in group.tensors
@@ -208,7 +207,7 @@ def _kept(
             if (
                 group.in_forward
                 and after_forward
-                and not (group.is_input and is_loop_resident(problem, group))
+                and reshard_passes(problem, group).resident_from != "before_loop"
             ):
                 tensors.append(tensor)
                 none = [None] if producer in recomputed else []

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorstate.cost.cost import Cost
 from tensorstate.execution.interpreter import interpret, run_operator
-from tensorstate.execution.sharded_step import Applied
+from tensorstate.execution.sharded_step import ShardedStep
 from tensorstate.ir.graph import Graph, Operator
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import HloComparison, compare_with_hlo
@@ -41,7 +41,7 @@ def _array(leaf, rng: np.random.Generator):
     return jnp.asarray(0.1 * rng.normal(size=leaf.shape), leaf.dtype)
 
 
-def jitted(applied: Applied, options: Mapping = QUICK, donate: bool = False):
+def jitted(applied: ShardedStep, options: Mapping = QUICK, donate: bool = False):
     """The step of a plan, jitted with options of XLA beside its own."""
     return jax.jit(
         applied.step,
@@ -53,7 +53,7 @@ def jitted(applied: Applied, options: Mapping = QUICK, donate: bool = False):
 
 
 def report_of(
-    applied: Applied, model, mesh: MeshShape, cost: Cost, options: Mapping = QUICK
+    applied: ShardedStep, model, mesh: MeshShape, cost: Cost, options: Mapping = QUICK
 ) -> HloComparison:
     """The compiled time and memory of a plan beside its cost, with the arguments donated."""
     compiled = jitted(applied, options, donate=True).lower(*model.abstract_args).compile()

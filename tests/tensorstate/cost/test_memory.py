@@ -6,19 +6,19 @@ import jax
 import pytest
 
 from experiments.models import load_model
-from tensorstate.cost.result import SearchResult
+from tensorstate import Plan, SearchResult
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import native
+from tensorstate.execution.collectives import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import HloComparison
-from tensorstate.solver.exact import solve_milp
 from tensorstate.tracing.trace_step import trace
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
 from tests.tensorstate.oracle import MODELS, report_of
+from tests.tensorstate.solvers import solve_milp
 
 # Where compiled steps take more than a quarter more, or less, than plans say; and why.
 UNLIKE = {
@@ -42,9 +42,9 @@ if jax.__version_info__ >= (0, 12):
     UNLIKE_LIMITED["moe", 0.8] = "transposed copies of gathered tensors"
 
 
-def report(model, problem: Problem, found: SearchResult) -> HloComparison:
+def report(model, problem: Problem, found: SearchResult | Plan) -> HloComparison:
     axes = dict(zip(problem.mesh.names, problem.mesh.sizes, strict=True))
-    applied = apply(problem, found.decisions, found.cost, devices(axes), native)
+    applied = apply(problem, found.decisions, found.cost, devices(axes), lax_collectives)
     return report_of(applied, model, problem.mesh, found.cost)
 
 

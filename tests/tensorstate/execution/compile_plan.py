@@ -14,7 +14,7 @@ from jax.sharding import Mesh as Devices
 
 from experiments.models import load_model
 from jaxcoll import aot
-from tensorstate.execution.collectives import native, scheduled
+from tensorstate.execution.collectives import lax_collectives, scheduled_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
@@ -31,7 +31,7 @@ def main(name: str, data: int, model: int) -> None:
     network = AlphaBetaCosts(mesh, (1e-6, 1e-6), (5e10, 5e10))
     problem = Problem(trace(gpt.step, gpt.abstract_args), network, HARDWARE["TPU v5e"])
     found = solve_baseline(problem, "megatron")
-    for how, collectives in (("native", native), ("scheduled", scheduled())):
+    for how, collectives in (("native", lax_collectives), ("scheduled", scheduled_collectives())):
         devices = Devices(chips, mesh.names)
         applied = apply(problem, found.decisions, found.cost, devices, collectives)
         text = applied.jit().lower(*gpt.abstract_args).compile().as_text()

@@ -11,7 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tensorstate.execution.collectives import apply_reshard_step, cut, native, scheduled
+from tensorstate.execution.collectives import (
+    apply_reshard_step,
+    lax_collectives,
+    local_shard,
+    scheduled_collectives,
+)
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape, Placements
 from tensorstate.problem.reshard import ReshardStep, reshard_steps
 
@@ -79,20 +84,24 @@ def name_of(step: ReshardStep) -> str:
 @pytest.mark.parametrize("step", MOVES, ids=name_of)
 def test_moves_end_where_they_say(step):
     expected = parts(step.target)
-    for number, x in enumerate(carried(step, native)):
+    for number, x in enumerate(carried(step, lax_collectives)):
         np.testing.assert_array_equal(x, expected[number])
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"])
 def test_schedules_do_the_same(kind):
     for step in [step for step in MOVES if step.kind == kind][:2]:
-        np.testing.assert_array_equal(carried(step, scheduled()), carried(step, native))
+        np.testing.assert_array_equal(
+            carried(step, scheduled_collectives()), carried(step, lax_collectives)
+        )
 
 
 def test_extrema_travel_by_a_schedule_too():
     for placements in [(MAX, REPLICATED), (0, MIN)]:
         (step,) = [m for m in MOVES if m.source == placements and m.kind == "all_reduce"]
-        np.testing.assert_array_equal(carried(step, scheduled()), carried(step, native))
+        np.testing.assert_array_equal(
+            carried(step, scheduled_collectives()), carried(step, lax_collectives)
+        )
 
 
 def test_schedules_are_asked_for_by_kind_axis_and_bytes():
@@ -102,14 +111,14 @@ def test_schedules_are_asked_for_by_kind_axis_and_bytes():
         asked.append(what)
 
     step = next(m for m in MOVES if m.kind == "all_gather")
-    carried(step, scheduled(choose))
+    carried(step, scheduled_collectives(choose))
     assert asked == [("all_gather", step.axis, step.nbytes)]
 
 
 @pytest.mark.parametrize("placements", [(0, 1), (0, 0), (REPLICATED, 1), (1, 1)])
 def test_cutting_a_whole_array(placements):
     def run(x):
-        return cut(x, placements, MESH)[None]
+        return local_shard(x, placements, MESH)[None]
 
     body = jax.shard_map(
         run,

@@ -13,9 +13,9 @@ import pytest
 from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
+from tensorstate import Plan
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.cost.result import SearchResult
-from tensorstate.execution.collectives import native
+from tensorstate.execution.collectives import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import MeshShape
@@ -54,7 +54,10 @@ def test_any_plan_of_a_perceptron(axes, seed, num_repeats):
     problem = problem_of("mlp", tuple(axes.items()), num_repeats)
     decisions = drawn(problem, seed)
     check(
-        "mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(axes), native)
+        "mlp",
+        apply(
+            problem, decisions, estimate_cost(problem, decisions), devices(axes), lax_collectives
+        ),
     )
 
 
@@ -67,7 +70,7 @@ def test_collectives_run_by_schedules_in_the_loop():
     check("mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE)))
 
 
-def _every_turn(problem: Problem, found: SearchResult) -> SearchResult:
+def _every_turn(problem: Problem, found: Plan) -> Plan:
     """Parameters gathered anew and gradients reduced in every turn."""
     loop_resident = {}
     for reshard in found.cost.reshards:
@@ -76,11 +79,13 @@ def _every_turn(problem: Problem, found: SearchResult) -> SearchResult:
         elif reshard.after_loop.steps:
             loop_resident |= dict.fromkeys(reshard.tensors, reshard.after_loop.steps[-1].target)
     decisions = dataclasses.replace(found.decisions, loop_resident=loop_resident)
-    return dataclasses.replace(found, decisions=decisions, cost=estimate_cost(problem, decisions))
+    cost = estimate_cost(problem, decisions)
+    result = dataclasses.replace(found.result, decisions=decisions, cost=cost)
+    return dataclasses.replace(found, result=result)
 
 
-def _report(name: str, problem: Problem, found: SearchResult, axes):
-    applied = apply(problem, found.decisions, found.cost, devices(axes), native)
+def _report(name: str, problem: Problem, found: Plan, axes):
+    applied = apply(problem, found.decisions, found.cost, devices(axes), lax_collectives)
     return applied, report_of(applied, traced(name)[0], problem.mesh, found.cost, LEVEL_0)
 
 
@@ -131,7 +136,7 @@ def test_the_more_microbatches_the_less_memory():
     for num_repeats in (1, 2, 4, 8):
         problem = Problem(graph, AlphaBetaCosts(mesh, (1.0,), (1.0,)), HARDWARE["CPU"], num_repeats)
         found = solve_baseline(problem, "ddp")
-        applied = apply(problem, found.decisions, found.cost, two, native)
+        applied = apply(problem, found.decisions, found.cost, two, lax_collectives)
         report = compare_with_hlo(
             applied.jit().lower(*model.abstract_args).compile(), mesh, found.cost
         )
@@ -164,7 +169,9 @@ def test_pieces_and_maxima_are_returned(seed, num_repeats):
     network = AlphaBetaCosts(mesh, (1.0, 1.0), (1.0, 1.0))
     problem = Problem(graph, network, HARDWARE["CPU"], num_repeats, batch="x")
     decisions = drawn(problem, seed)
-    applied = apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
+    applied = apply(
+        problem, decisions, estimate_cost(problem, decisions), devices(PLANE), lax_collectives
+    )
     args = arguments(shapes)
     run = jitted(applied, LEVEL_0)
     found = jax.device_get(run(*jax.device_put(args, applied.in_shardings)))
@@ -177,7 +184,10 @@ def test_any_plan_of_any_model(name):
     problem = problem_of(name, tuple(PLANE.items()), 2)
     decisions = drawn(problem, 0)
     check(
-        name, apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
+        name,
+        apply(
+            problem, decisions, estimate_cost(problem, decisions), devices(PLANE), lax_collectives
+        ),
     )
 
 

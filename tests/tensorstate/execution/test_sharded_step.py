@@ -17,10 +17,10 @@ from experiments.models import load_model
 from jaxcoll import topologies
 from jaxcoll.synth import Direct, Ring
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.decisions import Decisions
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import native
-from tensorstate.execution.sharded_step import Applied, apply
+from tensorstate.execution.collectives import lax_collectives
+from tensorstate.execution.sharded_step import ShardedStep, apply
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, ScheduleCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape
 from tensorstate.plan import solve_baseline
@@ -61,7 +61,7 @@ def drawn(problem: Problem, seed: int) -> Decisions:
     return Decisions(tuple(draw.choice(strategies) for strategies in whole), recomputed)
 
 
-def check(name: str, applied: Applied, steps: int = 1) -> None:
+def check(name: str, applied: ShardedStep, steps: int = 1) -> None:
     model, _ = traced(name)
     run = jitted(applied)
     alone = jax.jit(model.step, compiler_options=QUICK)
@@ -78,7 +78,10 @@ def test_any_plan_of_a_perceptron(axes, seed):
     problem = problem_of("mlp", axes)
     decisions = drawn(problem, seed)
     check(
-        "mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(axes), native)
+        "mlp",
+        apply(
+            problem, decisions, estimate_cost(problem, decisions), devices(axes), lax_collectives
+        ),
     )
 
 
@@ -89,7 +92,10 @@ def test_any_plan_of_any_model(name, seed):
     problem = problem_of(name, PLANE)
     decisions = drawn(problem, seed)
     check(
-        name, apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE), native)
+        name,
+        apply(
+            problem, decisions, estimate_cost(problem, decisions), devices(PLANE), lax_collectives
+        ),
     )
 
 
@@ -130,7 +136,7 @@ def test_data_parallelism_sums_gradients_and_donates_parameters():
     problem = problem_of("mlp", LINE)
     decisions = Decisions(data_parallel(problem))
     cost = estimate_cost(problem, decisions)
-    applied = apply(problem, decisions, cost, devices(LINE), native)
+    applied = apply(problem, decisions, cost, devices(LINE), lax_collectives)
     assert applied.donate_argnums == (0, 1)
     specs = [sharding.spec for sharding in jax.tree.leaves(applied.in_shardings[2])]
     assert specs == [PartitionSpec("data"), PartitionSpec("data", None)]
@@ -168,7 +174,7 @@ def test_compiled_bytes_are_those_that_were_priced(name):
     """Gathers of the backward pass included, which XLA would take from the forward pass."""
     problem = problem_of("mlp", PLANE)
     found = solve_baseline(problem, name)
-    applied = apply(problem, found.decisions, found.cost, devices(PLANE), native)
+    applied = apply(problem, found.decisions, found.cost, devices(PLANE), lax_collectives)
     model, _ = traced("mlp")
     text = applied.jit().lower(*model.abstract_args).compile().as_text()
     sizes = problem.mesh.sizes
@@ -194,7 +200,11 @@ def test_what_is_made_again_is_not_kept():
     for recomputed in (frozenset(), _chains(problem, forward)):
         decisions = Decisions(strategies, recomputed)
         applied = apply(
-            problem, decisions, estimate_cost(problem, decisions), devices({"data": 1}), native
+            problem,
+            decisions,
+            estimate_cost(problem, decisions),
+            devices({"data": 1}),
+            lax_collectives,
         )
         compiled = applied.jit(donate=False).lower(*model.abstract_args).compile()
         temporary.append(compiled.memory_analysis().temp_size_in_bytes)
@@ -212,17 +222,19 @@ def test_annotations_say_what_they_leave_open():
     model, _ = traced("mlp")
     problem = problem_of("mlp", LINE)
     plain = Decisions(data_parallel(problem))
-    applied = apply(problem, plain, estimate_cost(problem, plain), devices(LINE), native)
-    assert applied.unsaid == ()
-    run = applied.annotate(model.step, donate=False)
+    applied = apply(problem, plain, estimate_cost(problem, plain), devices(LINE), lax_collectives)
+    assert applied.not_expressible == ()
+    run = applied.jit_with_io_shardings(model.step, donate=False)
     args = model.init(0)
     assert_alike(jax.device_get(run(*args)), jax.jit(model.step)(*args), 1e-4)
 
     forward = frozenset(e.index for e in problem.graph.nodes if e.phase == "forward")
     recomputed = Decisions(plain.strategies, forward)
-    applied = apply(problem, recomputed, estimate_cost(problem, recomputed), devices(LINE), native)
-    with pytest.warns(UserWarning, match=r"leave open that \d+ groups of operators run again"):
-        applied.annotate(model.step)
+    applied = apply(
+        problem, recomputed, estimate_cost(problem, recomputed), devices(LINE), lax_collectives
+    )
+    with pytest.warns(UserWarning, match=r"express that \d+ groups of operators are recomputed"):
+        applied.jit_with_io_shardings(model.step)
 
 
 def test_a_mesh_of_other_axes_is_refused():
@@ -235,6 +247,8 @@ def test_a_mesh_of_other_axes_is_refused():
 def test_other_arguments_are_refused():
     problem = problem_of("mlp", LINE)
     decisions = drawn(problem, 0)
-    applied = apply(problem, decisions, estimate_cost(problem, decisions), devices(LINE), native)
+    applied = apply(
+        problem, decisions, estimate_cost(problem, decisions), devices(LINE), lax_collectives
+    )
     with pytest.raises(PlanError, match="takes arguments of"):
         applied.step(np.zeros(4))

@@ -7,14 +7,14 @@ import numpy as np
 import optax
 import pytest
 
-from tensorstate.execution.collectives import native
+from tensorstate.execution.collectives import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import compare_with_hlo
-from tensorstate.solver.exact import solve_milp
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
 from tests.tensorstate.oracle import QUICK, jitted
+from tests.tensorstate.solvers import solve_milp
 
 STEPS, CLOSE = 10, 1e-5
 # Of the largest root mean square of a gradient's element: less is rounding.
@@ -36,7 +36,7 @@ def test_ten_steps_are_those_of_one_device(name, axes):
     network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
     problem = problem_of(name, axes, network)
     found = solve_milp(problem, [strategies.all for strategies in problem.strategies], gap=1e-2)
-    applied = apply(problem, found.decisions, found.cost, devices(axes), native)
+    applied = apply(problem, found.decisions, found.cost, devices(axes), lax_collectives)
     run = jitted(applied)
     report = compare_with_hlo(run.lower(*model.abstract_args).compile(), problem.mesh, found.cost)
     assert report.agrees, str(report)

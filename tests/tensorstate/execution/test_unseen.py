@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tensorstate import AlphaBetaCosts, MeshShape, search, trace
+from tensorstate import AlphaBetaCosts, Auto, MeshShape, search, trace
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.execution.collectives import native
+from tensorstate.execution.collectives import lax_collectives
 from tensorstate.execution.sharded_step import apply
 from tests.tensorstate.execution.test_sharded_step import PLANE, devices, drawn
 from tests.tensorstate.oracle import QUICK, assert_alike, jitted
@@ -26,7 +26,12 @@ def planned(name: str):
     graph = trace(unseen.step, jax.eval_shape(unseen.init))
     pin = {"x": ("data", None)}
     return search(
-        graph, mesh=PLANE, network=NETWORK, hardware="CPU", pin=pin, gap=0.1, time_limit=20
+        graph,
+        mesh=PLANE,
+        network=NETWORK,
+        hardware="CPU",
+        pin=pin,
+        solver=Auto(gap=0.1, time_limit=20),
     )
 
 
@@ -39,8 +44,10 @@ def check(name: str, seeds: tuple[int, ...] = (0,)) -> None:
     expected = alone(first[0], first[1], *args[2:])
     problem, mesh = plan.problem, devices(PLANE)
     decisions = [drawn(problem, seed) for seed in seeds]
-    applied = [plan.apply(mesh, native)]
-    applied += [apply(problem, d, estimate_cost(problem, d), mesh, native) for d in decisions]
+    applied = [plan.apply(mesh, lax_collectives)]
+    applied += [
+        apply(problem, d, estimate_cost(problem, d), mesh, lax_collectives) for d in decisions
+    ]
     for one in applied:
         run = jitted(one)
         found = run(*jax.device_put(args, one.in_shardings))

@@ -14,8 +14,8 @@ from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, divides_evenly
 from tensorstate.problem.constraints import apply_constraints, from_partition_spec
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.exact import solve_milp
 from tensorstate.tracing.trace_step import trace
+from tests.tensorstate.solvers import solve_milp
 from tests.tensorstate.steps import s
 from tests.tensorstate.tiny import MESHES, graph
 

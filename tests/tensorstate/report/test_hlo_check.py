@@ -13,12 +13,11 @@ from jax.sharding import PartitionSpec
 from jaxcoll.errors import FormatError
 from tensorstate.cost.cost import estimate_cost
 from tensorstate.errors import PlanError
-from tensorstate.execution.collectives import native, scheduled
+from tensorstate.execution.collectives import lax_collectives, scheduled_collectives
 from tensorstate.execution.sharded_step import apply
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.report.hlo_check import HloCollective, compare_with_hlo, read_hlo
-from tensorstate.solver.exact import solve_milp
 from tests.tensorstate.execution.test_sharded_step import (
     CUBE,
     LINE,
@@ -29,6 +28,7 @@ from tests.tensorstate.execution.test_sharded_step import (
     traced,
 )
 from tests.tensorstate.oracle import LEVEL_0, report_of
+from tests.tensorstate.solvers import solve_milp
 
 GRID = MeshShape.of({"data": 2, "model": 4})
 
@@ -116,7 +116,7 @@ def test_collectives_of_jax(kind, axis):
 # ---------------------------------------------------------------------- plans
 
 
-def _report(name: str, problem, found, collectives=native):
+def _report(name: str, problem, found, collectives=lax_collectives):
     applied = apply(problem, found.decisions, found.cost, devices(_axes(problem)), collectives)
     model, _ = traced(name)
     return report_of(applied, model, problem.mesh, found.cost, LEVEL_0)
@@ -161,7 +161,7 @@ def test_bytes_of_models_are_those_that_were_predicted(name, axes, strategy):
 def test_a_report_says_what_differs():
     problem = problem_of("mlp", LINE)
     found, other = solve_baseline(problem, "fsdp"), solve_baseline(problem, "ddp")
-    applied = apply(problem, found.decisions, found.cost, devices(LINE), native)
+    applied = apply(problem, found.decisions, found.cost, devices(LINE), lax_collectives)
     compiled = applied.jit().lower(*traced("mlp")[0].abstract_args).compile()
     assert str(compare_with_hlo(compiled, problem.mesh, found.cost)).endswith("bytes agree")
     report = compare_with_hlo(compiled, problem.mesh, other.cost)
@@ -174,7 +174,7 @@ def test_a_report_says_what_differs():
 def test_schedules_are_permutes_along_an_axis():
     problem = problem_of("mlp", PLANE)
     found = solve_baseline(problem, "fsdp")
-    report = _report("mlp", problem, found, scheduled())
+    report = _report("mlp", problem, found, scheduled_collectives())
     assert not report.agrees
     permutes = [row for row in report.rows if row.kind == "permute"]
     assert {row.axes for row in permutes} <= {"data", "model"}

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tensorstate.cost.result import Infeasible, SearchResult
+from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts
 from tensorstate.problem.problem import Problem
 from tensorstate.solver import auto as searches
-from tensorstate.solver import exact
-from tensorstate.solver.auto import solve_auto
-from tensorstate.solver.coordinate_descent import coordinate_descent
-from tensorstate.solver.exact import minimize_memory, solve_milp, solve_within_limit
+from tensorstate.solver import least_memory, preselection
+from tensorstate.solver.coordinate_descent import CoordinateDescent
+from tensorstate.solver.least_memory import minimize_memory
 from tensorstate.solver.linear_program import LinearProgram, Solution
+from tests.tensorstate.solvers import (
+    coordinate_descent,
+    solve_auto,
+    solve_milp,
+    solve_within_limit,
+)
 from tests.tensorstate.tiny import MESHES, graph
 
 # In one process, which solves the problem of all tests once.
@@ -37,12 +43,12 @@ def candidates(problem):
 
 @pytest.fixture(scope="module")
 def limit(problem, candidates):
-    """Bytes between those of the quickest plan and the least."""
-    quickest = solve_milp(problem, candidates, gap=1e-7).cost.memory.peak
-    least, _ = minimize_memory(problem, candidates, recompute=True, objective="sum")
+    """Bytes between those of the fastest plan and the least."""
+    fastest = solve_milp(problem, candidates, gap=1e-7).cost.memory.peak
+    least, _ = minimize_memory(problem, candidates, SearchOptions(recompute=True))
     assert least is not None
-    assert least.cost.memory.peak < quickest
-    return (least.cost.memory.peak + quickest) / 2
+    assert least.cost.memory.peak < fastest
+    return (least.cost.memory.peak + fastest) / 2
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +76,12 @@ def decided(monkeypatch, first, second):
         return second
 
     monkeypatch.setattr(searches, "solve_within_limit", lambda *_args, **_options: first)
-    monkeypatch.setattr(searches, "coordinate_descent", result)
+    monkeypatch.setattr(CoordinateDescent, "solve", result)
 
 
 def test_the_better_plan_has_the_higher_bound(monkeypatch, problem, candidates, limit, best):
     slow = dataclasses.replace(best, objective=2 * best.objective, bound=0.9 * best.objective)
-    loose = dataclasses.replace(best, bound=0.5 * best.objective, method="descent")
+    loose = dataclasses.replace(best, bound=0.5 * best.objective, solver=CoordinateDescent())
     for first, second in ((slow, loose), (loose, slow)):
         decided(monkeypatch, first, second)
         found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
@@ -112,7 +118,7 @@ def test_likely_ways_are_kept_when_there_is_no_time_for_all(monkeypatch, problem
         found = solve(self, **options)
         return dataclasses.replace(found, bound=0.5 * found.objective)
 
-    monkeypatch.setattr(exact, "DIRECT_SOLVE_MAX_VARS", 0)
+    monkeypatch.setattr(preselection, "DIRECT_SOLVE_MAX_VARS", 0)
     monkeypatch.setattr(LinearProgram, "solve", hurried)
     found = solve_milp(problem, candidates)
     assert calls == [True, False, False]
@@ -120,8 +126,8 @@ def test_likely_ways_are_kept_when_there_is_no_time_for_all(monkeypatch, problem
 
 
 def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, problem, candidates):
-    monkeypatch.setattr(exact, "minimize_memory", lambda *_args: (None, -math.inf))
-    with pytest.raises(PlanError, match="how much the least is, was not found in a minute"):
+    monkeypatch.setattr(least_memory, "minimize_memory", lambda *_args: (None, -math.inf))
+    with pytest.raises(PlanError, match="the minimum memory could not be determined"):
         solve_milp(problem, candidates, recompute=True, memory_limit=1.0)
 
 
@@ -135,7 +141,7 @@ def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, 
         return solve(self, **options)
 
     monkeypatch.setattr(LinearProgram, "solve", mistaken)
-    options = {"recompute": True, "objective": "sum", "gap": 1e-2, "time_limit": math.inf}
+    options: dict[str, Any] = {"recompute": True}
     found = solve_within_limit(problem, candidates, memory_limit=limit, fall_back=False, **options)
     assert isinstance(found, Infeasible)
     assert not found.proven

@@ -15,9 +15,8 @@ from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, AlphaBetaCosts, Hardware
 from tensorstate.ir.placements import SUM
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.coordinate_descent import coordinate_descent
-from tensorstate.solver.exact import solve_milp
 from tests.tensorstate.exhaustive import Every
+from tests.tensorstate.solvers import coordinate_descent, solve_milp
 from tests.tensorstate.tiny import CUT, LINES, MESHES, graph, problems, some_ways
 
 CPU = HARDWARE["CPU"]
@@ -181,7 +180,7 @@ def test_ways_that_do_not_fit_together():
         tuple(strategy for strategy in strategies.all if strategy[0] == SUM) or strategies.all
         for strategies in problem.strategies
     ]
-    with pytest.raises(PlanError, match="no ways of the operators fit together"):
+    with pytest.raises(PlanError, match="no consistent assignment of strategies"):
         solve_milp(problem, candidates)
 
 

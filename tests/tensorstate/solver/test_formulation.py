@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorstate.cost.cost import estimate_cost
-from tensorstate.cost.reshard_plan import Decisions
+from tensorstate.cost.decisions import Decisions
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.formulation import Formulation
 from tests.tensorstate.execution.test_sharded_step import problem_of
+from tests.tensorstate.solvers import formulation_of
 from tests.tensorstate.tiny import CUT, LINES, problems, some_ways
 
 
@@ -31,7 +31,7 @@ def _check_price(data: st.DataObject, problem: Problem, objective: str) -> None:
     strategies = tuple(
         data.draw(st.sampled_from(strategies.all)) for strategies in problem.strategies
     )
-    formulation = Formulation(
+    formulation = formulation_of(
         problem, [(strategy,) for strategy in strategies], objective=objective
     )
     solution = formulation.program.solve(gap=1e-9)
@@ -66,13 +66,13 @@ def test_in_microbatches_a_memory_limit_is_kept(data, share):
     """Whatever is held and kept to meet it costs what the program says."""
     problem = data.draw(problems(CUT, LINES, microbatches=(2, 4)))
     candidates = data.draw(some_ways(problem, 1_000))
-    least = Formulation(problem, candidates, memory_limit=math.inf)
+    least = formulation_of(problem, candidates, memory_limit=math.inf)
     least.minimize_memory()
     low = estimate_cost(problem, least.decisions(least.program.solve(gap=1e-6))).memory.peak
-    free = Formulation(problem, candidates)
+    free = formulation_of(problem, candidates)
     high = estimate_cost(problem, free.decisions(free.program.solve(gap=1e-9))).memory.peak
     limit = low + share * (high - low) + 1
-    formulation = Formulation(problem, candidates, memory_limit=limit)
+    formulation = formulation_of(problem, candidates, memory_limit=limit)
     solution = formulation.program.solve(gap=1e-9)
     cost = estimate_cost(problem, formulation.decisions(solution))
     assert cost.memory.peak <= limit + 1
@@ -84,7 +84,7 @@ def test_in_microbatches_a_memory_limit_is_kept(data, share):
 def test_the_relaxation_is_a_bound(data, recompute):
     problem = data.draw(problems())
     candidates = data.draw(some_ways(problem, 1_000))
-    formulation = Formulation(problem, candidates, recompute=recompute)
+    formulation = formulation_of(problem, candidates, recompute=recompute)
     whole = formulation.program.solve(gap=1e-9)
     relaxed = formulation.program.solve(relax=True)
     assert relaxed.bound <= whole.objective * (1 + 1e-6)
@@ -97,8 +97,8 @@ def test_to_make_again_gains_no_time_in_parts_either(name):
     """Of the relaxation: parts that are made again are no others' to take."""
     problem = problem_of(name, {"data": 8})
     candidates = [strategies.all for strategies in problem.strategies]
-    without = Formulation(problem, candidates).program.solve(relax=True)
-    recomputed = Formulation(problem, candidates, recompute=True).program.solve(relax=True)
+    without = formulation_of(problem, candidates).program.solve(relax=True)
+    recomputed = formulation_of(problem, candidates, recompute=True).program.solve(relax=True)
     assert recomputed.objective == pytest.approx(without.objective, rel=1e-6)
 
 
@@ -109,7 +109,7 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
 ):
     problem = data.draw(problems())
     candidates = data.draw(some_ways(problem, 1_000))
-    formulation = Formulation(problem, candidates, recompute=recompute, objective=objective)
+    formulation = formulation_of(problem, candidates, recompute=recompute, objective=objective)
     relaxed = formulation.program.solve(relax=True)
     inside = formulation.program.solve_ipm_relaxation(tolerance=1e-6)
     assert inside.bound <= relaxed.objective * (1 + 1e-9)
@@ -120,7 +120,7 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
     assert all(
         set(some) <= set(every) for some, every in zip(fractional_support, candidates, strict=True)
     )
-    fewer = Formulation(problem, fractional_support, recompute=recompute, objective=objective)
+    fewer = formulation_of(problem, fractional_support, recompute=recompute, objective=objective)
     recomputed = fewer.program.solve(relax=True)
     assert recomputed.objective == pytest.approx(relaxed.objective, rel=2e-2)
 
@@ -130,7 +130,7 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
 def test_the_least_memory_is_no_more_than_any(data):
     problem = data.draw(problems(("linear", "residual", "norm")))
     candidates = data.draw(some_ways(problem, 1_000))
-    formulation = Formulation(problem, candidates, memory_limit=math.inf)
+    formulation = formulation_of(problem, candidates, memory_limit=math.inf)
     formulation.minimize_memory()
     solution = formulation.program.solve(gap=1e-6)
     least = estimate_cost(problem, formulation.decisions(solution)).memory.peak

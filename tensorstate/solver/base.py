@@ -1,0 +1,66 @@
+"""What all solvers have in common: when to stop, and one method."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+
+from tensorstate.cost.result import SearchOptions, SearchResult
+from tensorstate.errors import PlanError
+from tensorstate.problem.problem import Problem
+from tensorstate.problem.strategies import Strategy
+from tensorstate.solver.linear_program import Progress
+
+CandidateStrategies = Sequence[Sequence[Strategy]]
+"""The strategies to choose from, by node class."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Solver(abc.ABC):
+    """A search algorithm. Its subclasses are ``Milp``, ``CoordinateDescent`` and ``Auto``.
+
+    Attributes:
+        gap: relative gap between objective and lower bound at which to stop.
+        time_limit: seconds after which the best decisions so far are returned.
+
+    Raises:
+        PlanError: a gap below 0, or a time limit that is not above 0.
+    """
+
+    gap: float = 1e-2
+    time_limit: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name, least in (("gap", "at least 0"), ("time_limit", "above 0")):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not (value > 0 or (value == 0 and name == "gap")):
+                raise PlanError(f"{name} must be a number {least}, got {value!r}")
+
+    @abc.abstractmethod
+    def solve(
+        self,
+        problem: Problem,
+        candidates: CandidateStrategies,
+        options: SearchOptions | None = None,
+        progress: Progress | None = None,
+    ) -> SearchResult:
+        """The best decisions found.
+
+        Args:
+            problem: the problem to decide.
+            candidates: the candidate strategies of every class.
+            options: objective and constraints; by default the sum without a memory limit.
+            progress: called with elapsed seconds, best objective and bound (in microseconds).
+
+        Raises:
+            PlanError: nothing fits into the memory limit, or nothing was found in time.
+        """
+
+
+def remaining_time(until: float) -> float:
+    """Seconds until a time of ``time.perf_counter``; at least a tenth, so that a solver can run."""
+    return max(0.1, until - time.perf_counter())

@@ -1,0 +1,299 @@
+"""The resharding constraints of the exact search: one commodity flow per tensor, pass and consumer.
+
+In every pass of ``tensorstate.cost.reshard_passes``, a tensor moves through the graph of its
+placements like a commodity: from the placements in which it starts to those that a consumer
+requires. Consumers of one pass share a step: it is paid for once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tensorstate.cost.reshard_passes import Pass, ReshardPasses, reshard_passes
+from tensorstate.ir.placements import REPLICATED, SUM, Placements, all_placements
+from tensorstate.problem.reshard import ReshardStep
+from tensorstate.problem.tensor_groups import ConsumerClass, TensorGroup
+from tensorstate.solver.linear_program import Terms
+from tensorstate.solver.variables import StrategyVariables
+
+UsedSteps = Mapping[ReshardStep, int]
+"""By step, the variable of the share of a tensor group that takes it."""
+
+ByPlacements = Mapping[Placements, Terms]
+"""A share of a tensor group per placements."""
+
+Arcs = Sequence[tuple[ReshardStep, float]]
+"""Reshard steps and their seconds."""
+
+
+@dataclasses.dataclass(eq=False)
+class GroupVariables:
+    """The variables of one tensor group.
+
+    Attributes:
+        number: number of the group.
+        saved: saved[f, s], by placements.
+        loop_resident: loop_resident[f, s], by placements.
+        used: used[f, p, m], by pass and step.
+        for_recompute: flow[f, p, d, m] of every recomputed consumer d.
+        restored_for_recompute: restored[f, d, s] of every recomputed consumer d.
+    """
+
+    number: int
+    saved: dict[Placements, int] = dataclasses.field(default_factory=dict)
+    loop_resident: dict[Placements, int] = dataclasses.field(default_factory=dict)
+    used: dict[Pass, UsedSteps] = dataclasses.field(default_factory=dict)
+    for_recompute: Sequence[UsedSteps] = ()
+    restored_for_recompute: Sequence[ByPlacements] = ()
+
+
+class ReshardConstraints:
+    """Adds the resharding of tensor groups to a program.
+
+    Args:
+        choices: the strategies of all classes.
+        limited: whether there is a memory limit; then steps without seconds need variables too,
+            and shares stand for whole tensors.
+        prune_placements: see ``Formulation``.
+
+    Attributes:
+        communication: seconds of communication, for all of each variable.
+    """
+
+    def __init__(self, choices: StrategyVariables, limited: bool, prune_placements: bool):
+        self.choices, self.problem, self.program = choices, choices.problem, choices.program
+        self.limited, self.prune_placements = limited, prune_placements
+        self.communication: list[tuple[int, float]] = []
+
+    def add_group(self, number: int) -> GroupVariables:
+        """Add all passes of a tensor group."""
+        return _GroupConstraints(self, number).add()
+
+
+class _GroupConstraints:
+    """The resharding of one tensor group."""
+
+    def __init__(self, owner: ReshardConstraints, number: int):
+        self.owner, self.choices, self.program = owner, owner.choices, owner.program
+        self.problem, self.limited = owner.problem, owner.limited
+        self.group: TensorGroup = self.problem.tensor_groups[number]
+        self.passes: ReshardPasses = reshard_passes(self.problem, self.group)
+        self.sources = self.choices.source_terms(self.group)
+        self.arcs = self._arcs()
+        self.variables = GroupVariables(number)
+
+    def add(self) -> GroupVariables:
+        """Add the passes: around the microbatch loop first, then inside it."""
+        produced = {s: [(v, 1.0) for v in variables] for s, variables in self.sources.items()}
+        if self.passes.resident_from is not None:
+            self._add_loop_resident()
+        resident = _as_terms(self.variables.loop_resident)
+        start = produced
+        if self.passes.resident_from == "before_loop":
+            self._route([produced], [resident])
+            start = resident
+        sinks = [self._sinks(consumer) for consumer in self.passes.after_loop]
+        source = produced if self.group.is_input else resident
+        self.variables.used["after_loop"], _ = self._route([source] * len(sinks), sinks)
+        self._add_both_passes(start)
+        return self.variables
+
+    def _add_both_passes(self, start: ByPlacements) -> None:
+        """The passes inside the microbatch loop: forward, and after forward."""
+        passes, num_repeats = self.passes, self.passes.num_repeats
+        accumulated = [] if self.group.is_input else [_as_terms(self.variables.loop_resident)]
+        accumulated = [resident for resident in accumulated if resident]
+        after_forward = [self._sinks(consumer) for consumer in passes.after_forward]
+        if not self.group.in_forward:
+            sinks = [*after_forward, *accumulated]
+            used, _ = self._route([start] * len(sinks), sinks, num_repeats)
+            self.variables.used["after_forward"] = used
+            return
+        recompute_consumers = [
+            c for c in passes.in_forward if self.choices.recompute and c.class_id is not None
+        ]
+        recomputed = [self._sinks(c, recomputed=True) for c in recompute_consumers]
+        later = [*after_forward, *recomputed]
+        sinks = [self._sinks(consumer) for consumer in passes.in_forward] + accumulated
+        starts = [start] * len(sinks)
+        if passes.resident_from == "before_loop":
+            resident = {s: [v] for s, v in self.variables.loop_resident.items()}
+            later_starts = [start] * len(after_forward)
+            later_starts += [self._available_share(resident) for _ in recompute_consumers]
+        else:
+            if passes.can_save(len(later)):
+                starts.append(self._available_share(self._saveable()))
+                sinks.append(self._add_saved())
+            later_starts = [self._restored() for _ in later]
+        self.variables.used["in_forward"], _ = self._route(starts, sinks, num_repeats)
+        used, flows = self._route(later_starts, later, num_repeats)
+        self.variables.used["after_forward"] = used
+        self.variables.for_recompute = flows[len(after_forward) :]
+        self.variables.restored_for_recompute = later_starts[len(after_forward) :]
+
+    # ------------------------------------------------------------------ the graph of placements
+
+    def _arcs(self) -> Arcs:
+        """Steps between reachable placements: partial on an axis only as the producer leaves it."""
+        graph = self.problem.reshard_graph(self.group)
+        wanted = self._wanted_by_axis() if self.owner.prune_placements else None
+        reachable = set(self.sources)
+        pending = sorted(reachable)
+        found = []
+        while pending:
+            for step, seconds in graph.steps_from(pending.pop()):
+                if wanted is not None and step.target[step.axis] not in wanted[step.axis]:
+                    continue
+                found.append((step, seconds))
+                if step.target not in reachable:
+                    reachable.add(step.target)
+                    pending.append(step.target)
+        return found
+
+    def _wanted_by_axis(self) -> list[set[int]]:
+        """By mesh axis, the placements that the producer or a consumer may use."""
+        wanted: list[set[int]] = [{REPLICATED} for _ in self.problem.mesh.sizes]
+        every = [*self.sources]
+        for consumer_class in self.group.consumer_classes:
+            if consumer_class.class_id is not None:
+                every += self.choices.target_terms(consumer_class)
+        for placements in every:
+            for axis, placement in enumerate(placements):
+                wanted[axis].add(placement)
+        return wanted
+
+    def _reachable(self) -> list[Placements]:
+        return sorted({*self.sources, *(step.target for step, _ in self.arcs)})
+
+    # ------------------------------------------------------------------ flows
+
+    def _route(
+        self,
+        starts: Sequence[ByPlacements],
+        sinks: Sequence[ByPlacements],
+        num_repeats: int = 1,
+    ) -> tuple[UsedSteps, list[UsedSteps]]:
+        """One pass: a flow from each start to its sink; flows that share a step pay for it once.
+
+            used[f, p, m] >= flow[f, p, d, m]
+
+        A single flow needs no second variable. Steps without seconds need not be shared, unless
+        their copies take memory.
+
+        Args:
+            num_repeats: executions of the pass per training step.
+
+        Returns:
+            used[f, p, m], and flow[f, p, d, m] of every sink d.
+        """
+        shared = len(starts) > 1
+        used: dict[ReshardStep, int] = {}
+        flows: list[UsedSteps] = []
+        for step, seconds in self.arcs:
+            if starts and (seconds or not shared or self.limited):
+                used[step] = self.program.add_fraction()
+                if seconds:
+                    weight = num_repeats * self.group.multiplicity * seconds
+                    self.owner.communication.append((used[step], weight))
+        for start, sink in zip(starts, sinks, strict=True):
+            flow = used
+            if shared:
+                flow = {step: self.program.add_fraction() for step, _ in self.arcs}
+                for step, variable in used.items():
+                    self.program.add_constraint([(variable, 1.0), (flow[step], -1.0)], 0.0, np.inf)
+            self._conserve_flow(flow, start, sink)
+            flows.append(flow)
+        return used, flows
+
+    def _conserve_flow(self, flow: UsedSteps, start: ByPlacements, sink: ByPlacements) -> None:
+        """At every placement s, the flow in equals the flow out:
+
+        start[s] + sum of flow[m] over m into s = sink[s] + sum of flow[m] over m out of s
+        """
+        terms: dict[Placements, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for step, variable in flow.items():
+            terms[step.source][variable] -= 1.0
+            terms[step.target][variable] += 1.0
+        for placements, parts in start.items():
+            for variable, factor in parts:
+                terms[placements][variable] += factor
+        for placements, parts in sink.items():
+            for variable, factor in parts:
+                terms[placements][variable] -= factor
+        for balance in terms.values():
+            self.program.add_constraint([(v, f) for v, f in balance.items() if f], 0.0, 0.0)
+
+    def _sinks(
+        self, consumer_class: ConsumerClass, recomputed: bool | None = None
+    ) -> dict[Placements, Terms]:
+        """The share that a consumer requires in each placement.
+
+        The caller of the step takes any placements that are not partial:
+
+            sum over s of returned[f, s] = 1
+        """
+        if consumer_class.class_id is not None:
+            targets = self.choices.target_terms(consumer_class, recomputed)
+            return {s: [(v, 1.0) for v in variables] for s, variables in targets.items()}
+        every = all_placements(self.group.sizes, self.problem.mesh)
+        returned = {s: self.program.add_fraction() for s in every}
+        self.program.add_constraint([(v, 1.0) for v in returned.values()], 1.0, 1.0)
+        return _as_terms(returned)
+
+    # ------------------------------------------------------------------ saved and resident copies
+
+    def _add_saved(self) -> dict[Placements, Terms]:
+        """saved[f, s]: a sink of the forward pass, in any placements without partial max or min."""
+        for placements in self._reachable():
+            if min(placements) >= SUM:
+                self.variables.saved[placements] = self._add_copy()
+        return _as_terms(self.variables.saved)
+
+    def _add_loop_resident(self) -> None:
+        """loop_resident[f, s], in any placements."""
+        for placements in self._reachable():
+            self.variables.loop_resident[placements] = self._add_copy()
+
+    def _add_copy(self) -> int:
+        """A share of the group in [0, 1]; under a memory limit it stands for whole tensors."""
+        share = self.program.add_variable(high=1.0)
+        if self.limited:
+            self.choices.make_integral(share, self.group.multiplicity)
+        return share
+
+    def _saveable(self) -> dict[Placements, list[int]]:
+        """The strategies that produce a tensor to be saved: recomputed tensors are not saved."""
+        recomputed = None if self.group.is_input else False
+        return self.choices.source_terms(self.group, recomputed)
+
+    def _available_share(
+        self, sources: Mapping[Placements, Iterable[int]]
+    ) -> dict[Placements, Terms]:
+        """At most the share in each placement: available[s] <= sum of sources[s]."""
+        available: dict[Placements, int] = {}
+        for placements, variables in sources.items():
+            available[placements] = variable = self.program.add_fraction()
+            terms = [(variable, 1.0), *((v, -1.0) for v in variables)]
+            self.program.add_constraint(terms, -np.inf, 0.0)
+        return _as_terms(available)
+
+    def _restored(self) -> dict[Placements, Terms]:
+        """Where one consumer after the forward pass takes a tensor from:
+
+        restored[f, d, s] <= saved[f, s] + the share that is recomputed in s, or is an input in s
+        """
+        sources = self.choices.source_terms(self.group, None if self.group.is_input else True)
+        restored: dict[Placements, int] = {}
+        for placements, saved in self.variables.saved.items():
+            restored[placements] = variable = self.program.add_fraction()
+            others = [(v, -1.0) for v in sources.get(placements, ())]
+            self.program.add_constraint([(variable, 1.0), (saved, -1.0), *others], -np.inf, 0.0)
+        return _as_terms(restored)
+
+
+def _as_terms(shares: Mapping[Placements, int]) -> dict[Placements, Terms]:
+    return {placements: [(v, 1.0)] for placements, v in shares.items()}

@@ -1,0 +1,183 @@
+"""``search``: from a training step, a mesh and a network to the best plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from jaxcoll.topology import Topology
+from tensorstate.cost.result import SearchOptions, SearchResult, result_order
+from tensorstate.errors import PlanError
+from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
+from tensorstate.ir.graph import Graph
+from tensorstate.ir.placements import MeshShape
+from tensorstate.plan import Plan
+from tensorstate.problem.constraints import Spec, apply_constraints
+from tensorstate.problem.problem import Problem
+from tensorstate.solver.auto import Auto
+from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.linear_program import Progress
+from tensorstate.tracing.trace_step import trace
+
+# Least seconds of the search of one number of microbatches.
+MIN_TIME_S = 1.0
+
+
+def search(
+    step: Callable[..., Any] | Graph,
+    abstract_args: Sequence[Any] | None = None,
+    *,
+    mesh: Mapping[str, int],
+    topology: Topology | None = None,
+    network: CollectiveCostModel | None = None,
+    hardware: str | Hardware = "A100",
+    memory_limit: float | None = None,
+    recompute: bool = False,
+    microbatches: int | Sequence[int] | Literal["auto"] = 1,
+    batch: str | None = None,
+    pin: Mapping[str, Spec] | None = None,
+    forbid: Mapping[str, str | Sequence[str]] | None = None,
+    objective: str = "sum",
+    solver: Solver = Auto(),  # noqa: B008  (frozen)
+    progress: Progress | None = None,
+) -> Plan:
+    """Choose the placements of every tensor of a training step.
+
+    Args:
+        step: a function that JAX can trace, or its graph from ``trace``.
+        abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
+        mesh: sizes of the mesh axes by name; the last varies fastest over devices.
+        topology: the network of the devices; collectives cost what their schedules cost on it.
+        network: a cost model of collectives, instead of ``topology``.
+        hardware: a device, or its name in ``HARDWARE``.
+        memory_limit: bytes per device.
+        recompute: whether activations may be recomputed in the backward pass.
+        microbatches: number of equal parts of the batch, each of which runs through the forward and
+            the backward pass before the next. Several numbers: the best of them. "auto": powers of
+            2 while they improve the plan.
+        batch: name of an input whose first dimension is the batch, if that is ambiguous.
+        pin: a ``PartitionSpec`` of inputs, by patterns of their names (see
+            ``tensorstate.problem.constraints``).
+        forbid: mesh axes that must not shard inputs, by patterns of their names.
+        objective: minimize the "sum" of compute and communication, or the larger ("max").
+        solver: ``Milp``, ``CoordinateDescent`` or ``Auto``, with the gap and the time at which to
+            stop.
+        progress: called with elapsed seconds, best objective and bound (both in microseconds).
+
+    Raises:
+        PlanError: contradictory arguments; a network for another number of devices; a step that
+            cannot run in microbatches, with the operator that needs the whole batch; a memory limit
+            that no plan fits into, with the least memory and the largest tensors.
+    """
+    sizes = MeshShape.of(dict(mesh))
+    options = SearchOptions(recompute, memory_limit, objective)
+    if not isinstance(solver, Solver):
+        raise PlanError(f"solver must be Milp, CoordinateDescent or Auto, got {solver!r}")
+    graph = _graph(step, abstract_args)
+    network, device = _network(sizes, topology, network), _hardware(hardware)
+
+    def problem_for(count: int) -> tuple[Problem, CandidateStrategies]:
+        problem = Problem(graph, network, device, count, batch)
+        every = [strategies.all for strategies in problem.strategies]
+        return problem, apply_constraints(problem, every, pin or {}, forbid or {})
+
+    if isinstance(microbatches, int):
+        problem, candidates = problem_for(microbatches)
+        return Plan(problem, solver.solve(problem, candidates, options, progress), options)
+    if isinstance(microbatches, str) and microbatches != "auto":
+        raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
+    searches = _MicrobatchSearch(problem_for, solver, options, progress)
+    return searches.run(None if isinstance(microbatches, str) else microbatches)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MicrobatchSearch:
+    """The best plan over several numbers of microbatches.
+
+    Attributes:
+        problem_for: the problem and its candidate strategies for a number of microbatches.
+        solver: its time limit is for all numbers together.
+    """
+
+    problem_for: Callable[[int], tuple[Problem, CandidateStrategies]]
+    solver: Solver
+    options: SearchOptions
+    progress: Progress | None
+
+    def run(self, counts: Sequence[int] | None) -> Plan:
+        """The best plan; its bound is for all numbers that were searched.
+
+        Args:
+            counts: the numbers, which share the time equally. ``None`` for powers of 2 while they
+                improve the plan: each takes half of the remaining time.
+
+        Raises:
+            PlanError: no plan fits, whatever the number; with the reason of the last.
+        """
+        start, limit = time.perf_counter(), self.options.memory_limit
+        best: tuple[Problem, SearchResult] | None = None
+        bound, reason = math.inf, ""
+        numbers: Iterable[int] = (2**i for i in itertools.count()) if counts is None else counts
+        for tried, count in enumerate(numbers):
+            left = self.solver.time_limit - (time.perf_counter() - start)
+            if (best is not None or reason) and left <= 0:
+                break
+            try:
+                problem, candidates = self.problem_for(count)
+            except PlanError:
+                if counts is not None or count == 1:
+                    raise
+                break
+            share = left / (2 if counts is None else len(counts) - tried)
+            solver = dataclasses.replace(self.solver, time_limit=max(MIN_TIME_S, share))
+            try:
+                found = solver.solve(problem, candidates, self.options, self.progress)
+            except PlanError as error:
+                if limit is None:
+                    raise
+                reason = f"in {count} microbatches {error}" if count > 1 else str(error)
+                continue
+            bound = min(bound, found.bound)
+            if best is None or result_order(found, limit) < result_order(best[1], limit):
+                best = problem, found
+            elif counts is None:
+                break
+        if best is None:
+            raise PlanError(reason or "no number of microbatches was given")
+        seconds = time.perf_counter() - start
+        result = dataclasses.replace(best[1], bound=bound, seconds=seconds)
+        return Plan(best[0], result, self.options)
+
+
+def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:
+    if isinstance(step, Graph):
+        if abstract_args is not None:
+            raise PlanError("a graph has its arguments; do not give abstract_args again")
+        return step
+    if abstract_args is None:
+        raise PlanError("abstract_args must be given with a function")
+    return trace(step, abstract_args)
+
+
+def _network(
+    mesh: MeshShape, topology: Topology | None, network: CollectiveCostModel | None
+) -> CollectiveCostModel:
+    if (topology is None) == (network is None):
+        raise PlanError("give either topology, whose links are priced, or network")
+    if topology is not None:
+        return ScheduleCosts(topology, mesh)
+    if network is None or network.mesh != mesh:
+        raise PlanError(f"the network prices another mesh than {mesh}")
+    return network
+
+
+def _hardware(hardware: str | Hardware) -> Hardware:
+    if isinstance(hardware, Hardware):
+        return hardware
+    if hardware not in HARDWARE:
+        raise PlanError(f"no hardware is called {hardware!r}; known: {', '.join(HARDWARE)}")
+    return HARDWARE[hardware]

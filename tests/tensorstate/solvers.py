@@ -1,0 +1,39 @@
+"""The solvers with their options as keywords, and tight gaps by default."""
+
+from __future__ import annotations
+
+import math
+
+from tensorstate import Auto, CoordinateDescent, Milp, SearchOptions, SearchResult
+from tensorstate.cost.result import Infeasible
+from tensorstate.solver import exact
+from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.formulation import Formulation
+
+
+def _solve(solver: Solver, problem, candidates: CandidateStrategies, **options) -> SearchResult:
+    return solver.solve(problem, candidates, SearchOptions(**options))
+
+
+def solve_milp(problem, candidates, gap=1e-4, time_limit=math.inf, **options) -> SearchResult:
+    return _solve(Milp(gap=gap, time_limit=time_limit), problem, candidates, **options)
+
+
+def coordinate_descent(problem, candidates, gap=1e-3, **options) -> SearchResult:
+    return _solve(CoordinateDescent(gap=gap), problem, candidates, **options)
+
+
+def solve_auto(problem, candidates, time_limit=math.inf, **options) -> SearchResult:
+    return _solve(Auto(time_limit=time_limit), problem, candidates, **options)
+
+
+def solve_within_limit(problem, candidates, fall_back=True, **options) -> SearchResult | Infeasible:
+    return exact.solve_within_limit(
+        problem, candidates, SearchOptions(**options), Milp(), fall_back=fall_back
+    )
+
+
+def formulation_of(problem, candidates, prune_placements=False, **options) -> Formulation:
+    return Formulation(
+        problem, candidates, SearchOptions(**options), prune_placements=prune_placements
+    )
