@@ -13,4 +13,10 @@ EXPERIMENTS: dict[str, Experiment] = {
     "direct-connect-table-3-4": Experiment("experiments.direct_connect.frontiers"),
     "direct-connect-table-a-1": Experiment("experiments.direct_connect.frontiers"),
     "direct-connect-table-3-5": Experiment("experiments.direct_connect.table_3_5"),
+    "direct-connect-fig-3-3": Experiment("experiments.direct_connect.line_graphs"),
+    "direct-connect-fig-3-6": Experiment("experiments.direct_connect.testbed"),
+    "direct-connect-fig-a-3": Experiment("experiments.direct_connect.fit"),
+    "direct-connect-fig-3-11": Experiment("experiments.direct_connect.torus_hosts"),
+    "direct-connect-fig-a-4": Experiment("experiments.direct_connect.best"),
+    "direct-connect-fig-3-7": Experiment("experiments.direct_connect.large"),
 }
