@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import forestcoll, multitree, tacos, tensorstate
+from experiments import direct_connect, forestcoll, multitree, tacos, tensorstate
 from experiments.config import build
 from experiments.errors import ConfigError
 from experiments.experiment import Experiment
@@ -31,6 +31,7 @@ EXPERIMENTS = {
     **tacos.EXPERIMENTS,
     **multitree.EXPERIMENTS,
     **forestcoll.EXPERIMENTS,
+    **direct_connect.EXPERIMENTS,
     **tensorstate.EXPERIMENTS,
 }
 
