@@ -57,21 +57,21 @@ def _transported(into: Ports, out: Ports) -> tuple[Pairing, dict[int, int], dict
     most = min(sum(into.values()), sum(out.values()))
     if not most:
         return [], dict(into), dict(out)
-    senders, receivers = _share_of(into, most), _share_of(out, most)
+    senders, receivers = share_of(into, most), share_of(out, most)
     left_in = {v: c - senders[v] for v, c in into.items() if c > senders[v]}
     left_out = {v: c - receivers[v] for v, c in out.items() if c > receivers[v]}
     pairs = []
     for place, (t, wanted) in enumerate(receivers.items()):
         if not wanted:
             continue
-        for u, amount in _share_of(senders, wanted, place).items():
+        for u, amount in share_of(senders, wanted, place).items():
             if amount:
                 pairs.append((u, t, amount))
                 senders[u] -= amount
     return pairs, left_in, left_out
 
 
-def _share_of(ports: Ports, amount: int, start: int = 0) -> dict[int, int]:
+def share_of(ports: Ports, amount: int, start: int = 0) -> dict[int, int]:
     """An amount shared out among ports in proportion to their capacity, in whole numbers.
 
     What rounding leaves goes to ports in order from ``start`` on, round.

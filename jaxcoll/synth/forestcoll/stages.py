@@ -11,6 +11,7 @@ from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
+from jaxcoll.synth.forestcoll.box_trees import packed_by_boxes
 from jaxcoll.synth.forestcoll.capacities import Piece
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
 from jaxcoll.synth.forestcoll.height_reduction import Trees
@@ -94,8 +95,15 @@ def _structured(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[T
     moved = moved_trees(topology, scaling)
     if moved is not None:
         yield moved
-    if set(scaling.trees) != {scaling.k}:
-        return
+    if set(scaling.trees) == {scaling.k}:
+        yield from _on_rails(topology, scaling, quick)
+    yield from packed_by_boxes(
+        topology, scaling, lambda part, needed: _packed(part, needed, guess=True, quick=quick)
+    )
+
+
+def _on_rails(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
+    """Trees of equal boxes on rails, where the network can be seen as such; not yet checked."""
     for boxes in find_boxes(topology, scaling):
         needed = inner_scaling(boxes, scaling)
         if needed is None:
