@@ -14,7 +14,7 @@ a box that only spreads what enters it if trees enter it repeatedly is left to o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import numba as nb
@@ -26,7 +26,8 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.links import canonical_order
 from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.capacities import Capacities
-from jaxcoll.synth.forestcoll.pairings import share_of
+from jaxcoll.synth.forestcoll.edge_splitting import levels
+from jaxcoll.synth.forestcoll.pairings import share_of, transported
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
@@ -35,6 +36,23 @@ _MOST_EDGES = 2**28
 _SAFE = 2**61
 
 Pack = Callable[[Topology, Scaling], TreeFlow]
+Paths = Sequence[tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arc:
+    """What one path between boxes can carry once links into boxes are trimmed.
+
+    Attributes:
+        tail, head: a rank or a switch between boxes.
+        amount: trees.
+        path: links in the order they are crossed.
+    """
+
+    tail: int
+    head: int
+    amount: int
+    path: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +61,14 @@ class Partition:
 
     Attributes:
         box: the box of each vertex, -1 for switches between boxes, int64 of shape (vertices,).
-        count: number of boxes.
         ranks: ranks of each box.
-        capacity: trees each link can carry once links into boxes are trimmed.
+        arcs: paths from box to box, or from either to a switch between boxes.
+        capacity: trees that each link can carry inside its box, beside those on paths.
     """
 
     box: np.ndarray
-    count: int
     ranks: list[np.ndarray]
+    arcs: list[Arc]
     capacity: list[int]
 
 
@@ -66,60 +84,106 @@ def packed_by_boxes(topology: Topology, scaling: Scaling, pack: Pack) -> Iterato
 
 
 def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
-    """Boxes that are left without the widest switches, the smallest first, if trees enter once."""
+    """Boxes that are left without some switches, the smallest first, if trees can enter once."""
     n, vertices = topology.num_ranks, topology.num_vertices
-    degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
-    for least in sorted({int(d) for d in degree[n:] if d}):
-        outer = (np.arange(vertices) >= n) & (degree >= least)
+    for outer in _between_boxes(topology):
         inside = ~(outer[topology.src] | outer[topology.dst])
         ends = topology.src[inside], topology.dst[inside]
         graph = sp.coo_matrix((np.ones(len(ends[0]), np.int8), ends), (vertices, vertices))
         part = sp.csgraph.connected_components(graph, directed=False)[1]
-        names, box = np.unique(part[:n], return_inverse=True)
+        names, of_rank = np.unique(part[:n], return_inverse=True)
         if not 1 < len(names) < n:
             continue
         place = np.full(vertices, -1)
         place[names] = np.arange(len(names))
-        found = np.where(outer, -1, place[part])
-        capacity = _trimmed(topology, scaling, found)
-        if capacity is not None:
-            ranks = [np.flatnonzero(box == b) for b in range(len(names))]
-            yield Partition(found, len(names), ranks, capacity)
+        box = np.where(outer, -1, place[part])
+        found = _trimmed(topology, scaling, box, len(names))
+        if found is not None:
+            ranks = [np.flatnonzero(of_rank == b) for b in range(len(names))]
+            yield Partition(box, ranks, *found)
 
 
-def _trimmed(topology: Topology, scaling: Scaling, box: np.ndarray) -> list[int] | None:
-    """Capacities with as many trees into each box as are rooted outside, and back out as many.
+def _between_boxes(topology: Topology) -> Iterator[np.ndarray]:
+    """Switches that may lie between boxes, bool of shape (vertices,): the widest, or the highest."""
+    n, vertices = topology.num_ranks, topology.num_vertices
+    degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
+    hops = np.full(vertices, -1)
+    for v, count in levels(topology)[0].items():
+        hops[v] = count
+    for number in (degree, hops):
+        for least in sorted(set(number[n:].tolist())):
+            yield (np.arange(vertices) >= n) & (number >= least)
 
-    None if links join switches between boxes to anything but ranks, are too narrow for that one
-    way, or come without a link back.
+
+def _trimmed(
+    topology: Topology, scaling: Scaling, box: np.ndarray, count: int
+) -> tuple[list[Arc], list[int]] | None:
+    """Paths that carry as many trees into each box as are rooted outside, and out as many.
+
+    None if boxes have links to anything but switches between them, or links that are too narrow or
+    come without a link back.
     """
-    n, capacity = topology.num_ranks, list(scaling.capacity)
-    src, dst = topology.src.tolist(), topology.dst.tolist()
+    capacity = list(scaling.capacity)
+    ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     back: dict[tuple[int, int], int] = {}
-    into: dict[int, dict[int, int]] = {}
-    for link, (u, v) in enumerate(zip(src, dst, strict=True)):
+    into: list[dict[int, int]] = [{} for _ in range(count)]
+    for link, (u, v) in enumerate(ends):
         if box[u] == box[v]:
             continue
-        if (box[u] >= 0) == (box[v] >= 0) or min(u, v) >= n or (u, v) in back:
+        if (box[u] >= 0) == (box[v] >= 0) or (u, v) in back:
             return None
         back[u, v] = link
         if box[v] >= 0:
-            into.setdefault(int(box[v]), {})[link] = capacity[link]
-    total = sum(scaling.trees)
-    if len(into) <= int(box.max()):
-        return None
-    outside = dict.fromkeys(into, total)
-    for b, rooted in zip(box[:n].tolist(), scaling.trees, strict=True):
+            into[box[v]][link] = capacity[link]
+    outside = [sum(scaling.trees)] * count
+    for b, rooted in zip(box[: topology.num_ranks].tolist(), scaling.trees, strict=True):
         outside[b] -= rooted
-    for b, links in into.items():
-        if sum(links.values()) < outside[b]:
+    for links, wanted in zip(into, outside, strict=True):
+        if not 0 < wanted <= sum(links.values()):
             return None
-        for link, amount in share_of(links, outside[b]).items():
-            reverse = back.get((dst[link], src[link]))
+        for link, amount in share_of(links, wanted).items():
+            reverse = back.get(ends[link][::-1])
             if reverse is None or capacity[reverse] < amount:
                 return None
             capacity[link] = capacity[reverse] = amount
-    return capacity
+    return _paths(topology, box, capacity)
+
+
+def _paths(
+    topology: Topology, box: np.ndarray, capacity: list[int]
+) -> tuple[list[Arc], list[int]] | None:
+    """The links between boxes, those of switches inside boxes extended to ranks.
+
+    Every rank that such a switch is joined to gets a share of what enters by it, and of what
+    leaves. None if it is joined to no ranks, or they have too little capacity.
+    """
+    n, left, arcs = topology.num_ranks, list(capacity), []
+    ports: dict[tuple[int, bool], tuple[dict[int, int], dict[int, int]]] = {}
+    ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    for link, (u, v) in enumerate(ends):
+        crosses = box[u] != box[v] or box[u] < 0
+        if crosses and (box[u] < 0 or u < n) and (box[v] < 0 or v < n):
+            if capacity[link]:
+                arcs.append(Arc(u, v, capacity[link], (link,)))
+        elif crosses:
+            w, enters = (v, True) if box[v] >= 0 else (u, False)
+            ports.setdefault((w, enters), ({}, {}))[0][link] = capacity[link]
+    for link, (u, v) in enumerate(ends):
+        for port, rank in (((u, True), v), ((v, False), u)):
+            if rank < n and port in ports:
+                ports[port][1][link] = capacity[link]
+    for (_, enters), (links, below) in ports.items():
+        wanted = sum(links.values())
+        if wanted > sum(below.values()):
+            return None
+        if not wanted:
+            continue
+        shared = share_of(below, wanted)
+        for outer, inner, amount in transported(links, shared)[0]:
+            path = (outer, inner) if enters else (inner, outer)
+            arcs.append(Arc(ends[path[0]][0], ends[path[1]][1], amount, path))
+            left[inner] -= amount
+    return arcs, left
 
 
 # ---------------------------------------------------------------------- the smaller networks
@@ -131,15 +195,13 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
     Raises:
         TopologyError: one of the smaller networks holds no such trees, or too many different ones.
     """
-    trees, links = np.asarray(scaling.trees, np.int64), _crossing(topology, partition)
-    between, order = _between(topology, scaling, partition, links)
-    own = tuple(int(trees[ranks].sum()) for ranks in partition.ranks)
-    amounts = tuple(partition.capacity[link] for link in order)
-    shared = dataclasses.replace(scaling, capacity=amounts, trees=own)
-    entering = trees.copy()
-    down = links[partition.box[topology.dst[links]] >= 0]
-    np.add.at(entering, topology.dst[down], np.asarray(partition.capacity)[down])
-    boxes = [_inside(topology, scaling, partition, b, entering) for b in range(partition.count)]
+    entering = np.asarray(scaling.trees, np.int64)
+    between, arcs = _between(topology, scaling, partition)
+    own = tuple(int(entering[ranks].sum()) for ranks in partition.ranks)
+    shared = dataclasses.replace(scaling, capacity=tuple(arc.amount for arc in arcs), trees=own)
+    down = [(arc.head, arc.amount) for arc in arcs if partition.box[arc.head] >= 0]
+    np.add.at(entering, *np.asarray(down).T)
+    boxes = [_inside(topology, scaling, partition, b, entering) for b in range(len(partition.ranks))]
     different = {(inside, needed) for inside, _, needed in boxes}
     for one, needed in [(between, shared), *different]:
         if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
@@ -149,34 +211,31 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
         (inside, needed): _alone(inside, needed) if inside.num_ranks == 1 else pack(inside, needed)
         for inside, needed in different
     }
-    insides = [(known[inside, needed], kept) for inside, kept, needed in boxes]
-    return _joined(topology, scaling, partition, (across, order), insides)
-
-
-def _crossing(topology: Topology, partition: Partition) -> np.ndarray:
-    """Links between boxes that can carry any tree."""
-    box, capacity = partition.box, partition.capacity
-    inside = (box[topology.src] == box[topology.dst]) & (box[topology.src] >= 0)
-    return np.flatnonzero(~inside & np.asarray([c > 0 for c in capacity]))
+    insides = [(known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in boxes]
+    return _joined(topology, scaling, partition, (across, [arc.path for arc in arcs]), insides)
 
 
 def _between(
-    topology: Topology, scaling: Scaling, partition: Partition, links: np.ndarray
-) -> tuple[Topology, np.ndarray]:
-    """The network of the boxes, each one rank, and the link that each of its links stands for."""
-    vertex = partition.box.copy()
+    topology: Topology, scaling: Scaling, partition: Partition
+) -> tuple[Topology, list[Arc]]:
+    """The network of the boxes, each one rank, and the arc that each of its links stands for."""
+    vertex, count = partition.box.copy(), len(partition.ranks)
     outer = np.flatnonzero(vertex < 0)
-    vertex[outer] = partition.count + np.arange(len(outer))
-    amounts = [Fraction(partition.capacity[link]) / scaling.U for link in links.tolist()]
-    columns = vertex[topology.src[links]], vertex[topology.dst[links]], topology.alpha[links]
-    order = canonical_order(*columns, np.asarray(amounts, float), amounts)
+    vertex[outer] = count + np.arange(len(outer))
+    src = vertex[[arc.tail for arc in partition.arcs]]
+    dst = vertex[[arc.head for arc in partition.arcs]]
+    amounts = [Fraction(arc.amount) / scaling.U for arc in partition.arcs]
+    alpha = np.zeros(len(amounts))
+    order = canonical_order(src, dst, alpha, np.asarray(amounts, float), amounts)
     between = Topology(
-        partition.count,
-        *(column[order] for column in columns),
+        count,
+        src[order],
+        dst[order],
+        alpha,
         [amounts[i] for i in order],  # type: ignore[arg-type]
-        num_vertices=partition.count + len(outer),
+        num_vertices=count + len(outer),
     )
-    return between, links[order]
+    return between, [partition.arcs[i] for i in order]
 
 
 def _inside(
@@ -218,13 +277,13 @@ def _joined(
     topology: Topology,
     scaling: Scaling,
     partition: Partition,
-    between: tuple[TreeFlow, np.ndarray],
-    insides: list[tuple[TreeFlow, np.ndarray]],
+    between: tuple[TreeFlow, Paths],
+    insides: list[tuple[TreeFlow, Paths]],
 ) -> TreeFlow:
     """Trees of the boxes, each box replaced by a tree of its own from the rank that is entered.
 
     Args:
-        between: trees between the boxes, and the links that they use.
+        between: trees between the boxes, and the path that each link of their network stands for.
         insides: the same for each box.
     """
     across, n = between[0], topology.num_ranks
@@ -265,9 +324,13 @@ def _zip(partition: Partition, insides: list) -> Iterator[tuple[np.ndarray, tupl
     return zip(partition.ranks, insides, strict=True)
 
 
-def _on_links(flow: TreeFlow, links: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _on_links(flow: TreeFlow, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
     """The links of the whole network that edges use, and how many each uses."""
-    return links[flow.edges.path_link], flow.edges.hops
+    hops = np.asarray([len(path) for path in paths], np.int64)
+    used = [link for e in flow.edges.path_link.tolist() for link in paths[e]]
+    of_edge = np.repeat(np.arange(len(flow.edges)), flow.edges.hops)
+    count = np.bincount(of_edge, hops[flow.edges.path_link], len(flow.edges))
+    return np.asarray(used, np.int64), count.astype(np.int64)
 
 
 @nb.njit(cache=True)

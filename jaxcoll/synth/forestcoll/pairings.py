@@ -33,8 +33,8 @@ def pairing(
     upper = {v for v in {*into, *out} if level[v] > own}
     down_in, up_in = _parted(into, upper)
     down_out, up_out = _parted(out, upper)
-    rising, down_in, up_out = _transported(down_in, up_out)
-    falling, up_in, down_out = _transported(up_in, down_out)
+    rising, down_in, up_out = transported(down_in, up_out)
+    falling, up_in, down_out = transported(up_in, down_out)
     pairs = rising + falling
     if name.endswith("singly"):
         group = {v: v for v in group}
@@ -52,7 +52,7 @@ def _parted(ports: Ports, upper: set[int]) -> tuple[dict[int, int], dict[int, in
     return below, {v: c for v, c in ports.items() if v in upper}
 
 
-def _transported(into: Ports, out: Ports) -> tuple[Pairing, dict[int, int], dict[int, int]]:
+def transported(into: Ports, out: Ports) -> tuple[Pairing, dict[int, int], dict[int, int]]:
     """As much as possible from some ports to others, evenly; and what is left of both."""
     most = min(sum(into.values()), sum(out.values()))
     if not most:
