@@ -84,23 +84,28 @@ def packed_by_boxes(topology: Topology, scaling: Scaling, pack: Pack) -> Iterato
 
 
 def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
-    """Boxes that are left without some switches, the smallest first, if trees can enter once."""
+    """Boxes that are left without some switches, if trees can enter them once.
+
+    The networks that have to be packed have at most half the ranks; the smallest come first.
+    """
     n, vertices = topology.num_ranks, topology.num_vertices
+    seen: dict[bytes, tuple[int, np.ndarray, int]] = {}
     for outer in _between_boxes(topology):
         inside = ~(outer[topology.src] | outer[topology.dst])
         ends = topology.src[inside], topology.dst[inside]
         graph = sp.coo_matrix((np.ones(len(ends[0]), np.int8), ends), (vertices, vertices))
         part = sp.csgraph.connected_components(graph, directed=False)[1]
         names, of_rank = np.unique(part[:n], return_inverse=True)
-        if not 1 < len(names) < n:
-            continue
-        place = np.full(vertices, -1)
-        place[names] = np.arange(len(names))
-        box = np.where(outer, -1, place[part])
-        found = _trimmed(topology, scaling, box, len(names))
+        largest = max(len(names), int(np.bincount(of_rank).max()))
+        if 2 * largest <= n:
+            place = np.full(vertices, -1)
+            place[names] = np.arange(len(names))
+            box = np.where(outer, -1, place[part])
+            seen.setdefault(box.tobytes(), (largest, box, len(names)))
+    for _, box, count in sorted(seen.values(), key=lambda way: way[0]):
+        found = _trimmed(topology, scaling, box, count)
         if found is not None:
-            ranks = [np.flatnonzero(of_rank == b) for b in range(len(names))]
-            yield Partition(box, ranks, *found)
+            yield Partition(box, [np.flatnonzero(box[:n] == b) for b in range(count)], *found)
 
 
 def _between_boxes(topology: Topology) -> Iterator[np.ndarray]:

@@ -23,6 +23,8 @@ from jaxcoll.trees import TreeFlow
 
 # Packing takes about a microsecond times the square of the ranks times the vertices.
 _QUICKLY_PACKED = 128**3
+# Ranks up to which networks are packed whole, which keeps trees lower than boxes apart do.
+_SMALL = 64
 
 
 def forest(
@@ -97,9 +99,18 @@ def _structured(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[T
         yield moved
     if set(scaling.trees) == {scaling.k}:
         yield from _on_rails(topology, scaling, quick)
-    yield from packed_by_boxes(
-        topology, scaling, lambda part, needed: _packed(part, needed, guess=True, quick=quick)
-    )
+    if topology.num_ranks > _SMALL:
+        yield from _by_boxes(topology, scaling, quick)
+
+
+def _by_boxes(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
+    """Trees of boxes that trees enter once, boxes of boxes among them; not yet checked."""
+
+    def pack(part: Topology, needed: Scaling) -> TreeFlow:
+        found = next(packed_by_boxes(part, needed, pack), None)
+        return _packed(part, needed, guess=True, quick=quick) if found is None else found
+
+    return packed_by_boxes(topology, scaling, pack)
 
 
 def _on_rails(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
