@@ -206,8 +206,10 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
     shared = dataclasses.replace(scaling, capacity=tuple(arc.amount for arc in arcs), trees=own)
     down = [(arc.head, arc.amount) for arc in arcs if partition.box[arc.head] >= 0]
     np.add.at(entering, *np.asarray(down).T)
-    boxes = [_inside(topology, scaling, partition, b, entering) for b in range(len(partition.ranks))]
-    different = {(inside, needed) for inside, _, needed in boxes}
+    boxes = [
+        _inside(topology, scaling, partition, b, entering) for b in range(len(partition.ranks))
+    ]
+    different = dict.fromkeys((inside, needed) for inside, _, needed in boxes)
     for one, needed in [(between, shared), *different]:
         if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
             raise TopologyError(f"{one} cannot spread what enters it once")
@@ -216,7 +218,9 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
         (inside, needed): _alone(inside, needed) if inside.num_ranks == 1 else pack(inside, needed)
         for inside, needed in different
     }
-    insides = [(known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in boxes]
+    insides: list[tuple[TreeFlow, Paths]] = [
+        (known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in boxes
+    ]
     return _joined(topology, scaling, partition, (across, [arc.path for arc in arcs]), insides)
 
 
