@@ -10,6 +10,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.auto import Portfolio, with_chunks_chosen
 from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.forestcoll import ForestColl
 from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, bytes_of, told
 from jaxcoll.topology import Topology, connected
 from jaxcoll.verifier import verify
@@ -55,7 +56,8 @@ def synthesize(
 
     What is not fixed is chosen by simulated time (link model "astra"): the synthesizer among all in
     the registry, and the chunks a shard among the counts that its entry there states. The same
-    arguments give the same schedule.
+    arguments give the same schedule. Unequal shards are left to ``ForestColl``, the only one that is
+    defined for them.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,
@@ -90,6 +92,8 @@ def synthesize(
         )
     else:
         what = collective
+    if what.shares is not None and isinstance(maker, Portfolio) and not maker.names:
+        maker = ForestColl()
     if isinstance(collective, Collective) or chunks is not None:
         schedule = maker.synthesize(topology, what, seed)
     elif isinstance(maker, Portfolio):

@@ -144,6 +144,10 @@ def test_refusals():
         call(lambda v: jc.psum(v, "q"))
     with pytest.raises(NameError, match="axis 'q' is not bound here"):
         jc.psum(x, "q")
+    unequal = jc.Collective("all_gather", 8, 1, shares=(2, *[1] * 7))
+    shares = jc.synthesize(topologies.switch(8), unequal)
+    with pytest.raises(ScheduleError, match="unequal shards, which jaxcoll.execute does not run"):
+        call(lambda v: jc.all_gather(v, "x", schedule=shares))
     s = schedule_of("ring", 8, "all_gather", "ring")
     with pytest.raises(ScheduleError, match="all_to_all cannot run"):
         call(lambda v: jc.all_to_all(v, "x", 1, 1, tiled=True, schedule=s))

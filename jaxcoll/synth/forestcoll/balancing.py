@@ -44,10 +44,13 @@ from jaxcoll.synth.forestcoll.spanning import (
 # Sweeps over all ranks that may end without having removed an overload for good.
 _IDLE_SWEEPS = 12
 # Steps for each root and each arc that every part of the search may take, and steps at most.
-# Searches that succeed have taken up to three.
-_STEPS, _MOST_STEPS = 32, 2**31
+# Searches that succeed take up to three on most networks, and some hundred on dragonflies, all of
+# whose arcs must be full.
+_STEPS, _MOST_STEPS = 256, 2**33
 # Batches that the trees of one root may be parted into, on average.
-_PARTS = 16
+_PARTS = 64
+# The share of all steps after which a brief search gives up.
+_BRIEF = 64
 # Bound of sums of loads.
 _SAFE = 2**61
 
@@ -57,7 +60,7 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> 
 
     Args:
         trees: trees each rank is the root of.
-        brief: whether to give up after an eighth of the steps.
+        brief: whether to give up after a 64th of the steps.
     """
     if sum(trees) * len(trees) + sum(arcs.capacity.tolist()) >= _SAFE:
         return None
@@ -65,7 +68,7 @@ def balanced_trees(arcs: Arcs, trees: Sequence[int], *, brief: bool = False) -> 
     weight, arc = shortest_trees(arcs, roots, np.asarray(trees, np.int64)[roots])
     if (arc < 0).sum() > len(roots):  # ranks that are out of reach of some root
         return None
-    work = _Balancing(arcs, Packed(roots, weight, arc), 8 if brief else 1)
+    work = _Balancing(arcs, Packed(roots, weight, arc), _BRIEF if brief else 1)
     if not (work.settle() or work.clear()):
         return None
     work.lower()

@@ -63,7 +63,7 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
         return Logical(topology.num_ranks, network.pieces, ())
     if network.first_short(range(topology.num_ranks)) is not None:
         raise TopologyError(f"{topology} cannot carry {scaling.k} trees per rank at this scale")
-    level, tiers = _levels(topology)
+    level, tiers = levels(topology)
     left = [w for tier in tiers for w in tier]
     how: list[str] = []
     while left:
@@ -75,7 +75,7 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
     return Logical(topology.num_ranks, kept, tuple(how))
 
 
-def _levels(topology: Topology) -> tuple[dict[int, int], list[list[int]]]:
+def levels(topology: Topology) -> tuple[dict[int, int], list[list[int]]]:
     """Hops from each vertex to the nearest rank; switches by hops and then by number of ports."""
     graph = nx.Graph(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     ranks = set(range(topology.num_ranks))

@@ -33,8 +33,8 @@ def pairing(
     upper = {v for v in {*into, *out} if level[v] > own}
     down_in, up_in = _parted(into, upper)
     down_out, up_out = _parted(out, upper)
-    rising, down_in, up_out = _transported(down_in, up_out)
-    falling, up_in, down_out = _transported(up_in, down_out)
+    rising, down_in, up_out = transported(down_in, up_out)
+    falling, up_in, down_out = transported(up_in, down_out)
     pairs = rising + falling
     if name.endswith("singly"):
         group = {v: v for v in group}
@@ -52,26 +52,26 @@ def _parted(ports: Ports, upper: set[int]) -> tuple[dict[int, int], dict[int, in
     return below, {v: c for v, c in ports.items() if v in upper}
 
 
-def _transported(into: Ports, out: Ports) -> tuple[Pairing, dict[int, int], dict[int, int]]:
+def transported(into: Ports, out: Ports) -> tuple[Pairing, dict[int, int], dict[int, int]]:
     """As much as possible from some ports to others, evenly; and what is left of both."""
     most = min(sum(into.values()), sum(out.values()))
     if not most:
         return [], dict(into), dict(out)
-    senders, receivers = _share_of(into, most), _share_of(out, most)
+    senders, receivers = share_of(into, most), share_of(out, most)
     left_in = {v: c - senders[v] for v, c in into.items() if c > senders[v]}
     left_out = {v: c - receivers[v] for v, c in out.items() if c > receivers[v]}
     pairs = []
     for place, (t, wanted) in enumerate(receivers.items()):
         if not wanted:
             continue
-        for u, amount in _share_of(senders, wanted, place).items():
+        for u, amount in share_of(senders, wanted, place).items():
             if amount:
                 pairs.append((u, t, amount))
                 senders[u] -= amount
     return pairs, left_in, left_out
 
 
-def _share_of(ports: Ports, amount: int, start: int = 0) -> dict[int, int]:
+def share_of(ports: Ports, amount: int, start: int = 0) -> dict[int, int]:
     """An amount shared out among ports in proportion to their capacity, in whole numbers.
 
     What rounding leaves goes to ports in order from ``start`` on, round.

@@ -11,6 +11,7 @@ from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
+from jaxcoll.synth.forestcoll.box_trees import packed_by_boxes
 from jaxcoll.synth.forestcoll.capacities import Piece
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
 from jaxcoll.synth.forestcoll.height_reduction import Trees
@@ -22,6 +23,8 @@ from jaxcoll.trees import TreeFlow
 
 # Packing takes about a microsecond times the square of the ranks times the vertices.
 _QUICKLY_PACKED = 128**3
+# Ranks up to which networks are packed whole, which keeps trees lower than boxes apart do.
+_SMALL = 64
 
 
 def forest(
@@ -94,8 +97,24 @@ def _structured(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[T
     moved = moved_trees(topology, scaling)
     if moved is not None:
         yield moved
-    if set(scaling.trees) != {scaling.k}:
-        return
+    if set(scaling.trees) == {scaling.k}:
+        yield from _on_rails(topology, scaling, quick)
+    if topology.num_ranks > _SMALL:
+        yield from _by_boxes(topology, scaling, quick)
+
+
+def _by_boxes(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
+    """Trees of boxes that trees enter once, boxes of boxes among them; not yet checked."""
+
+    def pack(part: Topology, needed: Scaling) -> TreeFlow:
+        found = next(packed_by_boxes(part, needed, pack), None)
+        return _packed(part, needed, guess=True, quick=quick) if found is None else found
+
+    return packed_by_boxes(topology, scaling, pack)
+
+
+def _on_rails(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
+    """Trees of equal boxes on rails, where the network can be seen as such; not yet checked."""
     for boxes in find_boxes(topology, scaling):
         needed = inner_scaling(boxes, scaling)
         if needed is None:

@@ -24,7 +24,8 @@ from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of, measured
 from jaxcoll.synth.forestcoll.tight_cuts import pack_across, tight_cut
 
 _SAFE = 2**61
-_SEVERAL = 64  # ranks up to which several orders are tried
+_SEVERAL = 64  # ranks up to which trees are packed exactly, without balancing
+_ORDERED = 2**17  # ranks times pairs up to which several orders are tried
 
 
 def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]) -> Trees:
@@ -63,7 +64,8 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
     roots = np.flatnonzero(np.asarray(trees)).astype(np.int64)
     asked = np.asarray(trees, np.int64)[roots]
     best, least = None, (num_ranks, float(num_ranks))
-    for neighbour in itertools.islice(_neighbours(left), 1 if num_ranks > _SEVERAL else None):
+    several = num_ranks <= _SEVERAL and num_ranks * len(capacity) <= _ORDERED
+    for neighbour in itertools.islice(_neighbours(left), None if several else 1):
         spare = left.copy()
         root, weight, vertex, parent = _pack(spare, roots, asked, neighbour)
         if (vertex < 0).any():

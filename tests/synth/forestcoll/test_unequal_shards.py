@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import jaxcoll as jc
 from jaxcoll.collective import Collective
-from jaxcoll.errors import CollectiveError, ScheduleError
-from jaxcoll.io import json
+from jaxcoll.compact import check_compact
+from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
+from jaxcoll.io import json, multitree
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.steady import steady_seconds
 from jaxcoll.synth.forestcoll import ForestColl, forest
@@ -107,7 +108,7 @@ def test_shares_of_other_collectives_are_refused(arguments, message):
 
 def test_layers_that_know_equal_shards_only_refuse_others_by_name():
     collective = Collective("all_gather", 3, 1, shares=(1, 2, 3))
-    for name in ("ring", "tacos", "auto", "multitree"):
+    for name in ("ring", "tacos", "multitree"):
         with pytest.raises(CollectiveError, match=f"{name} is defined for equal shards only"):
             jc.synthesize(ring(3), collective, name)
     with pytest.raises(CollectiveError, match="a bound is defined for equal shards only"):
@@ -115,3 +116,21 @@ def test_layers_that_know_equal_shards_only_refuse_others_by_name():
     flow = forest(dgx_a100(2), [1] * 15 + [2])
     with pytest.raises(ScheduleError, match="these trees carry"):
         flow.to_schedule(1, collective=Collective("all_gather", 16, flow.granularity))
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_by_default_forestcoll_is_chosen(kind):
+    collective = Collective(kind, 4, 6, shares=(3, 0, 1, 2))
+    schedule = jc.synthesize(mesh(2, 2), collective)
+    assert schedule.provenance.synthesizer == "forestcoll"
+    assert schedule.collective == collective
+    with pytest.raises(CollectiveError, match="auto is defined for equal shards only"):
+        jc.synthesize(mesh(2, 2), collective, jc.synth.Portfolio(names=("tacos",)))
+
+
+def test_formats_of_equal_shards_refuse_others():
+    collective = Collective("all_gather", 4, 1, shares=(3, 0, 1, 2))
+    with pytest.raises(FormatError, match="hold equal shards"):
+        multitree.dumps(jc.synthesize(mesh(2, 2), collective))
+    with pytest.raises(ScheduleError, match="an all_gather of equal shards"):
+        check_compact(mesh(2, 2), collective)

@@ -1,0 +1,390 @@
+"""Boxes that every tree enters once: the boxes and the network between them are packed apart.
+
+Where boxes of ranks are joined by switches, links into a box are trimmed to the trees of all other
+boxes, so that every one of these trees enters the box by exactly one link. That makes the cut
+around each box tight, and the network falls into smaller ones (as at the cuts of ``tight_cuts``,
+all at once): the network of the boxes, each a single rank with the trees of its ranks, and each box
+alone, where trees from outside start at the ranks that they enter by. Boxes may differ, so that
+clusters with dead or slow network cards need no more than one packing for each kind of box.
+
+Trees found this way are optimal trees of the whole network, but not every network has such trees:
+a box that only spreads what enters it if trees enter it repeatedly is left to other ways.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+
+import numba as nb
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.bounds.throughput import Scaling
+from jaxcoll.errors import TopologyError
+from jaxcoll.links import canonical_order
+from jaxcoll.paths import Edges
+from jaxcoll.synth.forestcoll.capacities import Capacities
+from jaxcoll.synth.forestcoll.edge_splitting import levels
+from jaxcoll.synth.forestcoll.pairings import share_of, transported
+from jaxcoll.topology import Topology
+from jaxcoll.trees import TreeFlow
+
+# Tree edges that are held at most.
+_MOST_EDGES = 2**28
+_SAFE = 2**61
+
+Pack = Callable[[Topology, Scaling], TreeFlow]
+Paths = Sequence[tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arc:
+    """What one path between boxes can carry once links into boxes are trimmed.
+
+    Attributes:
+        tail, head: a rank or a switch between boxes.
+        amount: trees.
+        path: links in the order they are crossed.
+    """
+
+    tail: int
+    head: int
+    amount: int
+    path: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """Boxes of ranks, and the vertices between them.
+
+    Attributes:
+        box: the box of each vertex, -1 for switches between boxes, int64 of shape (vertices,).
+        ranks: ranks of each box.
+        arcs: paths from box to box, or from either to a switch between boxes.
+        capacity: trees that each link can carry inside its box, beside those on paths.
+    """
+
+    box: np.ndarray
+    ranks: list[np.ndarray]
+    arcs: list[Arc]
+    capacity: list[int]
+
+
+def packed_by_boxes(topology: Topology, scaling: Scaling, pack: Pack) -> Iterator[TreeFlow]:
+    """Trees by every way to see a network as boxes that trees enter once; not yet checked."""
+    if sum(scaling.capacity) + sum(scaling.trees) >= _SAFE:
+        return
+    for partition in _partitions(topology, scaling):
+        try:
+            yield _packed(topology, scaling, partition, pack)
+        except TopologyError:  # a box alone cannot spread what enters it
+            continue
+
+
+def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
+    """Boxes that are left without some switches, if trees can enter them once.
+
+    The networks that have to be packed have at most half the ranks; the smallest come first.
+    """
+    n, vertices = topology.num_ranks, topology.num_vertices
+    seen: dict[bytes, tuple[int, np.ndarray, int]] = {}
+    for outer in _between_boxes(topology):
+        inside = ~(outer[topology.src] | outer[topology.dst])
+        ends = topology.src[inside], topology.dst[inside]
+        graph = sp.coo_matrix((np.ones(len(ends[0]), np.int8), ends), (vertices, vertices))
+        part = sp.csgraph.connected_components(graph, directed=False)[1]
+        names, of_rank = np.unique(part[:n], return_inverse=True)
+        largest = max(len(names), int(np.bincount(of_rank).max()))
+        if 2 * largest <= n:
+            place = np.full(vertices, -1)
+            place[names] = np.arange(len(names))
+            box = np.where(outer, -1, place[part])
+            seen.setdefault(box.tobytes(), (largest, box, len(names)))
+    for _, box, count in sorted(seen.values(), key=lambda way: way[0]):
+        found = _trimmed(topology, scaling, box, count)
+        if found is not None:
+            yield Partition(box, [np.flatnonzero(box[:n] == b) for b in range(count)], *found)
+
+
+def _between_boxes(topology: Topology) -> Iterator[np.ndarray]:
+    """Switches that may lie between boxes, bool of shape (vertices,): the widest, or the highest."""
+    n, vertices = topology.num_ranks, topology.num_vertices
+    degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
+    hops = np.full(vertices, -1)
+    for v, count in levels(topology)[0].items():
+        hops[v] = count
+    for number in (degree, hops):
+        for least in sorted(set(number[n:].tolist())):
+            yield (np.arange(vertices) >= n) & (number >= least)
+
+
+def _trimmed(
+    topology: Topology, scaling: Scaling, box: np.ndarray, count: int
+) -> tuple[list[Arc], list[int]] | None:
+    """Paths that carry as many trees into each box as are rooted outside, and out as many.
+
+    None if boxes have links to anything but switches between them, or links that are too narrow or
+    come without a link back.
+    """
+    capacity = list(scaling.capacity)
+    ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    back: dict[tuple[int, int], int] = {}
+    into: list[dict[int, int]] = [{} for _ in range(count)]
+    for link, (u, v) in enumerate(ends):
+        if box[u] == box[v]:
+            continue
+        if (box[u] >= 0) == (box[v] >= 0) or (u, v) in back:
+            return None
+        back[u, v] = link
+        if box[v] >= 0:
+            into[box[v]][link] = capacity[link]
+    outside = [sum(scaling.trees)] * count
+    for b, rooted in zip(box[: topology.num_ranks].tolist(), scaling.trees, strict=True):
+        outside[b] -= rooted
+    for links, wanted in zip(into, outside, strict=True):
+        if not 0 < wanted <= sum(links.values()):
+            return None
+        for link, amount in share_of(links, wanted).items():
+            reverse = back.get(ends[link][::-1])
+            if reverse is None or capacity[reverse] < amount:
+                return None
+            capacity[link] = capacity[reverse] = amount
+    return _paths(topology, box, capacity)
+
+
+def _paths(
+    topology: Topology, box: np.ndarray, capacity: list[int]
+) -> tuple[list[Arc], list[int]] | None:
+    """The links between boxes, those of switches inside boxes extended to ranks.
+
+    Every rank that such a switch is joined to gets a share of what enters by it, and of what
+    leaves. None if it is joined to no ranks, or they have too little capacity.
+    """
+    n, left, arcs = topology.num_ranks, list(capacity), []
+    ports: dict[tuple[int, bool], tuple[dict[int, int], dict[int, int]]] = {}
+    ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
+    for link, (u, v) in enumerate(ends):
+        crosses = box[u] != box[v] or box[u] < 0
+        if crosses and (box[u] < 0 or u < n) and (box[v] < 0 or v < n):
+            if capacity[link]:
+                arcs.append(Arc(u, v, capacity[link], (link,)))
+        elif crosses:
+            w, enters = (v, True) if box[v] >= 0 else (u, False)
+            ports.setdefault((w, enters), ({}, {}))[0][link] = capacity[link]
+    for link, (u, v) in enumerate(ends):
+        for port, rank in (((u, True), v), ((v, False), u)):
+            if rank < n and port in ports:
+                ports[port][1][link] = capacity[link]
+    for (_, enters), (links, below) in ports.items():
+        wanted = sum(links.values())
+        if wanted > sum(below.values()):
+            return None
+        if not wanted:
+            continue
+        shared = share_of(below, wanted)
+        for outer, inner, amount in transported(links, shared)[0]:
+            path = (outer, inner) if enters else (inner, outer)
+            arcs.append(Arc(ends[path[0]][0], ends[path[1]][1], amount, path))
+            left[inner] -= amount
+    return arcs, left
+
+
+# ---------------------------------------------------------------------- the smaller networks
+
+
+def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pack) -> TreeFlow:
+    """Trees between the boxes, and at the place of each box trees of that box.
+
+    Raises:
+        TopologyError: one of the smaller networks holds no such trees, or too many different ones.
+    """
+    entering = np.asarray(scaling.trees, np.int64)
+    between, arcs = _between(topology, scaling, partition)
+    own = tuple(int(entering[ranks].sum()) for ranks in partition.ranks)
+    shared = dataclasses.replace(scaling, capacity=tuple(arc.amount for arc in arcs), trees=own)
+    down = [(arc.head, arc.amount) for arc in arcs if partition.box[arc.head] >= 0]
+    np.add.at(entering, *np.asarray(down).T)
+    boxes = [
+        _inside(topology, scaling, partition, b, entering) for b in range(len(partition.ranks))
+    ]
+    different = dict.fromkeys((inside, needed) for inside, _, needed in boxes)
+    for one, needed in [(between, shared), *different]:
+        if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
+            raise TopologyError(f"{one} cannot spread what enters it once")
+    across = pack(between, shared)
+    known = {
+        (inside, needed): _alone(inside, needed) if inside.num_ranks == 1 else pack(inside, needed)
+        for inside, needed in different
+    }
+    insides: list[tuple[TreeFlow, Paths]] = [
+        (known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in boxes
+    ]
+    return _joined(topology, scaling, partition, (across, [arc.path for arc in arcs]), insides)
+
+
+def _between(
+    topology: Topology, scaling: Scaling, partition: Partition
+) -> tuple[Topology, list[Arc]]:
+    """The network of the boxes, each one rank, and the arc that each of its links stands for."""
+    vertex, count = partition.box.copy(), len(partition.ranks)
+    outer = np.flatnonzero(vertex < 0)
+    vertex[outer] = count + np.arange(len(outer))
+    src = vertex[[arc.tail for arc in partition.arcs]]
+    dst = vertex[[arc.head for arc in partition.arcs]]
+    amounts = [Fraction(arc.amount) / scaling.U for arc in partition.arcs]
+    alpha = np.zeros(len(amounts))
+    order = canonical_order(src, dst, alpha, np.asarray(amounts, float), amounts)
+    between = Topology(
+        count,
+        src[order],
+        dst[order],
+        alpha,
+        [amounts[i] for i in order],  # type: ignore[arg-type]
+        num_vertices=count + len(outer),
+    )
+    return between, [partition.arcs[i] for i in order]
+
+
+def _inside(
+    topology: Topology, scaling: Scaling, partition: Partition, b: int, entering: np.ndarray
+) -> tuple[Topology, np.ndarray, Scaling]:
+    """One box alone, its links, and the trees that it must spread from each of its ranks."""
+    vertices = np.flatnonzero(partition.box == b)
+    place = np.full(topology.num_vertices, -1)
+    place[vertices] = np.arange(len(vertices))
+    kept = np.flatnonzero((place[topology.src] >= 0) & (place[topology.dst] >= 0))
+    ranks = partition.ranks[b]
+    inside = Topology(
+        len(ranks),
+        place[topology.src[kept]],
+        place[topology.dst[kept]],
+        topology.alpha[kept],
+        [topology.exact_bandwidth[e] for e in kept],  # type: ignore[arg-type]
+        num_vertices=len(vertices),
+    )
+    capacity = tuple(partition.capacity[e] for e in kept)
+    trees = tuple(entering[ranks].tolist())
+    return inside, kept, dataclasses.replace(scaling, capacity=capacity, trees=trees)
+
+
+def _alone(inside: Topology, needed: Scaling) -> TreeFlow:
+    """The trees of a box of a single rank, which have no edges."""
+    nothing = np.zeros(0, np.int64)
+    edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
+    return TreeFlow(
+        inside, needed.k, needed.trees, np.zeros(1, int), np.asarray(needed.trees), edges,
+        np.zeros(2, int), nothing, needed.inverse,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- the whole trees
+
+
+def _joined(
+    topology: Topology,
+    scaling: Scaling,
+    partition: Partition,
+    between: tuple[TreeFlow, Paths],
+    insides: list[tuple[TreeFlow, Paths]],
+) -> TreeFlow:
+    """Trees of the boxes, each box replaced by a tree of its own from the rank that is entered.
+
+    Args:
+        between: trees between the boxes, and the path that each link of their network stands for.
+        insides: the same for each box.
+    """
+    across, n = between[0], topology.num_ranks
+    paths = [_on_links(*between), *(_on_links(*inside) for inside in insides)]
+    first_edge = np.cumsum([0, *(len(hops) for _, hops in paths)])
+    link = np.concatenate([links for links, _ in paths])
+    hops = np.concatenate([count for _, count in paths])
+    ptr = np.concatenate([[0], np.cumsum(hops)]).astype(np.int64)
+    edges = Edges(topology.src[link[ptr[:-1]]], topology.dst[link[ptr[1:] - 1]], ptr, link)
+    # Trees of all boxes, those of each root in succession.
+    root = np.concatenate([ranks[flow.root] for ranks, (flow, _) in _zip(partition, insides)])
+    weight = np.concatenate([flow.weight for flow, _ in insides])
+    size = np.concatenate([np.diff(flow.tree_ptr) for flow, _ in insides])
+    start = np.concatenate([[0], np.cumsum(size)])[:-1]
+    edge = np.concatenate([flow.edge + first_edge[1 + b] for b, (flow, _) in enumerate(insides)])
+    order = np.argsort(root, kind="stable")
+    first = np.searchsorted(root[order], np.arange(n))
+    most = min(len(across.weight) + len(root) + n, sum(scaling.trees))
+    if most * (n - 1) > _MOST_EDGES:
+        raise TopologyError(f"{topology} needs up to {most} different trees, too many to hold")
+    rows = _rows(
+        (across.root, across.weight, across.tree_ptr, across.edge, edges.dst),
+        (weight[order], start[order], size[order], edge, first),
+        np.cumsum([0, *map(len, partition.ranks)]),
+        np.concatenate(partition.ranks),
+        np.asarray(scaling.trees, np.int64),
+        most,
+    )
+    count = len(rows[0])
+    return TreeFlow(
+        topology, scaling.k, scaling.trees, rows[0], rows[1], edges,
+        np.arange(count + 1) * (n - 1), rows[2], scaling.inverse,
+        {"trees": "boxes entered once", "switches": across.certificate["switches"]},
+    )  # fmt: skip
+
+
+def _zip(partition: Partition, insides: list) -> Iterator[tuple[np.ndarray, tuple]]:
+    return zip(partition.ranks, insides, strict=True)
+
+
+def _on_links(flow: TreeFlow, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
+    """The links of the whole network that edges use, and how many each uses."""
+    hops = np.asarray([len(path) for path in paths], np.int64)
+    used = [link for e in flow.edges.path_link.tolist() for link in paths[e]]
+    of_edge = np.repeat(np.arange(len(flow.edges)), flow.edges.hops)
+    count = np.bincount(of_edge, hops[flow.edges.path_link], len(flow.edges))
+    return np.asarray(used, np.int64), count.astype(np.int64)
+
+
+@nb.njit(cache=True)
+def _rows(across, boxes, ranks_ptr, ranks, trees, most):
+    """Whole trees: batches as long as all their parts last; roots, weights and edges.
+
+    Args:
+        across: root, weight, tree_ptr and edge of the trees between boxes; the rank that each
+            edge enters.
+        boxes: trees left, first edge and number of edges of each batch inside a box, the edges,
+            and the first batch of each rank.
+        ranks_ptr, ranks: the ranks of each box.
+        trees: trees that each rank is the root of.
+        most: batches at most.
+    """
+    box_root, box_weight, tree_ptr, cross, enters = across
+    weight, start, size, edge, first = boxes
+    n = len(trees)
+    own, left, at, turn = trees.copy(), weight.copy(), first.copy(), ranks_ptr[:-1].copy()
+    out = np.empty((most, n - 1), np.int32)
+    root, many = np.empty(most, np.int32), np.empty(most, np.int64)
+    row = 0
+    for i in range(len(box_root)):
+        b, rest = box_root[i], box_weight[i]
+        while rest > 0:
+            while own[ranks[turn[b]]] == 0:
+                turn[b] += 1
+            r = ranks[turn[b]]
+            amount, column = min(rest, own[r]), 0
+            for j in range(tree_ptr[i] - 1, tree_ptr[i + 1]):
+                v = enters[cross[j]] if j >= tree_ptr[i] else r
+                while left[at[v]] == 0:
+                    at[v] += 1
+                amount = min(amount, left[at[v]])
+                if j >= tree_ptr[i]:
+                    out[row, column] = cross[j]
+                    column += 1
+                for e in range(start[at[v]], start[at[v]] + size[at[v]]):
+                    out[row, column] = edge[e]
+                    column += 1
+            left[at[r]] -= amount
+            for j in range(tree_ptr[i], tree_ptr[i + 1]):
+                left[at[enters[cross[j]]]] -= amount
+            root[row], many[row] = r, amount
+            own[r] -= amount
+            rest -= amount
+            row += 1
+    return root[:row], many[:row], out[:row].ravel()
