@@ -15,8 +15,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, chunk_counts, entry_of, told
+from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
+from jaxcoll.synth.registry import REGISTRY, chunk_counts, entry_of, told
 from jaxcoll.topology import Topology
 
 # Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
@@ -207,7 +207,7 @@ def with_chunks_chosen(
         race.finish([_Climb(synthesizer, counts) for counts in series], whatever_it_takes=True)
         if race.schedule is not None:
             return race.schedule
-    return synthesizer.synthesize(topology, one, seed)
+    return synthesizer.synthesize(topology, one, seed, nbytes)
 
 
 class _Race:
@@ -280,7 +280,9 @@ class _Race:
             climb.left = []
         else:
             try:
-                schedule = synthesizer.synthesize(self.topology, collective, self.seed)
+                schedule = synthesizer.synthesize(
+                    self.topology, collective, self.seed, self.portfolio.nbytes
+                )
             except JaxcollError as error:
                 row["refused"] = str(error)
             else:

@@ -9,8 +9,8 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.auto import Portfolio, with_chunks_chosen
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, bytes_of, told
+from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
+from jaxcoll.synth.registry import REGISTRY, bytes_of, told
 from jaxcoll.topology import Topology, connected
 from jaxcoll.verifier import verify
 
@@ -77,6 +77,7 @@ def synthesize(
     connected(topology)
     checks.instance(collective, (str, Collective), "collective", CollectiveError)
     maker = synthesizer_named(synthesizer)
+    nbytes = checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
     if chunks is not None:
         chunks = checks.integer(chunks, "chunks", CollectiveError, least=1)
     if nbytes is not None or isinstance(synthesizer, str):
@@ -91,7 +92,7 @@ def synthesize(
     else:
         what = collective
     if isinstance(collective, Collective) or chunks is not None:
-        schedule = maker.synthesize(topology, what, seed)
+        schedule = maker.synthesize(topology, what, seed, nbytes)
     elif isinstance(maker, Portfolio):
         schedule = maker.with_chunks_chosen(topology, what, seed)
     else:

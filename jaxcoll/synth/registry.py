@@ -41,9 +41,6 @@ from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.tto import Tto
 from jaxcoll.topology import Topology
 
-# PyTorch's DistributedDataParallel and ``jc.optax`` reduce gradients in buckets of 25 MiB.
-BUCKET_BYTES = 25 * 2**20
-
 # At most one piece per chunk of a shard: messages are cut into as many as there are chunks.
 _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
