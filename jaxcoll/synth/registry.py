@@ -141,9 +141,14 @@ def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective)
 
 
 def _packed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
-    """Where there are no switches, trees are found in time for each rank and link."""
-    found = _OPTIMUM * topology.num_ranks * topology.num_links if topology.is_direct else 0.0
-    return found + _sends(synthesizer, topology, collective)
+    """Where there are no switches, trees are found in time for each rank and link.
+
+    Through switches a send is put in order and simulated on every link of its path.
+    """
+    sends = _sends(synthesizer, topology, collective)
+    if topology.is_direct:
+        return _OPTIMUM * topology.num_ranks * topology.num_links + sends
+    return max(1.0, float(hop_distances(topology).mean()) / 2) * sends
 
 
 def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
