@@ -41,7 +41,9 @@ def test_through_switches_the_reverse_takes_about_the_same_time(schedule, nbytes
     assert simulate(backward, nbytes).time <= 1.5 * simulate(schedule, nbytes).time
 
 
-@pytest.mark.parametrize("synthesizer", [ForestColl(), MultiTree()], ids=["forestcoll", "multitree"])
+@pytest.mark.parametrize(
+    "synthesizer", [ForestColl(), MultiTree()], ids=["forestcoll", "multitree"]
+)
 @pytest.mark.parametrize("nbytes", [1e6, 64e6])
 @pytest.mark.parametrize(
     "topology",
