@@ -77,7 +77,7 @@ def synthesize(
     connected(topology)
     checks.instance(collective, (str, Collective), "collective", CollectiveError)
     maker = synthesizer_named(synthesizer)
-    nbytes = checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
+    checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
     if chunks is not None:
         chunks = checks.integer(chunks, "chunks", CollectiveError, least=1)
     if nbytes is not None or isinstance(synthesizer, str):

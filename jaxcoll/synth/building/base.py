@@ -66,7 +66,7 @@ class Synthesizer(abc.ABC):
         """
         started = time.perf_counter()
         seed = self.checked(topology, collective, seed)
-        nbytes = checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
+        checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
         schedule = self._derive(topology, collective, seed, nbytes)
         return schedule.with_provenance(
             Provenance(
