@@ -5,7 +5,7 @@ them. ``building`` holds what they share; the other folders are one family each.
 """
 
 from jaxcoll.synth.auto import Portfolio
-from jaxcoll.synth.building.base import Synthesizer, empty_schedule
+from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer, empty_schedule
 from jaxcoll.synth.dimensional.blueconnect import BlueConnect
 from jaxcoll.synth.dimensional.bucket import Bucket
 from jaxcoll.synth.dimensional.cascade import Cascade
@@ -22,7 +22,7 @@ from jaxcoll.synth.oblivious.hdrm import Hdrm
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
-from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY
+from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos.synthesizer import Tacos

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -15,8 +16,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
-from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, chunk_counts, entry_of, told
+from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
+from jaxcoll.synth.registry import REGISTRY, chunk_counts, entry_of, told
 from jaxcoll.topology import Topology
 
 # Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
@@ -42,6 +43,7 @@ class _Climb:
     def __init__(self, synthesizer: Synthesizer, counts: Sequence[int]) -> None:
         self.synthesizer = synthesizer
         self.left = list(counts)
+        self.most = counts[-1]
         self.tried: list[tuple[int, float]] = []
 
     @property
@@ -51,20 +53,31 @@ class _Climb:
 
     @property
     def prospect(self) -> float:
-        """Seconds that more chunks may reach: the limit less what it may err by; 0 if unknown."""
+        """Seconds that the most chunks may reach, less what that may err by; 0 if unknown."""
         if len(self.tried) < 2:
             return 0.0
-        limit = _limit(*self.tried[-2:])
+        limit, rest = _limit(*self.tried[-2:])
         if len(self.tried) == 2:
-            return _GUESSED * limit
-        return _TRUSTED * (limit - abs(limit - _limit(*self.tried[-3:-1])))
+            return _GUESSED * (limit + rest / self.most)
+        error = abs(limit - _limit(*self.tried[-3:-1])[0])
+        return _TRUSTED * (limit - error + rest / self.most)
+
+    def keep_within(self, work: Callable[[int], float], most: float) -> None:
+        """Know the most chunks that do not take too much work."""
+        self.most = max((count for count in self.left if work(count) <= most), default=self.most)
 
     def is_done(self, tolerance: float) -> bool:
-        """Whether no counts are left, or the last two gained less than the tolerance."""
+        """Whether no counts are left, or the last two gained less than the tolerance.
+
+        Past its best count a pipeline only gets slower: after a series of gains one loss ends it.
+        """
         times = [seconds for _, seconds in self.tried]
         if not times or not self.left:
             return True
-        return len(times) > 3 and min(times) >= min(times[:-2]) * (1 - tolerance)
+        if len(times) <= 3:
+            return False
+        is_past_best = times[-1] > times[-2] and times[-2] < times[-3] < times[-4]
+        return is_past_best or min(times) >= min(times[:-2]) * (1 - tolerance)
 
     def record(self, count: int, seconds: float | None) -> None:
         """Note what a count took; None where the synthesizer refused it."""
@@ -73,10 +86,11 @@ class _Climb:
             self.tried.append((count, seconds))
 
 
-def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> float:
-    """A, by two counts of chunks and the seconds that they take."""
+def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[float, float]:
+    """A and B, by two counts of chunks and the seconds that they take."""
     (k, before), (many, after) = fewer, more
-    return after - max(before - after, 0.0) * k / (many - k)
+    gain = max(before - after, 0.0)
+    return after - gain * k / (many - k), gain * k * many / (many - k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +221,7 @@ def with_chunks_chosen(
         race.finish([_Climb(synthesizer, counts) for counts in series], whatever_it_takes=True)
         if race.schedule is not None:
             return race.schedule
-    return synthesizer.synthesize(topology, one, seed)
+    return synthesizer.synthesize(topology, one, seed, nbytes)
 
 
 class _Race:
@@ -229,6 +243,7 @@ class _Race:
         self.chosen: Synthesizer | None = None
         self.table: list[dict[str, object]] = []
         self.tried: dict[tuple[Synthesizer, int], float | None] = {}
+        self.works: dict[tuple[Synthesizer, int], float] = {}
         pairs = sum(len(group) ** 2 for group in collective.groups)
         most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
         self.work = most if portfolio.work is None else portfolio.work
@@ -246,6 +261,8 @@ class _Race:
     def finish(self, climbs: list[_Climb], whatever_it_takes: bool = False) -> None:
         """Try the fewest chunks of every candidate, then more of those that may still win.
 
+        The fast and the cheap come first: what they reach spares others.
+
         Args:
             whatever_it_takes: whether the fewest chunks are tried even where that is much work.
         """
@@ -262,7 +279,16 @@ class _Race:
             ]
             if not climbs:
                 break
-            self.run(min(climbs, key=lambda climb: climb.least))
+            self.run(min(climbs, key=lambda climb: climb.least * self.work_of(climb)))
+
+    def work_of(self, climb: _Climb, count: int | None = None) -> float:
+        """The work that a chunk count of a climb takes, its next one when omitted."""
+        key = (climb.synthesizer, climb.left[0] if count is None else count)
+        if key not in self.works:
+            collective = dataclasses.replace(self.collective, chunks_per_shard=key[1])
+            work = entry_of(climb.synthesizer).work
+            self.works[key] = work(climb.synthesizer, self.topology, collective)
+        return self.works[key]
 
     def run(self, climb: _Climb, whatever_it_takes: bool = False) -> None:
         """Synthesize and time the next chunk count of a climb, unless it takes too much work."""
@@ -274,13 +300,15 @@ class _Race:
         row: dict[str, object] = {"candidate": repr(synthesizer), "chunks": count}
         self.table.append(row)
         seconds = None
-        work = entry_of(synthesizer).work(synthesizer, self.topology, collective)
+        work = self.work_of(climb)
         if not whatever_it_takes and work > self.work:
             row["refused"] = f"takes the work of {work:.0f} sends, auto allows {self.work}"
             climb.left = []
         else:
             try:
-                schedule = synthesizer.synthesize(self.topology, collective, self.seed)
+                schedule = synthesizer.synthesize(
+                    self.topology, collective, self.seed, self.portfolio.nbytes
+                )
             except JaxcollError as error:
                 row["refused"] = str(error)
             else:
@@ -288,6 +316,7 @@ class _Race:
                 row["time"] = seconds = float(taken)
                 if self.time is None or taken < self.time:
                     self.time, self.schedule, self.chosen = taken, schedule, synthesizer
+                climb.keep_within(functools.partial(self.work_of, climb), self.work)
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
         if self.portfolio.progress is not None:

@@ -9,9 +9,9 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.auto import Portfolio, with_chunks_chosen
-from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
 from jaxcoll.synth.forestcoll import ForestColl
-from jaxcoll.synth.registry import BUCKET_BYTES, REGISTRY, bytes_of, told
+from jaxcoll.synth.registry import REGISTRY, bytes_of, told
 from jaxcoll.topology import Topology, connected
 from jaxcoll.verifier import verify
 
@@ -79,6 +79,7 @@ def synthesize(
     connected(topology)
     checks.instance(collective, (str, Collective), "collective", CollectiveError)
     maker = synthesizer_named(synthesizer)
+    checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
     if chunks is not None:
         chunks = checks.integer(chunks, "chunks", CollectiveError, least=1)
     if nbytes is not None or isinstance(synthesizer, str):
@@ -95,7 +96,7 @@ def synthesize(
     if what.shares is not None and isinstance(maker, Portfolio) and not maker.names:
         maker = ForestColl()
     if isinstance(collective, Collective) or chunks is not None:
-        schedule = maker.synthesize(topology, what, seed)
+        schedule = maker.synthesize(topology, what, seed, nbytes)
     elif isinstance(maker, Portfolio):
         schedule = maker.with_chunks_chosen(topology, what, seed)
     else:

@@ -41,9 +41,6 @@ from jaxcoll.synth.trees.multitree import MultiTree
 from jaxcoll.synth.trees.tto import Tto
 from jaxcoll.topology import Topology
 
-# PyTorch's DistributedDataParallel and ``jc.optax`` reduce gradients in buckets of 25 MiB.
-BUCKET_BYTES = 25 * 2**20
-
 # At most one piece per chunk of a shard: messages are cut into as many as there are chunks.
 _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
@@ -144,9 +141,14 @@ def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective)
 
 
 def _packed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
-    """Where there are no switches, trees are found in time for each rank and link."""
-    found = _OPTIMUM * topology.num_ranks * topology.num_links if topology.is_direct else 0.0
-    return found + _sends(synthesizer, topology, collective)
+    """Where there are no switches, trees are found in time for each rank and link.
+
+    Through switches a send is put in order and simulated on every link of its path.
+    """
+    sends = _sends(synthesizer, topology, collective)
+    if topology.is_direct:
+        return _OPTIMUM * topology.num_ranks * topology.num_links + sends
+    return max(1.0, float(hop_distances(topology).mean()) / 2) * sends
 
 
 def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:

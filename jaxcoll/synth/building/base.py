@@ -14,7 +14,11 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, concatenate
+from jaxcoll.synth.building.reversal import reverse_in_time
 from jaxcoll.topology import Topology, connected
+
+# PyTorch's DistributedDataParallel and ``jc.optax`` reduce gradients in buckets of 25 MiB.
+BUCKET_BYTES = 25 * 2**20
 
 
 class Synthesizer(abc.ABC):
@@ -41,17 +45,29 @@ class Synthesizer(abc.ABC):
         """
 
     @final
-    def synthesize(self, topology: Topology, collective: Collective, seed: int = 0) -> Schedule:
-        """A schedule of the collective on the topology; the same seed gives the same schedule.
+    def synthesize(
+        self,
+        topology: Topology,
+        collective: Collective,
+        seed: int = 0,
+        nbytes: float | None = None,
+    ) -> Schedule:
+        """A schedule of the collective on the topology; the same arguments give the same schedule.
+
+        Args:
+            nbytes: bytes of a rank's buffer for which a schedule that is run backwards through
+                switches is put in order (see ``reverse_in_time``); when omitted those of the
+                algorithm's own field, or 25 MiB.
 
         Raises:
-            CollectiveError: the algorithm is not defined for the collective.
+            CollectiveError: the algorithm is not defined for the collective, or bytes not above 0.
             TopologyError: the algorithm is not defined for the network, or it has another number
                 of ranks than the collective.
         """
         started = time.perf_counter()
         seed = self.checked(topology, collective, seed)
-        schedule = self._derive(topology, collective, seed)
+        checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
+        schedule = self._derive(topology, collective, seed, nbytes)
         return schedule.with_provenance(
             Provenance(
                 self.name,
@@ -91,29 +107,45 @@ class Synthesizer(abc.ABC):
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
         return {f.name: _said(getattr(self, f.name)) for f in fields if f.compare}
 
+    def solves(self, kind: str) -> bool:
+        """Whether ``solve`` makes schedules of a kind; what it does not make is derived."""
+        return kind in self.kinds
+
     @final
-    def two_phases(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+    def two_phases(
+        self,
+        topology: Topology,
+        collective: Collective,
+        seed: int,
+        nbytes: float | None = None,
+    ) -> Schedule:
         """The all_reduce of the algorithm's reduce_scatter and its all_gather."""
-        gather = self._derive(topology, collective.with_kind("all_gather"), seed)
+        gather = self._derive(topology, collective.with_kind("all_gather"), seed, nbytes)
         if topology == topology.transpose():
-            return _of_phase(concatenate(gather.reverse(), gather), gather)
-        scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed)
+            return _of_phase(concatenate(self._reverse(gather, nbytes), gather), gather)
+        scatter = self._derive(topology, collective.with_kind("reduce_scatter"), seed, nbytes)
         return _of_phase(concatenate(scatter, gather), gather)
 
-    def _derive(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
+    def _derive(
+        self, topology: Topology, collective: Collective, seed: int, nbytes: float | None
+    ) -> Schedule:
         if all(len(group) == 1 for group in collective.groups):
             return empty_schedule(topology, collective)
-        if collective.kind in self.kinds:
+        if self.solves(collective.kind):
             return self.solve(topology, collective, seed)
         if collective.kind == "all_reduce":
-            return self.two_phases(topology, collective, seed)
-        if collective.dual().kind in self.kinds:
+            return self.two_phases(topology, collective, seed, nbytes)
+        if self.solves(collective.dual().kind):
             dual = self.solve(topology.transpose(), collective.dual(), seed)
-            return _of_phase(dual.reverse(), dual)
+            return _of_phase(self._reverse(dual, nbytes), dual)
         offered = sorted(self.kinds | _derived(self.kinds))
         raise CollectiveError(
             f"{self.name} is not defined for {collective.kind}; it offers {', '.join(offered)}"
         )
+
+    def _reverse(self, schedule: Schedule, nbytes: float | None) -> Schedule:
+        own = getattr(self, "nbytes", None)
+        return reverse_in_time(schedule, nbytes or own or BUCKET_BYTES)
 
 
 def _said(value: object) -> object:

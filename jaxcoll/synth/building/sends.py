@@ -111,6 +111,7 @@ def gather_along(
     pattern: Pattern,
     index: np.ndarray,
     start: int,
+    turn: int = 0,
 ) -> Sends:
     """One phase: along one dimension, what has been gathered along others before.
 
@@ -121,6 +122,7 @@ def gather_along(
         pattern: the pattern along it.
         index: which chunks of every shard.
         start: step in which the pattern starts.
+        turn: odd to swap the directions of chunks in the middle, which go both ways in turns.
     """
     coordinates = grid.coordinates()
     stride = np.cumprod((1, *grid.shape[:0:-1]))[::-1]
@@ -149,7 +151,7 @@ def gather_along(
         if move.half < 0:
             sends.append(Sends(*(column.ravel() for column in columns)))
         else:
-            keep = _halves(shape, coordinates.sum(axis=1)[owner[:, 0]]) == move.half
+            keep = _halves(shape, turn + coordinates.sum(axis=1)[owner[:, 0]]) == move.half
             sends.append(Sends(*(column[keep] for column in columns)))
     return Sends.joined(sends)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import ClassVar
@@ -140,13 +141,20 @@ def _loaded(
 def _phases(
     box: Box, orders: list[tuple[int, ...]], patterns: Mapping[int, Pattern]
 ) -> Iterator[Sends]:
-    """Sends between places, every send after that which brings what it carries on."""
+    """Sends between places, every send after that which brings what it carries on.
+
+    To the rank opposite, the chunks of an order take both directions in turns.
+    """
+    taken: Counter[tuple[int, ...]] = Counter()
     for chunk, order in enumerate(orders):
         start = 0
         for phase, dim in enumerate(order):
             index = np.asarray([chunk])
-            yield gather_along(box.grid, order[:phase], dim, patterns[dim], index, start)
+            yield gather_along(
+                box.grid, order[:phase], dim, patterns[dim], index, start, taken[order]
+            )
             start += steps(patterns[dim])
+        taken[order] += 1
 
 
 def _over_shortest_routes(

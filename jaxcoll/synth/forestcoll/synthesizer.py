@@ -77,6 +77,10 @@ class ForestColl(Synthesizer):
         """Chunks a shard of an all_gather are best a multiple of this: its trees a rank."""
         return known_optimum(topology, None).k if self.k is None else self.k
 
+    def solves(self, kind: str) -> bool:
+        """Whether ``solve`` makes schedules of a kind: of an all_reduce in joint phases."""
+        return kind in self.kinds and (kind != "all_reduce" or self.phases == "joint")
+
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule without random choices; ``seed`` changes nothing.
 
@@ -107,10 +111,9 @@ class ForestColl(Synthesizer):
         return 1 if bound.shared is None else granularity(topology, bound)
 
     def _all_reduce(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        if self.phases == "joint":
-            bound = _known_bound(topology)
-            if bound.shared is not None:
-                return joint_all_reduce(topology, collective, bound, self.pieces)
+        bound = _known_bound(topology)
+        if bound.shared is not None:
+            return joint_all_reduce(topology, collective, bound, self.pieces)
         return self.two_phases(topology, collective, seed)
 
     def _tuned(self, flow: TreeFlow, collective: Collective, nbytes: float) -> Schedule:

@@ -59,11 +59,32 @@ def test_little_data_takes_its_latencies_and_the_slowest_dimension():
 def test_halves_of_an_all_reduce_overlap():
     for topology in (RFS, torus(4, 4), ring(8), hypercube(4), mesh(3, 4)):
         cascade = Cascade(1e6)
+        # The all_gather of 4 chunks keeps every link of the torus busy until all have left.
+        chunks = 4 if topology is RFS else 8
         gather, both = (
-            simulate(synthesize(topology, kind, cascade, chunks=4), 10**6).exact_time
+            simulate(synthesize(topology, kind, cascade, chunks=chunks), 10**6).exact_time
             for kind in ("all_gather", "all_reduce")
         )
         assert both < 2 * gather
+
+
+@pytest.mark.parametrize("topology", [torus(2, 4), torus(4, 4), ring(6)], ids=str)
+def test_the_chunks_to_the_rank_opposite_load_both_directions_equally(topology):
+    """All of a rank's took one direction, and half of the links carried a tenth more."""
+    schedule = Cascade(2**18).synthesize(topology, Collective("all_gather", topology.num_ranks, 16))
+    load = np.bincount(schedule.edge, minlength=topology.num_links)
+    sides = topology.placement.grid.coordinates()
+    along = (sides[topology.src] != sides[topology.dst]).argmax(axis=1)
+    for dimension in set(along.tolist()):
+        assert np.ptp(load[along == dimension]) <= 1  # of an odd number, one direction has one more
+
+
+def test_a_buffer_of_middle_size_takes_hardly_longer_than_the_bound():
+    topology = torus(2, 4, alpha=0.5e-6, bandwidth=50e9)
+    for kind, of_the_bound in (("all_gather", 1.004), ("reduce_scatter", 1.004)):
+        schedule = synthesize(topology, kind, Cascade(2**18), chunks=64)
+        time = simulate(schedule, 2**18).time
+        assert time <= of_the_bound * bound(topology, kind, 2**18).time
 
 
 @settings(max_examples=50)

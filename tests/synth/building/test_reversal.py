@@ -1,0 +1,82 @@
+"""Schedules run backwards in time: as long as their forward runs, and sound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxcoll import Collective, CollectiveError, simulate, topologies, verify
+from jaxcoll.synth import ForestColl, MultiTree, synthesize
+from jaxcoll.synth.building.reversal import in_order, reverse_in_time
+from tests import strategies
+
+ONE_WAY = ("all_gather", "broadcast")
+
+
+@given(
+    strategies.schedules(
+        kinds=ONE_WAY, networks=strategies.grids(max_ranks=9) | strategies.topologies(max_ranks=8)
+    ),
+    st.sampled_from((1e3, 1e6, 1e9)),
+)
+def test_without_switches_the_reverse_takes_the_same_time(schedule, nbytes):
+    backward = reverse_in_time(schedule, nbytes)
+    verify(backward)
+    assert simulate(backward, nbytes).exact_time == simulate(schedule, nbytes).exact_time
+
+
+@given(
+    strategies.schedules(
+        kinds=ONE_WAY, networks=strategies.topologies(max_ranks=10, switches=True)
+    ),
+    st.sampled_from((1e3, 1e6, 1e9)),
+)
+def test_through_switches_the_reverse_takes_about_the_same_time(schedule, nbytes):
+    backward = reverse_in_time(schedule, nbytes)
+    verify(backward)
+    assert backward.num_messages == schedule.num_messages
+    # Switches serve first come, first served: what arrives early may delay what is urgent.
+    assert simulate(backward, nbytes).time <= 1.5 * simulate(schedule, nbytes).time
+
+
+@pytest.mark.parametrize(
+    "synthesizer", [ForestColl(), MultiTree()], ids=["forestcoll", "multitree"]
+)
+@pytest.mark.parametrize("nbytes", [1e6, 64e6])
+@pytest.mark.parametrize(
+    "topology",
+    [topologies.dgx_h100(2), topologies.dgx_a100(2), topologies.fat_tree(2, 3)],
+    ids=["h100", "a100", "fat tree"],
+)
+def test_a_reduce_scatter_through_switches_takes_the_time_of_the_all_gather(
+    topology, nbytes, synthesizer
+):
+    chunks = 16 if isinstance(synthesizer, ForestColl) else 1
+    times = {}
+    for kind in ("all_gather", "reduce_scatter", "all_reduce"):
+        collective = Collective(kind, topology.num_ranks, chunks)
+        schedule = synthesizer.synthesize(topology, collective, nbytes=nbytes)
+        verify(schedule)
+        times[kind] = simulate(schedule, nbytes).time
+    assert times["reduce_scatter"] <= 1.02 * times["all_gather"]
+    assert times["all_reduce"] <= 1.02 * (times["all_gather"] + times["reduce_scatter"])
+
+
+@given(strategies.schedules(kinds=ONE_WAY))
+def test_in_its_own_order_a_schedule_keeps_its_messages(schedule):
+    same = in_order(schedule, np.arange(schedule.num_messages))
+    verify(same)
+    assert sorted(zip(same.edge, same.chunk, strict=True)) == sorted(
+        zip(schedule.edge, schedule.chunk, strict=True)
+    )
+
+
+@pytest.mark.parametrize("nbytes", [0, -1.0, "x", float("nan")])
+def test_bytes_to_be_ordered_for_are_checked(nbytes):
+    topology = topologies.ring(3)
+    with pytest.raises(CollectiveError, match="nbytes"):
+        MultiTree().synthesize(topology, Collective("reduce_scatter", 3), nbytes=nbytes)
+    with pytest.raises(CollectiveError, match="nbytes"):
+        synthesize(topology, "all_gather", "ring", nbytes=nbytes, chunks=1)
