@@ -36,7 +36,7 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "mi250-x2": lambda: topologies.mi250(2),
     "fat-tree-64": lambda: topologies.fat_tree(4, 3),
     "fat-tree-256": lambda: topologies.fat_tree(4, 4),
-    # Small ones, which tests compare with what is recorded.
+    # Small ones, which tests compare with the record.
     "torus-2x4": lambda: topologies.torus(2, 4),
     "switch-2d-2x3": lambda: topologies.switch_2d(2, 3),
     "mesh-2x3-unequal": lambda: topologies.mesh(2, 3, bandwidth=(1e9, 3e9)),

@@ -91,12 +91,12 @@ PEER_SECONDS = {
     "MI250 16+16": (0.5, 5.6, 15.8),
     "torus 8x8": (0.8, 0.1, 45.0),
 }
-# Table 4.1: k trees a rank on two MI250 boxes, GB/s.
+# Table 4.1: k trees per rank on two MI250 boxes, GB/s.
 PAPER_FIXED_K = {1: 320, 2: 341, 3: 343, 4: 341, 5: 348, 83: 354}
 
 
 def seconds_of(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call returns, and the CPU seconds it takes."""
+    """The result of a call, and the CPU seconds it takes."""
     start = time.process_time()
     result = call()
     return result, time.process_time() - start

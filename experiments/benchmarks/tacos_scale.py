@@ -50,7 +50,7 @@ ON_RFS: Mapping[int, Sequence[Synthesizer]] = {
 
 
 def measure_rfs(seed: int, repeat: int) -> list[dict[str, Any]]:
-    """Rows: an all_reduce on 128 ranks of 3D-RFS, 4 chunks a shard (paper: 1.08 s)."""
+    """Rows: an all_reduce on 128 ranks of 3D-RFS, 4 chunks per shard (paper: 1.08 s)."""
     topology = ring_fc_switch(2, 4, 16)
     collective = Collective("all_reduce", topology.num_ranks, 4)
     rows = []

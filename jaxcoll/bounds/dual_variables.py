@@ -27,9 +27,9 @@ class DualVariables:
 
     Attributes:
         arcs: pairs of ranks that have capacity from one to the other.
-        copies: for each rank t, what it counts for as a receiver, and lengths of the arcs towards
+        copies: for each rank t, its weight as a receiver, and lengths of the arcs towards
             it.
-        sums: for each rank t, what it counts for as a sender, and lengths of the arcs from it.
+        sums: for each rank t, its weight as a sender, and lengths of the arcs from it.
         links: of the links, where switches stand between the ranks.
     """
 

@@ -96,8 +96,8 @@ class Frontiers(Mapping):
     Attributes:
         largest: the largest size.
         degree: the degree.
-        cells: per size, the candidates of that degree that ``search`` keeps: the frontiers for every choice of
-            ``links`` and ``parallel`` are among them.
+        cells: per size, the candidates of that degree that ``search`` keeps: the frontiers for
+            every choice of ``links`` and ``parallel`` are among them.
     """
 
     largest: int

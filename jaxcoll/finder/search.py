@@ -1,7 +1,7 @@
 """The bottom-up search (Section 3.5.4): the best candidates of every size and degree.
 
 Every expansion multiplies the size, or keeps it and multiplies the degree, so cells are filled by
-size, then by degree. What a cell keeps is beaten by nothing that costs no more and has all its
+size, then by degree. An entry of a cell is beaten by none that costs no more and has all its
 properties; costs of expansions are predicted by the theorems of Table 3.3.
 """
 

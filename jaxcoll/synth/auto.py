@@ -83,7 +83,7 @@ def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> float:
 class Portfolio(Synthesizer):
     """Tries many synthesizers and keeps the schedule that takes the least simulated time.
 
-    What it tries is stated in the registry (``jaxcoll.synth.registry``). Every variant starts with
+    The registry (``jaxcoll.synth.registry``) states the variants. Every variant starts with
     its fewest chunks; then those that may still win are given more, as long as that gains more than
     the tolerance. The search ends where a bound is met within the tolerance. Of schedules that take
     equally long the one tried first is kept.
@@ -171,7 +171,7 @@ class Portfolio(Synthesizer):
         )
 
     def _variants(self, topology: Topology) -> tuple[Synthesizer, ...]:
-        """What is tried; one named on its own is tried even where auto leaves it out."""
+        """The variants to try; a synthesizer named on its own is tried even where auto omits it."""
         names = self.names or tuple(REGISTRY)
         found = []
         for name in names:
@@ -291,7 +291,7 @@ class _Race:
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
         if self.portfolio.progress is not None:
-            label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} a shard"
+            label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} per shard"
             self.portfolio.progress(len(self.table), label, seconds)
 
     def certified(self) -> Schedule:

@@ -1,4 +1,4 @@
-"""The classic algorithms: what each promises beyond the battery, and what it refuses."""
+"""The classic algorithms: the promises of each beyond the battery, and the errors."""
 
 from __future__ import annotations
 

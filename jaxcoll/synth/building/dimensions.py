@@ -24,7 +24,7 @@ def line_patterns(
 
     Args:
         close: whether a ring takes the long way back along dimensions that do not wrap; otherwise
-            blocks travel to both ends there.
+            blocks are sent to both ends there.
     """
     found = {}
     for dim in dims:

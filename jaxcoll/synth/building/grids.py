@@ -38,7 +38,7 @@ def box_of(topology: Topology, who: str, shape: tuple[int, ...] | None = None) -
         shape: the sides of the box, if it is to be of consecutive ranks whatever the network is.
 
     Raises:
-        TopologyError: the network is no box, or has not as many ranks as the shape.
+        TopologyError: the network is not a grid, or has not as many ranks as the shape.
     """
     if shape is not None:
         if math.prod(shape) != topology.num_ranks:
@@ -63,7 +63,7 @@ def checked_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
     """Sides of a box as a tuple.
 
     Raises:
-        CollectiveError: no sides, or one that is no integer of at least 1.
+        CollectiveError: no sides, or one that is not an integer of at least 1.
     """
     if shape is None:
         return None

@@ -1,4 +1,4 @@
-"""All-gathers along a line of places, as moves: what a dimension of a box, or a group, can do.
+"""All-gathers along a line of positions, as moves along one dimension of a grid or within a group.
 
 A pattern is a list of moves in order. Algorithms for whole networks are compositions of patterns
 (``jaxcoll.synth.building.sends``).
@@ -38,7 +38,7 @@ def steps(pattern: Pattern) -> int:
 
 
 def circle(side: int, *, both_ways: bool) -> Pattern:
-    """Blocks travel round, each place passing on what it received in the step before.
+    """Blocks go round a circle: each position passes on the blocks it received a step earlier.
 
     Both ways, to the place opposite; it is reached both ways on even sides, and half a block comes
     each way. A circle of two is a line.
@@ -56,7 +56,7 @@ def circle(side: int, *, both_ways: bool) -> Pattern:
 
 
 def line(side: int) -> Pattern:
-    """Blocks travel to both ends."""
+    """Blocks are sent to both ends."""
     here = np.arange(side)
     moves = []
     for way in (1, -1):

@@ -41,7 +41,7 @@ class Sends:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def in_pieces(self, chunks: int, pieces: int) -> Sends:
-        """The sends with every message cut into pieces, at most one a chunk of a shard.
+        """The sends with every message cut into pieces, at most one per chunk of a shard.
 
         A message is stored before it is forwarded, so one that crosses switches or relaying ranks
         takes less time in pieces, which follow one another.
@@ -63,7 +63,7 @@ def gather_by_dimension(
     Every shard's chunks are dealt to as many parts as there are dimensions; the first gathers along
     the last dimension first, then along the one before, so that its blocks are runs of places; each
     further part starts one dimension earlier, so that all dimensions are busy at once. Along a
-    closed dimension blocks travel both ways to the rank opposite, along an open one to both
+    closed dimension blocks go both ways to the rank opposite, along an open one to both
     borders. A message is everything a rank has received in the step before and passes on: it pays
     alpha once.
 
@@ -112,7 +112,7 @@ def gather_along(
     index: np.ndarray,
     start: int,
 ) -> Sends:
-    """One phase: along one dimension, what has been gathered along others before.
+    """One phase: along one dimension, the blocks gathered along others before.
 
     Args:
         grid: the box.

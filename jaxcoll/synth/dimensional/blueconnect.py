@@ -47,11 +47,11 @@ class BlueConnect(Synthesizer):
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no box.
-            CollectiveError: groups that are no boxes in it.
+            TopologyError: the network is not a grid.
+            CollectiveError: groups that are not boxes of this grid.
         """
         box = box_of(topology, self.name, self.shape)
         dims = group_dimensions(box, collective, self.name)

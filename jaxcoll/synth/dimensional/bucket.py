@@ -22,7 +22,7 @@ class Bucket(Synthesizer):
     """Gather along one dimension after another, each part of the data starting with another one.
 
     Steps are as many as the diameter of the box. On homogeneous boxes with equal sides the time of
-    an all_gather is the TACOS paper's Ideal at every size, when chunks a shard are a multiple of
+    an all_gather is the TACOS paper's Ideal at every size, when chunks per shard are a multiple of
     ``granularity``. Groups must be boxes inside the box: all ranks that differ in some dimensions
     only.
 
@@ -35,7 +35,7 @@ class Bucket(Synthesizer):
 
     @staticmethod
     def granularity(topology: Topology) -> int:
-        """Chunks a shard (or a multiple) with which every link carries equal shares.
+        """Chunks per shard (or a multiple) with which every link carries equal shares.
 
         One part a dimension, and two where a closed even side is reached both ways.
         """
@@ -45,7 +45,7 @@ class Bucket(Synthesizer):
         return max(1, len(sides)) * (2 if halves else 1)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         box = _box(topology)
         dims = group_dimensions(box, collective, self.name)
         sends = gather_by_dimension(box.grid, dims, collective.chunks_per_shard, both_ways=True)

@@ -46,7 +46,7 @@ class Cascade(Synthesizer):
     basic algorithm (``building.dimensions.line_patterns``); lines that do not close are not closed.
 
     Attributes:
-        nbytes: bytes of a rank's buffer to be quick for; 64 MiB when omitted.
+        nbytes: bytes of a rank's buffer to be fast for; 64 MiB when omitted.
         shape: see ``BlueConnect``.
 
     Raises:
@@ -64,11 +64,11 @@ class Cascade(Synthesizer):
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no box.
-            CollectiveError: groups that are no boxes in it.
+            TopologyError: the network is not a grid.
+            CollectiveError: groups that are not boxes of this grid.
         """
         gather = self._gather(topology, collective.with_kind("all_gather"))
         if collective.kind == "all_gather":
@@ -101,7 +101,7 @@ def least_load_orders(
 
     Args:
         side: ranks along every dimension, outermost first.
-        seconds: what a dimension takes for blocks of a byte.
+        seconds: time of each dimension for blocks of one byte.
         chunks: how many.
     """
     load = dict.fromkeys(side, Fraction(0))

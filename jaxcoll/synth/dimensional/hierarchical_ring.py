@@ -45,11 +45,11 @@ class HierarchicalRing(Synthesizer):
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             CollectiveError: blocks do not divide a group.
-            TopologyError: ``inner`` is None and the network is no box.
+            TopologyError: ``inner`` is None and the network is not a grid.
         """
         inner = self.inner
         if inner is None:

@@ -33,11 +33,11 @@ class Ring2D(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no box of two dimensions.
-            CollectiveError: groups that are no boxes in it.
+            TopologyError: the network is not a grid of two dimensions.
+            CollectiveError: groups that are not boxes of this grid.
         """
         box = box_of(topology, self.name)
         if sum(side > 1 for side in box.grid.shape) != 2:

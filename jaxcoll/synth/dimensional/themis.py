@@ -50,11 +50,11 @@ class Themis(Synthesizer):
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no box.
-            CollectiveError: groups that are no boxes in it.
+            TopologyError: the network is not a grid.
+            CollectiveError: groups that are not boxes of this grid.
         """
         box = box_of(topology, self.name, self.shape)
         dims = group_dimensions(box, collective, self.name)
@@ -92,7 +92,7 @@ def balanced_orders(
     """For each chunk the order in which it gathers along the dimensions.
 
     Args:
-        side, rate: ranks, and bytes per second a rank, of every dimension, outermost first.
+        side, rate: ranks, and bytes per second and rank, of every dimension, outermost first.
         chunks: how many.
     """
     load = dict.fromkeys(side, Fraction(0))

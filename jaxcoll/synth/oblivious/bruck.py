@@ -28,7 +28,7 @@ class Bruck(Synthesizer):
     systems", 1997). Blind to the topology: pairs are routed over shortest paths.
 
     Attributes:
-        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
             one another where a message crosses several links (``Sends.in_pieces``).
 
     Raises:
@@ -44,7 +44,7 @@ class Bruck(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         index = np.arange(collective.chunks_per_shard)
 
         def shifted(group: np.ndarray) -> tuple[np.ndarray, Sends]:

@@ -29,7 +29,7 @@ class Direct(Synthesizer):
     )
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         n = topology.num_ranks
         chunk, dst = _deliveries(collective)
         holder = collective.target if collective.kind == "scatter" else collective.owner

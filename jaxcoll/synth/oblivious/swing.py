@@ -34,7 +34,7 @@ class Swing(Synthesizer):
     Defined on tori whose sides are powers of two, for all ranks at once.
 
     Attributes:
-        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
             one another where a message crosses several links (``Sends.in_pieces``).
 
     Raises:
@@ -50,10 +50,10 @@ class Swing(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no torus, or a side of it no power of two.
+            TopologyError: the network is not a torus, or a dimension of it is not a power of two.
             CollectiveError: the groups are not all ranks in order.
         """
         grid = _torus(topology)

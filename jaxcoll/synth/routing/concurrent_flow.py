@@ -1,9 +1,10 @@
 """The rate of all-to-all: the maximum concurrent flow between all pairs of ranks.
 
 The linear program (A.1) of the direct-connect paper has a flow from every source over every link.
-``flow_classes`` finds which of them are equal by symmetry; what is left is solved exactly where it
-is small. Elsewhere the dual is climbed at soft distances, until the two bounds meet. Either way
-both bounds are computed on the whole graph, in integers, and hold whatever the solver did.
+``flow_classes`` finds which of them are equal by symmetry; the remaining program is solved exactly
+where it is small. Elsewhere the dual is climbed at soft distances, until the two bounds meet.
+Either way both bounds are computed on the whole graph, in integers, and hold whatever the solver
+did.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class DoubleBinaryTree(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         return all_reduce(topology, collective, double_binary_trees, self.pieces)
 
 

@@ -64,7 +64,7 @@ class HierarchicalTree(Synthesizer):
             checks.put(self, chains=_checked_chains(self.chains))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             CollectiveError: hosts do not divide a group, or chains are of other hosts.

@@ -54,11 +54,11 @@ def all_reduce(
 
     The chunks of a group are dealt to the trees in turn, and those of a tree cut into pieces. A
     piece goes up the tree, each rank adding what all its children sent, and back down from the
-    root, while the next follows. What a rank sends in one step to one rank is one message.
+    root, while the next follows. The chunks a rank sends in one step to one rank are one message.
 
     Args:
         trees: from the size of a group to its trees; a tree listed twice gets two shares.
-        pieces: pieces of the data of a group, at most; None for one chunk a tree and piece.
+        pieces: pieces of the data of a group, at most; None for one chunk per tree and piece.
         nbytes: of a rank's buffer, for which links serve trees in the order of arrival
             (``arrivals``); None for the order of steps, in which all trees move in lockstep.
     """

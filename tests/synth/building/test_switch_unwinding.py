@@ -105,7 +105,7 @@ def test_parallel_links_to_a_switch_are_all_used():
 
 
 def test_ranks_behind_switches_of_one_level_are_still_joined():
-    """Two switches side by side, each with a rank: neither hangs on the other."""
+    """Two switches side by side, each with a rank: neither is attached to the other."""
     topology = switched(2, [(0, 2, 1e9), (2, 3, 1e9), (1, 3, 1e9)], 4)
     schedule = Tacos().synthesize(topology, Collective("all_gather", 2))
     verify(schedule)

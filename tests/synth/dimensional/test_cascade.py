@@ -48,7 +48,7 @@ def test_little_data_takes_its_latencies_and_the_slowest_dimension():
     """3D-RFS at 1 MB: boxes sum for 1 us, the last copy is 1 us on the switch and 1 us in a box.
 
     Between these the links to the switches, which carry 30 x 1/128 MB each, never rest. Chunks of
-    2 KB that travel first and last take 20 + 10 ns in a box, and 39 ns more behind the switch.
+    2 KB that are sent first and last take 20 + 10 ns in a box, and 39 ns more behind the switch.
     """
     time = simulate(Cascade(1e6).synthesize(RFS, SUM), 10**6).time
     least = 3e-6 + 30 / 128 * 1e6 / 50e9

@@ -1,4 +1,4 @@
-"""Trees hung anew: still trees, from the same roots, in the same capacity, and no higher."""
+"""Reparented trees: still trees, from the same roots, in the same capacity, and no higher."""
 
 from __future__ import annotations
 
