@@ -370,14 +370,14 @@ def _fewest_trees(
     return Scaling(k, U / unit, capacity, tuple(k * w for w in weights))
 
 
-def least_scale(crossing: Counter[Any], trees: int) -> Fraction:
+def least_scale(bandwidths: Counter[Any], trees: int) -> Fraction:
     """The least U for which links of the given bandwidths let out enough whole trees."""
 
     def enough(scale: Fraction) -> bool:
-        return sum(count * math.floor(b * scale) for b, count in crossing.items()) >= trees
+        return sum(count * math.floor(b * scale) for b, count in bandwidths.items()) >= trees
 
     best = None
-    for b in crossing:
+    for b in bandwidths:
         # At the least scale some link carries exactly a whole number j of trees.
         low, high = 0, trees
         while high - low > 1:

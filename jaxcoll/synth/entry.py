@@ -66,7 +66,7 @@ def synthesize(
             that has bytes of its own, those.
         chunks: chunks per shard, to fix them.
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
-        root: the root's place in every group, for collectives that have one.
+        root: the root's index in every group, for collectives that have one.
         seed: the same seed gives the same schedule.
 
     Raises:

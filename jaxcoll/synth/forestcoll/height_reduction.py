@@ -30,7 +30,7 @@ class Trees:
     parent: np.ndarray
 
 
-def rehang(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
+def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
     """Trees from the same roots, no higher, in the same capacity; and the height of each batch.
 
     Args:

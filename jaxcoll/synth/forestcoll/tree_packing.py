@@ -19,7 +19,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.max_flow import dinic
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
 from jaxcoll.synth.forestcoll.capacities import Pair
-from jaxcoll.synth.forestcoll.height_reduction import Trees, rehang
+from jaxcoll.synth.forestcoll.height_reduction import Trees, reparent
 from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of, measured
 from jaxcoll.synth.forestcoll.tight_cuts import pack_across, tight_cut
 
@@ -68,7 +68,7 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         root, weight, vertex, parent = _pack(spare, roots, asked, neighbour)
         if (vertex < 0).any():
             raise TopologyError("the capacities between ranks hold fewer trees than asked for")
-        found, heights = rehang(spare, Trees(root, weight, vertex, parent))
+        found, heights = reparent(spare, Trees(root, weight, vertex, parent))
         height = (int(heights.max()), float(np.average(heights, weights=found.weight)))
         if best is None or height < least:
             best, least = found, height

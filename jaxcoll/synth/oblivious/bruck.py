@@ -25,7 +25,7 @@ class Bruck(Synthesizer):
 
     In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
     Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
-    systems", 1997). Blind to the topology: pairs are routed over shortest paths.
+    systems", 1997). Topology-oblivious: pairs are routed over shortest paths.
 
     Attributes:
         pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow

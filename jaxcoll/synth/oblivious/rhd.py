@@ -25,8 +25,8 @@ class Rhd(Synthesizer):
 
     In each of log2(n) steps all ranks exchange all they have in pairs, at distances 1, 2, 4, ...
     (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-    2005, Sec. 3). Blind to the topology: pairs are routed over shortest paths. Groups must have
-    2**k ranks; of a group, ranks pair by their places.
+    2005, Sec. 3). Topology-oblivious: pairs are routed over shortest paths. Groups must have
+    2**k ranks; of a group, ranks pair by their indices.
 
     Attributes:
         far_first: whether the all-gather starts with the farthest partner, so that the largest

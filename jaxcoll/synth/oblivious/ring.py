@@ -55,7 +55,7 @@ class Ring(Synthesizer):
         ]
         if not circles or any(sorted(c) != list(range(len(circles[0]))) for c in circles):
             raise CollectiveError(
-                f"circles must be one or more orders of the same places 0, 1, ..., "
+                f"circles must be one or more orders of the same indices 0, 1, ..., "
                 f"got {checks.shown(self.circles)}"
             )
         checks.put(self, circles=tuple(circles))
@@ -64,7 +64,7 @@ class Ring(Synthesizer):
         """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: circles of another number of places than a group has.
+            CollectiveError: circles of another number of ranks than a group has.
         """
         parts, lanes = [], []
         lane = np.zeros((topology.num_ranks, topology.num_ranks), np.int64)
@@ -93,7 +93,7 @@ class Ring(Synthesizer):
             return [ranks]
         if len(self.circles[0]) != len(ranks):
             raise CollectiveError(
-                f"the circles are of {len(self.circles[0])} places, a group has {len(ranks)} ranks"
+                f"the circles are of {len(self.circles[0])} ranks, a group has {len(ranks)} ranks"
             )
         return [ranks[list(circle)] for circle in self.circles]
 

@@ -37,7 +37,6 @@ _RANDOM = int(rules.Rule.RANDOM)
 _NEED = int(rules.Rule.DOWNSTREAM_NEED)
 _RAREST = int(rules.Rule.RAREST_FIRST)
 _SCARCE = int(rules.Rule.SCARCE_LINK)
-_PATIENT = int(rules.Rule.PATIENT)
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -56,41 +55,52 @@ def expand(
         (sends, finish, done): the sends, message by message in order of their start; when the last
         one arrives; and whether the limit was enough.
     """
-    left, limit, wanted = now.left, goal.limit, goal.wanted
-    moves, relays = len(direct.onward) > 0, len(now.relay) > 0
-    needs_all = limit < _NEVER and not moves and not relays
-    times, waiting, waits = work.times, work.waiting, work.waits
-    ranks, blocks = now.have.shape[1], now.have.shape[0]
-    columns = Sends(np.empty(1024, np.int64), np.empty(1024, np.int32), np.empty(1024, np.int32))
+    # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
+    have, left, relay, offer, target = now.have, now.left, now.relay, now.offer, direct.target
+    in_ptr, out_ptr, near_ptr, near, dst = net.in_ptr, net.out_ptr, net.near_ptr, net.near, net.dst
+    waiting, waits, times, arrivals = work.waiting, work.waits, work.times, work.events
+    first, last, random = work.first, work.last, work.random
+    limit, wanted, moves, relays = goal.limit, goal.wanted, len(direct.onward) > 0, len(relay) > 0
+    start, edge, slot = np.empty(1024, np.int64), np.empty(1024, np.int32), np.empty(1024, np.int32)
     size = sends = time = finish = nb.int64(0)
-    count = nb.int64(ranks)
-    for v in range(ranks):
+    count = nb.int64(have.shape[1])
+    for v in range(count):
         waiting[v], waits[v] = v, True
-    done = True
-    while wanted > 0 and done:
-        block = _shuffle(waiting, work.random, count, blocks)
-        room = sends + _most_sends(net, direct, waiting, left, count, goal.most)
-        if room > len(columns.edge):
-            columns = Sends(
-                _longer(columns.start, room),
-                _longer(columns.edge, room),
-                _longer(columns.slot, room),
-            )
+    while wanted > 0:
+        block = _shuffle(waiting, random, count, have.shape[0])
+        room = sends + _most_sends(in_ptr, waiting, left, count, goal.most, moves, len(target))
+        if room > len(edge):
+            start, edge, slot = _longer(start, room), _longer(edge, room), _longer(slot, room)
+        needs_all = limit < _NEVER and not moves and not relays
         if needs_all and not _is_in_time(net, costs, waiting, left, goal, count, time):
-            done = False
             break
-        event = Event(time, count, block, size, sends)
-        sends, size, last_arrival = _match(
-            net, now, direct, costs, work, goal, event, columns
-        )  # fmt: skip
+        event, columns = Event(time, count, block, size, sends), Sends(start, edge, slot)
+        sends, size, last_arrival = _match(net, now, direct, costs, work, goal, event, columns)
         finish = max(finish, last_arrival)
-        done = size > 0 and times[0] < limit
-        if done:
-            time = times[0]
-            size, count, arrived = _arrive(net, now, direct, work, columns.slot, size)
-            wanted -= arrived
-    sent = Sends(columns.start[:sends], columns.edge[:sends], columns.slot[:sends])
-    return sent, finish, done and finish < limit
+        if size == 0 or times[0] >= limit:
+            break
+        time, count = times[0], nb.int64(0)
+        while size > 0 and times[0] == time:
+            link = arrivals[0]
+            size = pop(times, arrivals, size)
+            v = dst[link]
+            for i in range(first[link], last[link]):
+                b, word, bit = place(slot[i], WORDS)
+                if moves:
+                    if v == target[slot[i]]:
+                        wanted -= 1
+                        continue
+                elif not relays or relay[b, v, word] & bit == _ZERO:
+                    wanted -= 1
+                have[b, v, word] |= bit
+                for out in range(out_ptr[v], out_ptr[v + 1]):
+                    offer[out, b >> 6] |= bit_of(b)
+            first[link] = last[link]
+            count = _let_wait(waiting, waits, count, v)
+            for i in range(near_ptr[v], near_ptr[v + 1]):
+                count = _let_wait(waiting, waits, count, near[i])
+    sent = Sends(start[:sends], edge[:sends], slot[:sends])
+    return sent, finish, wanted <= 0 and finish < limit
 
 
 @nb.njit(inline="always")
@@ -107,10 +117,8 @@ def _shuffle(waiting, random, count, blocks):
 
 
 @nb.njit(inline="always")
-def _most_sends(net, direct, waiting, left, count, most):
+def _most_sends(in_ptr, waiting, left, count, most, moves, slots):
     """The most sends that the links into the waiting ranks can take."""
-    in_ptr, slots = net.in_ptr, len(direct.target)
-    moves = len(direct.onward) > 0
     room = nb.int64(0)
     for i in range(count):
         v = waiting[i]
@@ -120,46 +128,13 @@ def _most_sends(net, direct, waiting, left, count, most):
 
 
 @nb.njit(inline="always")
-def _arrive(net, now, direct, work, slot, size):
-    """Delivers the messages that arrive first, and lets the ranks concerned wait.
-
-    Returns:
-        (size, count, arrived): arrivals to come, ranks that wait, and wanted deliveries.
-    """
-    have, relay, offer, target = now.have, now.relay, now.offer, direct.target
-    out_ptr, near_ptr, near, dst = net.out_ptr, net.near_ptr, net.near, net.dst
-    waiting, waits, times, events = work.waiting, work.waits, work.times, work.events
-    first, last = work.first, work.last
-    moves, relays = len(direct.onward) > 0, len(relay) > 0
-    time = times[0]
-    count = arrived = nb.int64(0)
-    while size > 0 and times[0] == time:
-        link = events[0]
-        size = pop(times, events, size)
-        v = dst[link]
-        for i in range(first[link], last[link]):
-            b, word, bit = place(slot[i], WORDS)
-            if moves:
-                if v == target[slot[i]]:
-                    arrived += 1
-                    continue
-            elif not relays or relay[b, v, word] & bit == _ZERO:
-                arrived += 1
-            have[b, v, word] |= bit
-            for out in range(out_ptr[v], out_ptr[v + 1]):
-                offer[out, b >> 6] |= bit_of(b)
-        first[link] = last[link]
-        if not waits[v]:
-            waits[v] = True
-            waiting[count] = v
-            count += 1
-        for i in range(near_ptr[v], near_ptr[v + 1]):
-            w = near[i]
-            if not waits[w]:
-                waits[w] = True
-                waiting[count] = w
-                count += 1
-    return size, count, arrived
+def _let_wait(waiting, waits, count, v):
+    """Adds a rank to those that wait, once; their number."""
+    if not waits[v]:
+        waits[v] = True
+        waiting[count] = v
+        count += 1
+    return count
 
 
 @nb.njit(cache=True, nogil=True)
@@ -207,33 +182,56 @@ def _match(net, now, direct, costs, work, goal, event, columns):
     Returns:
         (sends, size, finish): see ``Event``; and when the last of the new sends arrives.
     """
-    have, lack, left = now.have, now.lack, now.left
-    alpha, serial, sizes, src = costs.alpha, costs.serial, costs.size, net.src
+    in_ptr, in_link, serial, sizes, rate = (
+        net.in_ptr,
+        net.in_link,
+        costs.serial,
+        costs.size,
+        costs.rate,
+    )
+    have, lack, left, src, alpha = now.have, now.lack, now.left, net.src, costs.alpha
+    onward, target, distance = direct.onward, direct.target, direct.distance
     links, load, number, head = work.link, work.load, work.number, work.head
-    taken, following, copies = work.slot, work.next, work.copies
-    candidates, random = work.candidates, work.random
-    moves, most, time, limit = len(direct.onward) > 0, goal.most, event.time, goal.limit
+    taken, following, copies, random = work.slot, work.next, work.copies, work.random
+    candidates, planes, carry, first, last = (
+        work.candidates,
+        work.planes,
+        work.carry,
+        work.first,
+        work.last,
+    )
+    moves, most, time, rule = len(onward) > 0, goal.most, event.time, goal.rule
     sends, size, finish = event.sends, event.size, nb.int64(0)
+    start, edge, slot = columns.start, columns.edge, columns.slot
     for w in range(event.count):
         v = work.waiting[w]
         work.waits[v] = False
         if left[v] == 0:
             continue
-        idle = _idle_links(net, work, v)
+        idle, given = _idle_links(in_ptr, in_link, first, last, links, random, v), nb.int64(0)
         for j in range(idle):
-            load[j] = alpha[links[j]]
-            number[j], head[j] = 0, -1
-        given = nb.int64(0)
+            load[j], number[j], head[j] = alpha[links[j]], 0, -1
         while True:
             chosen, soonest = _done_first(links, load, number, serial, idle, most)
-            if chosen < 0 or time + soonest >= limit:
+            if chosen < 0 or time + soonest >= goal.limit:
                 break
             link = links[chosen]
             block = _look(net, now, direct, costs, candidates, event.block, link, v)
             if block < 0:
                 number[chosen] = most
                 continue
-            _keep_best(net, now, direct, costs, work, goal.rule, link, v, block)
+            if moves and rule == _NEED:
+                rules.keep_farthest(candidates, block, distance[v], target)
+            elif moves and rule == _SCARCE:
+                rules.keep_fewest_ways(candidates, net, onward, link, block)
+            elif not moves and rule != _RANDOM:
+                if rule == _RAREST:
+                    rules.keep_rarest(candidates, block, copies)
+                elif rule == _SCARCE:
+                    rules.keep_scarcest(candidates, net, have, link, v, block, rate)
+                rules.keep_most_needed(candidates, net, lack, v, block, planes, carry)
+                if rule != _RAREST:
+                    rules.keep_rarest(candidates, block, copies)
             random[0] = next_random(random[0])
             s = draw_bit(candidates, WORDS, random[0]) + block * BLOCK
             block, word, bit = place(s, WORDS)
@@ -243,24 +241,25 @@ def _match(net, now, direct, costs, work, goal, event, columns):
                 lack[block, v, word] &= ~bit
                 left[v] -= 1
                 copies[s] += 1
-            taken[given], following[given] = s, head[chosen]
-            head[chosen] = given
+            taken[given], following[given], head[chosen] = s, head[chosen], given
             given += 1
             number[chosen] += 1
             load[chosen] += serial[link, sizes[s]]
         for j in range(idle):
             if head[j] >= 0:
-                sends = _send(work, columns, j, time, sends)
-                size = push(work.times, work.events, size, time + load[j], links[j])
+                first[links[j]] = sends
+                sends = _send(edge, slot, links[j], taken, following, head[j], sends)
+                for i in range(first[links[j]], sends):
+                    start[i] = time
+                last[links[j]] = sends
                 finish = max(finish, time + load[j])
+                size = push(work.times, work.events, size, time + load[j], links[j])
     return sends, size, finish
 
 
 @nb.njit(inline="always")
-def _idle_links(net, work, v):
-    """The idle links into rank v, in random order, into ``work.link``; their number."""
-    in_ptr, in_link = net.in_ptr, net.in_link
-    links, first, last, random = work.link, work.first, work.last, work.random
+def _idle_links(in_ptr, in_link, first, last, links, random, v):
+    """The idle links into rank v, in random order, into ``links``; their number."""
     idle, x = nb.int64(0), random[0]
     for i in range(in_ptr[v], in_ptr[v + 1]):
         link = in_link[i]
@@ -287,35 +286,12 @@ def _done_first(links, load, number, serial, idle, most):
 
 
 @nb.njit(inline="always")
-def _keep_best(net, now, direct, costs, work, rule, link, v, block):
-    """Keeps the candidates that the rule prefers."""
-    candidates, target = work.candidates, direct.target
-    if len(direct.onward) > 0:
-        if rule == _NEED:
-            rules.keep_farthest(candidates, block, direct.distance[v], target)
-        elif rule == _SCARCE:
-            rules.keep_fewest_ways(candidates, net, direct.onward, link, block)
-    else:
-        if rule == _RAREST:
-            rules.keep_rarest(candidates, block, work.copies)
-        elif rule == _SCARCE:
-            rules.keep_scarcest(candidates, net, now.have, link, v, block, costs.rate)
-        if rule != _RANDOM:
-            rules.keep_most_needed(candidates, net, now.lack, v, block, work.planes, work.carry)
-        if rule in (_NEED, _SCARCE, _PATIENT):
-            rules.keep_rarest(candidates, block, work.copies)
-
-
-@nb.njit(inline="always")
-def _send(work, columns, j, time, sends):
-    """Writes the message of the idle link j; the number of sends with it."""
-    slot, following, link, k = work.slot, work.next, work.link[j], work.head[j]
-    work.first[link] = sends
+def _send(edge, slot, link, taken, following, k, sends):
+    """Writes the message of a link, from its chunk ``taken[k]`` on; the number of sends."""
     while k >= 0:
-        columns.start[sends], columns.edge[sends], columns.slot[sends] = time, link, slot[k]
+        edge[sends], slot[sends] = link, taken[k]
         sends += 1
         k = following[k]
-    work.last[link] = sends
     return sends
 
 

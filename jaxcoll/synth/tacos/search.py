@@ -174,7 +174,7 @@ def search_in_lockstep(
 # ---------------------------------------------------------------------- by events
 
 
-class Prices(NamedTuple):
+class SendTimes(NamedTuple):
     """The time of a collective's chunks on the links of a network, in ticks of a clock.
 
     Attributes:
@@ -195,7 +195,7 @@ class Prices(NamedTuple):
         return self.alpha + self.serial[:, -1]
 
 
-def prices(topology: Topology, collective: Collective, nbytes: Number) -> Prices:
+def send_times(topology: Topology, collective: Collective, nbytes: Number) -> SendTimes:
     """What chunks cost when the buffer of a rank has ``nbytes``."""
     weight, total = common_parts(collective)
     sizes, size = np.unique(weight, return_inverse=True)
@@ -208,13 +208,13 @@ def prices(topology: Topology, collective: Collective, nbytes: Number) -> Prices
     clock = Clock.for_durations([*alphas, *serials], most)
     # Where rounding up leaves nothing, a tick is the least that a chunk can take.
     ticks = np.maximum(clock.ticks(serials).reshape(len(distinct), len(sizes)), 1)
-    return Prices(clock, clock.ticks(alphas)[which], ticks[which], size.astype(np.int32))
+    return SendTimes(clock, clock.ticks(alphas)[which], ticks[which], size.astype(np.int32))
 
 
 def search_by_events(
     network: tables.Network,
     collective: Collective,
-    price: Prices,
+    times: SendTimes,
     path_cost: np.ndarray,
     rule: Rule,
     most: int,
@@ -232,14 +232,14 @@ def search_by_events(
     copied = collective.kind in _COPIED
     relay = copied and not _everyone(collective)
     now = _holdings(links, collective, event_state.WORDS, True, relay)
-    cost = price.alpha + price.serial[:, 0]
+    cost = times.alpha + times.serial[:, 0]
     avoided = (np.zeros(links, np.int64),) * 2 + (np.zeros(0, np.int64),)
     if copied and not relay and rule == Rule.PATIENT:
-        avoided = faster_ranks(network, price.chunk)
+        avoided = faster_ranks(network, times.chunk)
     costs = event_state.Costs(
-        price.alpha,
-        price.serial,
-        price.size[chunk_of_slot],
+        times.alpha,
+        times.serial,
+        times.size[chunk_of_slot],
         cost.max() // np.maximum(cost // 64, 1),
         *avoided,
     )
@@ -315,7 +315,7 @@ def _step_ptr(start: np.ndarray) -> np.ndarray:
 
 
 def ingress_ticks(
-    topology: Topology, collective: Collective, price: Prices, aggregated: bool
+    topology: Topology, collective: Collective, times: SendTimes, aggregated: bool
 ) -> int:
     """Ticks the links into some rank need for the chunks it wants; no search can beat it."""
     n = collective.num_ranks
@@ -333,8 +333,8 @@ def ingress_ticks(
             wanted[members[collective.root or 0]] = chunks - collective.chunks_per_shard
         else:
             wanted[np.delete(members, collective.root or 0)] = collective.chunks_per_shard
-    least = price.serial[:, 0]
-    once, each = (price.alpha, least) if aggregated else (np.zeros_like(least), price.alpha + least)
+    least = times.serial[:, 0]
+    once, each = (times.alpha, least) if aggregated else (np.zeros_like(least), times.alpha + least)
     low, high = np.zeros(n, np.int64), wanted * int((once + each).max())
     while (low < high).any():
         middle = (low + high) // 2
@@ -346,6 +346,6 @@ def ingress_ticks(
     return int(low.max(initial=0))
 
 
-def seconds(price: Prices, ticks: int) -> Fraction:
+def seconds(times: SendTimes, ticks: int) -> Fraction:
     """Ticks as seconds."""
-    return ticks * price.clock.tick
+    return ticks * times.clock.tick

@@ -23,11 +23,11 @@ from jaxcoll.synth.tacos.search import (
     NO_LIMIT,
     Found,
     ingress_ticks,
-    prices,
     read_network,
     search_by_events,
     search_in_lockstep,
     seconds,
+    send_times,
 )
 from jaxcoll.topology import Topology
 
@@ -167,24 +167,24 @@ class Tacos(Synthesizer):
         self, topology: Topology, collective: Collective, seed: int, more: bool
     ) -> tuple[Found, dict[str, object]]:
         network, rule = read_network(topology), rule_named(self.rule)
-        price = prices(topology, collective, self.nbytes)
+        times = send_times(topology, collective, self.nbytes)
         by_hops = np.ones(topology.num_links, np.int64)
         most = collective.num_chunks if self.aggregate is None else self.aggregate
 
         def attempt(number: int, limit: int) -> Found:
             random = np.random.default_rng([seed, number])
-            path_cost = by_hops if number % 2 else price.chunk
+            path_cost = by_hops if number % 2 else times.chunk
             return search_by_events(
-                network, collective, price, path_cost, rule, most, random, limit
+                network, collective, times, path_cost, rule, most, random, limit
             )
 
-        bound = ingress_ticks(topology, collective, price, most > 1)
+        bound = ingress_ticks(topology, collective, times, most > 1)
         best, _ = self._best(attempt, bound, lambda: bound, more)
         certificate: dict[str, object] = {"model": "tacos", "nbytes": self.nbytes}
         # Rounded ticks allow for runs over the slowest link. The simulator's are finer, for it
         # counts only the links that are used: it says the time then.
-        if price.clock.is_exact:
-            certificate["time"] = float(seconds(price, best.cost))
+        if times.clock.is_exact:
+            certificate["time"] = float(seconds(times, best.cost))
             if best.cost <= bound:
                 certificate["ingress_bound"] = certificate["time"]
         return best, certificate

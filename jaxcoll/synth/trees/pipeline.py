@@ -16,12 +16,12 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
-    """A rooted tree over places 0..n-1.
+    """A rooted tree over indices 0..n-1.
 
     Attributes:
-        parent: the place above each, -1 for the root; int64 of shape (places,).
+        parent: the index above each, -1 for the root; int64 of shape (indices,).
         depth: links to the root, likewise.
-        height: links to the farthest place below, likewise.
+        height: links to the farthest index below, likewise.
     """
 
     parent: np.ndarray

@@ -14,7 +14,7 @@ from jaxcoll.collective import KINDS, Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.timeline import Timeline
 from jaxcoll.synth.tacos.rules import RULES, rule_named
-from jaxcoll.synth.tacos.search import NO_LIMIT, Found, prices, read_network, search_by_events
+from jaxcoll.synth.tacos.search import NO_LIMIT, Found, read_network, search_by_events, send_times
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import fully_connected, mesh, ring, torus
 from jaxcoll.topology import Topology
@@ -207,18 +207,18 @@ def test_below_a_limit_no_message_arrives_at_it_or_later(case, tacos, seed):
     topology, collective = case
     if all(len(group) == 1 for group in collective.groups):
         return
-    network, price = read_network(topology), prices(topology, collective, tacos.nbytes)
+    network, times = read_network(topology), send_times(topology, collective, tacos.nbytes)
 
     def search(limit: int) -> Found:
         return search_by_events(
-            network, collective, price, np.ones(topology.num_links, np.int64),
+            network, collective, times, np.ones(topology.num_links, np.int64),
             rule_named(tacos.rule), 1, np.random.default_rng(seed), limit,
         )  # fmt: skip
 
     free = search(NO_LIMIT)
     tight = search(free.cost)
     assert free.done
-    assert tight.cost < free.cost or price.serial.shape[1] > 1
+    assert tight.cost < free.cost or times.serial.shape[1] > 1
     if collective.kind in MOVING or all(len(g) == collective.num_ranks for g in collective.groups):
         # Nothing is sent in vain: a limit that the first search stays below changes nothing.
         assert search(free.cost + 1).cost == free.cost

@@ -1,4 +1,4 @@
-"""The patience of slow links: which ranks count, and what becomes of 3D-RFS."""
+"""Slow-link avoidance: the ranks that count, and its gain on 3D-RFS."""
 
 from __future__ import annotations
 
