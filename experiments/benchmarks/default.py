@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _compile(kinds: Sequence[str]) -> None:
-    """Run every kernel once, so that what follows counts no compilation."""
+    """Run every kernel once, so that later timings count no compilation."""
     for topology in (topologies.mesh(2, 3), topologies.dgx_a100(2), topologies.switch_2d(2, 2)):
         for kind in kinds:
             for nbytes in (1e3, 1e8):

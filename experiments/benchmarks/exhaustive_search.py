@@ -35,7 +35,7 @@ from jaxcoll.topology import Topology
 RECORD = Path(__file__).with_name("default_exhaustive.json")
 SIZES = {"1 KB": 10**3, "1 MB": 10**6, "64 MB": 64 * 10**6, "1 GB": 10**9}
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# What the default may take, in times of the best.
+# The time the default may take, in multiples of the best.
 WITHIN = 1.03
 # The exact searches are for fewer ranks than any network here; Blink's all_reduce is tried.
 _EXACT = ("sccl", "step_milp")

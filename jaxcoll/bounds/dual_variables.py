@@ -1,6 +1,6 @@
 """Exact proofs for the all_reduce program (App. B.7): bounds from dual variables, and trees.
 
-Every number here is a ``Fraction``: whatever a solver's floats were, what comes out is true.
+Every number here is a ``Fraction``: whatever a solver's floats were, the result is true.
 """
 
 from __future__ import annotations

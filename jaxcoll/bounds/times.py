@@ -80,7 +80,7 @@ def lower_bounds(
 
 
 def _transport_bound(topology: Topology, what: Collective, size: Fraction, known: float) -> Bound:
-    """What goes from rank to rank, times the distance, over what all links carry together."""
+    """The data from rank to rank, times the distance, over the bandwidth of all links together."""
     rest = np.minimum(_latency_to_a_rank(topology), known)
     found = transport_bound(topology, _needs(what) * float(size), rest)
     reason = f"bytes times distance, in {found.lengths}, over what all links carry together"

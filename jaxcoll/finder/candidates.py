@@ -43,7 +43,7 @@ MOST_MEASURED = 4096
 
 
 class Candidate(NamedTuple):
-    """A construction and what its all_gather is predicted to cost.
+    """A construction and the predicted cost of its all_gather.
 
     Attributes:
         steps: T_L in alpha.

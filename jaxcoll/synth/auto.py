@@ -98,7 +98,7 @@ class Portfolio(Synthesizer):
         tolerance: share of the time that may be left to gain.
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
             two microseconds each); when None 786,432 up to 128 ranks, 128 per pair of more
-            ranks, at most 8,388,608. What takes more is passed over; the table says so.
+            ranks, at most 8,388,608. Larger ones are passed over; the table says so.
         progress: called with every candidate done; see ``Progress``.
 
     Raises:

@@ -70,7 +70,7 @@ def forest_at(
         for flow in _structured(topology, scaling, fast):
             try:
                 return _counted(flow)
-            except ScheduleError:  # this form of network only seemed to be there
+            except ScheduleError:  # the network only resembled this form
                 continue
     flow = _packed(topology, scaling, guess, fast)
     return _counted(flow if exact else dataclasses.replace(flow, inverse=flow.slowest_link()))

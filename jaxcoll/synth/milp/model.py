@@ -68,7 +68,7 @@ def first_arrivals(collective: Collective, apart: np.ndarray) -> np.ndarray:
 def useful_moves(
     collective: Collective, edges: Edges, takes: np.ndarray, horizon: int, apart: np.ndarray
 ) -> Moves:
-    """Sends that a chunk can be there for, and still do some rank good by the horizon.
+    """Sends before which their chunk can arrive, and that still help some rank by the horizon.
 
     Args:
         apart: from ``distances``.

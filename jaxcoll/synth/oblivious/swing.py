@@ -27,9 +27,9 @@ class Swing(Synthesizer):
     (NSDI 2024), the bandwidth-optimal variant. In step s of a reduce-scatter rank r of a ring
     exchanges with r + rho(s) if r is even and r - rho(s) if odd, rho(s) = (1 - (-2)**(s+1)) / 3:
     the distances 1, 1, 3, 5, 11, ... are shorter than halving-doubling's. On a torus steps take
-    turns with the dimensions (Sec. 4.1), and shards are cut into 2 parts a dimension, one starting
-    with each dimension and one mirrored, so that all links are busy (Sec. 4.2). The all-gather is
-    the reduce-scatter backwards. Pairs are routed over shortest paths.
+    turns with the dimensions (Sec. 4.1), and shards are cut into 2 parts per dimension, one
+    starting with each dimension and one mirrored, so that all links are busy (Sec. 4.2). The
+    all-gather is the reduce-scatter backwards. Pairs are routed over shortest paths.
 
     Defined on tori whose sides are powers of two, for all ranks at once.
 

@@ -132,7 +132,7 @@ def place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Ho
     """Fills empty ``Holdings`` and ``PointToPoint``, but for targets; returns how many chunks move.
 
     Args:
-        cost: what makes a path short, int64 above 0 of shape (links,).
+        cost: length of each link on a path, int64 above 0 of shape (links,).
         holder: rank that has each chunk.
         slot: slot of each chunk.
     """

@@ -224,7 +224,7 @@ def search_by_events(
     """Sends that leave as links become idle; given up when none is faster than ``limit`` ticks.
 
     Args:
-        path_cost: what makes a path short that passes ranks, int64 of shape (links,).
+        path_cost: length of each link on a path through ranks, int64 of shape (links,).
         most: chunks that a message may carry.
     """
     links = len(network.src)

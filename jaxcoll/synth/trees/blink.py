@@ -95,7 +95,7 @@ class Blink(Synthesizer):
         return unwound.carry(on_links, topology).with_provenance(found.provenance)
 
     def _without_switches(self, topology: Topology) -> tuple[Topology, Unwound | None]:
-        """The network on which trees are packed, and what its links stand for if preset."""
+        """The network on which trees are packed, and the links its own stand for if preset."""
         if self.degree is None or topology.is_direct:
             return topology, None
         unwound = unwind(topology, self.degree)
@@ -124,7 +124,7 @@ class Blink(Synthesizer):
         flow = fitting_forest(topology, weights, collective.num_chunks, k=self.k)
         pieces = collective.num_chunks if self.pieces is None else self.pieces
         found = flow.to_schedule(pieces, order="steps", collective=collective)
-        # Through switches, what arrives last in one step would keep the next one waiting.
+        # Through switches, the last arrivals of one step would keep the next one waiting.
         entered = np.zeros(collective.num_chunks, np.int64)
         entered[found.chunk[::-1]] = found.step[::-1]
         sent = entered[found.chunk]

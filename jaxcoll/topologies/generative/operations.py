@@ -1,6 +1,6 @@
 """Digraphs made of digraphs: line graph, degree expansion, product, power, both ways, multi-edges.
 
-What is known of the symmetry of the factors carries over: automorphisms, and an isomorphism to the
+The known symmetry of the factors carries over: automorphisms, and an isomorphism to the
 transpose, for all of these preserve reverse-symmetry (Appendix A.2).
 """
 

@@ -86,7 +86,7 @@ def test_several_levels():
     inside = {(u, u - u % 4 + (u + 1) % 4) for u in range(8)}
     between = {(u, (u + 4) % 8) for u in range(8)}
     assert set(pairs) == inside | between
-    # What the way between boxes leaves of a rank's 100 GB/s goes to the way inside.
+    # The rest of a rank's 100 GB/s, after the path between boxes, goes to the path inside.
     assert all(pairs[pair] == 10e9 for pair in between)
     assert all(pairs[pair] == 90e9 for pair in inside)
 

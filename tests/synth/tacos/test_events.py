@@ -203,7 +203,7 @@ def test_every_kind_on_unequal_links(kind):
 
 @given(cases(exact=False), TACOS, strategies.SEEDS)
 def test_below_a_limit_no_message_arrives_at_it_or_later(case, tacos, seed):
-    """What would arrive too late is left to a faster link; of equal chunks none does."""
+    """A chunk that would arrive too late is left to a faster link; of equal chunks none does."""
     topology, collective = case
     if all(len(group) == 1 for group in collective.groups):
         return
