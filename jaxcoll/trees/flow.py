@@ -232,9 +232,8 @@ class TreeFlow:
             pieces: messages into which each tree edge's load is cut.
             order: "stream" lets every link carry, of the segments that have arrived, the one
                 with the farthest to go relative to its place in the sequence; it converges fastest.
-                "steps" moves all
-                trees one edge a step: piece j crosses the d-th edge from the root in step j + d,
-                in pieces + height - 1 steps, the fewest.
+                "steps" moves all trees one edge per step: segment j crosses the d-th edge from the
+                root in step j + d, in pieces + height - 1 steps, the fewest.
             collective: all ranks in one group, in any order; made with ``granularity`` x pieces
                 chunks per shard when omitted.
 
