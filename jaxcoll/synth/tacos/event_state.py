@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numba as nb
 import numpy as np
@@ -117,11 +117,11 @@ class Event(NamedTuple):
     ``block`` is the block at which all links start to look.
     """
 
-    time: int
-    count: int
-    block: int
-    size: int
-    sends: int
+    time: Any
+    count: Any
+    block: Any
+    size: Any
+    sends: Any
 
 
 # ---------------------------------------------------------------------- before the first event
