@@ -283,7 +283,7 @@ class Collective:
         """The collective, if its shards are equal.
 
         Args:
-            who: what is defined for equal shards only, for the error.
+            who: the algorithm, defined for equal shards only, for the error.
 
         Raises:
             CollectiveError: shares.

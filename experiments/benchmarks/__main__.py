@@ -18,7 +18,7 @@ from experiments import benchmarks
 def find() -> dict[str, str]:
     """Name of each benchmark, with the first line of its docstring.
 
-    Sources are read, not imported: a list should not wait for what the benchmarks import.
+    Sources are read, not imported: a list should not wait for the imports of the benchmarks.
     """
     found = {}
     for module in pkgutil.iter_modules(benchmarks.__path__):

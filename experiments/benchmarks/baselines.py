@@ -1,7 +1,7 @@
 """Baselines: all-reduce time of every synthesizer on every network of the TACOS paper's Table IV.
 
 Times are simulated, link by link, and printed with the percentage of them that the bound is. Every
-synthesizer is shown with the variant and the number of chunks that are quickest at each size.
+synthesizer is shown with the variant and the number of chunks that are fastest at each size.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ CHUNKS = (1, 4, 12)  # multiples of what bucket and Swing cut shards into
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Result:
-    """The quickest schedule of a synthesizer at one size; of equals the one with fewer messages.
+    """The fastest schedule of a synthesizer at one size; of equals the one with fewer messages.
 
     Attributes:
         seconds: simulated time.
         messages: messages of the schedule.
-        chunks: chunks a shard.
+        chunks: chunks per shard.
         took: the algorithm that auto took; empty for every other.
     """
 
@@ -122,9 +122,9 @@ def measure(
 
 
 def winners(rows: Sequence[Mapping[str, Any]], size: str) -> list[str]:
-    """The synthesizers that are quickest at a size, of the rows of one network."""
-    quickest = min(row[size] for row in rows)
-    return [row["synthesizer"] for row in rows if row[size] <= quickest * (1 + 1e-9)]
+    """The synthesizers that are fastest at a size, of the rows of one network."""
+    fastest = min(row[size] for row in rows)
+    return [row["synthesizer"] for row in rows if row[size] <= fastest * (1 + 1e-9)]
 
 
 def main(argv: Sequence[str]) -> None:
@@ -135,7 +135,11 @@ def main(argv: Sequence[str]) -> None:
         "--synthesizers", nargs="+", choices=SYNTHESIZERS, default=list(SYNTHESIZERS)
     )
     parser.add_argument(
-        "--chunks", nargs="+", type=int, default=CHUNKS, help="chunks a shard to try (%(default)s)"
+        "--chunks",
+        nargs="+",
+        type=int,
+        default=CHUNKS,
+        help="chunks per shard to try (%(default)s)",
     )
     parser.add_argument("--model", choices=MODELS, default="astra", help="(%(default)s)")
     options = parser.parse_args(argv)
@@ -150,5 +154,5 @@ def main(argv: Sequence[str]) -> None:
             silent.append(f"{topology.name}: {', '.join(refused)}")
     report("baselines", table)
     print("Times in seconds by the link model", options.model, "and the bound in percent of them.")
-    print("The quickest, of equals all:", *lines, sep="\n  ")
+    print("The fastest, of equals all:", *lines, sep="\n  ")
     print("Not defined:", *silent, sep="\n  ")

@@ -1,4 +1,4 @@
-"""What a compiler makes of schedules and of jax.lax for one target, a row each, as JSON lines.
+"""Code compiled from schedules and from jax.lax for one target, one row each, as JSON lines.
 
 ``python -m experiments.benchmarks.compiled TARGET [FUNCTION]``, of all rows or of one function, in
 an environment that has the compilers;

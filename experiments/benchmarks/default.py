@@ -36,7 +36,7 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "mi250-x2": lambda: topologies.mi250(2),
     "fat-tree-64": lambda: topologies.fat_tree(4, 3),
     "fat-tree-256": lambda: topologies.fat_tree(4, 4),
-    # Small ones, which tests compare with what is recorded.
+    # Small ones, which tests compare with the record.
     "torus-2x4": lambda: topologies.torus(2, 4),
     "switch-2d-2x3": lambda: topologies.switch_2d(2, 3),
     "mesh-2x3-unequal": lambda: topologies.mesh(2, 3, bandwidth=(1e9, 3e9)),
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _compile(kinds: Sequence[str]) -> None:
-    """Run every kernel once, so that what follows counts no compilation."""
+    """Run every kernel once, so that later timings count no compilation."""
     for topology in (topologies.mesh(2, 3), topologies.dgx_a100(2), topologies.switch_2d(2, 2)):
         for kind in kinds:
             for nbytes in (1e3, 1e8):

@@ -26,7 +26,7 @@ from jaxcoll.topology import Topology
 
 KINDS = {"all_gather": "all_gather", "psum_scatter": "reduce_scatter", "psum": "all_reduce"}
 SIZES = (1e3, 1e5, 1e6, 1.6e7, 6.4e7)
-# Each synthesizer with the chunks a shard that it does best with where rounds are what costs.
+# Each synthesizer with its best number of chunks per shard where rounds dominate the cost.
 CANDIDATES: dict[str, Synthesizer] = {
     "ring": Ring(bidirectional=False),
     "ring both ways": Ring(),

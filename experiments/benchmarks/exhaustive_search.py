@@ -1,7 +1,7 @@
 """The other side of ``scripts/bench default``: the fastest of all synthesizers times chunk counts.
 
 Every variant in the registry and every synthesizer with default fields is tried with the chunk
-counts ``CHUNKS`` and multiples of the trees that ForestColl's optimum needs. What is found is
+counts ``CHUNKS`` and multiples of the trees that ForestColl's optimum needs. The result is
 recorded in ``default_exhaustive.json``, with machine, commit and command.
 
 Two things make the search cheaper. A size at which the default is within ``WITHIN`` of a bound
@@ -35,7 +35,7 @@ from jaxcoll.topology import Topology
 RECORD = Path(__file__).with_name("default_exhaustive.json")
 SIZES = {"1 KB": 10**3, "1 MB": 10**6, "64 MB": 64 * 10**6, "1 GB": 10**9}
 CHUNKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# What the default may take, in times of the best.
+# The time the default may take, in multiples of the best.
 WITHIN = 1.03
 # The exact searches are for fewer ranks than any network here; Blink's all_reduce is tried.
 _EXACT = ("sccl", "step_milp")
@@ -55,7 +55,7 @@ class Best:
 
 
 def recorded() -> dict[str, Any]:
-    """What the exhaustive search found, by network; empty before it ran."""
+    """The record of the exhaustive search, by network; empty before it ran."""
     return json.loads(RECORD.read_text())["networks"] if RECORD.exists() else {}
 
 
@@ -85,7 +85,7 @@ def search(topology: Topology, kind: str, most: int, seconds: float) -> dict[str
 
 
 def _by_default(topology: Topology, kind: str, nbytes: int) -> Best:
-    """What the default takes; or, where that is near enough to it, the bound."""
+    """The time of the default; or the bound, where it is near enough."""
     schedule = synthesize(topology, kind, nbytes=nbytes)
     certificate: Any = schedule.provenance.certificate
     taken, least = certificate["time"], certificate["bound"]

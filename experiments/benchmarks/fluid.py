@@ -1,7 +1,7 @@
 """The fluid limit of an all_gather on a torus: whether the bound or the schedules are loose.
 
 Data flows over every link in any fractions, at a rate that may change every ``--ticks``-th part of
-the latency, and may be coded; what has entered a link leaves it after the latency. The linear
+the latency, and may be coded; data that has entered a link leaves it after the latency. The linear
 program finds the most bytes that every rank can gather in a time: no schedule with any number of
 chunks gathers more by the link model "astra". Beside it stand ``jc.bound`` for as many bytes, and
 the time of the default's schedule. Where the two bounds agree, no argument about flows gives a
@@ -59,10 +59,10 @@ def most_bytes(topology: Topology, ticks: int, horizon: int) -> float:
     """
     n, links, steps = topology.num_ranks, topology.num_links, horizon - ticks
     src, dst = topology.src.tolist(), topology.dst.tolist()
-    shard = links * steps * n  # the variable to maximize, in what a link carries in a tick
+    shard = links * steps * n  # the variable to maximize, in units of a link's data per tick
 
     def sent(link: int, step: int, target: int) -> int:
-        """What the flow to a target needs of a link; target 0, the root, is what it carries."""
+        """Load of the flow to a target on a link; target 0, the root, is the load of the link."""
         return (link * steps + step) * n + target
 
     rows = _Rows()

@@ -89,7 +89,7 @@ PEER_SECONDS = {
 
 
 def seconds_of(call: Callable[[], Any]) -> tuple[Any, float]:
-    """What a call returns, and the CPU seconds it takes."""
+    """The result of a call, and the CPU seconds it takes."""
     start = time.process_time()
     result = call()
     return result, time.process_time() - start

@@ -26,7 +26,7 @@ from jaxcoll.topology import Topology
 GIB = 2**30
 
 # Expected times in the tests of TACOS v1.3.0 (C++), in microseconds: family, sides, alpha in us,
-# bandwidth in GiB/s, chunks a shard, GiB gathered, time.
+# bandwidth in GiB/s, chunks per shard, GiB gathered, time.
 PUBLISHED = (
     ("mesh", (5, 5), 0.5, 50, 1, 1, 9606.0),
     ("mesh", (10, 10), 1.0, 100, 2, 1, 5049.0),
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def traffic(ranks: int) -> list[tuple[str, Schedule]]:
-    """What is simulated: a ring link by link, then messages that are stored and forwarded."""
+    """The simulated cases: a ring link by link, then messages that are stored and forwarded."""
     one_way = Ring(bidirectional=False)
     cases: list[tuple[Topology, str, Ring | Direct]] = [
         (topologies.ring(ranks, bidirectional=False), "all_reduce", one_way),

@@ -1,6 +1,6 @@
 """TACOS: steps against the bound and the peer's, and seconds to synthesize an all_gather.
 
-The peer is the TACOS authors' C++ (v1.3.0), one chunk a rank, one thread. Its seconds were taken
+The peer is the TACOS authors' C++ (v1.3.0), one chunk per rank, one thread. Its seconds were taken
 on another machine: they tell orders of magnitude, not ratios.
 """
 

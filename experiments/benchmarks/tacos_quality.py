@@ -1,8 +1,9 @@
 """TACOS: times against bounds and the peer's, on unequal links and with small data.
 
-The peer is the TACOS authors' C++ (v1.3.0), one chunk a rank. On unequal links it lets 4-9 % of the
-chunks leave before they have arrived, so that its schedules cannot run; ours are proved. Times are
-simulated by the link model "tacos"; ideal is the paper's (Sec. V-A), a yardstick and not a bound.
+The peer is the TACOS authors' C++ (v1.3.0), one chunk per rank. On unequal links it lets 4-9 % of
+the chunks leave before they have arrived, so that its schedules cannot run; ours are proved. Times
+are simulated by the link model "tacos"; ideal is the paper's (Sec. V-A), a yardstick and not a
+bound.
 """
 
 from __future__ import annotations

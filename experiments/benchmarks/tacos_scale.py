@@ -35,8 +35,8 @@ SHOWN: Sequence[tuple[int, ...]] = ((32, 32), (64, 64), (16, 16, 16))
 PAPER: Sequence[tuple[int, ...]] = ((100, 100), (200, 200), (35, 35, 35))
 
 
-# What is tried on 3D-RFS, by bytes. With much data TACOS keeps slow links for what only they bring;
-# with little, alpha is what costs, and its messages carry all they can.
+# The synthesizers tried on 3D-RFS, by bytes. With much data TACOS keeps slow links for chunks that
+# only they bring; with little, alpha is what costs, and its messages carry all they can.
 ON_RFS: Mapping[int, Sequence[Synthesizer]] = {
     10**9: (Cascade(1e9), Tacos("patient", 1, 1e9, degree=4), ForestColl()),
     10**6: (
@@ -50,7 +50,7 @@ ON_RFS: Mapping[int, Sequence[Synthesizer]] = {
 
 
 def measure_rfs(seed: int, repeat: int) -> list[dict[str, Any]]:
-    """Rows: an all_reduce on 128 ranks of 3D-RFS, 4 chunks a shard (paper: 1.08 s)."""
+    """Rows: an all_reduce on 128 ranks of 3D-RFS, 4 chunks per shard (paper: 1.08 s)."""
     topology = ring_fc_switch(2, 4, 16)
     collective = Collective("all_reduce", topology.num_ranks, 4)
     rows = []

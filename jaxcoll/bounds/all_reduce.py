@@ -2,8 +2,9 @@
 
 Dissertation, App. B.7. An all_reduce may root unequal shares at the ranks, and share every link
 between trees that sum and trees that broadcast. The program chooses both; switches are replaced
-by capacities between ranks, which it chooses too. A solver answers in floats; what is given away is
-made of them exactly: dual variables that prove a bound, and shares and capacities that trees reach.
+by capacities between ranks, which it chooses too. A solver answers in floats; the results are
+computed from them exactly: dual variables that prove a bound, and shares and capacities that trees
+reach.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def transport_bound(topology: Topology, nbytes: np.ndarray, rest: np.ndarray) ->
         (sum of bytes(u, v) d(u, v) + sum of w_l b_l r_l) / sum of w_l b_l.
 
     This is weak duality of the linear program of concurrent flows (Shahrokhi and Matula, "The
-    maximum concurrent flow problem", 1990), whose optimum some lengths reach. What is copied on its
+    maximum concurrent flow problem", 1990), whose optimum some lengths reach. Data copied on its
     way needs less: it holds only where every rank needs data of its own.
 
     Args:
@@ -64,14 +64,14 @@ def transport_bound(topology: Topology, nbytes: np.ndarray, rest: np.ndarray) ->
 def lengths_of(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
     """Lengths of links that give good bounds, float64 of shape (links,), each with its name.
 
-    1 for every link, so that distances are hops; seconds a byte, so that slow links are long; and 1
-    for the links up to some bandwidth, 0 for faster ones, so that only slow links count.
+    1 for every link, so that distances are hops; seconds per byte, so that slow links are long; and
+    1 for the links up to some bandwidth, 0 for faster ones, so that only slow links count.
     """
     ones = np.ones(topology.num_links)
     yield ones, "links"
     speeds = np.unique(topology.bandwidth)
     if len(speeds) < 2:
         return
-    yield speeds[0] / topology.bandwidth, "seconds a byte"
+    yield speeds[0] / topology.bandwidth, "seconds per byte"
     for most in speeds[:-1][: _MOST_LENGTHS - 2]:
         yield ones * (topology.bandwidth <= most), f"links of up to {most:g} B/s"

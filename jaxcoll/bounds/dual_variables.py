@@ -1,6 +1,6 @@
 """Exact proofs for the all_reduce program (App. B.7): bounds from dual variables, and trees.
 
-Every number here is a ``Fraction``: whatever a solver's floats were, what comes out is true.
+Every number here is a ``Fraction``: whatever a solver's floats were, the result is true.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class DualVariables:
 
     Attributes:
         arcs: pairs of ranks that have capacity from one to the other.
-        copies: for each rank t, what it counts for as a receiver, and lengths of the arcs towards
+        copies: for each rank t, its weight as a receiver, and lengths of the arcs towards
             it.
-        sums: for each rank t, what it counts for as a sender, and lengths of the arcs from it.
+        sums: for each rank t, its weight as a sender, and lengths of the arcs from it.
         links: of the links, where switches stand between the ranks.
     """
 

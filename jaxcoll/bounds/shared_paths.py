@@ -1,4 +1,4 @@
-"""What the all_reduce program (App. B.7) finds: the least time, and the paths that trees share."""
+"""The all_reduce program (App. B.7) as it is solved: the least time, and the paths of its trees."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class AllReduceBound:
         reached: seconds per byte that trees reach; None where none is known, which takes switches
             with unequal bandwidth in and out, or floats that hide the fractions they stand for.
         roots: share of the vector that is summed at each rank and broadcast from it in these trees.
-        shared: what the trees may use of every link; None where two phases, each of which has all
-            links to itself, are as fast.
+        shared: the part of every link that the trees may use; None where two phases, each of which
+            has all links to itself, are as fast.
     """
 
     seconds: Fraction

@@ -29,8 +29,8 @@ class Scaling:
     """A network in whole trees: what each link can carry of trees of one common bandwidth.
 
     Attributes:
-        k: trees a rank (of weight 1, if ranks have unequal weights).
-        U: 1 / bandwidth of a tree, in seconds a byte.
+        k: trees per rank (of weight 1, if ranks have unequal weights).
+        U: 1 / bandwidth of a tree, in seconds per byte.
         capacity: trees each link can carry, at most U x its bandwidth.
         trees: trees each rank is the root of.
     """
@@ -42,12 +42,12 @@ class Scaling:
 
     @property
     def y(self) -> Fraction:
-        """Bandwidth of one tree, in bytes a second."""
+        """Bandwidth of one tree, in bytes per second."""
         return 1 / self.U
 
     @property
     def inverse(self) -> Fraction:
-        """Seconds a byte of shard that the trees together take, U / k."""
+        """Seconds per byte of shard that the trees together take, U / k."""
         return self.U / self.k
 
 
@@ -56,13 +56,13 @@ class Optimum:
     """The fastest that any schedule can gather, with the cut that proves it.
 
     Attributes:
-        inverse: 1/x*, seconds a byte of shard: shards of s bytes (weight x s bytes, with weights)
+        inverse: 1/x*, seconds per byte of shard: shards of s bytes (weight x s bytes, with weights)
             are gathered in ``s * inverse`` seconds at best, latency aside.
         weights: size of each rank's shard, coprime integers.
         cut: the vertices of a bottleneck cut.
         cut_ranks: the ranks among them.
         cut_weight: the sum of their weights.
-        cut_bandwidth: bytes a second of the links that leave the cut.
+        cut_bandwidth: bytes per second of the links that leave the cut.
         scaling: the fewest trees that reach it: k, U and y.
     """
 
@@ -76,17 +76,17 @@ class Optimum:
 
     @property
     def k(self) -> int:
-        """Trees a rank (of weight 1) that an optimal schedule needs."""
+        """Trees per rank (of weight 1) that an optimal schedule needs."""
         return self.scaling.k
 
     @property
     def U(self) -> Fraction:
-        """1 / bandwidth of a tree, in seconds a byte."""
+        """1 / bandwidth of a tree, in seconds per byte."""
         return self.scaling.U
 
     @property
     def y(self) -> Fraction:
-        """Bandwidth of one tree, in bytes a second."""
+        """Bandwidth of one tree, in bytes per second."""
         return self.scaling.y
 
     @property
@@ -119,7 +119,7 @@ class Optimum:
         ranks = ", ".join(map(str, self.cut_ranks[:8])) + (", ..." if self.cut_ranks[8:] else "")
         return (
             f"1/x* = {self.inverse} s/B (algbw {float(self.algbw) / 1e9:.6g} GB/s) with {self.k} "
-            f"trees a rank: {len(self.cut_ranks)} ranks ({ranks}) of weight {self.cut_weight} "
+            f"trees per rank: {len(self.cut_ranks)} ranks ({ranks}) of weight {self.cut_weight} "
             f"behind links of {float(self.cut_bandwidth) / 1e9:.6g} GB/s"
         )
 
@@ -183,18 +183,18 @@ def fixed_k(
     *,
     best: Optimum | None = None,
 ) -> Scaling:
-    """The fastest that k trees a rank can gather (Algorithm 5, Theorem 34), exact.
+    """The fastest that k trees per rank can gather (Algorithm 5, Theorem 34), exact.
 
     Here too Newton's method on cuts: a cut S that lets out fewer than k w(S) trees at a scale U
     names the least scale that S allows, which is the next. At most 1/(k min b) above the optimum
-    in seconds a byte (Theorem 35).
+    in seconds per byte (Theorem 35).
 
     Links rounded to whole trees need not be balanced any more, unless they come in pairs, one each
     way. With switches they are then trimmed, and U raised until the rest suffices: a sound scale,
     but not always the least.
 
     Args:
-        k: trees a rank (of weight 1), at least 1.
+        k: trees per rank (of weight 1), at least 1.
         best: the optimum of the network and weights, if it is known.
 
     Raises:
@@ -258,8 +258,8 @@ def check_balanced(topology: Topology) -> None:
 def balanced(topology: Topology) -> Topology:
     """The network with links trimmed until as much bandwidth leaves every vertex as enters it.
 
-    What is trimmed is a flow from the vertices with bandwidth out to spare to those with bandwidth
-    in to spare, along shortest ways first. Links trimmed to nothing are dropped.
+    The trimmed bandwidth is a flow from the vertices with bandwidth out to spare to those with
+    bandwidth in to spare, along shortest ways first. Links trimmed to nothing are dropped.
 
     Raises:
         TopologyError: ranks can no longer reach each other.
@@ -370,14 +370,14 @@ def _fewest_trees(
     return Scaling(k, U / unit, capacity, tuple(k * w for w in weights))
 
 
-def least_scale(crossing: Counter[Any], trees: int) -> Fraction:
+def least_scale(bandwidths: Counter[Any], trees: int) -> Fraction:
     """The least U for which links of the given bandwidths let out enough whole trees."""
 
     def enough(scale: Fraction) -> bool:
-        return sum(count * math.floor(b * scale) for b, count in crossing.items()) >= trees
+        return sum(count * math.floor(b * scale) for b, count in bandwidths.items()) >= trees
 
     best = None
-    for b in crossing:
+    for b in bandwidths:
         # At the least scale some link carries exactly a whole number j of trees.
         low, high = 0, trees
         while high - low > 1:

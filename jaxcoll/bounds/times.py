@@ -80,7 +80,7 @@ def lower_bounds(
 
 
 def _transport_bound(topology: Topology, what: Collective, size: Fraction, known: float) -> Bound:
-    """What goes from rank to rank, times the distance, over what all links carry together."""
+    """The data from rank to rank, times the distance, over the bandwidth of all links together."""
     rest = np.minimum(_latency_to_a_rank(topology), known)
     found = transport_bound(topology, _needs(what) * float(size), rest)
     reason = f"bytes times distance, in {found.lengths}, over what all links carry together"
@@ -123,7 +123,7 @@ def _meeting_bound(what: Collective, distances: np.ndarray) -> Bound:
 def _flow_bound(
     topology: Topology, what: Collective, size: Fraction, distances: np.ndarray, name: str
 ) -> Bound:
-    """What a rank needs from beyond a distance, through all its links, after that distance.
+    """The data a rank needs from beyond a distance, through all its links, after that distance.
 
     Data of ranks at least d away arrives after d, and then no faster than the links into the rank
     together. With d the least latency of a link in, this is the plain ingress bound.
@@ -174,7 +174,7 @@ def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) 
         weights, share = [int(r == root) for r in range(n)], size
     else:
         raise CollectiveError(f"cuts bound no {what.kind}")
-    # What is gathered leaves a cut; what is summed enters it; an all_reduce does both.
+    # Gathered data leaves a cut; summed data enters it; an all_reduce does both.
     found = []
     if what.kind not in ("reduce_scatter", "reduce"):
         found.append(("leave", "out of", bottleneck(topology, weights)))
@@ -189,10 +189,10 @@ def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) 
 def _traffic_bound(topology: Topology, what: Collective, size: Fraction, known: float) -> Bound:
     """An all_reduce takes every byte at least 2(p-1) times from part to part of p parts of a group.
 
-    Parts for single ranks, this is Patarasuk and Yuan's bound (2009), whose proof counts what sums
-    and copies of each byte need and holds for ranks taken together alike. What leaves a part last
-    still has to arrive, and if only one group sums, to spread in the part; what leaves first has to
-    be summed before (``jaxcoll.bounds.cut_traffic``).
+    Parts for single ranks, this is Patarasuk and Yuan's bound (2009), whose proof counts the sums
+    and copies that each byte needs, and also holds for ranks taken together. The last data to leave
+    a part still has to arrive, and if only one group sums, to spread in the part; the first data to
+    leave has to be summed before (``jaxcoll.bounds.cut_traffic``).
     """
     together = [np.asarray(group) for group in what.groups if len(group) > 1]
     best = Bound(0.0, "traffic", "no rank needs anything from another")
@@ -225,14 +225,14 @@ def _parts(topology: Topology) -> Iterator[np.ndarray]:
     shape = (topology.num_vertices,) * 2
     most = -(-len(speeds) // _MOST_WAYS)
     for least in speeds[::-1][:: max(most, 1)]:
-        quick = topology.bandwidth > least
-        ends = topology.src[quick], topology.dst[quick]
+        fast = topology.bandwidth > least
+        ends = topology.src[fast], topology.dst[fast]
         graph = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), shape=shape)
         yield sp.csgraph.connected_components(graph, directed=False)[1]
 
 
 def _latency_to_a_rank(topology: Topology) -> np.ndarray:
-    """Latency of each link and, where it ends at a switch, of the quickest link on from there."""
+    """Latency of each link and, where it ends at a switch, of the fastest link on from there."""
     onward = np.full(topology.num_vertices, np.inf)
     np.minimum.at(onward, topology.src, topology.alpha)
     onward[: topology.num_ranks] = 0.0
@@ -267,10 +267,10 @@ def _needs(what: Collective) -> np.ndarray:
 
 
 def step_bound(topology: Topology, collective: str | Collective) -> int:
-    """Steps that no schedule with one chunk a link and step can beat, on a direct network.
+    """Steps that no schedule with one chunk per link and step can beat, on a direct network.
 
     For every rank v and distance t: the chunks v wants from ranks at least t links away arrive in
-    step t at the earliest and then at most one a link into v and step.
+    step t at the earliest and then at most one per link into v and step.
 
     Raises:
         TopologyError: the network has switches.

@@ -1,4 +1,4 @@
-"""The result of the finder: a Pareto frontier, printed beside the paper's, and choices from it."""
+"""The finder's result: a Pareto frontier, printed beside the paper's, and choices from it."""
 
 from __future__ import annotations
 

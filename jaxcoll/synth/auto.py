@@ -97,7 +97,7 @@ def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[float, fl
 class Portfolio(Synthesizer):
     """Tries many synthesizers and keeps the schedule that takes the least simulated time.
 
-    What it tries is stated in the registry (``jaxcoll.synth.registry``). Every variant starts with
+    The registry (``jaxcoll.synth.registry``) states the variants. Every variant starts with
     its fewest chunks; then those that may still win are given more, as long as that gains more than
     the tolerance. The search ends where a bound is met within the tolerance. Of schedules that take
     equally long the one tried first is kept.
@@ -112,7 +112,7 @@ class Portfolio(Synthesizer):
         tolerance: share of the time that may be left to gain.
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
             two microseconds each); when None 786,432 up to 128 ranks, 128 per pair of more
-            ranks, at most 8,388,608. What takes more is passed over; the table says so.
+            ranks, at most 8,388,608. Larger ones are passed over; the table says so.
         progress: called with every candidate done; see ``Progress``.
 
     Raises:
@@ -185,7 +185,7 @@ class Portfolio(Synthesizer):
         )
 
     def _variants(self, topology: Topology) -> tuple[Synthesizer, ...]:
-        """What is tried; one named on its own is tried even where auto leaves it out."""
+        """The variants to try; a synthesizer named on its own is tried even where auto omits it."""
         names = self.names or tuple(REGISTRY)
         found = []
         for name in names:
@@ -320,7 +320,7 @@ class _Race:
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
         if self.portfolio.progress is not None:
-            label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} a shard"
+            label = f"{synthesizer!r}, {count} chunk{'s' * (count > 1)} per shard"
             self.portfolio.progress(len(self.table), label, seconds)
 
     def certified(self) -> Schedule:

@@ -54,10 +54,10 @@ def synthesize(
 ) -> Schedule:
     """A verified schedule of a collective on a network, the fastest found for a buffer's size.
 
-    What is not fixed is chosen by simulated time (link model "astra"): the synthesizer among all in
-    the registry, and the chunks a shard among the counts that its entry there states. The same
-    arguments give the same schedule. Unequal shards are left to ``ForestColl``, the only one that is
-    defined for them.
+    All that is not fixed is chosen by simulated time (link model "astra"): the synthesizer among
+    all in the registry, and the chunks per shard among the counts that its entry there states. The
+    same arguments give the same schedule. Unequal shards are left to ``ForestColl``, the only
+    synthesizer that is defined for them.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,
@@ -66,9 +66,9 @@ def synthesize(
         nbytes: bytes of a rank's buffer to be fast for. When omitted 25 MiB, the bucket in which
             ``jc.optax`` and PyTorch's DistributedDataParallel reduce gradients; for a synthesizer
             that has bytes of its own, those.
-        chunks: chunks a shard, to fix them.
+        chunks: chunks per shard, to fix them.
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
-        root: the root's place in every group, for collectives that have one.
+        root: the root's index in every group, for collectives that have one.
         seed: the same seed gives the same schedule.
 
     Raises:

@@ -47,10 +47,10 @@ _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may n
 _MOST_ROOTS = 2**19  # work to find the root of all trees
 _MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
 _OPTIMUM = 0.4  # for each rank and link what finding and packing trees takes without switches
-_MATCHED = 0.6  # of what a plain send costs is what TACOS takes to match one
+_MATCHED = 0.6  # the time TACOS takes to match a send, relative to a plain send
 _DOUBLINGS = tuple(2**i for i in range(9))
 
-# A synthesizer, a network and a collective of one chunk a shard -> one or more series of chunk
+# A synthesizer, a network and a collective of one chunk per shard -> one or more series of chunk
 # counts worth trying, each with the fewest first.
 ChunkCounts = Callable[[Synthesizer, Topology, Collective], tuple[tuple[int, ...], ...]]
 # A synthesizer, a network and a collective -> about what finding and timing the schedule costs, in
@@ -77,7 +77,7 @@ def _with_pieces(
 def _forests(
     synthesizer: Synthesizer, topology: Topology, collective: Collective
 ) -> tuple[tuple[int, ...], ...]:
-    """Few trees a rank, the fastest for little data, and multiples of the fastest numbers."""
+    """Few trees per rank, the fastest for little data, and multiples of the fastest numbers."""
     numbers = numbers_of_trees(topology)
     return ((1, 2, 3, 4, 6, 8, 12), *(tuple(k * pieces for pieces in _DOUBLINGS) for k in numbers))
 
@@ -184,7 +184,7 @@ def _any_direct(synthesizer: Synthesizer, topology: Topology) -> Synthesizer:
     """Refusals by number are for networks with switches: on direct ones the work is known."""
     if not topology.is_direct:
         return synthesizer
-    return dataclasses.replace(synthesizer, quick=False)  # type: ignore[type-var, call-arg]
+    return dataclasses.replace(synthesizer, fast=False)  # type: ignore[type-var, call-arg]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +240,7 @@ REGISTRY: Mapping[str, Entry] = {
     "forestcoll": Entry(
         ForestColl,
         _forests,
-        (ForestColl(quick=True), ForestColl(order="steps", quick=True)),
+        (ForestColl(fast=True), ForestColl(order="steps", fast=True)),
         work=_packed,
         suited=_any_direct,
     ),

@@ -1,4 +1,4 @@
-"""Tree-flow schedules: weighted spanning trees, what they load, and their lowering to sends."""
+"""Tree-flow schedules: weighted spanning trees, their loads, and their lowering to sends."""
 
 from jaxcoll.trees.flow import TreeFlow
 

@@ -31,7 +31,7 @@ class TreeFlow:
 
     Attributes:
         topology: the network.
-        k: trees a rank, if all ranks have equal shards; trees for a shard of weight 1.
+        k: trees per rank, if all ranks have equal shards; trees for a shard of weight 1.
         shard: trees each rank is the root of, k times the weight of its shard.
         root: root of each tree, int32 of shape (trees,).
         weight: its weight m, like trees in one, int64 of shape (trees,).
@@ -39,7 +39,7 @@ class TreeFlow:
         tree_ptr: the edges of tree i are ``edge[tree_ptr[i]:tree_ptr[i + 1]]``, int64.
         edge: edges of each tree, one into every rank but the root, a rank's parent joining the
             tree before it; int32.
-        inverse: seconds a byte of shard (1/x), exact.
+        inverse: seconds per byte of shard (1/x), exact.
         certificate: how it was found, by name.
 
     Raises:
@@ -115,14 +115,14 @@ class TreeFlow:
         return tuple(int(x) for x in on_link)
 
     def check_load(self) -> Fraction:
-        """Count everything anew and exactly: that these are spanning trees, and how fast they are.
+        """Recompute everything exactly: that these are spanning trees, and how fast they are.
 
         Checked: every edge is a path of links; every tree reaches every rank once, from ranks it
         has reached before; the trees of every root have the weight of its shard; no link carries
         more than its bandwidth allows at the rate 1 / ``inverse``, and some link carries as much.
 
         Returns:
-            The throughput in seconds a byte of shard, which is ``inverse``.
+            The throughput in seconds per byte of shard, which is ``inverse``.
 
         Raises:
             ScheduleError: naming the first tree, root or link that is wrong.
@@ -143,7 +143,7 @@ class TreeFlow:
         return worst
 
     def slowest_link(self) -> Fraction:
-        """Seconds a byte of shard on the link that takes longest for what the trees put on it."""
+        """Seconds per byte of shard on the link that takes longest for the load of the trees."""
         speed = self.topology.exact_bandwidth
         return max(Fraction(x, self.k) / b for x, b in zip(self.load, speed, strict=True))
 
@@ -192,14 +192,14 @@ class TreeFlow:
 
     @property
     def granularity(self) -> int:
-        """Chunks a shard are a multiple of this: trees a rank over what all weights share."""
+        """Chunks per shard are a multiple of this: trees per rank over what all weights share."""
         return self.k // int(np.gcd.reduce([*self.weight, self.k]))
 
     def collective(self, pieces: int) -> Collective:
-        """The collective of ``to_schedule``: granularity x pieces chunks a shard.
+        """The collective of ``to_schedule``: granularity x pieces chunks per shard.
 
         Raises:
-            ScheduleError: fewer than one piece, or shards that are no multiple of k trees.
+            ScheduleError: fewer than one piece, or shards that are not a multiple of k trees.
         """
         pieces = checks.integer(pieces, "pieces", ScheduleError, least=1)
         n, chunks = self.topology.num_ranks, self.granularity * pieces
@@ -225,17 +225,17 @@ class TreeFlow:
     ) -> Schedule:
         """The trees as an all_gather, or as a broadcast if only one rank is a root, in a pipeline.
 
-        What a tree carries is cut into equal pieces that follow each other. The time approaches
-        the optimum as their number grows, with a delay of about the height in pieces.
+        The data of a tree is cut into equal pipeline segments that follow each other. The time
+        approaches the optimum as their number grows, with a delay of about the height in pieces.
 
         Args:
             pieces: messages into which each tree edge's load is cut.
-            order: "stream" lets every link carry, of what is there, what has farthest to go
-                relative to its place in the sequence; it converges fastest. "steps" moves all
-                trees one edge a step: piece j crosses the d-th edge from the root in step j + d,
-                in pieces + height - 1 steps, the fewest.
+            order: "stream" lets every link carry, of the segments that have arrived, the one
+                with the farthest to go relative to its place in the sequence; it converges fastest.
+                "steps" moves all trees one edge per step: segment j crosses the d-th edge from the
+                root in step j + d, in pieces + height - 1 steps, the fewest.
             collective: all ranks in one group, in any order; made with ``granularity`` x pieces
-                chunks a shard when omitted.
+                chunks per shard when omitted.
 
         Raises:
             ScheduleError: fewer than one piece, an unknown order, a collective of another kind or

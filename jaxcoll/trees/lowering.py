@@ -69,7 +69,7 @@ def _check(flow: TreeFlow, collective: Collective) -> None:
         raise ScheduleError(f"these trees carry {made}, not {collective}")
     if collective.chunks_per_shard % flow.granularity:
         raise ScheduleError(
-            f"these trees need a multiple of {flow.granularity} chunks a shard, got "
+            f"these trees need a multiple of {flow.granularity} chunks per shard, got "
             f"{collective.chunks_per_shard}"
         )
 

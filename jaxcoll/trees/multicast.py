@@ -18,7 +18,7 @@ class Multicast:
     """Trees of a forest that branch inside switches.
 
     The optimum stays what it is, since every rank must still receive every shard; links into
-    switches are relieved. Run backwards, the same holds of aggregation: what a switch sends on
+    switches are relieved. Reversed, the same holds of aggregation: data that a switch sends on
     once it then sums once.
 
     Attributes:
@@ -35,14 +35,14 @@ class Multicast:
 def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
     """Remove traffic that switches make redundant (dissertation, Sec. 4.5.6, Fig. 4.8).
 
-    Trees are followed from the root. What has passed a capable switch once need not be sent to it
-    again: a later edge of the tree that crosses the switch begins there.
+    Trees are followed from the root. Data that has passed a capable switch once need not be sent to
+    it again: a later edge of the tree that crosses the switch begins there.
 
     Args:
         switches: vertices of the switches that can send one message on over several links.
 
     Raises:
-        TopologyError: a vertex that is no switch.
+        TopologyError: a vertex that is not a switch.
     """
     checks.instance(flow, TreeFlow, "flow", TopologyError)
     topology = flow.topology
@@ -51,12 +51,12 @@ def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
     for w in chosen:
         if not topology.num_ranks <= w < topology.num_vertices:
             raise TopologyError(
-                f"vertex {w} is no switch; those of {topology} are {topology.num_ranks}.."
+                f"vertex {w} is not a switch; those of {topology} are {topology.num_ranks}.."
                 f"{topology.num_vertices - 1}"
             )
     capable = np.zeros(topology.num_vertices, bool)
     capable[chosen] = True
-    # One row a tree and link: loads may be beyond what a machine integer holds.
+    # One row per tree and link: loads may be beyond what a machine integer holds.
     start = np.empty(len(flow.edge), np.int64)
     _starts(
         flow.tree_ptr, flow.edge, flow.edges.path_ptr, flow.edges.path_link, topology.src, capable,

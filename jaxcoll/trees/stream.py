@@ -1,8 +1,9 @@
-"""The order in which links carry the pieces of trees when none waits for more than its turn.
+"""The order in which links carry the segments of trees when none waits longer than its turn.
 
-A run of the network without latencies: a link that is free takes, of the pieces that are there,
-the one with the farthest to go less its place in the sequence of its tree; inside the network,
-first come, first served. Low trees fill the gaps that high ones leave, and high ones end early.
+A run of the network without latencies: a link that is free takes, of the segments that have
+arrived, the one with the farthest to go less its place in the sequence of its tree; inside the
+network, first come, first served. Low trees fill the gaps that high ones leave, and high ones end
+early.
 """
 
 from __future__ import annotations

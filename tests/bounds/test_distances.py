@@ -84,7 +84,7 @@ def test_all_to_all_on_a_torus_counts_hops():
 
 
 def test_slow_links_count_alone_where_they_are_the_narrow_ones():
-    """Half of what the four ranks exchange crosses one slow wire, 4/4 of a buffer each way."""
+    """Half of the data of the four ranks crosses one slow link, 4/4 of a buffer each way."""
     src, dst = np.asarray([(0, 1), (2, 3), (0, 2)]).T
     both = np.concatenate([src, dst]), np.concatenate([dst, src])
     topology = Topology(4, *both, np.zeros(6), np.asarray([1e3, 1e3, 1.0] * 2))

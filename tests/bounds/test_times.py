@@ -82,7 +82,7 @@ def test_cuts_are_refused_for_other_collectives(collective):
 
 @given(schedules(networks=networks(max_ranks=8, homogeneous=True), max_chunks=3))
 def test_no_schedule_has_fewer_steps_than_the_step_bound(schedule):
-    """Cut into single-chunk steps a link: at least as many as the bound says."""
+    """Cut into single-chunk steps per link: at least as many as the bound says."""
     if schedule.collective.kind in REDUCING:
         schedule = schedule.reverse()
     if schedule.collective.kind in REDUCING:  # all_reduce is its own dual
@@ -156,7 +156,7 @@ def test_little_is_lost_where_a_run_may_be_short():
 @settings(max_examples=150)
 @given(st.data())
 def test_no_schedule_on_boxes_beats_a_bound(data):
-    """Little data, quick boxes and slow links between them: where latencies inside boxes count."""
+    """Little data, fast boxes and slow links between them: where latencies inside boxes count."""
     draw = data.draw
     alpha, bandwidth = st.sampled_from([0.0, 1e-7, 1e-6]), st.sampled_from([1e9, 2e9, 50e9])
     families = (topologies.ring, topologies.fully_connected, topologies.switch, topologies.mesh)
@@ -222,7 +222,7 @@ def test_sums_meet_in_a_rank_before_they_spread():
 
 
 def test_parts_of_a_network_that_a_group_stays_inside_cost_it_nothing():
-    """Pairs of quick links, joined by slow ones: a group of one pair never leaves it."""
+    """Pairs of fast links, joined by slow ones: a group of one pair never leaves it."""
     topology = topologies.mesh(2, 2, bandwidth=(1e9, 100e9))
     pairs = Collective("all_reduce", 4, 1, ((0, 1), (2, 3)))
     assert bound(topology, pairs, 1e6).time < 1e6 / 50e9 + 1e-6

@@ -1,4 +1,4 @@
-"""Networks after failures: what is left, under which numbers, and what is refused."""
+"""Networks after failures: the remaining ranks and their numbers, and the errors."""
 
 from __future__ import annotations
 

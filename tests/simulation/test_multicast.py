@@ -94,7 +94,7 @@ def test_what_is_not_timed_is_refused(options, message):
 
 
 def test_ranks_and_unequal_shards_are_refused():
-    with pytest.raises(TopologyError, match="vertex 0 is no switch"):
+    with pytest.raises(TopologyError, match="vertex 0 is not a switch"):
         seconds(1e6, switches=[0])
     with pytest.raises(ScheduleError, match="above 0"):
         seconds(0)

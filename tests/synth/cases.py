@@ -191,7 +191,7 @@ CASES = [
     ),
     Case(ForestColl(guess=False, pieces=2), "boxes", BOXES, TREES, grouped=False),
     Case(ForestColl(k=1, order="steps"), "grids", EVEN_GRIDS, TREES, grouped=False),
-    Case(ForestColl(quick=True), "one or two ranks", SMALL, TREES, grouped=False),
+    Case(ForestColl(fast=True), "one or two ranks", SMALL, TREES, grouped=False),
     Case(Blink(), "random", strategies.topologies(max_ranks=10), FROM_ONE, grouped=False),
     Case(Blink(pieces=2), "balanced switches", random_switched(), FROM_ONE, grouped=False),
     Case(Blink(degree=1), "unwound switches", SWITCHED, FROM_ONE, grouped=False),

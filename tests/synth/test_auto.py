@@ -143,7 +143,7 @@ def test_small_data_comes_close_to_ideal(topology):
     ids=repr,
 )
 def test_pieces_sizes_and_second_attempts_count(topology, nbytes, chunks, other):
-    """Each is faster than what the others of its kind reach by themselves."""
+    """Each is faster than the others of its kind by themselves."""
     auto, rival = (
         seconds(synthesize(topology, "all_reduce", each, chunks=chunks), nbytes)
         for each in (Portfolio(nbytes), other)
@@ -289,7 +289,7 @@ def test_progress_is_reported():
     synthesize(mesh(2, 3), "all_gather", portfolio)
     assert [done for done, *_ in seen] == list(range(1, len(seen) + 1))
     assert all(taken is None or taken > 0 for *_, taken in seen)
-    assert seen[0][1] == "Bucket(), 1 chunk a shard"
+    assert seen[0][1] == "Bucket(), 1 chunk per shard"
 
 
 @pytest.mark.parametrize("kind", KINDS)

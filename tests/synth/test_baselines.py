@@ -1,4 +1,4 @@
-"""The classic algorithms: what each promises beyond the battery, and what it refuses."""
+"""The classic algorithms: the promises of each beyond the battery, and the errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from jaxcoll.synth import (
     Tto,
     synthesize,
 )
-from jaxcoll.synth.building.grids import box_of
+from jaxcoll.synth.building.grids import rank_grid_of
 from jaxcoll.synth.dimensional.themis import Phase, balanced_orders, served
 from jaxcoll.synth.oblivious.hdrm import rank_mapping
 from jaxcoll.synth.trees.c_cube import two_trees
@@ -163,7 +163,7 @@ def test_three_circles_use_all_links_of_a_dgx1():
     assert simulate(one, 10**9).time > 2.9 * simulate(schedule, 10**9).time
 
 
-def test_circles_are_orders_of_places():
+def test_circles_are_orders_of_indices():
     groups = [(0, 1, 2, 3), (7, 5, 6, 4)]
     ring = Ring(bidirectional=False, circles=[(0, 2, 1, 3)])  # type: ignore[arg-type]
     schedule = synthesize(topologies.fully_connected(8), "all_gather", ring, groups=groups)
@@ -179,7 +179,7 @@ def test_circles_are_orders_of_places():
     for bad in (((0.5, 1),), 3):
         with pytest.raises(CollectiveError, match=r"circles.* must be"):
             Ring(circles=bad)  # type: ignore[arg-type]
-    with pytest.raises(CollectiveError, match="circles are of 4 places, a group has 8 ranks"):
+    with pytest.raises(CollectiveError, match="circles are of 4 ranks, a group has 8 ranks"):
         synthesize(topologies.fully_connected(8), "all_gather", ring)
 
 
@@ -240,20 +240,20 @@ def test_ring_2d_refuses_other_dimensions(topology):
 
 
 def test_boxes_are_grids_or_what_generators_span():
-    assert box_of(topologies.mesh(2, 3), "x").grid == topologies.mesh(2, 3).grid
-    assert box_of(topologies.ring_fc_switch(2, 4, 8), "x").grid.shape == (8, 4, 2)
-    assert box_of(topologies.fat_tree(3, 3), "x").grid.shape == (3, 3, 3)
-    assert box_of(topologies.dgx2(), "x").grid.shape == (2, 8)
+    assert rank_grid_of(topologies.mesh(2, 3), "x").grid == topologies.mesh(2, 3).grid
+    assert rank_grid_of(topologies.ring_fc_switch(2, 4, 8), "x").grid.shape == (8, 4, 2)
+    assert rank_grid_of(topologies.fat_tree(3, 3), "x").grid.shape == (3, 3, 3)
+    assert rank_grid_of(topologies.dgx2(), "x").grid.shape == (2, 8)
     order = np.random.default_rng(0).permutation(12)
     moved = topologies.switch_2d(4, 3).relabel(order)
-    box = box_of(moved, "x")
-    assert box.grid.shape == (3, 4)
+    rank_grid = rank_grid_of(moved, "x")
+    assert rank_grid.grid.shape == (3, 4)
     # Where the generators start does not matter, lines do: those of four share a switch.
-    lines = np.sort(box.ranks.reshape(3, 4), axis=1).tolist()
+    lines = np.sort(rank_grid.ranks.reshape(3, 4), axis=1).tolist()
     assert sorted(lines) == sorted(np.sort(order.reshape(3, 4), axis=1).tolist())
     for none in (topologies.dgx1(), topologies.bigraph(2, 4), topologies.star(4)):
         with pytest.raises(TopologyError, match="symmetric dimensions"):
-            box_of(none, "x")
+            rank_grid_of(none, "x")
 
 
 def test_blueconnect_goes_from_the_outermost_dimension_in():

@@ -75,5 +75,5 @@ def test_boxes_enter_the_network_as_often_as_before():
 
 @pytest.mark.parametrize("vertex", [0, 4, 6, -1])
 def test_only_switches_branch(vertex):
-    with pytest.raises(TopologyError, match="no switch"):
+    with pytest.raises(TopologyError, match="not a switch"):
         multicast(FORESTS[0], [vertex])

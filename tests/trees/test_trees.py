@@ -1,4 +1,4 @@
-"""Trees: the load count against a plain one, what it refuses, and schedules made of trees."""
+"""Trees: the load count against a plain one, the errors, and schedules made of trees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jaxcoll.verifier import verify
 
 
 def both_ways(n: int, k: int = 1, bandwidth: float = 1e9) -> TreeFlow:
-    """On a ring of n: each shard goes half way round each way, in k like trees a rank."""
+    """On a ring of n: each shard goes half way round each way, in k equal trees per rank."""
     topology = ring(n, bandwidth=bandwidth)
     pairs = {
         (int(u), int(v)): e for e, (u, v) in enumerate(zip(topology.src, topology.dst, strict=True))
@@ -134,7 +134,7 @@ def test_schedules_carry_an_all_gather(flow, pieces, order, more):
     assert schedule.collective == Collective("all_gather", flow.topology.num_ranks, pieces)
     if order == "steps":
         assert schedule.num_steps == pieces + flow.height - 1
-    # Several chunks may travel in one piece.
+    # Several chunks may be sent in one segment.
     many = Collective("all_gather", flow.topology.num_ranks, pieces * more)
     bundled = flow.to_schedule(pieces, order=order, collective=many)
     verify(bundled)

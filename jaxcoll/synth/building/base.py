@@ -29,7 +29,8 @@ class Synthesizer(abc.ABC):
     are the all_gather and broadcast of the transposed network run backwards, all_reduce is a
     reduce_scatter and an all_gather (TACOS, Sec. IV-E). An algorithm that sums in a way of its own,
     as up and down a tree, writes all_reduce itself. Those with ``takes_shares`` also solve
-    collectives of unequal shards.
+    collectives of unequal shards. ``seed`` seeds random choices; where an algorithm makes none, it
+    changes nothing.
     """
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""The lines of a box: which pattern suits a dimension, and how many bytes it moves a second."""
+"""The lines of a grid: which pattern suits a dimension, and how many bytes it moves a second."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from fractions import Fraction
 import numpy as np
 
 from jaxcoll.paths import Edges, shortest_routes
-from jaxcoll.synth.building.grids import Box
+from jaxcoll.synth.building.grids import RankGrid
 from jaxcoll.synth.building.patterns import Pattern, circle, direct, line
 from jaxcoll.topology import Topology
 
 
-def line_patterns(
-    topology: Topology, box: Box, dims: tuple[int, ...], *, close: bool = True
+def dimension_patterns(
+    topology: Topology, rank_grid: RankGrid, dims: tuple[int, ...], *, close: bool = True
 ) -> dict[int, Pattern]:
     """For every dimension the basic algorithm that suits its lines (TACOS paper, Table I).
 
@@ -24,30 +24,34 @@ def line_patterns(
 
     Args:
         close: whether a ring takes the long way back along dimensions that do not wrap; otherwise
-            blocks travel to both ends there.
+            blocks are sent to both ends there.
     """
     found = {}
     for dim in dims:
-        side = box.grid.shape[dim]
-        hops = _routes(topology, box, dim, direct(side)).hops
+        side = rank_grid.grid.shape[dim]
+        hops = _routes(topology, rank_grid, dim, direct(side)).hops
         if (hops == hops[0]).all():
             found[dim] = direct(side)
-        elif close or box.grid.wrap[dim]:
+        elif close or rank_grid.grid.wrap[dim]:
             found[dim] = circle(side, both_ways=True)
         else:
             found[dim] = line(side)
     return found
 
 
-def line_bandwidth(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Fraction:
+def dimension_bandwidth(
+    topology: Topology, rank_grid: RankGrid, dim: int, pattern: Pattern
+) -> Fraction:
     """Bytes per second that the first rank can send along a dimension, over the links it uses."""
-    used = np.unique(_routes(topology, box, dim, pattern).first_link)
+    used = np.unique(_routes(topology, rank_grid, dim, pattern).first_link)
     return sum((topology.exact_bandwidth[link] for link in used), Fraction(0))
 
 
-def line_seconds(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Fraction:
+def dimension_seconds(
+    topology: Topology, rank_grid: RankGrid, dim: int, pattern: Pattern
+) -> Fraction:
     """Seconds that the busiest link of the first line is occupied if every block is one byte."""
-    ranks = _first_line(box, dim)
+    ranks = _first_line(rank_grid, dim)
     src, dst, halves = [], [], []
     for move in pattern:
         here = np.flatnonzero(move.to >= 0)
@@ -61,15 +65,15 @@ def line_seconds(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Fr
     return max(Fraction(int(load[i]), 2) / topology.exact_bandwidth[i] for i in used)
 
 
-def _routes(topology: Topology, box: Box, dim: int, pattern: Pattern) -> Edges:
-    """Routes from the first rank of the box to those of its line that it sends to."""
-    line = _first_line(box, dim)
+def _routes(topology: Topology, rank_grid: RankGrid, dim: int, pattern: Pattern) -> Edges:
+    """Routes from the first rank of the grid to those of its line that it sends to."""
+    line = _first_line(rank_grid, dim)
     places = np.unique([move.to[0] for move in pattern])
     to = line[places[places > 0]]
     return shortest_routes(topology, np.full(len(to), line[0]), to)
 
 
-def _first_line(box: Box, dim: int) -> np.ndarray:
-    """The ranks along a dimension from the first rank of the box."""
-    lines = np.moveaxis(box.ranks.reshape(box.grid.shape), dim, 0)
-    return lines.reshape(box.grid.shape[dim], -1)[:, 0]
+def _first_line(rank_grid: RankGrid, dim: int) -> np.ndarray:
+    """The ranks along a dimension from the first rank of the grid."""
+    lines = np.moveaxis(rank_grid.ranks.reshape(rank_grid.grid.shape), dim, 0)
+    return lines.reshape(rank_grid.grid.shape[dim], -1)[:, 0]

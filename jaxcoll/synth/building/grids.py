@@ -1,4 +1,4 @@
-"""The box that a network is: its grid, or the one that its symmetries span."""
+"""The grid that a network is: its grid, or the one that its symmetries span."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from jaxcoll.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Box:
-    """Ranks in a box of symmetric dimensions.
+class RankGrid:
+    """Ranks in a grid of symmetric dimensions.
 
     Attributes:
         grid: the sides; the last dimension is the innermost.
-        ranks: the rank at each place, int64 of shape (ranks,).
+        ranks: the rank at each index, int64 of shape (ranks,).
     """
 
     grid: Grid
     ranks: np.ndarray
 
 
-def box_of(topology: Topology, who: str, shape: tuple[int, ...] | None = None) -> Box:
-    """The box on which ranks are placed; without one, that whose shifts are the generators.
+def rank_grid_of(topology: Topology, who: str, shape: tuple[int, ...] | None = None) -> RankGrid:
+    """The grid on which ranks are placed; without one, that whose shifts are the generators.
 
     Products of rings, switches and fully connected networks have such generators, fat trees too.
 
     Args:
         who: the name of the algorithm that needs it, for errors.
-        shape: the sides of the box, if it is to be of consecutive ranks whatever the network is.
+        shape: the sides of the grid, if it is to be of consecutive ranks whatever the network is.
 
     Raises:
-        TopologyError: the network is no box, or has not as many ranks as the shape.
+        TopologyError: the network is not a grid, or has not as many ranks as the shape.
     """
     if shape is not None:
         if math.prod(shape) != topology.num_ranks:
@@ -46,24 +46,24 @@ def box_of(topology: Topology, who: str, shape: tuple[int, ...] | None = None) -
                 f"{who} was given the shape {'x'.join(map(str, shape))}, which has "
                 f"{math.prod(shape)} ranks; {topology} has {topology.num_ranks}"
             )
-        return Box(Grid(shape, (True,) * len(shape)), np.arange(topology.num_ranks))
+        return RankGrid(Grid(shape, (True,) * len(shape)), np.arange(topology.num_ranks))
     if topology.placement is not None:
-        return Box(topology.placement.grid, np.asarray(topology.placement.ranks))
+        return RankGrid(topology.placement.grid, np.asarray(topology.placement.ranks))
     ranks = _spanned(topology)
     if ranks is None:
         raise TopologyError(
             f"{who} needs a network of symmetric dimensions (a product of rings, switches, meshes "
             f"and fully connected networks); {topology} has neither a grid nor generators that "
-            f"are shifts of a box; some algorithms take a shape="
+            f"are shifts of a grid; some algorithms take a shape="
         )
-    return Box(Grid(ranks.shape, (True,) * ranks.ndim), ranks.ravel())
+    return RankGrid(Grid(ranks.shape, (True,) * ranks.ndim), ranks.ravel())
 
 
 def checked_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Sides of a box as a tuple.
+    """Sides of a grid as a tuple.
 
     Raises:
-        CollectiveError: no sides, or one that is no integer of at least 1.
+        CollectiveError: no sides, or one that is not an integer of at least 1.
     """
     if shape is None:
         return None
@@ -74,7 +74,7 @@ def checked_shape(shape: Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def _spanned(topology: Topology) -> np.ndarray | None:
-    """Ranks by coordinates, if the generators are the shifts of a box, each along a dimension."""
+    """Ranks by coordinates, if the generators are the shifts of a grid, each along a dimension."""
     n = topology.num_ranks
     moves = [np.asarray(generator)[:n] for generator in topology.generators]
     ranks = np.zeros((), np.int64)
@@ -93,34 +93,34 @@ def _spanned(topology: Topology) -> np.ndarray | None:
     return ranks
 
 
-def group_dimensions(box: Box, collective: Collective, who: str) -> tuple[int, ...]:
+def group_dimensions(rank_grid: RankGrid, collective: Collective, who: str) -> tuple[int, ...]:
     """The dimensions in which members of a group differ.
 
     Args:
         who: the name of the algorithm, for errors.
 
     Raises:
-        CollectiveError: the groups are not all boxes that span the same dimensions in full.
+        CollectiveError: the groups are not all subgrids that span the same dimensions in full.
     """
-    grid = box.grid
+    grid = rank_grid.grid
     coordinates = np.empty_like(grid.coordinates())
-    coordinates[box.ranks] = grid.coordinates()
+    coordinates[rank_grid.ranks] = grid.coordinates()
     group_of = collective.group_of_rank
     sample = coordinates[list(collective.groups[0])]
     dims = tuple(int(d) for d in np.flatnonzero((sample != sample[0]).any(axis=0)))
     across = [d for d in range(len(grid.shape)) if d not in dims]
-    group_box = (
+    subgrid_of = (
         np.ravel_multi_index(
             tuple(coordinates[:, d] for d in across), [grid.shape[d] for d in across]
         )
         if across
         else np.zeros(grid.size, np.int64)
     )
-    pairs = np.unique(np.stack([group_box, group_of]), axis=1)
-    boxes = int(group_box.max()) + 1
-    if (group_of < 0).any() or pairs.shape[1] != boxes or len(collective.groups) != boxes:
+    pairs = np.unique(np.stack([subgrid_of, group_of]), axis=1)
+    subgrids = int(subgrid_of.max()) + 1
+    if (group_of < 0).any() or pairs.shape[1] != subgrids or len(collective.groups) != subgrids:
         raise CollectiveError(
-            f"{who} needs groups that are boxes of the network: each all the ranks that differ in "
+            f"{who} needs groups that are subgrids of the network: all ranks that differ in "
             f"the same dimensions only; got {collective}"
         )
     return dims

@@ -1,8 +1,8 @@
 """Links that serve what has longest to go: a run in which every chunk moves on as it arrives.
 
-Of what waits to leave a rank, a link takes what takes longest to where it ends last, and of those
-alike the first in order. Inside the network links serve first come, first served, as they do when
-the schedule is run.
+Of the chunks that wait to leave a rank, a link takes the one whose last destination is farthest in
+time, of equals the first in order. Inside the network links serve first come, first served, as they
+do when the schedule is run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def served(before, edge, path_ptr, path_link, busy, delay):
     """When each send starts on its first link, in ticks.
 
     Args:
-        before: the send that brings what each send carries on, a smaller number; -1 if it is there
-            at the start.
+        before: the send that brings what each send carries on, a smaller number; -1 if the
+            rank has it at the start.
         edge: edge of each send.
         path_ptr, path_link: links of each edge.
         busy: how long a send occupies each link, in ticks, at least 1.
@@ -39,7 +39,7 @@ def served(before, edge, path_ptr, path_link, busy, delay):
     size = np.zeros(links, np.int64)
     awake = np.zeros(links, np.bool_)  # whether a link has an event ahead of it
     # Events: send i reaches the end of a link, i; link l can take a send, sends + l. At any moment
-    # sends come first, so that a link knows all that is there.
+    # sends come first, so that a link sees every chunk that has arrived.
     times, events = np.empty(sends + links, np.int64), np.empty(sends + links, np.int64)
     pending = 0
     begin, hop = np.zeros(sends, np.int64), path_ptr[edge]

@@ -1,4 +1,4 @@
-"""All-gathers along a line of places, as moves: what a dimension of a box, or a group, can do.
+"""All-gathers along a line of positions, as moves along one dimension of a grid or within a group.
 
 A pattern is a list of moves in order. Algorithms for whole networks are compositions of patterns
 (``jaxcoll.synth.building.sends``).
@@ -14,12 +14,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Move:
-    """One block that every place, or some, sends in a step.
+    """One block that every index, or some, sends in a step.
 
     Attributes:
         step: the step, counted from the start of the pattern.
-        to: the place that each place sends to, -1 for none; int64 of shape (places,).
-        origin: the place whose block it sends, int64 of shape (places,).
+        to: the index that each index sends to, -1 for none; int64 of shape (indices,).
+        origin: the index whose block it sends, int64 of shape (indices,).
         half: -1 for whole blocks; 0 or 1 if only half of the block's chunks go this way.
     """
 
@@ -38,9 +38,9 @@ def steps(pattern: Pattern) -> int:
 
 
 def circle(side: int, *, both_ways: bool) -> Pattern:
-    """Blocks travel round, each place passing on what it received in the step before.
+    """Blocks go round a circle: each position passes on the blocks it received a step earlier.
 
-    Both ways, to the place opposite; it is reached both ways on even sides, and half a block comes
+    Both ways, to the index opposite; it is reached both ways on even sides, and half a block comes
     each way. A circle of two is a line.
     """
     if side <= 2:
@@ -56,7 +56,7 @@ def circle(side: int, *, both_ways: bool) -> Pattern:
 
 
 def line(side: int) -> Pattern:
-    """Blocks travel to both ends."""
+    """Blocks are sent to both ends."""
     here = np.arange(side)
     moves = []
     for way in (1, -1):
@@ -68,16 +68,16 @@ def line(side: int) -> Pattern:
 
 
 def direct(side: int) -> Pattern:
-    """Every place sends its block to every other, to the next one first, all in one step."""
+    """Every index sends its block to every other, to the next one first, all in one step."""
     here = np.arange(side)
     return [Move(0, (here + ahead) % side, here) for ahead in range(1, side)]
 
 
 def exchanges(partners: Sequence[np.ndarray]) -> Pattern:
-    """In every step each place gives all it has to its partner, which gives all it has in return.
+    """In every step each index gives all it has to its partner, which gives all it has in return.
 
     Args:
-        partners: for each step the partner of each place, each other's.
+        partners: for each step the partner of each index, each other's.
     """
     held = np.arange(len(partners[0]))[:, None] if partners else np.zeros((1, 1), np.int64)
     moves = []
@@ -95,7 +95,7 @@ def doubling(side: int, *, far_first: bool = False) -> Pattern:
 
 
 def bruck(side: int) -> Pattern:
-    """Place p sends what it has to p - 1, p - 2, p - 4, ...; any number of places.
+    """Place p sends what it has to p - 1, p - 2, p - 4, ...; any number of indices.
 
     It then has the blocks p, p + 1, ...; in the last step only those that are still missing go.
     """

@@ -1,4 +1,4 @@
-"""From places to ranks and from pairs of ranks to routes: what algorithms blind to wires share."""
+"""From grid indices to ranks, and from pairs of ranks to routes: for topology-oblivious ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gathered(
     """The all_gather that is written for every group by itself, routed over shortest paths.
 
     Args:
-        write: from the ranks of a group to (ranks by place, ``Sends`` between the places).
+        write: from the ranks of a group to (ranks by index, ``Sends`` between the indices).
         pieces: see ``Sends.in_pieces``.
     """
     parts = []
@@ -47,7 +47,7 @@ def gathered(
 
 
 def on_ranks(sends: Sends, ranks: np.ndarray) -> Sends:
-    """Sends between places as sends between the ranks that stand there."""
+    """Sends between indices as sends between the ranks of these indices."""
     src, dst, owner = ranks[sends.src], ranks[sends.dst], ranks[sends.owner]
     return Sends(sends.step, src, dst, owner, sends.index)
 

@@ -1,6 +1,6 @@
-"""All-gather on a box of ranks, one dimension after another: the sends, as columns.
+"""All-gather on a grid of ranks, one dimension after another: the sends, as columns.
 
-The box is the network (bucket, BlueConnect, Themis), or is laid over any network or group of ranks
+The grid is the network (bucket, BlueConnect, Themis), or is laid over any network or group of ranks
 (the rings, halving-doubling).
 """
 
@@ -17,12 +17,12 @@ from jaxcoll.synth.building.patterns import Pattern, circle, line, steps
 
 @dataclasses.dataclass(frozen=True)
 class Sends:
-    """Sends between ranks of a box, columns of equal length.
+    """Sends between ranks of a grid, columns of equal length.
 
     Attributes:
         step: step of each send.
-        src, dst: places on the box.
-        owner: the place whose shard the chunk belongs to.
+        src, dst: indices in the grid.
+        owner: the index whose shard the chunk belongs to.
         index: which chunk of that shard.
     """
 
@@ -41,7 +41,7 @@ class Sends:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def in_pieces(self, chunks: int, pieces: int) -> Sends:
-        """The sends with every message cut into pieces, at most one a chunk of a shard.
+        """The sends with every message cut into pieces, at most one per chunk of a shard.
 
         A message is stored before it is forwarded, so one that crosses switches or relaying ranks
         takes less time in pieces, which follow one another.
@@ -61,15 +61,15 @@ def gather_by_dimension(
     """Rotated dimension-wise all-gather with aggregated messages.
 
     Every shard's chunks are dealt to as many parts as there are dimensions; the first gathers along
-    the last dimension first, then along the one before, so that its blocks are runs of places; each
-    further part starts one dimension earlier, so that all dimensions are busy at once. Along a
-    closed dimension blocks travel both ways to the rank opposite, along an open one to both
+    the last dimension first, then along the one before, so that its blocks are runs of indices;
+    each further part starts one dimension earlier, so that all dimensions are busy at once. Along a
+    closed dimension blocks go both ways to the rank opposite, along an open one to both
     borders. A message is everything a rank has received in the step before and passes on: it pays
     alpha once.
 
     Args:
-        grid: the box.
-        dims: the dimensions to gather over; places that differ elsewhere are in other groups.
+        grid: the grid.
+        dims: the dimensions to gather over; indices that differ elsewhere are in other groups.
         chunks: chunks in a shard.
         both_ways: False to go round closed dimensions one way only.
     """
@@ -91,7 +91,7 @@ def gather_in_order(
     """All-gather along the dimensions in the order given, each starting when the last has ended.
 
     Args:
-        grid: the box; whether it wraps does not matter, the patterns say how lines are joined.
+        grid: the grid; whether it wraps does not matter, the patterns say how lines are joined.
         order: dimensions, first to last.
         patterns: the pattern along each.
         index: which chunks of every shard.
@@ -113,11 +113,11 @@ def gather_along(
     start: int,
     turn: int = 0,
 ) -> Sends:
-    """One phase: along one dimension, what has been gathered along others before.
+    """One phase: along one dimension, the blocks gathered along others before.
 
     Args:
-        grid: the box.
-        gathered: dimensions gathered before: a block is all places that differ in them only.
+        grid: the grid.
+        gathered: dimensions gathered before: a block is all indices that differ in them only.
         dim: the dimension.
         pattern: the pattern along it.
         index: which chunks of every shard.

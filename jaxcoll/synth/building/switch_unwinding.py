@@ -1,7 +1,7 @@
-"""Unwinding: switches replaced by links between the ranks that hang on them (TACOS, Sec. IV-G).
+"""Unwinding: switches replaced by links between the ranks behind them (TACOS, Sec. IV-G).
 
-A switch with ports 0..P-1 is unwound with a degree d by joining what hangs on port p to what hangs
-on ports p+1, ..., p+d (mod P). A port leads to a rank, or to a switch nearer to ranks; then the
+A switch with ports 0..P-1 is unwound with a degree d by joining the ranks behind port p to those
+behind ports p+1, ..., p+d (mod P). A port leads to a rank, or to a switch nearer to ranks; then the
 ranks on two ports are joined in order, the first with the first. Each link that results stands for
 a path through the switches, whose links it shares with others: all get max-min fair shares of the
 bandwidth, which on a single switch are 1/d of it, as in the paper.
@@ -124,7 +124,7 @@ def _levels(topology: Topology) -> np.ndarray:
 
 
 def _ports(topology: Topology) -> dict[int, list[list[int]]]:
-    """For every switch with two ports or more, the ranks that hang on each; from ranks upwards."""
+    """For every switch with two ports or more, the ranks behind each; from ranks upwards."""
     level = _levels(topology)
     below: dict[int, set[int]] = defaultdict(set)
     for u, v in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):

@@ -10,8 +10,8 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.dimensions import line_patterns
-from jaxcoll.synth.building.grids import box_of, checked_shape, group_dimensions
+from jaxcoll.synth.building.dimensions import dimension_patterns
+from jaxcoll.synth.building.grids import checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.patterns import steps
 from jaxcoll.synth.building.routed import on_ranks, schedule_of
 from jaxcoll.synth.building.sends import Sends, gather_along
@@ -25,13 +25,14 @@ class BlueConnect(Synthesizer):
     Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: decomposing all-reduce for deep learning
     on heterogeneous network hierarchy" (2019). All chunks take the dimensions in the same order and
     follow one another: while one is in the second dimension, the next is in the first. Along a
-    dimension ranks use its basic algorithm (``jaxcoll.synth.building.dimensions.line_patterns``).
+    dimension ranks use its basic algorithm
+    (``jaxcoll.synth.building.dimensions.dimension_patterns``).
 
-    The network must be a box: a mesh or torus, or a product of rings, switches and fully connected
-    networks; or it is taken for one. Groups must be boxes in it.
+    The network must be a grid: a mesh or torus, or a product of rings, switches and fully
+    connected networks; or it is taken for one. Groups must be subgrids of it.
 
     Attributes:
-        shape: the sides of a box of consecutive ranks, outermost first, to be laid over the
+        shape: the sides of a grid of consecutive ranks, outermost first, to be laid over the
             network; None for the network's own.
 
     Raises:
@@ -47,15 +48,15 @@ class BlueConnect(Synthesizer):
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no box.
-            CollectiveError: groups that are no boxes in it.
+            TopologyError: the network is not a grid.
+            CollectiveError: groups that are not subgrids of this grid.
         """
-        box = box_of(topology, self.name, self.shape)
-        dims = group_dimensions(box, collective, self.name)
-        patterns = line_patterns(topology, box, dims)
+        rank_grid = rank_grid_of(topology, self.name, self.shape)
+        dims = group_dimensions(rank_grid, collective, self.name)
+        patterns = dimension_patterns(topology, rank_grid, dims)
         slot = max(steps(pattern) for pattern in patterns.values())
         phases = []
         for chunk in range(collective.chunks_per_shard):
@@ -63,6 +64,6 @@ class BlueConnect(Synthesizer):
                 start = (chunk + phase) * slot
                 index = np.asarray([chunk])
                 phases.append(
-                    gather_along(box.grid, dims[:phase], dim, patterns[dim], index, start)
+                    gather_along(rank_grid.grid, dims[:phase], dim, patterns[dim], index, start)
                 )
-        return schedule_of(topology, collective, on_ranks(Sends.joined(phases), box.ranks))
+        return schedule_of(topology, collective, on_ranks(Sends.joined(phases), rank_grid.ranks))

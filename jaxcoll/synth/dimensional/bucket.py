@@ -11,7 +11,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.grids import Box, group_dimensions
+from jaxcoll.synth.building.grids import RankGrid, group_dimensions
 from jaxcoll.synth.building.routed import first_chunk
 from jaxcoll.synth.building.sends import gather_by_dimension
 from jaxcoll.topology import Topology
@@ -21,9 +21,9 @@ from jaxcoll.topology import Topology
 class Bucket(Synthesizer):
     """Gather along one dimension after another, each part of the data starting with another one.
 
-    Steps are as many as the diameter of the box. On homogeneous boxes with equal sides the time of
-    an all_gather is the TACOS paper's Ideal at every size, when chunks a shard are a multiple of
-    ``granularity``. Groups must be boxes inside the box: all ranks that differ in some dimensions
+    Steps are as many as the diameter of the grid. On homogeneous grids with equal sides the time of
+    an all_gather is the TACOS paper's Ideal at every size, when chunks per shard are a multiple of
+    ``granularity``. Groups must be subgrids of it: all ranks that differ in some dimensions
     only.
 
     The idea is the multi-dimensional bucket algorithm (Barnett et al., 1993; Jain and Sabharwal,
@@ -35,36 +35,38 @@ class Bucket(Synthesizer):
 
     @staticmethod
     def granularity(topology: Topology) -> int:
-        """Chunks a shard (or a multiple) with which every link carries equal shares.
+        """Chunks per shard (or a multiple) with which every link carries equal shares.
 
         One part a dimension, and two where a closed even side is reached both ways.
         """
-        grid = _box(topology).grid
+        grid = _rank_grid(topology).grid
         sides = [(s, w) for s, w in zip(grid.shape, grid.wrap, strict=True) if s > 1]
         halves = any(wrap and side % 2 == 0 for side, wrap in sides)
         return max(1, len(sides)) * (2 if halves else 1)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
-        box = _box(topology)
-        dims = group_dimensions(box, collective, self.name)
-        sends = gather_by_dimension(box.grid, dims, collective.chunks_per_shard, both_ways=True)
+        """A schedule; see ``Synthesizer``."""
+        rank_grid = _rank_grid(topology)
+        dims = group_dimensions(rank_grid, collective, self.name)
+        sends = gather_by_dimension(
+            rank_grid.grid, dims, collective.chunks_per_shard, both_ways=True
+        )
         return Schedule.from_sends(
             topology,
             collective,
             sends.step,
-            _links(topology, box.ranks[sends.src], box.ranks[sends.dst]),
-            first_chunk(collective)[box.ranks[sends.owner]] + sends.index,
+            _links(topology, rank_grid.ranks[sends.src], rank_grid.ranks[sends.dst]),
+            first_chunk(collective)[rank_grid.ranks[sends.owner]] + sends.index,
         )
 
 
-def _box(topology: Topology) -> Box:
+def _rank_grid(topology: Topology) -> RankGrid:
     if topology.placement is None:
         raise TopologyError(
             f"bucket needs a mesh, torus or hypercube; {topology} has no grid. Build it with "
             f"jaxcoll.topologies, or pass grid= to Topology"
         )
-    return Box(topology.placement.grid, np.asarray(topology.placement.ranks))
+    return RankGrid(topology.placement.grid, np.asarray(topology.placement.ranks))
 
 
 def _links(topology: Topology, src: np.ndarray, dst: np.ndarray) -> np.ndarray:

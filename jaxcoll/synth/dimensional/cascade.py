@@ -18,8 +18,8 @@ from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.dimensions import line_patterns, line_seconds
-from jaxcoll.synth.building.grids import Box, box_of, checked_shape, group_dimensions
+from jaxcoll.synth.building.dimensions import dimension_patterns, dimension_seconds
+from jaxcoll.synth.building.grids import RankGrid, checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.list_scheduling import as_they_arrive
 from jaxcoll.synth.building.patterns import Pattern, steps
 from jaxcoll.synth.building.routed import first_chunk, on_ranks
@@ -43,11 +43,12 @@ class Cascade(Synthesizer):
     longer than its latency and the traffic on the slowest dimension together.
 
     A message is one chunk: where alpha occupies a link (link model "tacos") that is slow for little
-    data. Networks and groups must be boxes, as for ``BlueConnect``. Along a dimension ranks use its
-    basic algorithm (``building.dimensions.line_patterns``); lines that do not close are not closed.
+    data. Networks and groups must be grids, as for ``BlueConnect``. Along a dimension ranks use its
+    basic algorithm (``building.dimensions.dimension_patterns``); lines that do not close are not
+    closed.
 
     Attributes:
-        nbytes: bytes of a rank's buffer to be quick for; 64 MiB when omitted.
+        nbytes: bytes of a rank's buffer to be fast for; 64 MiB when omitted.
         shape: see ``BlueConnect``.
 
     Raises:
@@ -65,11 +66,11 @@ class Cascade(Synthesizer):
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no box.
-            CollectiveError: groups that are no boxes in it.
+            TopologyError: the network is not a grid.
+            CollectiveError: groups that are not subgrids of this grid.
         """
         gather = self._gather(topology, collective.with_kind("all_gather"))
         if collective.kind == "all_gather":
@@ -79,13 +80,13 @@ class Cascade(Synthesizer):
         return concatenate(_last_chunk_first(scatter).reverse(), gather)
 
     def _gather(self, topology: Topology, collective: Collective) -> Schedule:
-        box = box_of(topology, self.name, self.shape)
-        dims = group_dimensions(box, collective, self.name)
-        patterns = line_patterns(topology, box, dims, close=False)
-        seconds = {d: line_seconds(topology, box, d, patterns[d]) for d in dims}
-        side = {d: box.grid.shape[d] for d in dims}
+        rank_grid = rank_grid_of(topology, self.name, self.shape)
+        dims = group_dimensions(rank_grid, collective, self.name)
+        patterns = dimension_patterns(topology, rank_grid, dims, close=False)
+        seconds = {d: dimension_seconds(topology, rank_grid, d, patterns[d]) for d in dims}
+        side = {d: rank_grid.grid.shape[d] for d in dims}
         orders = least_load_orders(side, seconds, collective.chunks_per_shard)
-        sends = on_ranks(Sends.joined(list(_phases(box, orders, patterns))), box.ranks)
+        sends = on_ranks(Sends.joined(list(_phases(rank_grid, orders, patterns))), rank_grid.ranks)
         chunk = first_chunk(collective)[sends.owner] + sends.index
         return _over_shortest_routes(
             topology, collective, sends.src, sends.dst, chunk, as_fraction(self.nbytes)
@@ -102,7 +103,7 @@ def least_load_orders(
 
     Args:
         side: ranks along every dimension, outermost first.
-        seconds: what a dimension takes for blocks of a byte.
+        seconds: time of each dimension for blocks of one byte.
         chunks: how many.
     """
     load = dict.fromkeys(side, Fraction(0))
@@ -139,11 +140,11 @@ def _loaded(
 
 
 def _phases(
-    box: Box, orders: list[tuple[int, ...]], patterns: Mapping[int, Pattern]
+    rank_grid: RankGrid, orders: list[tuple[int, ...]], patterns: Mapping[int, Pattern]
 ) -> Iterator[Sends]:
-    """Sends between places, every send after that which brings what it carries on.
+    """Sends between grid indices, every send after that which brings what it carries on.
 
-    To the rank opposite, the chunks of an order take both directions in turns.
+    To the opposite rank, the chunks of an order take both directions alternately.
     """
     taken: Counter[tuple[int, ...]] = Counter()
     for chunk, order in enumerate(orders):
@@ -151,7 +152,7 @@ def _phases(
         for phase, dim in enumerate(order):
             index = np.asarray([chunk])
             yield gather_along(
-                box.grid, order[:phase], dim, patterns[dim], index, start, taken[order]
+                rank_grid.grid, order[:phase], dim, patterns[dim], index, start, taken[order]
             )
             start += steps(patterns[dim])
         taken[order] += 1

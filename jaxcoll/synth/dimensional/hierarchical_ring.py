@@ -13,7 +13,7 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.grids import box_of
+from jaxcoll.synth.building.grids import rank_grid_of
 from jaxcoll.synth.building.patterns import circle
 from jaxcoll.synth.building.routed import gathered
 from jaxcoll.synth.building.sends import Sends, gather_in_order
@@ -24,13 +24,14 @@ from jaxcoll.topology import Topology
 class HierarchicalRing(Synthesizer):
     """Reduce-scatter in blocks of consecutive ranks, all-reduce across blocks, all-gather in them.
 
-    Ranks at equal places of all blocks form a ring, and so do the ranks of a block; each ring moves
-    both ways (Jia et al., "Highly scalable deep learning training system with mixed-precision",
-    2018, Sec. 4.2). Blind to the topology: neighbours on a ring are routed over shortest paths.
+    Ranks at equal indices in all blocks form a ring, and so do the ranks of a block; each ring
+    moves both ways (Jia et al., "Highly scalable deep learning training system with
+    mixed-precision", 2018, Sec. 4.2). Topology-oblivious: neighbours on a ring are routed over
+    shortest paths.
 
     Attributes:
         inner: ranks of a block, which divides the ranks of every group; None for the innermost
-            dimension of the network, which then must be a box.
+            dimension of the network, which then must be a grid.
 
     Raises:
         CollectiveError: ``inner`` is less than 1.
@@ -45,15 +46,15 @@ class HierarchicalRing(Synthesizer):
         checks.integer_fields(self, CollectiveError, "inner", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             CollectiveError: blocks do not divide a group.
-            TopologyError: ``inner`` is None and the network is no box.
+            TopologyError: ``inner`` is None and the network is not a grid.
         """
         inner = self.inner
         if inner is None:
-            inner = [s for s in box_of(topology, self.name).grid.shape if s > 1][-1]
+            inner = [s for s in rank_grid_of(topology, self.name).grid.shape if s > 1][-1]
         index = np.arange(collective.chunks_per_shard)
 
         def in_blocks(group: np.ndarray) -> tuple[np.ndarray, Sends]:

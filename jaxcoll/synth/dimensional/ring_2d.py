@@ -10,7 +10,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.grid import Grid
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.grids import box_of, group_dimensions
+from jaxcoll.synth.building.grids import group_dimensions, rank_grid_of
 from jaxcoll.synth.building.routed import on_ranks, schedule_of
 from jaxcoll.synth.building.sends import gather_by_dimension
 from jaxcoll.topology import Topology
@@ -33,19 +33,19 @@ class Ring2D(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather"})
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no box of two dimensions.
-            CollectiveError: groups that are no boxes in it.
+            TopologyError: the network is not a grid of two dimensions.
+            CollectiveError: groups that are not subgrids of this grid.
         """
-        box = box_of(topology, self.name)
-        if sum(side > 1 for side in box.grid.shape) != 2:
+        rank_grid = rank_grid_of(topology, self.name)
+        if sum(side > 1 for side in rank_grid.grid.shape) != 2:
             raise TopologyError(
-                f"{self.name} needs two dimensions, {topology} has a box of "
-                f"{'x'.join(map(str, box.grid.shape))}; take bucket or blueconnect"
+                f"{self.name} needs two dimensions, {topology} has a grid of "
+                f"{'x'.join(map(str, rank_grid.grid.shape))}; take bucket or blueconnect"
             )
-        dims = group_dimensions(box, collective, self.name)
-        circles = Grid(box.grid.shape, (True,) * len(box.grid.shape))
+        dims = group_dimensions(rank_grid, collective, self.name)
+        circles = Grid(rank_grid.grid.shape, (True,) * len(rank_grid.grid.shape))
         sends = gather_by_dimension(circles, dims, collective.chunks_per_shard, both_ways=True)
-        return schedule_of(topology, collective, on_ranks(sends, box.ranks))
+        return schedule_of(topology, collective, on_ranks(sends, rank_grid.ranks))

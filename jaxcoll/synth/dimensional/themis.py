@@ -12,8 +12,8 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.dimensions import line_bandwidth, line_patterns
-from jaxcoll.synth.building.grids import box_of, checked_shape, group_dimensions
+from jaxcoll.synth.building.dimensions import dimension_bandwidth, dimension_patterns
+from jaxcoll.synth.building.grids import checked_shape, group_dimensions, rank_grid_of
 from jaxcoll.synth.building.patterns import steps
 from jaxcoll.synth.building.routed import on_ranks, schedule_of
 from jaxcoll.synth.building.sends import Sends, gather_along
@@ -32,7 +32,7 @@ class Themis(Synthesizer):
     along the dimension; latency is neglected, as sizes are not known. On each dimension chunks are
     served one at a time, the earliest ready first.
 
-    Networks and groups must be boxes, as for BlueConnect. With one chunk the two are the same.
+    Networks and groups must be grids, as for BlueConnect. With one chunk the two are the same.
 
     Attributes:
         shape: see ``BlueConnect``.
@@ -50,17 +50,17 @@ class Themis(Synthesizer):
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no box.
-            CollectiveError: groups that are no boxes in it.
+            TopologyError: the network is not a grid.
+            CollectiveError: groups that are not subgrids of this grid.
         """
-        box = box_of(topology, self.name, self.shape)
-        dims = group_dimensions(box, collective, self.name)
-        patterns = line_patterns(topology, box, dims)
-        side = {d: box.grid.shape[d] for d in dims}
-        rate = {d: line_bandwidth(topology, box, d, patterns[d]) for d in dims}
+        rank_grid = rank_grid_of(topology, self.name, self.shape)
+        dims = group_dimensions(rank_grid, collective, self.name)
+        patterns = dimension_patterns(topology, rank_grid, dims)
+        side = {d: rank_grid.grid.shape[d] for d in dims}
+        rate = {d: dimension_bandwidth(topology, rank_grid, d, patterns[d]) for d in dims}
         orders = balanced_orders(side, rate, collective.chunks_per_shard)
         phases = served(orders, side, rate)
         # A step for every moment at which some chunk takes one.
@@ -71,10 +71,10 @@ class Themis(Synthesizer):
             order = orders[phase.chunk]
             before = order[: order.index(phase.dim)]
             index = np.asarray([phase.chunk])
-            part = gather_along(box.grid, before, phase.dim, patterns[phase.dim], index, 0)
+            part = gather_along(rank_grid.grid, before, phase.dim, patterns[phase.dim], index, 0)
             step = np.asarray([step_of[t] for t in moments[phase]])[part.step]
             sends.append(dataclasses.replace(part, step=step))
-        return schedule_of(topology, collective, on_ranks(Sends.joined(sends), box.ranks))
+        return schedule_of(topology, collective, on_ranks(Sends.joined(sends), rank_grid.ranks))
 
 
 class Phase(NamedTuple):
@@ -92,7 +92,7 @@ def balanced_orders(
     """For each chunk the order in which it gathers along the dimensions.
 
     Args:
-        side, rate: ranks, and bytes per second a rank, of every dimension, outermost first.
+        side, rate: ranks, and bytes per second and rank, of every dimension, outermost first.
         chunks: how many.
     """
     load = dict.fromkeys(side, Fraction(0))

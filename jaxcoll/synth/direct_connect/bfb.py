@@ -92,7 +92,7 @@ class Bfb(Synthesizer):
         return common_denominator(found.shards for found in bfb_bottlenecks(topology))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             TopologyError: the network has switches.

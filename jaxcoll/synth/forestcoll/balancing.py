@@ -8,7 +8,7 @@ Where all arcs to spare come from descendants of a rank, one of these is moved f
 
 Nothing here proves that trees exist (Edmonds does), and nothing guarantees that they are found: the
 search gives up after a number of steps, and ``tree_packing`` goes on with tight cuts or the exact
-way. Trees that are found are as high as the breadth-first ones if possible; what is higher is then
+way. Trees that are found are as high as the breadth-first ones if possible; higher trees are then
 lowered by the same moves.
 """
 

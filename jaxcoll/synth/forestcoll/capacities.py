@@ -1,6 +1,6 @@
 """Capacities from vertex to vertex while switches are split off, with the paths that make them up.
 
-The ground of ``edge_splitting``: what a split does to capacities, and whether every rank still gets
+``edge_splitting`` builds on it: the capacities after a split, and whether every rank still gets
 every tree afterwards, which one flow per rank tells (Theorem 25).
 """
 
@@ -37,7 +37,7 @@ class Piece:
 
 
 class Capacities:
-    """What is left of a network while its switches are split off.
+    """The remaining network while its switches are split off.
 
     Attributes:
         topology: the network at first.
@@ -177,7 +177,7 @@ class Capacities:
             self.route(*split)
 
     def route(self, u: int, w: int, t: int, amount: int) -> None:
-        """Join the pieces of what was split off: the routing table, as paths."""
+        """Join the paths behind two split edges: the routing table, as paths."""
         into, out = self.pieces[u, w], self.pieces[w, t]
         while amount:
             first, second = into[-1], out[-1]

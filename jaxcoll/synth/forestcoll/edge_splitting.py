@@ -157,7 +157,7 @@ def _split_off(network: Capacities, w: int) -> None:
     into, out = network.ports([w])[w]
     cuts = _Cuts(network)
     for t in out:
-        # The way back last: what it splits off is lost.
+        # The way back last: the capacity that it splits off is lost.
         for u in sorted(into, key=lambda u: (u == t, u)):
             if (w, t) not in network.capacity:
                 break

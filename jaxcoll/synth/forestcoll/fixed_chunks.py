@@ -13,7 +13,7 @@ from jaxcoll.synth.forestcoll.stages import forest_at
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
-# Trees a rank that are tried where the chunks a shard do not fit the optimum's (Sec. 4.5.5).
+# Trees per rank that are tried where the chunks per shard do not fit the optimum's (Sec. 4.5.5).
 _SCAN = 16
 
 
@@ -24,16 +24,16 @@ def fitting_forest(
     *,
     k: int | None = None,
     guess: bool = True,
-    quick: bool = False,
+    fast: bool = False,
 ) -> TreeFlow:
-    """The forest of k trees a rank, or of the fastest number of them, that divides the chunks.
+    """The forest of k trees per rank, or of the fastest number of them, that divides the chunks.
 
     The optimum's own number where it divides them, otherwise the fastest of up to 16 (Sec. 4.5.5).
     The certificate says how it was found, how fast it is and how fast any could be.
 
     Args:
-        weights, guess, quick: see ``forest``.
-        chunks: chunks a shard of weight 1.
+        weights, guess, fast: see ``forest``.
+        chunks: chunks per shard of weight 1.
 
     Raises:
         CollectiveError: k does not divide the chunks.
@@ -42,9 +42,9 @@ def fitting_forest(
     shares = None if weights is None else tuple(weights)
     best = known_optimum(topology, shares)
     trees = _trees(topology, shares, chunks, k, best)
-    flow = _forest(topology, shares, trees, guess, quick)
+    flow = _forest(topology, shares, trees, guess, fast)
     certificate = {
-        "seconds a byte of shard": str(flow.inverse),
+        "seconds per byte of shard": str(flow.inverse),
         "optimum": str(best.inverse),
         "cut": str(best),
         "k": flow.k,
@@ -56,7 +56,7 @@ def fitting_forest(
 
 
 def numbers_of_trees(topology: Topology) -> tuple[int, ...]:
-    """Trees a rank of an all_gather: the fastest number of up to 16, then the optimum's own."""
+    """Trees per rank of an all_gather: the fastest number of up to 16, then the optimum's own."""
     best = known_optimum(topology, None)
     if best.k <= _SCAN:
         return (best.k,)
@@ -85,10 +85,10 @@ def _forest(
     weights: tuple[Number, ...] | None,
     k: int | None,
     guess: bool,
-    quick: bool,
+    fast: bool,
 ) -> TreeFlow:
     scaling = _scaling(topology, weights, k)
-    return forest_at(topology, scaling, guess=guess, quick=quick, exact=k is None)
+    return forest_at(topology, scaling, guess=guess, fast=fast, exact=k is None)
 
 
 def _trees(
@@ -98,11 +98,11 @@ def _trees(
     k: int | None,
     best: Optimum,
 ) -> int | None:
-    """Trees a rank that the chunks can be shared out to; None for the optimum's own."""
+    """Trees per rank that the chunks can be shared out to; None for the optimum's own."""
     if k is not None:
         if chunks % k:
             raise CollectiveError(
-                f"k={k} trees a rank need a multiple of {k} chunks a shard, got {chunks}"
+                f"k={k} trees per rank need a multiple of {k} chunks per shard, got {chunks}"
             )
         return k
     if chunks % best.k == 0:

@@ -1,8 +1,8 @@
-"""Lower trees: ranks that hang deep are hung elsewhere, and no pair of ranks carries more.
+"""Lower trees: deep ranks are reparented, and no pair of ranks carries more.
 
 A rank of one tree may take another parent where there is capacity to spare, or trade parents with
-the same rank of another tree. Trees stay trees if no rank is hung below itself. The height asked
-for falls by one as long as all depths beyond it can be traded away.
+the same rank of another tree. Trees stay trees if no rank is attached below itself. The height
+asked for falls by one as long as all depths beyond it can be traded away.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Trees:
     parent: np.ndarray
 
 
-def rehang(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
+def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
     """Trees from the same roots, no higher, in the same capacity; and the height of each batch.
 
     Args:
@@ -126,7 +126,7 @@ def _better(spare, mass, over, depth, i, v, height):
 
 @nb.njit(cache=True)
 def _is_below(over, i, u, v):
-    """Whether rank u hangs below v, or is v, in tree i."""
+    """Whether rank u is below v, or is v, in tree i."""
     while u >= 0:
         if u == v:
             return True
@@ -136,7 +136,7 @@ def _is_below(over, i, u, v):
 
 @nb.njit(cache=True)
 def _excess(over, depth, i, v, q, height):
-    """How far v and the ranks below it would reach beyond the height, if v hung on q."""
+    """How far v and the ranks below it would reach beyond the height, if q became its parent."""
     if q < 0:
         return 0
     fall = depth[i, q] + 1 - depth[i, v]

@@ -38,7 +38,7 @@ class _Side:
     """Paths that trees of one kind may use.
 
     Attributes:
-        topology: what the paths run through; transposed for in-trees.
+        topology: the network of the paths; transposed for in-trees.
         paths: links of each path.
         speeds: bytes per second of each path.
     """

@@ -73,7 +73,8 @@ def _boxes(topology: Topology, scaling: Scaling, outer: np.ndarray) -> Boxes | N
         place[part], box[part] = np.arange(len(part)), b
     within = np.flatnonzero(~crosses & (box[src] >= 0))
     capacity = np.asarray(scaling.capacity, object)
-    # Links are listed by their ends, and places count up within a box: like links stand alike.
+    # Links are listed by their ends, and indices count up within a box: corresponding links have
+    # the same index in every box.
     links = [within[box[src[within]] == b] for b in range(len(parts))]
     first = links[0]
     for one in links:
@@ -148,7 +149,7 @@ def joined_trees(
     for place in range(places):
         mine = np.flatnonzero(inner.root == place)
         ends = np.cumsum(inner.weight[mine])
-        # Trees of a root are alike between these marks in 0..k-1, in every box.
+        # Trees of a root are identical between these marks in 0..k-1, in every box.
         marks = np.unique(np.concatenate([[0], ends % k]))
         size = len(marks) * n * places * count
         if size * places > _MOST_EDGES:
@@ -189,7 +190,7 @@ def _tree_edges(
 
 
 def _on_rails(topology: Topology, boxes: Boxes) -> bool:
-    """Whether ranks of one place hang on one outer switch."""
+    """Whether ranks of one index are joined by one outer switch."""
     switch = topology.dst[boxes.up]
     return bool((switch == switch[0]).all() and (topology.src[boxes.down] == switch).all())
 

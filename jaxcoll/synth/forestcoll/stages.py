@@ -22,8 +22,8 @@ from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 
 # Packing takes about a microsecond times the square of the ranks times the vertices.
-_QUICKLY_PACKED = 128**3
-# Ranks up to which networks are packed whole, which keeps trees lower than boxes apart do.
+_PACKED_FAST = 128**3
+# Ranks up to which networks are packed whole, which keeps trees lower than hosts packed apart do.
 _SMALL = 64
 
 
@@ -33,26 +33,26 @@ def forest(
     *,
     k: int | None = None,
     guess: bool = True,
-    quick: bool = False,
+    fast: bool = False,
 ) -> TreeFlow:
     """Trees of optimal throughput (dissertation, Sec. 4.5).
 
     Args:
         weights: size of each rank's shard relative to the others; equal when omitted, a single 1
             among zeros for a broadcast.
-        k: trees a rank; as many as the optimum needs when omitted, otherwise the fastest that k
+        k: trees per rank; as many as the optimum needs when omitted, otherwise the fastest that k
             trees can be (Theorem 34).
         guess: whether structured guesses may be tried before the exact way. Each counts only once
             verified, so that the throughput is the same.
-        quick: whether to refuse to pack what takes more than some seconds: more than 128 ranks, or
+        fast: whether to refuse to pack what takes more than some seconds: more than 128 ranks, or
             fewer with switches, unless a guess makes do with less.
 
     Raises:
-        TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61; see ``quick``.
+        TopologyError: as ``optimum`` and ``fixed_k``; numbers of trees beyond 2**61; see ``fast``.
     """
     if k is None:
-        return forest_at(topology, optimum(topology, weights).scaling, guess=guess, quick=quick)
-    return forest_at(topology, fixed_k(topology, k, weights), guess=guess, quick=quick, exact=False)
+        return forest_at(topology, optimum(topology, weights).scaling, guess=guess, fast=fast)
+    return forest_at(topology, fixed_k(topology, k, weights), guess=guess, fast=fast, exact=False)
 
 
 def forest_at(
@@ -60,7 +60,7 @@ def forest_at(
     scaling: Scaling,
     *,
     guess: bool = True,
-    quick: bool = False,
+    fast: bool = False,
     exact: bool = True,
 ) -> TreeFlow:
     """``forest`` where the scaling is known.
@@ -70,17 +70,17 @@ def forest_at(
             links that were trimmed for a fixed k may turn out to be needed less than that.
     """
     if guess:
-        for flow in _structured(topology, scaling, quick):
+        for flow in _structured(topology, scaling, fast):
             try:
                 return _counted(flow)
-            except ScheduleError:  # this form of network only seemed to be there
+            except ScheduleError:  # the network only resembled this form
                 continue
-    flow = _packed(topology, scaling, guess, quick)
+    flow = _packed(topology, scaling, guess, fast)
     return _counted(flow if exact else dataclasses.replace(flow, inverse=flow.slowest_link()))
 
 
 def _counted(flow: TreeFlow) -> TreeFlow:
-    """The trees, once they are counted link by link, with what was found.
+    """The trees, checked link by link, with the throughput that was found.
 
     Raises:
         ScheduleError: they are no such trees.
@@ -92,7 +92,7 @@ def _counted(flow: TreeFlow) -> TreeFlow:
     return dataclasses.replace(flow, certificate={**flow.certificate, "counted": said})
 
 
-def _structured(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
+def _structured(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
     """Trees by the known forms of networks, where this is one; not yet checked."""
     moved = moved_trees(topology, scaling)
     if moved is not None:
@@ -120,17 +120,17 @@ def _on_rails(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[Tre
         if needed is None:
             continue
         try:
-            inner = _inside(boxes.inside, needed, quick)
-        except TopologyError:  # one box alone cannot spread what enters it, or not quickly
+            inner = _inside(boxes.inside, needed, fast)
+        except TopologyError:  # one box alone cannot spread the data that enters it, or not fast
             continue
         joined = joined_trees(topology, scaling, boxes, inner)
         if joined is not None:
             yield joined
 
 
-def _inside(topology: Topology, scaling: Scaling, quick: bool) -> TreeFlow:
+def _inside(topology: Topology, scaling: Scaling, fast: bool) -> TreeFlow:
     if topology.num_ranks > 1:
-        return _packed(topology, scaling, guess=True, quick=quick)
+        return _packed(topology, scaling, guess=True, fast=fast)
     nothing = np.zeros(0, np.int64)
     edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
     whole = np.asarray([scaling.k])
@@ -140,12 +140,12 @@ def _inside(topology: Topology, scaling: Scaling, quick: bool) -> TreeFlow:
     )  # fmt: skip
 
 
-def _packed(topology: Topology, scaling: Scaling, guess: bool, quick: bool) -> TreeFlow:
+def _packed(topology: Topology, scaling: Scaling, guess: bool, fast: bool) -> TreeFlow:
     n, vertices = topology.num_ranks, topology.num_vertices
-    if quick and n * n * vertices > _QUICKLY_PACKED:
+    if fast and n * n * vertices > _PACKED_FAST:
         raise TopologyError(
-            f"forestcoll packs trees quickly on up to 128 ranks, fewer with switches; {topology} "
-            f"has {n} and {vertices - n} switches; quick=False takes the time"
+            "forestcoll packs trees in seconds on up to 128 ranks, or fewer with switches; "
+            f"{topology} has {n} and {vertices - n} switches; fast=False takes the time"
         )
     logical = remove_switches(topology, scaling, guess=guess)
     trees = pack_trees(topology.num_ranks, logical.capacity(), scaling.trees)

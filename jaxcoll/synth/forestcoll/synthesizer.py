@@ -22,14 +22,14 @@ from jaxcoll.trees.lowering import ORDERS
 PHASES = ("separate", "joint")
 
 # Finding the optimum takes about half a microsecond times the ranks times the links.
-_QUICKLY_BOUNDED = 2**23
+_BOUNDED_FAST = 2**23
 
 
 @dataclasses.dataclass(frozen=True)
 class ForestColl(Synthesizer):
     """Spanning trees of optimal throughput, in a pipeline (dissertation, Chapter 4).
 
-    The optimum needs a number k of trees a rank, ``granularity(topology)``: with k x p chunks a
+    The optimum needs a number k of trees per rank, ``granularity(topology)``: with k x p chunks a
     shard every tree is cut into p pieces, and the time approaches the optimum as p grows. With
     other numbers of chunks, the fastest of the numbers of trees up to 16 that divide them is taken.
 
@@ -37,15 +37,15 @@ class ForestColl(Synthesizer):
     in one group.
 
     Attributes:
-        k: trees a rank; chosen as above when None.
+        k: trees per rank; chosen as above when None.
         pieces: messages each tree edge's load is cut into at most; None to send every chunk by
-            itself. Fewer than the chunks allow let several travel together.
+            itself. Fewer than the chunks allow let several be sent together.
         nbytes: where pieces is None, the bytes of the buffer that their number is chosen for, by
             simulation: many cost latency, few delay the first.
         order: "stream" converges fastest; "steps" has the fewest steps (see
             ``TreeFlow.to_schedule``).
         guess: whether structured guesses, verified, may come before the exact way.
-        quick: whether to refuse networks that may take more than some seconds, by their numbers of
+        fast: whether to refuse networks that may take more than some seconds, by their numbers of
             ranks and links (beyond 128 ranks most that have no structure).
         phases: of an all_reduce: "separate" for reduce_scatter and then all_gather; "joint" to let
             both run at once where that is faster: at the rates of the linear program of App. B.7,
@@ -58,7 +58,7 @@ class ForestColl(Synthesizer):
     nbytes: float | None = None
     order: str = "stream"
     guess: bool = True
-    quick: bool = False
+    fast: bool = False
     phases: str = "separate"
 
     name: ClassVar[str] = "forestcoll"
@@ -71,10 +71,10 @@ class ForestColl(Synthesizer):
         checks.put(self, nbytes=nbytes)
         checks.choice(self.order, ORDERS, "order", CollectiveError)
         checks.choice(self.phases, PHASES, "phases", CollectiveError)
-        checks.flag_fields(self, CollectiveError, "guess", "quick")
+        checks.flag_fields(self, CollectiveError, "guess", "fast")
 
     def granularity(self, topology: Topology) -> int:
-        """Chunks a shard of an all_gather are best a multiple of this: its trees a rank."""
+        """Chunks per shard of an all_gather are best a multiple of this: its trees per rank."""
         return known_optimum(topology, None).k if self.k is None else self.k
 
     def solves(self, kind: str) -> bool:
@@ -82,21 +82,19 @@ class ForestColl(Synthesizer):
         return kind in self.kinds and (kind != "all_reduce" or self.phases == "joint")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             CollectiveError: groups, or chunks that k does not divide.
-            TopologyError: switches that let out more or less than they let in; see ``quick``.
+            TopologyError: switches that let out more or less than they let in; see ``fast``.
         """
         weights = _weights(topology, collective)
         if collective.kind == "all_reduce":
             return self._all_reduce(topology, collective, seed)
         chunks = collective.chunks_per_shard
-        if self.quick:
+        if self.fast:
             _check_quick(topology)
-        flow = fitting_forest(
-            topology, weights, chunks, k=self.k, guess=self.guess, quick=self.quick
-        )
+        flow = fitting_forest(topology, weights, chunks, k=self.k, guess=self.guess, fast=self.fast)
         if self.pieces is None and self.nbytes is not None:
             return self._tuned(flow, collective, self.nbytes)
         pieces = chunks if self.pieces is None else self.pieces
@@ -139,10 +137,10 @@ def _known_bound(topology: Topology) -> AllReduceBound:
 
 def _check_quick(topology: Topology) -> None:
     n, links = topology.num_ranks, topology.num_links
-    if n * links > _QUICKLY_BOUNDED:
+    if n * links > _BOUNDED_FAST:
         raise TopologyError(
-            f"forestcoll quickly finds the optimum where ranks times links are up to "
-            f"{_QUICKLY_BOUNDED}; {topology} has {n} ranks and {links} links; quick=False takes "
+            f"forestcoll finds the optimum in seconds where ranks times links are up to "
+            f"{_BOUNDED_FAST}; {topology} has {n} ranks and {links} links; fast=False takes "
             f"the time"
         )
 

@@ -40,7 +40,7 @@ def tight_cut(num_ranks: int, capacity: Capacity, trees: Sequence[int]) -> np.nd
         carried = network.carried(room, n, target)
         free = np.asarray([c > x for c, x in zip(room, carried, strict=True)], np.bool_)
         used = np.asarray([x > 0 for x in carried], np.bool_)
-        # What is left of the network after the flow: arcs with room, and used ones backwards.
+        # The residual network after the flow: arcs with room, and used ones backwards.
         ends = np.append(src[free], dst[used]), np.append(dst[free], src[used])
         left = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), (n + 1, n + 1))
         for side in (_reached(left.T.tocsr(), target), ~_reached(left, n)):

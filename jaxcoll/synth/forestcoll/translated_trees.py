@@ -21,8 +21,10 @@ _MOST_EDGES = 2**28
 
 
 def moved_trees(topology: Topology, scaling: Scaling) -> TreeFlow | None:
-    """Trees of shortest ways for all roots; None where the network is no closed box, its links are
-    too uneven for shortest ways, or shards are unequal.
+    """Trees of shortest paths for all roots.
+
+    None where the network is not a closed grid, its links are too uneven for shortest paths, or
+    shards are unequal.
 
     The result is for the caller to check.
     """
@@ -67,7 +69,7 @@ def moved_trees(topology: Topology, scaling: Scaling) -> TreeFlow | None:
 def _directions(
     topology: Topology, grid: Grid, scaling: Scaling
 ) -> tuple[np.ndarray, np.ndarray, list[int]] | None:
-    """Steps along each dimension up and down, the link of each from each rank, trees a link."""
+    """Steps along each dimension up and down, the link of each from each rank, trees per link."""
     n, moves, links, quota = grid.size, [], [], []
     of_pair = {
         (int(u), int(v)): e for e, (u, v) in enumerate(zip(topology.src, topology.dst, strict=True))

@@ -4,7 +4,7 @@ Trees of many roots are found by balancing (``balancing``) on networks of more t
 Where that fails, for few roots, and on small networks, where height is worth more time, they are
 packed exactly: batches of like trees grow edge by edge (dissertation, Algorithm 4, after Berczi
 and Frank). An edge is added to as many trees of a batch as leaves all other trees possible
-(Theorem 32), which one flow tells; what is left of the batch goes on without it.
+(Theorem 32), which one flow tells; the rest of the batch goes on without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.numerics.max_flow import dinic
 from jaxcoll.synth.forestcoll.balancing import balanced_trees
 from jaxcoll.synth.forestcoll.capacities import Pair
-from jaxcoll.synth.forestcoll.height_reduction import Trees, rehang
+from jaxcoll.synth.forestcoll.height_reduction import Trees, reparent
 from jaxcoll.synth.forestcoll.spanning import Arcs, Packed, arcs_of, measured
 from jaxcoll.synth.forestcoll.tight_cuts import pack_across, tight_cut
 
@@ -33,7 +33,7 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
 
     All batches grow together, one layer at a time, so that early ones do not use up what keeps
     later ones low. A pair of ranks is tried once for a batch: what once stopped it still would (a
-    full set of ranks stays full). Then ranks that hang deep are hung elsewhere. Small networks are
+    full set of ranks stays full). Then deep ranks are reparented. Small networks are
     packed in several orders, and the lowest trees are kept.
 
     Args:
@@ -70,7 +70,7 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
         root, weight, vertex, parent = _pack(spare, roots, asked, neighbour)
         if (vertex < 0).any():
             raise TopologyError("the capacities between ranks hold fewer trees than asked for")
-        found, heights = rehang(spare, Trees(root, weight, vertex, parent))
+        found, heights = reparent(spare, Trees(root, weight, vertex, parent))
         height = (int(heights.max()), float(np.average(heights, weights=found.weight)))
         if best is None or height < least:
             best, least = found, height

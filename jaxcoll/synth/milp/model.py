@@ -32,7 +32,7 @@ class Moves:
         chunk: int64 of shape (moves,), as all others.
         edge: which connection it crosses.
         start: when it leaves, in ticks.
-        arrive: when its chunk is there.
+        arrive: when its chunk has arrived.
     """
 
     chunk: np.ndarray
@@ -68,7 +68,7 @@ def first_arrivals(collective: Collective, apart: np.ndarray) -> np.ndarray:
 def useful_moves(
     collective: Collective, edges: Edges, takes: np.ndarray, horizon: int, apart: np.ndarray
 ) -> Moves:
-    """Sends that a chunk can be there for, and still do some rank good by the horizon.
+    """Sends before which their chunk can arrive, and that still help some rank by the horizon.
 
     Args:
         apart: from ``distances``.
@@ -149,7 +149,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answer:
-    """What a solver says.
+    """The answer of a solver.
 
     Attributes:
         found: the columns, int64; None for none.
@@ -212,9 +212,9 @@ def check_entries(count: int) -> None:
 
 
 def chosen_moves(moves: Moves, answer: Answer, collective: Collective, edges: Edges) -> Moves:
-    """What the answer chooses, without what does no rank any good.
+    """The moves that the answer chooses, without useless ones.
 
-    That is to bring a chunk to a rank that neither wants it nor sends it on to ranks that do.
+    A move is useless if its rank neither wants the chunk nor sends it on to ranks that do.
     """
     if answer.found is None:
         raise ValueError("there is no answer to take moves from")
@@ -239,7 +239,7 @@ def check_tiny(topology: Topology, collective: Collective, most: int, who: str) 
     if topology.num_ranks**2 * collective.num_chunks > MOST_CELLS:
         raise CollectiveError(
             f"{who} is for few chunks: {collective} has {collective.num_chunks} on "
-            f"{topology.num_ranks} ranks; take fewer chunks a shard"
+            f"{topology.num_ranks} ranks; take fewer chunks per shard"
         )
     if topology.num_ranks > most:
         raise TopologyError(

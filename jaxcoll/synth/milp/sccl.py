@@ -60,7 +60,7 @@ class Sccl(Synthesizer):
         most_ranks: larger networks are refused: some of 16 ranks take a second, others hours.
 
     Raises:
-        CollectiveError: a field that is no number of such things.
+        CollectiveError: a field that is not a valid number.
     """
 
     steps: int | None = None
@@ -77,7 +77,7 @@ class Sccl(Synthesizer):
         checks.put(self, seconds=time_limit(self.seconds))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             TopologyError: switches, or too many ranks.

@@ -1,4 +1,4 @@
-"""The quickest schedule on a time-expanded network, by a mixed-integer program."""
+"""The fastest schedule on a time-expanded network, by a mixed-integer program."""
 
 from __future__ import annotations
 
@@ -50,19 +50,20 @@ class StepMilp(Synthesizer):
 
     Ticks divide the time of a chunk and the latency of every link where the horizon then has
     ``ticks`` at most. Then, on a network without switches, nothing is lost by waiting for the next
-    tick, and what the certificate calls ``time`` is the least there is in the "astra" link model,
+    tick, and the certificate's ``time`` is the least possible in the "astra" link model,
     for these chunks (``exact``), if every smaller horizon was proved too small (``gap`` is 0).
-    Otherwise ticks are those of a chunk on the quickest link, and durations are rounded.
+    Otherwise ticks are those of a chunk on the fastest link, and durations are rounded.
 
     Attributes:
-        nbytes: bytes of a rank's buffer to be quick for; None for so many that latency is nothing.
+        nbytes: bytes of a rank's buffer to be fast for; None for so many that latency is
+            negligible.
         ticks: see above; at least 1.
-        seconds: time limit of the search. A horizon that takes half of what is left is given up,
-            and the next is a quarter longer.
+        seconds: time limit of the search. A horizon that takes half of the remaining time is given
+            up, and the next is a quarter longer.
         most_ranks: larger networks are refused.
 
     Raises:
-        CollectiveError: a field that is no number of such things.
+        CollectiveError: a field that is not a valid number.
     """
 
     nbytes: Number | None = None
@@ -80,7 +81,7 @@ class StepMilp(Synthesizer):
         checks.put(self, seconds=time_limit(self.seconds))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             TopologyError: too many ranks or sends to choose from, speeds too far apart, or no
@@ -229,7 +230,7 @@ def _search(
     """Any schedule of these moves in which a link carries one chunk at a time.
 
     Args:
-        ends: when all time is up; half of what is left is taken.
+        ends: when all time is up; half of the remaining time is taken.
     """
     program = Program(len(moves))
     check_entries(

@@ -25,10 +25,10 @@ class Bruck(Synthesizer):
 
     In step t rank r sends what it has to rank r - 2**t, counted round (Bruck, Ho, Kipnis, Upfal and
     Weathersby, "Efficient algorithms for all-to-all communications in multiport message-passing
-    systems", 1997). Blind to the topology: pairs are routed over shortest paths.
+    systems", 1997). Topology-oblivious: pairs are routed over shortest paths.
 
     Attributes:
-        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
             one another where a message crosses several links (``Sends.in_pieces``).
 
     Raises:
@@ -44,7 +44,7 @@ class Bruck(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         index = np.arange(collective.chunks_per_shard)
 
         def shifted(group: np.ndarray) -> tuple[np.ndarray, Sends]:

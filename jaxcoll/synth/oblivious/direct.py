@@ -18,7 +18,7 @@ from jaxcoll.topology import Topology
 class Direct(Synthesizer):
     """Every chunk goes from its holder straight to every rank that wants it, all in one step.
 
-    Blind to the topology: pairs that no link joins are routed over shortest paths
+    Topology-oblivious: pairs that no link joins are routed over shortest paths
     (``jaxcoll.paths.shortest_routes`` states the tie-break). A rank sends to the next rank first,
     then to the one after it, and so on round.
     """
@@ -29,7 +29,7 @@ class Direct(Synthesizer):
     )
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         n = topology.num_ranks
         chunk, dst = _deliveries(collective)
         holder = collective.target if collective.kind == "scatter" else collective.owner

@@ -25,13 +25,13 @@ class Rhd(Synthesizer):
 
     In each of log2(n) steps all ranks exchange all they have in pairs, at distances 1, 2, 4, ...
     (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-    2005, Sec. 3). Blind to the topology: pairs are routed over shortest paths. Groups must have
-    2**k ranks; of a group, ranks pair by their places.
+    2005, Sec. 3). Topology-oblivious: pairs are routed over shortest paths. Groups must have
+    2**k ranks; of a group, ranks pair by their indices.
 
     Attributes:
         far_first: whether the all-gather starts with the farthest partner, so that the largest
             messages go to the nearest (Rabenseifner's order of reduce-scatter).
-        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
             one another where a message crosses several links (``Sends.in_pieces``).
 
     Raises:
@@ -49,10 +49,10 @@ class Rhd(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: a group's size is no power of two.
+            CollectiveError: a group's size is not a power of two.
         """
         check_powers_of_two(collective, self.name)
         index = np.arange(collective.chunks_per_shard)
@@ -65,7 +65,7 @@ class Rhd(Synthesizer):
 
 
 def check_powers_of_two(collective: Collective, who: str) -> None:
-    """Refuse groups whose size is no power of two.
+    """Refuse groups whose size is not a power of two.
 
     Raises:
         CollectiveError: naming the size.

@@ -24,19 +24,19 @@ from jaxcoll.topology import Topology
 class Ring(Synthesizer):
     """All-gather around the circle 0, 1, ..., n-1, 0 (or the order of each group).
 
-    Blind to the topology: neighbours on the circle that no link joins are routed over shortest
-    paths (``jaxcoll.paths.shortest_routes`` states the tie-break). Both ways round, shards travel
+    Topology-oblivious: neighbours on the circle that no link joins are routed over shortest
+    paths (``jaxcoll.paths.shortest_routes`` states the tie-break). Both ways round, shards go
     to the rank opposite in n/2 steps; one way, all the way round in n-1 steps, upwards unless the
-    routes downwards have fewer links (as on a one-way ring turned round for reduce_scatter).
+    routes downwards have fewer links (as on a one-way ring reversed for reduce_scatter).
 
     Attributes:
-        bidirectional: whether shards travel both ways round.
-        circles: orders of the places of a group, each of which carries an equal share of every
-            shard's chunks; the order of the group when None. Where several circles join the same
-            two ranks, each has a link of its own if there are parallel ones.
+        bidirectional: whether shards go both ways round.
+        circles: orders of the ranks of a group, by index, each of which carries an equal share of
+            every shard's chunks; the order of the group when None. Where several circles join the
+            same two ranks, each has a link of its own if there are parallel ones.
 
     Raises:
-        CollectiveError: circles that are no orders.
+        CollectiveError: circles that are not orders of the ranks.
     """
 
     bidirectional: bool = True
@@ -55,16 +55,16 @@ class Ring(Synthesizer):
         ]
         if not circles or any(sorted(c) != list(range(len(circles[0]))) for c in circles):
             raise CollectiveError(
-                f"circles must be one or more orders of the same places 0, 1, ..., "
+                f"circles must be one or more orders of the same indices 0, 1, ..., "
                 f"got {checks.shown(self.circles)}"
             )
         checks.put(self, circles=tuple(circles))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: circles of another number of places than a group has.
+            CollectiveError: circles of another number of ranks than a group has.
         """
         parts, lanes = [], []
         lane = np.zeros((topology.num_ranks, topology.num_ranks), np.int64)
@@ -93,7 +93,7 @@ class Ring(Synthesizer):
             return [ranks]
         if len(self.circles[0]) != len(ranks):
             raise CollectiveError(
-                f"the circles are of {len(self.circles[0])} places, a group has {len(ranks)} ranks"
+                f"the circles are of {len(self.circles[0])} ranks, a group has {len(ranks)} ranks"
             )
         return [ranks[list(circle)] for circle in self.circles]
 

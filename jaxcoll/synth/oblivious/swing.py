@@ -27,14 +27,14 @@ class Swing(Synthesizer):
     (NSDI 2024), the bandwidth-optimal variant. In step s of a reduce-scatter rank r of a ring
     exchanges with r + rho(s) if r is even and r - rho(s) if odd, rho(s) = (1 - (-2)**(s+1)) / 3:
     the distances 1, 1, 3, 5, 11, ... are shorter than halving-doubling's. On a torus steps take
-    turns with the dimensions (Sec. 4.1), and shards are cut into 2 parts a dimension, one starting
-    with each dimension and one mirrored, so that all links are busy (Sec. 4.2). The all-gather is
-    the reduce-scatter backwards. Pairs are routed over shortest paths.
+    turns with the dimensions (Sec. 4.1), and shards are cut into 2 parts per dimension, one
+    starting with each dimension and one mirrored, so that all links are busy (Sec. 4.2). The
+    all-gather is the reduce-scatter backwards. Pairs are routed over shortest paths.
 
     Defined on tori whose sides are powers of two, for all ranks at once.
 
     Attributes:
-        pieces: pieces that every message is cut into, at most one a chunk of a shard; they follow
+        pieces: pieces that every message is cut into, at most one per chunk of a shard; they follow
             one another where a message crosses several links (``Sends.in_pieces``).
 
     Raises:
@@ -50,10 +50,10 @@ class Swing(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no torus, or a side of it no power of two.
+            TopologyError: the network is not a torus, or a dimension of it is not a power of two.
             CollectiveError: the groups are not all ranks in order.
         """
         grid = _torus(topology)

@@ -210,7 +210,7 @@ class _Graph:
 
 def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
     """The rate where symmetry leaves a small program."""
-    value, price = _solve(classes, graph.capacity_of(classes))
+    value, dual = _solve(classes, graph.capacity_of(classes))
     capacity = [graph.exact[e] for e in np.unique(classes.arc_class, return_index=True)[1]]
     flow = max(_whole(value, graph.size), key=lambda found: _proved(found, classes, capacity))
     ptr, arc = group_by(graph.tails, graph.size)
@@ -221,7 +221,7 @@ def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
         total = kernel.total_distance(ptr, arc, graph.heads, each, classes.sources, classes.weight)
         return float(room @ lengths) / total if total else math.inf
 
-    lengths = min(_whole(price / price.max(), graph.size), key=bound)
+    lengths = min(_whole(dual / dual.max(), graph.size), key=bound)
     lifted = kernel.lifted(
         flow, classes.key, classes.pair_colour, classes.arc_colour, graph.tails, graph.heads
     )
@@ -258,7 +258,7 @@ def _solve(classes: FlowClasses, capacity: np.ndarray) -> tuple[np.ndarray, np.n
     """LP (A.1) with a variable per class: minimize the load at which 1 unit reaches every vertex.
 
     Returns:
-        The flow of each class, and the lengths (dual prices) of the classes of arcs.
+        The flow of each class, and the lengths (dual variables) of the classes of arcs.
     """
     flows, arcs, pairs = len(classes.key), len(classes.arc_size), len(classes.pair_size)
     column = np.arange(flows)
@@ -278,5 +278,5 @@ def _solve(classes: FlowClasses, capacity: np.ndarray) -> tuple[np.ndarray, np.n
     served = np.where(classes.at_source, -np.inf, 1.0)
     low = np.concatenate([np.full(arcs, -np.inf), served])
     high = np.concatenate([np.zeros(arcs), np.full(pairs, np.inf)])
-    found, price = highs.linear_program(np.append(np.zeros(flows), 1.0), matrix, low, high)
-    return found[:flows], -price[:arcs] / capacity / classes.arc_size
+    found, dual = highs.linear_program(np.append(np.zeros(flows), 1.0), matrix, low, high)
+    return found[:flows], -dual[:arcs] / capacity / classes.arc_size

@@ -28,7 +28,7 @@ def lifted(value, key, pair_colour, arc_colour, tails, heads):
 
 @nb.njit(cache=True, nogil=True)
 def delivered(flow, tails, heads):
-    """What a flow brings to the vertex served worst, and the load of each arc.
+    """The amount that a flow brings to the vertex served worst, and the load of each arc.
 
     Args:
         flow: of every source over every arc, int64 of shape (sources, arcs), at least 0.

@@ -24,12 +24,12 @@ from jaxcoll.topology import Topology
 class MinCongestion(Synthesizer):
     """Every chunk takes the path of least latency and congestion; links serve the farthest first.
 
-    Minimum-congestion routing by prices (Raghavan and Thompson, "Randomized rounding", 1987, state
-    the problem; Basu et al., "Efficient all-to-all collective communication schedules for
-    direct-connect topologies", HPDC 2024, route all_to_all that way): chunk after chunk, rank after
-    rank, takes the cheapest path. A link costs alpha + bytes / bandwidth, and the seconds for which
-    the chunks routed so far occupy it, so small data take the paths of least latency and large data
-    spread. Every further pass routes each chunk anew given all others.
+    Minimum-congestion routing by dual variables (Raghavan and Thompson, "Randomized rounding",
+    1987, state the problem; Basu et al., "Efficient all-to-all collective communication schedules
+    for direct-connect topologies", HPDC 2024, route all_to_all that way): chunk after chunk, rank
+    after rank, takes the cheapest path. A link costs alpha + bytes / bandwidth, and the seconds for
+    which the chunks routed so far occupy it, so small data take the paths of least latency and
+    large data spread. Every further pass routes each chunk again, given all others.
 
     A message is a chunk. It leaves a rank as soon as it has arrived and the link is free, and where
     several wait, the one with the longest way to go leaves first. The chunks of a shard may take
@@ -55,7 +55,7 @@ class MinCongestion(Synthesizer):
         checks.integer_fields(self, CollectiveError, "passes")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         order, source, target, batch_ptr = _batches(collective)
         nbytes = as_fraction(self.nbytes)
         hops = 4 * len(order) * topology.num_vertices

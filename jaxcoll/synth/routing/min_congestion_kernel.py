@@ -14,9 +14,9 @@ _FAR = np.int64(2**62)
 def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr, passes):
     """The link into every vertex, on the tree of paths that each batch of chunks takes.
 
-    A batch is of chunks that start at one rank. It takes the cheapest paths, a link costing what a
-    chunk takes on it and what the chunks routed so far occupy it; then its chunks are added to that
-    load. Every further pass takes out the batches one by one and routes each
+    A batch is of chunks that start at one rank. It takes the cheapest paths, where a link costs
+    the time of a chunk on it and the time that the chunks routed so far occupy it; then its chunks
+    are added to that load. Every further pass takes out the batches one by one and routes each
     again.
 
     Args:

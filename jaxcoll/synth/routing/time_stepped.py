@@ -64,7 +64,7 @@ class TimeStepped(Synthesizer):
         )
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         check_everyone(collective, self.name)
         if not topology.is_direct:
             raise TopologyError(

@@ -53,11 +53,11 @@ def random_below(x, count):
 
 @nb.njit(inline="always")
 def draw_bit(candidates, words, x):
-    """A random bit of those set in some words, of which there is at least one; all alike likely.
+    """A random bit of those set in some words, of which there is at least one; all equally likely.
 
     Args:
         candidates: the words, uint64.
-        words: how many there are; a constant makes it quick.
+        words: how many there are; a constant makes it fast.
         x: a random uint64.
     """
     count = nb.int64(0)

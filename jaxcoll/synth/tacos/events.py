@@ -4,136 +4,40 @@ Links are no longer in step, so the network is expanded event by event (TACOS, S
 messages arrive, the links into the ranks concerned that are idle are matched, the one that would
 be done first before the others. A chunk leaves only after it has arrived. Times are whole ticks.
 
-Chunks that one rank wants (gather, scatter, all_to_all) move: there is one copy, and it only takes
-links that bring it nearer. Chunks that many ranks want are copied. Bitsets and slots are those of
-``tacos_tables``.
+Point-to-point chunks, which one rank wants (gather, scatter, all_to_all), move: there is one copy,
+and it only takes links that bring it nearer. Chunks that many ranks want are copied. Bitsets and
+slots are those of ``state``.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba as nb
 import numpy as np
 
 from jaxcoll.synth.tacos import rules
 from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
-from jaxcoll.synth.tacos.state import WORD, Holdings, Network, measure, next_block, place
-
-# Words in a block: the networks are smaller than those that run in lockstep.
-WORDS = 8
-BLOCK = WORD * WORDS
+from jaxcoll.synth.tacos.event_state import (
+    BLOCK,
+    WORDS,
+    Costs,
+    Event,
+    Goal,
+    PointToPoint,
+    Sends,
+    Workspace,
+    pop,
+    push,
+)
+from jaxcoll.synth.tacos.state import Holdings, Network, next_block, place
 
 _ZERO = np.uint64(0)
 _RANDOM = int(rules.Rule.RANDOM)
 _NEED = int(rules.Rule.DOWNSTREAM_NEED)
 _RAREST = int(rules.Rule.RAREST_FIRST)
 _SCARCE = int(rules.Rule.SCARCE_LINK)
-_PATIENT = int(rules.Rule.PATIENT)
 _NEVER = np.iinfo(np.int64).max
-
-
-class Costs(NamedTuple):
-    """What carrying takes, in ticks.
-
-    Attributes:
-        alpha: a message's latency, int64 of shape (links,).
-        serial: what each chunk of a message adds, int64 of shape (links, sizes), above 0.
-        size: which size the chunk of each slot has, int32 of shape (slots,).
-        rate: chunks a link carries in some time, for comparison, int64 of shape (links,).
-        first, last, quicker: a link brings nothing that one of the ranks
-            ``quicker[first[i]:last[i]]`` has or is about to get, by the rule patient, int64; see
-            ``tacos_patience``.
-    """
-
-    alpha: np.ndarray
-    serial: np.ndarray
-    size: np.ndarray
-    rate: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    quicker: np.ndarray
-
-
-class Tokens(NamedTuple):
-    """Where chunks that one rank wants may go; without blocks where chunks are copied.
-
-    Attributes:
-        onward: what each link brings nearer, bits of shape (blocks, links, WORDS).
-        target: the rank that wants the chunk of each slot, int32 of shape (slots,).
-        distance: from rank to rank, int64 of shape (ranks, ranks).
-    """
-
-    onward: np.ndarray
-    target: np.ndarray
-    distance: np.ndarray
-
-
-class Desk(NamedTuple):
-    """Room to work in, and who waits and what is on its way.
-
-    Attributes:
-        link, load, number, head: of the idle links into the rank in hand, int64: which it is, the
-            ticks that what it takes needs, how many chunks that is, and the first of them.
-        slot, next: of the chunks taken by these links: which it is, and the next of the same link.
-        candidates, planes, carry: scratch of a block.
-        copies: how many ranks hold each slot or soon will, int32.
-        first, last: sends that each link carries now are ``first..last - 1``, int64; zeros.
-        times, events: heap of arrivals in ticks, and their links, int64 of shape (links,).
-        waiting, waits: ranks whose links are to be matched, and whether each rank is one.
-    """
-
-    link: np.ndarray
-    load: np.ndarray
-    number: np.ndarray
-    head: np.ndarray
-    slot: np.ndarray
-    next: np.ndarray
-    candidates: np.ndarray
-    planes: np.ndarray
-    carry: np.ndarray
-    copies: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    times: np.ndarray
-    events: np.ndarray
-    waiting: np.ndarray
-    waits: np.ndarray
-
-
-# ---------------------------------------------------------------------- before the first event
-
-
-@nb.njit(cache=True, nogil=True)
-def place_tokens(net: Network, cost, holder, slot, tokens: Tokens, now: Holdings):
-    """Fills empty ``Holdings`` and ``Tokens``, but for targets; the number of chunks to move.
-
-    Args:
-        cost: what makes a path short, int64 above 0 of shape (links,).
-        holder: rank that has each chunk.
-        slot: slot of each chunk.
-    """
-    wanted = 0
-    for v in range(len(now.left)):
-        measure(net, cost, v, tokens.distance[v])
-    now.left[:] = 1  # a rank may always get something to pass on
-    for c in range(len(slot)):
-        block, word, bit = place(slot[c], WORDS)
-        u, t = holder[c], tokens.target[slot[c]]
-        if u == t:
-            continue
-        wanted += 1
-        now.have[block, u, word] |= bit
-        for link in range(net.out_ptr[u], net.out_ptr[u + 1]):
-            now.offer[link, block >> 6] |= bit_of(block)
-    for link in range(len(net.src)):
-        u, v = net.src[link], net.dst[link]
-        for s in range(len(slot)):
-            t = tokens.target[s]
-            if tokens.distance[v, t] + cost[link] == tokens.distance[u, t]:
-                block, word, bit = place(s, WORDS)
-                tokens.onward[block, link, word] |= bit
-    return wanted
 
 
 # ---------------------------------------------------------------------- Algorithm 2, by events
@@ -141,74 +45,44 @@ def place_tokens(net: Network, cost, holder, slot, tokens: Tokens, now: Holdings
 
 @nb.njit(cache=True, nogil=True)
 def expand(
-    net: Network,
-    now: Holdings,
-    tokens: Tokens,
-    costs: Costs,
-    desk: Desk,
-    wanted,
-    rule,
-    most,
-    x,
-    limit,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any, Any]:
+    net: Network, now: Holdings, direct: PointToPoint, costs: Costs, work: Workspace, goal: Goal
+) -> tuple[Sends, Any, Any]:
     """Expands the network in time, arrival by arrival, until every postcondition holds.
 
-    Args:
-        wanted: deliveries without which the postcondition does not hold.
-        rule: a number of ``rules.Rule``.
-        most: chunks a message may carry.
-        x: state of the random generator, uint64 above 0.
-        limit: ticks to stay below. No link takes a chunk when even the smallest would arrive
-            later, which leaves the chunk to a faster link; the search is given up when nothing
-            faster can be found.
+    Algorithm 2 with an arrival in place of "t <- t + 1" (Sec. IV-F).
 
     Returns:
-        (start, edge, slot, finish, done): of every send, message by message in order of their
-        start; when the last one arrives; and whether the limit was enough.
+        (sends, finish, done): the sends, message by message in order of their start; when the last
+        one arrives; and whether the limit was enough.
     """
-    have, left, relay, offer = now.have, now.left, now.relay, now.offer
-    out_ptr, near_ptr, near, dst = net.out_ptr, net.near_ptr, net.near, net.dst
-    target, moves, relays = tokens.target, len(tokens.onward) > 0, len(relay) > 0
-    needs_all = limit < _NEVER and not moves and not relays
-    waiting, waits, times, events = desk.waiting, desk.waits, desk.times, desk.events
-    first, last = desk.first, desk.last
-    ranks, blocks, slots = have.shape[1], have.shape[0], len(target)
-    start = np.empty(1024, np.int64)
-    edge, slot = np.empty(1024, np.int32), np.empty(1024, np.int32)
+    # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
+    have, left, relay, offer, target = now.have, now.left, now.relay, now.offer, direct.target
+    in_ptr, out_ptr, near_ptr, near, dst = net.in_ptr, net.out_ptr, net.near_ptr, net.near, net.dst
+    waiting, waits, times, arrivals = work.waiting, work.waits, work.times, work.events
+    first, last, random = work.first, work.last, work.random
+    limit, wanted, moves, relays = goal.limit, goal.wanted, len(direct.onward) > 0, len(relay) > 0
+    start, edge, slot = np.empty(1024, np.int64), np.empty(1024, np.int32), np.empty(1024, np.int32)
     size = sends = time = finish = nb.int64(0)
-    count = nb.int64(ranks)
-    for v in range(ranks):
+    count = nb.int64(have.shape[1])
+    for v in range(count):
         waiting[v], waits[v] = v, True
     while wanted > 0:
-        x = next_random(x)
-        block = random_below(x, blocks)
-        for i in range(count - 1, 0, -1):
-            x = next_random(x)
-            j = random_below(x, i + 1)
-            waiting[i], waiting[j] = waiting[j], waiting[i]
-        room = nb.int64(0)
-        for i in range(count):
-            v = waiting[i]
-            ports = net.in_ptr[v + 1] - net.in_ptr[v]
-            room += ports * most if moves else min(ports * most, left[v])
-        room = sends + (min(room, slots) if moves else room)
+        block = _shuffle(waiting, random, count, have.shape[0])
+        room = sends + _most_sends(in_ptr, waiting, left, count, goal.most, moves, len(target))
         if room > len(edge):
             start, edge, slot = _longer(start, room), _longer(edge, room), _longer(slot, room)
-        if needs_all and not _is_in_time(net, costs, desk, left, most, count, time, limit):
-            return start[:sends], edge[:sends], slot[:sends], finish, False
-        sends, size, last_arrival, x = _match(
-            net, now, tokens, costs, desk, rule, most, x, block, count, time, limit, size, sends,
-            start, edge, slot,
-        )  # fmt: skip
+        needs_all = limit < _NEVER and not moves and not relays
+        if needs_all and not _is_in_time(net, costs, waiting, left, goal, count, time):
+            break
+        event, columns = Event(time, count, block, size, sends), Sends(start, edge, slot)
+        sends, size, last_arrival = _match(net, now, direct, costs, work, goal, event, columns)
         finish = max(finish, last_arrival)
         if size == 0 or times[0] >= limit:
-            return start[:sends], edge[:sends], slot[:sends], finish, False
-        time = times[0]
-        count = 0
+            break
+        time, count = times[0], nb.int64(0)
         while size > 0 and times[0] == time:
-            link = events[0]
-            size = _pop(times, events, size)
+            link = arrivals[0]
+            size = pop(times, arrivals, size)
             v = dst[link]
             for i in range(first[link], last[link]):
                 b, word, bit = place(slot[i], WORDS)
@@ -222,35 +96,62 @@ def expand(
                 for out in range(out_ptr[v], out_ptr[v + 1]):
                     offer[out, b >> 6] |= bit_of(b)
             first[link] = last[link]
-            if not waits[v]:
-                waits[v] = True
-                waiting[count] = v
-                count += 1
+            count = _let_wait(waiting, waits, count, v)
             for i in range(near_ptr[v], near_ptr[v + 1]):
-                w = near[i]
-                if not waits[w]:
-                    waits[w] = True
-                    waiting[count] = w
-                    count += 1
-    return start[:sends], edge[:sends], slot[:sends], finish, finish < limit
+                count = _let_wait(waiting, waits, count, near[i])
+    sent = Sends(start[:sends], edge[:sends], slot[:sends])
+    return sent, finish, wanted <= 0 and finish < limit
+
+
+@nb.njit(inline="always")
+def _shuffle(waiting, random, count, blocks):
+    """Draws the block at which all links start to look, and the order of the waiting ranks."""
+    x = next_random(random[0])
+    block = random_below(x, blocks)
+    for i in range(count - 1, 0, -1):
+        x = next_random(x)
+        j = random_below(x, i + 1)
+        waiting[i], waiting[j] = waiting[j], waiting[i]
+    random[0] = x
+    return block
+
+
+@nb.njit(inline="always")
+def _most_sends(in_ptr, waiting, left, count, most, moves, slots):
+    """The most sends that the links into the waiting ranks can take."""
+    room = nb.int64(0)
+    for i in range(count):
+        v = waiting[i]
+        ports = in_ptr[v + 1] - in_ptr[v]
+        room += ports * most if moves else min(ports * most, left[v])
+    return min(room, slots) if moves else room
+
+
+@nb.njit(inline="always")
+def _let_wait(waiting, waits, count, v):
+    """Adds a rank to those that wait, once; their number."""
+    if not waits[v]:
+        waits[v] = True
+        waiting[count] = v
+        count += 1
+    return count
 
 
 @nb.njit(cache=True, nogil=True)
-def _is_in_time(net: Network, costs: Costs, desk: Desk, left, most, count, time, limit):
+def _is_in_time(net: Network, costs: Costs, waiting, left, goal: Goal, count, time):
     """Whether the links into each waiting rank can still bring all that it lacks before the limit.
 
     Args:
         left: how many chunks each rank lacks.
-        most: chunks a message may carry.
         count: how many ranks wait.
     """
     for i in range(count):
-        v = desk.waiting[i]
+        v = waiting[i]
         lacking = left[v]
         for j in range(net.in_ptr[v], net.in_ptr[v + 1]):
             link = net.in_link[j]
-            each = costs.serial[link, 0] + (costs.alpha[link] if most == 1 else 0)
-            lacking -= (limit - 1 - time) // each
+            each = costs.serial[link, 0] + (costs.alpha[link] if goal.most == 1 else 0)
+            lacking -= (goal.limit - 1 - time) // each
         if lacking > 0:
             return False
     return True
@@ -258,7 +159,7 @@ def _is_in_time(net: Network, costs: Costs, desk: Desk, left, most, count, time,
 
 @nb.njit(cache=True, nogil=True)
 def _longer(column, room):
-    """The column with at least as much room, and as much again as it has."""
+    """The column with at least ``room`` entries, and at least twice as many as before."""
     longer = np.empty(max(room, 2 * len(column)), column.dtype)
     for i in range(len(column)):
         longer[i] = column[i]
@@ -269,118 +170,141 @@ def _longer(column, room):
 
 
 @nb.njit(cache=True, nogil=True)
-def _match(
-    net, now, tokens, costs, desk, rule, most, x, start_block, count, time, limit, size, sends,
-    start, edge, slot,
-):  # fmt: skip
+def _match(net, now, direct, costs, work, goal, event, columns):
     """Gives chunks to the idle links into the ranks that wait.
 
-    Of the links into one rank, each time the one that is done with a further chunk first gets it.
+    Algorithm 1, "Make link-chunk matches". Of the links into one rank, the one that would be done
+    first with a further chunk gets the next one.
 
     Args:
-        start_block: the block at which all links start to look.
-        count: how many ranks wait.
-        limit: ticks to stay below.
-        size: arrivals to come; sends: sends so far.
-        start, edge, slot: receive the sends, with room for all.
+        columns: receive the sends, with room for all.
 
     Returns:
-        (sends, size, finish, x): as given, and when the last of the new sends arrives.
+        (sends, size, finish): see ``Event``; and when the last of the new sends arrives.
     """
-    in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
-    have, lack, left = now.have, now.lack, now.left
-    onward, target, distance = tokens.onward, tokens.target, tokens.distance
-    alpha, serial, sizes, rate = costs.alpha, costs.serial, costs.size, costs.rate
-    links, load, number, head = desk.link, desk.load, desk.number, desk.head
-    taken, following, copies = desk.slot, desk.next, desk.copies
-    candidates, planes = desk.candidates, desk.planes
-    first, last = desk.first, desk.last
-    moves = len(onward) > 0
-    finish = nb.int64(0)
-    for w in range(count):
-        v = desk.waiting[w]
-        desk.waits[v] = False
+    in_ptr, in_link, serial, sizes, rate = (
+        net.in_ptr,
+        net.in_link,
+        costs.serial,
+        costs.size,
+        costs.rate,
+    )
+    have, lack, left, src, alpha = now.have, now.lack, now.left, net.src, costs.alpha
+    onward, target, distance = direct.onward, direct.target, direct.distance
+    links, load, number, head = work.link, work.load, work.number, work.head
+    taken, following, copies, random = work.slot, work.next, work.copies, work.random
+    candidates, planes, carry, first, last = (
+        work.candidates,
+        work.planes,
+        work.carry,
+        work.first,
+        work.last,
+    )
+    moves, most, time, rule = len(onward) > 0, goal.most, event.time, goal.rule
+    sends, size, finish = event.sends, event.size, nb.int64(0)
+    start, edge, slot = columns.start, columns.edge, columns.slot
+    for w in range(event.count):
+        v = work.waiting[w]
+        work.waits[v] = False
         if left[v] == 0:
             continue
-        idle = given = nb.int64(0)
-        for i in range(in_ptr[v], in_ptr[v + 1]):
-            link = in_link[i]
-            if first[link] == last[link]:
-                x = next_random(x)
-                j = random_below(x, idle + 1)
-                links[idle] = links[j]
-                links[j] = link
-                idle += 1
+        idle, given = _idle_links(in_ptr, in_link, first, last, links, random, v), nb.int64(0)
         for j in range(idle):
-            load[j] = alpha[links[j]]
-            number[j], head[j] = 0, -1
+            load[j], number[j], head[j] = alpha[links[j]], 0, -1
         while True:
-            soonest, chosen = _NEVER, -1
-            for j in range(idle):
-                if number[j] < most:
-                    done = load[j] + serial[links[j], 0]
-                    if done < soonest:
-                        soonest, chosen = done, j
-            if chosen < 0 or time + soonest >= limit:
+            chosen, soonest = _done_first(links, load, number, serial, idle, most)
+            if chosen < 0 or time + soonest >= goal.limit:
                 break
             link = links[chosen]
-            block = _look(net, now, tokens, costs, candidates, start_block, link, v)
+            block = _look(net, now, direct, costs, candidates, event.block, link, v)
             if block < 0:
                 number[chosen] = most
                 continue
-            if moves:
-                if rule == _NEED:
-                    rules.keep_farthest(candidates, block, distance[v], target)
-                elif rule == _SCARCE:
-                    rules.keep_fewest_ways(candidates, net, onward, link, block)
-            else:
+            if moves and rule == _NEED:
+                rules.keep_farthest(candidates, block, distance[v], target)
+            elif moves and rule == _SCARCE:
+                rules.keep_fewest_ways(candidates, net, onward, link, block)
+            elif not moves and rule != _RANDOM:
                 if rule == _RAREST:
                     rules.keep_rarest(candidates, block, copies)
                 elif rule == _SCARCE:
                     rules.keep_scarcest(candidates, net, have, link, v, block, rate)
-                if rule != _RANDOM:
-                    rules.keep_most_needed(candidates, net, lack, v, block, planes, desk.carry)
-                if rule in (_NEED, _SCARCE, _PATIENT):
+                rules.keep_most_needed(candidates, net, lack, v, block, planes, carry)
+                if rule != _RAREST:
                     rules.keep_rarest(candidates, block, copies)
-            x = next_random(x)
-            s = draw_bit(candidates, WORDS, x) + block * BLOCK
+            random[0] = next_random(random[0])
+            s = draw_bit(candidates, WORDS, random[0]) + block * BLOCK
             block, word, bit = place(s, WORDS)
             if moves:
                 have[block, src[link], word] &= ~bit
-            else:
+            else:  # Algorithm 1, "Mark link-chunk match"
                 lack[block, v, word] &= ~bit
                 left[v] -= 1
                 copies[s] += 1
-            taken[given], following[given] = s, head[chosen]
-            head[chosen] = given
+            taken[given], following[given], head[chosen] = s, head[chosen], given
             given += 1
             number[chosen] += 1
             load[chosen] += serial[link, sizes[s]]
         for j in range(idle):
-            if head[j] < 0:
-                continue
-            link, k = links[j], head[j]
-            first[link] = sends
-            while k >= 0:
-                start[sends], edge[sends], slot[sends] = time, link, taken[k]
-                sends += 1
-                k = following[k]
-            last[link] = sends
-            finish = max(finish, time + load[j])
-            size = _push(desk.times, desk.events, size, time + load[j], link)
-    return sends, size, finish, x
+            if head[j] >= 0:
+                first[links[j]] = sends
+                sends = _send(edge, slot, links[j], taken, following, head[j], sends)
+                for i in range(first[links[j]], sends):
+                    start[i] = time
+                last[links[j]] = sends
+                finish = max(finish, time + load[j])
+                size = push(work.times, work.events, size, time + load[j], links[j])
+    return sends, size, finish
 
 
 @nb.njit(inline="always")
-def _look(net, now, tokens, costs, candidates, start, link, v):
-    """The first block, from ``start`` on, in which a link into rank v could carry something.
+def _idle_links(in_ptr, in_link, first, last, links, random, v):
+    """The idle links into rank v, in random order, into ``links``; their number."""
+    idle, x = nb.int64(0), random[0]
+    for i in range(in_ptr[v], in_ptr[v + 1]):
+        link = in_link[i]
+        if first[link] == last[link]:
+            x = next_random(x)
+            j = random_below(x, idle + 1)
+            links[idle] = links[j]
+            links[j] = link
+            idle += 1
+    random[0] = x
+    return idle
 
-    What that is goes to ``candidates``; -1 for nothing in any block.
+
+@nb.njit(inline="always")
+def _done_first(links, load, number, serial, idle, most):
+    """The idle link that would be done first with one more of the smallest chunks, and when."""
+    soonest, chosen = _NEVER, -1
+    for j in range(idle):
+        if number[j] < most:
+            done = load[j] + serial[links[j], 0]
+            if done < soonest:
+                soonest, chosen = done, j
+    return chosen, soonest
+
+
+@nb.njit(inline="always")
+def _send(edge, slot, link, taken, following, k, sends):
+    """Writes the message of a link, from its chunk ``taken[k]`` on; the number of sends."""
+    while k >= 0:
+        edge[sends], slot[sends] = link, taken[k]
+        sends += 1
+        k = following[k]
+    return sends
+
+
+@nb.njit(inline="always")
+def _look(net, now, direct, costs, candidates, start, link, v):
+    """The first block, from ``start`` on, in which a link into rank v could carry a chunk; or -1.
+
+    ``candidates`` receives the chunks of this block that it could carry.
     """
     have, lack, relay, offer = now.have, now.lack, now.relay, now.offer
-    onward, near_ptr, near = tokens.onward, net.near_ptr, net.near
+    onward, near_ptr, near = direct.onward, net.near_ptr, net.near
     blocks, u = have.shape[0], net.src[link]
-    quicker, first, last = costs.quicker, costs.first[link], costs.last[link]
+    faster, first, last = costs.faster, costs.first[link], costs.last[link]
     moves, relays = len(onward) > 0, len(relay) > 0
     block = next_block(offer, link, start, start, blocks)
     while block >= 0:
@@ -401,7 +325,7 @@ def _look(net, now, tokens, costs, candidates, start, link, v):
         if first < last and found != _ZERO:
             for i in range(first, last):
                 for q in range(WORDS):
-                    candidates[q] &= lack[block, quicker[i], q]
+                    candidates[q] &= lack[block, faster[i], q]
             found = _ZERO
             for q in range(WORDS):
                 found |= candidates[q]
@@ -411,41 +335,6 @@ def _look(net, now, tokens, costs, candidates, start, link, v):
         offer[link, block >> 6] &= ~bit_of(block)
         block = next_block(offer, link, block + 1, start, blocks)
     return block
-
-
-# ---------------------------------------------------------------------- arrivals
-
-
-@nb.njit(inline="always")
-def _push(times, events, size, time, event):
-    """Adds an arrival to a binary heap in order of time; the new size."""
-    i = size
-    while i > 0:
-        parent = (i - 1) >> 1
-        if times[parent] <= time:
-            break
-        times[i], events[i] = times[parent], events[parent]
-        i = parent
-    times[i], events[i] = time, event
-    return size + 1
-
-
-@nb.njit(inline="always")
-def _pop(times, events, size):
-    """Removes the first arrival; the new size."""
-    size -= 1
-    time, event = times[size], events[size]
-    i = 0
-    while 2 * i + 1 < size:
-        child = 2 * i + 1
-        if child + 1 < size and times[child + 1] < times[child]:
-            child += 1
-        if times[child] >= time:
-            break
-        times[i], events[i] = times[child], events[child]
-        i = child
-    times[i], events[i] = time, event
-    return size
 
 
 # ---------------------------------------------------------------------- after the last event

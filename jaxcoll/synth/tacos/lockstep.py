@@ -1,11 +1,11 @@
 """The matching of TACOS, compiled: Algorithms 1 and 2 of the paper on bitsets.
 
-Of all the chunks a link could carry, those of one block of slots (see ``tacos_tables``) are looked
-at together, and in one step all links start at the same block, so that the step works on a few
+Of all the chunks that a link could carry, those of one block of slots (see ``state``) are looked at
+together, and in one step all links start at the same block, so that the step works on a few
 columns of the bitsets that stay in cache. ``Holdings.offer`` remembers which blocks are worth
 looking at, which keeps a search that finds nothing from reading every block.
 
-Time is O(sends) in practice, memory a bit a (rank, chunk) where every rank wants every chunk.
+Time is O(sends) in practice, memory one bit per (rank, chunk) where every rank wants every chunk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_bel
 from jaxcoll.synth.tacos.rules import keep_highest
 from jaxcoll.synth.tacos.state import WORD, Holdings, next_block, place
 
-# Words in a block. Two cache lines a rank: with one, more links find nothing in the first block
+# Words in a block. Two cache lines per rank: with one, more links find nothing in the first block
 # they look at, with four, each look takes longer.
 WORDS = 16
 BLOCK = WORD * WORDS
@@ -89,7 +89,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
     chunks, this draws among those of the first block, from ``start`` on, that has any; the rule
     downstream-need among those of them that most ranks next to the rank lack.
 
-    Ranks only look at what was held before the step and have generators of their own, so the
+    Ranks only read the holdings before the step and have generators of their own, so the
     result does not depend on how the ranks are divided among calls.
 
     Args:
@@ -97,7 +97,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
         ranks: the ranks, int64.
         carried: receives the slot that each link carries, or -1; int32 of shape (links,).
     """
-    # Fields of a tuple that are read in a loop would be counted as references in every turn.
+    # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
     have, lack, relay, left, offer = now.have, now.lack, now.relay, now.left, now.offer
     src, in_ptr, in_link, near_ptr, near = net.src, net.in_ptr, net.in_link, net.near_ptr, net.near
     blocks = have.shape[0]
@@ -105,8 +105,8 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
     for v in ranks:
         degree = max(degree, in_ptr[v + 1] - in_ptr[v])
     order = np.empty(degree, np.int32)
-    # For the rank in hand and each block that it has come to: what it can take, and how many ranks
-    # next to it lack that, as binary numbers written down the planes.
+    # For the rank being matched and each block that it has read: the chunks it can take, and how
+    # many ranks next to it lack each, as binary numbers, one plane per digit.
     seen_by = np.full(blocks, -1, np.int32)
     free = np.empty((blocks, WORDS), np.uint64)
     if planes is None:
@@ -160,7 +160,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
 
 @nb.njit(inline="always")
 def _look_at(have, lack, v, block, free):
-    """What rank v may take of a block."""
+    """The chunks of a block that rank v may take."""
     if len(lack):
         for q in range(WORDS):
             free[block, q] = lack[block, v, q]
@@ -192,7 +192,7 @@ def _count_need(have, lack, near_ptr, near, v, block, need, planes, carry):
 
 @nb.njit(inline="always")
 def _keep_useful(lack, relay, near_ptr, near, v, block, free):
-    """Of chunks that rank v would relay, only those that somebody next to it lacks."""
+    """Of chunks that rank v would relay, only those that a rank next to it lacks."""
     for q in range(WORDS):
         lacked = _ZERO
         for i in range(near_ptr[v], near_ptr[v + 1]):
@@ -202,7 +202,7 @@ def _keep_useful(lack, relay, near_ptr, near, v, block, free):
 
 @nb.njit(cache=True, nogil=True)
 def deliver(net, now: Holdings, carried, ranks):
-    """Hands what links carry to some ranks; the number of chunks they wanted."""
+    """Delivers the chunks on links to some ranks; the number of chunks they wanted."""
     have, lack, relay, left, offer = now.have, now.lack, now.relay, now.left, now.offer
     in_ptr, in_link, out_ptr = net.in_ptr, net.in_link, net.out_ptr
     wanted = 0
@@ -225,11 +225,11 @@ def deliver(net, now: Holdings, carried, ranks):
 
 @nb.njit(cache=True, nogil=True)
 def pack(carried, chunk_of_slot, active, chunk):
-    """Writes what links carry in a step as a row of a compact schedule (see ``CompactSchedule``).
+    """Writes the sends of a step as a row of a compact schedule (see ``CompactSchedule``).
 
     Args:
         active: zeros, uint8; receives the bitmap.
-        chunk: receives the chunks, with room for one a link.
+        chunk: receives the chunks, with room for one per link.
 
     Returns:
         How many links carry something.

@@ -39,11 +39,11 @@ def synthesize_compact(
     """A compact schedule of an all_gather, written to disk as it is found; not yet verified.
 
     The schedule is that of ``Tacos(rule, attempts=1)`` with the same seed, whatever the number of
-    threads. Memory is a bit a (rank, chunk).
+    threads. Memory is one bit per (rank, chunk).
 
     Args:
         folder: to be made; after an error or an interrupt it is not there.
-        chunks: chunks a shard.
+        chunks: chunks per shard.
         rule: "random" or "downstream-need".
         threads: threads; the processor's cores when None.
         progress: see ``Progress``.

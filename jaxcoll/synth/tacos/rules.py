@@ -1,7 +1,7 @@
 """Rules of TACOS: which of the chunks that a link could carry it takes.
 
 A rule is a number for compiled kernels, and narrows a set of candidates, the bits of one block, to
-those it likes best; a random one of them is taken.
+those it prefers; a random one of them is taken.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _FAR = np.iinfo(np.int64).max
 
 
 class Rule(enum.IntEnum):
-    """What a link takes, of chunks that many ranks want; and of chunks that one rank wants.
+    """The chunk that a link takes, if many ranks want it; and if only one rank wants it.
 
     Attributes:
         RANDOM: any, as in the paper (Sec. IV-D).
         DOWNSTREAM_NEED: one that most of the ranks next to the receiver still lack, and of those
-            (not in lockstep) one that the fewest ranks hold; one that has the longest way to go.
+            (not in lockstep) one that the fewest ranks hold; one that is farthest from its target.
         RAREST_FIRST: one that the fewest ranks hold, and of those one that most ranks next to the
             receiver lack; any.
-        SCARCE_LINK: one that the other links into the receiver could bring least quickly, and of
-            those as for DOWNSTREAM_NEED; one with the fewest links to leave by.
-        PATIENT: as DOWNSTREAM_NEED, but over a slow link nothing that a rank has or is about to
-            get from which it comes sooner over quick links, see ``tacos_patience``. Where not
-            every rank wants everything, the quick way may be closed, and it is DOWNSTREAM_NEED;
-            any.
+        SCARCE_LINK: one that the other links into the receiver could bring at the lowest rate, and
+            of those as for DOWNSTREAM_NEED; one with the fewest links to leave by.
+        PATIENT: as DOWNSTREAM_NEED, but a slow link leaves out chunks that faster links will
+            bring earlier from a rank that has them or is about to get them (slow-link avoidance,
+            see ``slow_links``). Where not every rank wants everything, the fast way may be closed,
+            and the rule is DOWNSTREAM_NEED; any.
     """
 
     RANDOM = 0
@@ -119,10 +119,10 @@ def keep_rarest(candidates, block, copies):
 
 @nb.njit(cache=True, nogil=True)
 def keep_scarcest(candidates, net, have, link, v, block, rate):
-    """Keeps the candidates that the other links into rank v could bring least quickly.
+    """Keeps the candidates that the other links into rank v could bring at the lowest rate.
 
     Args:
-        rate: chunks a link carries in some time, int64 of shape (links,).
+        rate: chunks that a link carries in some time, int64 of shape (links,).
     """
     in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
     best = _FAR
@@ -146,7 +146,7 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
 
 @nb.njit(cache=True, nogil=True)
 def keep_farthest(candidates, block, distance, target):
-    """Keeps the candidates that have the longest way to go.
+    """Keeps the candidates that are farthest from their target.
 
     Args:
         distance: from the receiver to every rank, of shape (ranks,).

@@ -11,11 +11,11 @@ import numpy as np
 from jaxcoll.collective import Collective, common_parts
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.simulation.clock import Clock
-from jaxcoll.synth.tacos import events
+from jaxcoll.synth.tacos import event_state, events
 from jaxcoll.synth.tacos import lockstep as kernel
 from jaxcoll.synth.tacos import state as tables
 from jaxcoll.synth.tacos.rules import Rule
-from jaxcoll.synth.tacos.slow_links import quicker_ranks
+from jaxcoll.synth.tacos.slow_links import faster_ranks
 from jaxcoll.topology import Topology
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
@@ -23,7 +23,7 @@ _COPIED = ("all_gather", "broadcast")
 
 
 class Found(NamedTuple):
-    """Columns of a schedule (see ``Schedule``), what they cost, and whether they are all of it.
+    """Columns of a schedule (see ``Schedule``), their cost, and whether the search finished.
 
     ``cost`` is what the search makes small: steps, or ticks.
     """
@@ -122,7 +122,7 @@ def _prepare(
 
 
 class Lockstep(NamedTuple):
-    """A search in lockstep that has not begun: the arguments of ``tacos_kernel.expand``.
+    """A search in lockstep that has not begun: the arguments of ``lockstep.expand``.
 
     ``most`` is the most sends there can be, ``slot`` the slot of each chunk.
     """
@@ -174,13 +174,13 @@ def search_in_lockstep(
 # ---------------------------------------------------------------------- by events
 
 
-class Prices(NamedTuple):
-    """What chunks of a collective cost on the links of a network, in ticks of a clock.
+class SendTimes(NamedTuple):
+    """The time of a collective's chunks on the links of a network, in ticks of a clock.
 
     Attributes:
         clock: the unit of time.
         alpha: latency of each link, int64 of shape (links,).
-        serial: what a chunk of each size adds, int64 of shape (links, sizes).
+        serial: time that a chunk of each size adds, int64 of shape (links, sizes).
         size: which size each chunk has, int32 of shape (chunks,).
     """
 
@@ -195,7 +195,7 @@ class Prices(NamedTuple):
         return self.alpha + self.serial[:, -1]
 
 
-def prices(topology: Topology, collective: Collective, nbytes: Number) -> Prices:
+def send_times(topology: Topology, collective: Collective, nbytes: Number) -> SendTimes:
     """What chunks cost when the buffer of a rank has ``nbytes``."""
     weight, total = common_parts(collective)
     sizes, size = np.unique(weight, return_inverse=True)
@@ -208,44 +208,44 @@ def prices(topology: Topology, collective: Collective, nbytes: Number) -> Prices
     clock = Clock.for_durations([*alphas, *serials], most)
     # Where rounding up leaves nothing, a tick is the least that a chunk can take.
     ticks = np.maximum(clock.ticks(serials).reshape(len(distinct), len(sizes)), 1)
-    return Prices(clock, clock.ticks(alphas)[which], ticks[which], size.astype(np.int32))
+    return SendTimes(clock, clock.ticks(alphas)[which], ticks[which], size.astype(np.int32))
 
 
 def search_by_events(
     network: tables.Network,
     collective: Collective,
-    price: Prices,
+    times: SendTimes,
     path_cost: np.ndarray,
     rule: Rule,
     most: int,
     random: np.random.Generator,
     limit: int,
 ) -> Found:
-    """Sends that leave as links become idle; given up when none is quicker than ``limit`` ticks.
+    """Sends that leave as links become idle; given up when none is faster than ``limit`` ticks.
 
     Args:
-        path_cost: what makes a path short that passes ranks, int64 of shape (links,).
-        most: chunks a message may carry.
+        path_cost: length of each link on a path through ranks, int64 of shape (links,).
+        most: chunks that a message may carry.
     """
     links = len(network.src)
     chunk_of_slot, slot = _slots(collective, random)
     copied = collective.kind in _COPIED
     relay = copied and not _everyone(collective)
-    now = _holdings(links, collective, events.WORDS, True, relay)
-    cost = price.alpha + price.serial[:, 0]
-    patience = (np.zeros(links, np.int64),) * 2 + (np.zeros(0, np.int64),)
+    now = _holdings(links, collective, event_state.WORDS, True, relay)
+    cost = times.alpha + times.serial[:, 0]
+    avoided = (np.zeros(links, np.int64),) * 2 + (np.zeros(0, np.int64),)
     if copied and not relay and rule == Rule.PATIENT:
-        patience = quicker_ranks(network, price.chunk)
-    costs = events.Costs(
-        price.alpha,
-        price.serial,
-        price.size[chunk_of_slot],
+        avoided = faster_ranks(network, times.chunk)
+    costs = event_state.Costs(
+        times.alpha,
+        times.serial,
+        times.size[chunk_of_slot],
         cost.max() // np.maximum(cost // 64, 1),
-        *patience,
+        *avoided,
     )
     if copied:
-        tokens = events.Tokens(
-            np.zeros((0, 0, events.WORDS), np.uint64),
+        direct = event_state.PointToPoint(
+            np.zeros((0, 0, event_state.WORDS), np.uint64),
             np.zeros(0, np.int32),
             np.zeros((0, 0), np.int64),
         )
@@ -254,18 +254,17 @@ def search_by_events(
         holder, target = collective.owner, collective.target
         if collective.kind == "scatter":
             holder, target = target, holder
-        tokens = events.Tokens(
-            np.zeros((len(now.have), links, events.WORDS), np.uint64),
+        direct = event_state.PointToPoint(
+            np.zeros((len(now.have), links, event_state.WORDS), np.uint64),
             target[chunk_of_slot],
             np.empty((collective.num_ranks,) * 2, np.int64),
         )
-        wanted = events.place_tokens(network, path_cost, holder, slot, tokens, now)
+        wanted = event_state.place_chunks(network, path_cost, holder, slot, direct, now)
     state = random.integers(1, 2**64, dtype=np.uint64)
     most = min(most, collective.num_chunks)
-    desk = _desk(network, collective.num_ranks, collective.num_chunks, most)
-    start, edge, slots, finish, done = events.expand(
-        network, now, tokens, costs, desk, wanted, rule, most, state, limit
-    )
+    work = _workspace(network, collective.num_ranks, collective.num_chunks, most, state)
+    goal = event_state.Goal(int(wanted), int(rule), int(most), int(limit))
+    (start, edge, slots), finish, done = events.expand(network, now, direct, costs, work, goal)
     step_ptr = _step_ptr(start)
     chunk = np.take(chunk_of_slot, slots)
     if done and relay:
@@ -279,22 +278,24 @@ def search_by_events(
     return Found(step_ptr, edge, chunk, int(finish), done)
 
 
-def _desk(network: tables.Network, ranks: int, slots: int, most: int) -> events.Desk:
-    """A desk for a search that has not begun."""
+def _workspace(
+    network: tables.Network, ranks: int, slots: int, most: int, state: np.uint64
+) -> event_state.Workspace:
+    """The workspace of a search that has not begun."""
     links = len(network.src)
     ports = int(np.diff(network.in_ptr).max())
     planes = int(np.diff(network.near_ptr).max()).bit_length()
     chunks = min(most * ports, slots)
-    return events.Desk(
+    return event_state.Workspace(
         link=np.empty(ports, np.int64),
         load=np.empty(ports, np.int64),
         number=np.empty(ports, np.int64),
         head=np.empty(ports, np.int64),
         slot=np.empty(chunks, np.int32),
         next=np.empty(chunks, np.int64),
-        candidates=np.empty(events.WORDS, np.uint64),
-        planes=np.empty((1, planes, events.WORDS), np.uint64),
-        carry=np.empty(events.WORDS, np.uint64),
+        candidates=np.empty(event_state.WORDS, np.uint64),
+        planes=np.empty((1, planes, event_state.WORDS), np.uint64),
+        carry=np.empty(event_state.WORDS, np.uint64),
         copies=np.ones(slots, np.int32),
         first=np.zeros(links, np.int64),
         last=np.zeros(links, np.int64),
@@ -302,6 +303,7 @@ def _desk(network: tables.Network, ranks: int, slots: int, most: int) -> events.
         events=np.empty(links, np.int64),
         waiting=np.empty(ranks, np.int64),
         waits=np.empty(ranks, np.bool_),
+        random=np.array([state], np.uint64),
     )
 
 
@@ -313,7 +315,7 @@ def _step_ptr(start: np.ndarray) -> np.ndarray:
 
 
 def ingress_ticks(
-    topology: Topology, collective: Collective, price: Prices, aggregated: bool
+    topology: Topology, collective: Collective, times: SendTimes, aggregated: bool
 ) -> int:
     """Ticks the links into some rank need for the chunks it wants; no search can beat it."""
     n = collective.num_ranks
@@ -331,8 +333,8 @@ def ingress_ticks(
             wanted[members[collective.root or 0]] = chunks - collective.chunks_per_shard
         else:
             wanted[np.delete(members, collective.root or 0)] = collective.chunks_per_shard
-    least = price.serial[:, 0]
-    once, each = (price.alpha, least) if aggregated else (np.zeros_like(least), price.alpha + least)
+    least = times.serial[:, 0]
+    once, each = (times.alpha, least) if aggregated else (np.zeros_like(least), times.alpha + least)
     low, high = np.zeros(n, np.int64), wanted * int((once + each).max())
     while (low < high).any():
         middle = (low + high) // 2
@@ -344,6 +346,6 @@ def ingress_ticks(
     return int(low.max(initial=0))
 
 
-def seconds(price: Prices, ticks: int) -> Fraction:
+def seconds(times: SendTimes, ticks: int) -> Fraction:
     """Ticks as seconds."""
-    return ticks * price.clock.tick
+    return ticks * times.clock.tick

@@ -1,9 +1,9 @@
-"""The patience of slow links: which ranks leave a link nothing to bring.
+"""Slow-link avoidance: the chunks that a slow link leaves to faster links.
 
-A chunk that some rank near a link's end has, or is about to get, comes from there sooner than over
-a link much slower than those between the two. A slow link that leaves it alone is free for what
-only slow links bring. The chunk does come: of the ranks that lack it, the one nearest to a rank
-that has it is one quick link away, and no other rank keeps that link from it.
+A chunk that some rank near a link's end has, or is about to get, arrives from there earlier than
+over a much slower link. A slow link that leaves it out is free for chunks that only slow links
+bring. The chunk does arrive: of the ranks that lack it, the one nearest to a rank that has it is
+one fast link away, and no other rank keeps that link from bringing it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 from jaxcoll.synth.tacos.state import Network
 
-# A link is patient if it takes more than this many times as long as the quickest into its end:
-# the quick links must also have room for what the slow ones leave to them.
+# A link is slow if it takes more than this many times as long as the fastest into its end: the fast
+# links must also have room for the chunks that the slow ones leave to them.
 _SLOWER = 2
-# Ranks that a link minds at most, the nearest: each is another row of bits to read.
+# Ranks that a link compares with at most, the nearest: each is another row of bits to read.
 _MOST = 64
 
 _NEVER = np.iinfo(np.int64).max
 
 
 @nb.njit(cache=True, nogil=True)
-def quicker_ranks(net: Network, cost):
-    """The ranks from which a chunk reaches the end of a slow link sooner than over it.
+def faster_ranks(net: Network, cost):
+    """The ranks from which a chunk reaches the end of a slow link earlier than over it.
 
     Args:
         cost: of carrying a chunk over each link, int64 above 0 of shape (links,).
@@ -38,16 +38,16 @@ def quicker_ranks(net: Network, cost):
     found, count = np.empty(1024, np.int64), nb.int64(0)
     distance, near = np.full(ranks, _NEVER), np.empty(ranks, np.int64)
     for v in range(ranks):
-        quickest, slowest = _NEVER, nb.int64(0)
+        fastest, slowest = _NEVER, nb.int64(0)
         for i in range(in_ptr[v], in_ptr[v + 1]):
-            quickest = min(quickest, cost[in_link[i]])
+            fastest = min(fastest, cost[in_link[i]])
             slowest = max(slowest, cost[in_link[i]])
-        if slowest <= _SLOWER * quickest:
+        if slowest <= _SLOWER * fastest:
             continue
         known, done = _measure_back(net, cost, v, slowest, distance, near)
         for i in range(in_ptr[v], in_ptr[v + 1]):
             link = in_link[i]
-            if cost[link] <= _SLOWER * quickest:
+            if cost[link] <= _SLOWER * fastest:
                 continue
             if count + done > len(found):
                 found = np.concatenate((found, np.empty(len(found) + done, np.int64)))

@@ -1,4 +1,4 @@
-"""What the kernels of TACOS read and change: the network, and who holds and lacks which chunks.
+"""Tables of TACOS's kernels: the network, and the chunks that each rank holds and lacks.
 
 Every chunk has a *slot*, a bit position, in random order: 64 slots are a word and some words a
 block. All ranks' bits of a block lie together, so that work on one block stays in cache. How many
@@ -37,14 +37,14 @@ class Network(NamedTuple):
 
 
 class Holdings(NamedTuple):
-    """Who holds and who lacks what; one search's own copy, changed as it goes.
+    """The chunks that ranks hold and lack; one search's own copy, changed as it goes.
 
     Attributes:
         have: chunks each rank holds, uint64 of shape (blocks, ranks, words).
-        lack: chunks each rank may still take: those it wants, and those it may relay; alike, or
-            without blocks where that is all that it does not hold.
-        relay: of what a rank lacked at first, the chunks it does not want; alike, or without
-            blocks where every rank wants all it may take.
+        lack: chunks each rank may still take: those it wants, and those it may relay; of the
+            same shape, or without blocks where these are all chunks that it does not hold.
+        relay: of the chunks that a rank lacked at first, those it does not want; of the same shape,
+            or without blocks where every rank wants all it may take.
         left: how many chunks each rank may still take, int64 of shape (ranks,).
         offer: bitmap of the blocks in which a link's source may have something for its
             destination, uint64 of shape (links, words).
@@ -77,7 +77,7 @@ def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank,
     them on a shortest path from the chunk's owner to a rank of its group.
 
     Args:
-        cost: what makes a path short, int64 above 0 of shape (links,).
+        cost: length of each link on a path, int64 above 0 of shape (links,).
         slot: slot of each chunk; the chunks of a group have the slots of a group, in any order.
         shard_owner, shard_group: of each shard, in order of its chunks.
         chunk_ptr: chunks of group g are ``chunk_ptr[g]..chunk_ptr[g + 1] - 1``.
@@ -196,7 +196,7 @@ def prune(net, relay, slot, step_ptr, edge, chunk):
     """Drops the sends to ranks that neither want the chunk nor pass it on, and steps left empty.
 
     Args:
-        relay: as in ``Holdings``; on return, what was relayed in vain.
+        relay: as in ``Holdings``; on return, the chunks relayed in vain.
         slot: slot of each chunk.
         step_ptr, edge, chunk: the schedule; edge and chunk are rewritten in place.
 

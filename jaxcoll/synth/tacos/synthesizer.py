@@ -23,11 +23,11 @@ from jaxcoll.synth.tacos.search import (
     NO_LIMIT,
     Found,
     ingress_ticks,
-    prices,
     read_network,
     search_by_events,
     search_in_lockstep,
     seconds,
+    send_times,
 )
 from jaxcoll.topology import Topology
 
@@ -44,17 +44,17 @@ _Attempt = Callable[[int, int], Found]
 class Tacos(Synthesizer):
     """TACOS (Sec. IV, Algorithms 1 and 2): idle links take chunks that their destinations want.
 
-    Where all links are equally quick, an all_gather or broadcast runs in lockstep: in every step a
-    link carries at most one chunk, which can travel on in the next, and steps are made few. In
+    Where all links are equally fast, an all_gather or broadcast runs in lockstep: in every step a
+    link carries at most one chunk, which can go on in the next, and steps are made few. In
     every other case the network is expanded from one arrival to the next (Sec. IV-F): a chunk
-    costs alpha + bytes / bandwidth on a link, idle links are matched the quickest first, and the
+    costs alpha + bytes / bandwidth on a link, idle links are matched the fastest first, and the
     time by the link model "tacos" is made short; sends that start together are a step.
 
     Chunks may also pass ranks that do not want them, on shortest paths to ranks that do: paths of
     least cost, in every other attempt of fewest links. Parallel links count as several.
 
     Attributes:
-        rule: which of the chunks a link could carry it takes, a name in ``rules.RULES``; see
+        rule: which of the chunks that a link could carry it takes, a name in ``rules.RULES``; see
             ``rules.Rule``. "random" is the paper's.
         attempts: how many times to try, each with its own random numbers. The best schedule is
             kept; one that meets the bound ends the search. When omitted 16, and on small networks,
@@ -65,8 +65,8 @@ class Tacos(Synthesizer):
         degree: how switches are unwound (Sec. IV-G), 1 to the number of their ports less one; or
             "best", the one of ``unwind.degrees`` whose schedule takes the least time for
             ``nbytes``, simulated on the real network by the link model "tacos".
-        aggregate: the most chunks a message may carry, which pays alpha once; None for any number.
-            Above 1, for small data, there is no lockstep.
+        aggregate: the most chunks that a message may carry, which pays alpha once; None for any
+            number. Above 1, for small data, there is no lockstep.
 
     Raises:
         CollectiveError: an unknown rule, fewer than one attempt, another number out of range.
@@ -159,48 +159,48 @@ class Tacos(Synthesizer):
         def exact_bound() -> int:
             return step_bound(topology, collective)
 
-        quick = _ingress_steps(topology, collective) if collective.kind == "all_gather" else 0
-        best, bound = self._best(attempt, quick, exact_bound)
+        simple = _ingress_steps(topology, collective) if collective.kind == "all_gather" else 0
+        best, bound = self._best(attempt, simple, exact_bound)
         return best, {"step_bound": bound} if best.cost <= bound else {}
 
     def _by_events(
         self, topology: Topology, collective: Collective, seed: int, more: bool
     ) -> tuple[Found, dict[str, object]]:
         network, rule = read_network(topology), rule_named(self.rule)
-        price = prices(topology, collective, self.nbytes)
+        times = send_times(topology, collective, self.nbytes)
         by_hops = np.ones(topology.num_links, np.int64)
         most = collective.num_chunks if self.aggregate is None else self.aggregate
 
         def attempt(number: int, limit: int) -> Found:
             random = np.random.default_rng([seed, number])
-            path_cost = by_hops if number % 2 else price.chunk
+            path_cost = by_hops if number % 2 else times.chunk
             return search_by_events(
-                network, collective, price, path_cost, rule, most, random, limit
+                network, collective, times, path_cost, rule, most, random, limit
             )
 
-        bound = ingress_ticks(topology, collective, price, most > 1)
+        bound = ingress_ticks(topology, collective, times, most > 1)
         best, _ = self._best(attempt, bound, lambda: bound, more)
         certificate: dict[str, object] = {"model": "tacos", "nbytes": self.nbytes}
         # Rounded ticks allow for runs over the slowest link. The simulator's are finer, for it
         # counts only the links that are used: it says the time then.
-        if price.clock.is_exact:
-            certificate["time"] = float(seconds(price, best.cost))
+        if times.clock.is_exact:
+            certificate["time"] = float(seconds(times, best.cost))
             if best.cost <= bound:
                 certificate["ingress_bound"] = certificate["time"]
         return best, certificate
 
     def _best(
-        self, attempt: _Attempt, quick: int, exact: Callable[[], int], more: bool = False
+        self, attempt: _Attempt, simple: int, exact: Callable[[], int], more: bool = False
     ) -> tuple[Found, int]:
         """The best of all attempts, until one meets the bound; and the bound.
 
         Args:
             attempt: searches, given its number and the cost it must stay below.
-            quick: a bound.
+            simple: a bound that takes little time.
             exact: a larger one that takes longer to find.
             more: whether there may be as many attempts as are worth their time on unequal links.
         """
-        best, bound = attempt(0, NO_LIMIT), quick
+        best, bound = attempt(0, NO_LIMIT), simple
         number, sends = 1, len(best.edge)
         if best.cost > bound and self.attempts != 1:
             bound = exact()
@@ -216,7 +216,7 @@ class Tacos(Synthesizer):
 
 
 def _ingress_steps(topology: Topology, collective: Collective) -> int:
-    """Steps the links into each rank need for what it wants: below ``step_bound``, but quick."""
+    """Steps the links into each rank need for its chunks; below ``step_bound``, but found fast."""
     members = np.flatnonzero(collective.group_of_rank >= 0)
     chunks = np.diff(collective.chunk_ptr) - collective.chunks_per_shard
     wanted = chunks[collective.group_of_rank[members]]

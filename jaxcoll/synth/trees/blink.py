@@ -49,7 +49,7 @@ class Blink(Synthesizer):
         pieces: messages each tree edge's load is cut into at most; None for one chunk each.
 
     Raises:
-        CollectiveError: a field that is no number of such things.
+        CollectiveError: a field that is not a valid number.
     """
 
     root: int | None = None
@@ -65,7 +65,7 @@ class Blink(Synthesizer):
         checks.integer_fields(self, CollectiveError, "degree", "k", "pieces", or_none=True)
 
     def granularity(self, topology: Topology) -> int:
-        """Chunks a shard of an all_reduce are best a multiple of this: all its trees fit then."""
+        """Chunks per shard of an all_reduce are best a multiple of this: all its trees fit then."""
         network, _ = self._without_switches(topology)
         root = self._root_on(network)
         alone = [int(rank == root) for rank in range(network.num_ranks)]
@@ -74,10 +74,10 @@ class Blink(Synthesizer):
         return needed // math.gcd(needed, network.num_ranks)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            CollectiveError: other than one group of all ranks, or a root that is no rank.
+            CollectiveError: other than one group of all ranks, or a root that is not a rank.
             TopologyError: switches, to be removed exactly, with more bandwidth in than out.
         """
         n = topology.num_ranks
@@ -95,7 +95,7 @@ class Blink(Synthesizer):
         return unwound.carry(on_links, topology).with_provenance(found.provenance)
 
     def _without_switches(self, topology: Topology) -> tuple[Topology, Unwound | None]:
-        """The network on which trees are packed, and what its links stand for if preset."""
+        """The network on which trees are packed, and the links its own stand for if preset."""
         if self.degree is None or topology.is_direct:
             return topology, None
         unwound = unwind(topology, self.degree)
@@ -124,7 +124,7 @@ class Blink(Synthesizer):
         flow = fitting_forest(topology, weights, collective.num_chunks, k=self.k)
         pieces = collective.num_chunks if self.pieces is None else self.pieces
         found = flow.to_schedule(pieces, order="steps", collective=collective)
-        # Through switches, what arrives last in one step would keep the next one waiting.
+        # Through switches, the last arrivals of one step would keep the next one waiting.
         entered = np.zeros(collective.num_chunks, np.int64)
         entered[found.chunk[::-1]] = found.step[::-1]
         sent = entered[found.chunk]
@@ -144,7 +144,7 @@ class Blink(Synthesizer):
             if self.root < topology.num_ranks:
                 return self.root
             raise CollectiveError(
-                f"root {self.root} is no rank; ranks are 0..{topology.num_ranks - 1}"
+                f"root {self.root} is not a rank; ranks are 0..{topology.num_ranks - 1}"
             )
         check_balanced(topology)
         return _fastest_root(topology)
@@ -208,7 +208,7 @@ def _one_after_another(up: Schedule, down: Schedule, collective: Collective) -> 
         edges=edges,
     )
     certificate = {
-        "seconds a byte": str(steady_seconds(both)),
+        "seconds per byte": str(steady_seconds(both)),
         "reduce": up.provenance.certificate,
         "broadcast": down.provenance.certificate,
     }

@@ -48,7 +48,7 @@ class CCube(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             TopologyError: the network is no DGX-1.

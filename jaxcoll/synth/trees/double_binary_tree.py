@@ -23,7 +23,7 @@ class DoubleBinaryTree(Synthesizer):
     Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
     (2009), with the trees of NCCL: in the first, ranks with more trailing zero bits are higher up;
     the second is the first mirrored (even n) or shifted by one (odd n). Any number of ranks will
-    do, though the TACOS paper takes it for powers of two only. Blind to the topology: parents and
+    do, though the TACOS paper takes it for powers of two only. Topology-oblivious: parents and
     children are routed over shortest paths.
 
     Attributes:
@@ -42,11 +42,11 @@ class DoubleBinaryTree(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         return all_reduce(topology, collective, double_binary_trees, self.pieces)
 
 
 def double_binary_trees(n: int) -> Sequence[Tree]:
-    """The two trees over n places."""
+    """The two trees over n ranks."""
     first, second = tree_parents(n)
     return Tree.from_parents(first), Tree.from_parents(second)

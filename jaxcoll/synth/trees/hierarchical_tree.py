@@ -15,7 +15,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.grids import box_of
+from jaxcoll.synth.building.grids import rank_grid_of
 from jaxcoll.synth.trees.double_binary_tree import double_binary_trees
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
 from jaxcoll.topology import Topology
@@ -36,16 +36,16 @@ class HierarchicalTree(Synthesizer):
     Attributes:
         inner: ranks per host, which divides the ranks of every group. When omitted, as many as a
             chain has; else hosts are what the links above the least bandwidth join, or the
-            innermost dimension of a network that is a box.
-        chains: per channel, the places 0..inner-1 of a host in the order of its chain, head first;
-            one channel per place, each chain in rising order around the host, when omitted.
+            innermost dimension of a network that is a grid.
+        chains: per channel, the indices 0..inner-1 of a host in the order of its chain, head first;
+            one channel per index, each chain in rising order around the host, when omitted.
         pieces: see ``pipelined_trees.all_reduce``: 1 for the lowest latency.
         nbytes: see there; a number for the time that the library's channels take, None for few
             steps.
 
     Raises:
         CollectiveError: ``inner`` or ``pieces`` is less than 1, ``nbytes`` is not above 0, or a
-            chain is not an order of the places of a host.
+            chain is not an order of the indices of a host.
     """
 
     inner: int | None = None
@@ -64,7 +64,7 @@ class HierarchicalTree(Synthesizer):
             checks.put(self, chains=_checked_chains(self.chains))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
             CollectiveError: hosts do not divide a group, or chains are of other hosts.
@@ -74,8 +74,8 @@ class HierarchicalTree(Synthesizer):
         inner = self.inner
         if inner is None:
             inner = len(self.chains[0]) if self.chains else ranks_per_host(topology)
-        place = np.arange(inner)
-        chains = self.chains or tuple(tuple(np.roll(place, -c).tolist()) for c in place)
+        index = np.arange(inner)
+        chains = self.chains or tuple(tuple(np.roll(index, -c).tolist()) for c in index)
         if len(chains[0]) != inner:
             raise CollectiveError(f"chains are of {len(chains[0])} ranks, hosts have {inner}")
 
@@ -91,11 +91,11 @@ class HierarchicalTree(Synthesizer):
 
 
 def hierarchical_trees(hosts: int, chains: Sequence[Sequence[int]]) -> list[Tree]:
-    """Two trees per chain over ``hosts`` times as many places as a chain has.
+    """Two trees per chain over ``hosts`` times as many ranks as a chain has.
 
     Args:
-        hosts: number of hosts; places of a host are consecutive.
-        chains: places of a host, head first.
+        hosts: number of hosts; ranks of a host are consecutive.
+        chains: indices of a host, head first.
     """
     found = []
     for above, is_upper in _host_trees(hosts):
@@ -122,10 +122,10 @@ def _host_trees(hosts: int) -> list[tuple[np.ndarray, np.ndarray]]:
 def ranks_per_host(topology: Topology) -> int:
     """Consecutive ranks that links above the least bandwidth join, if hosts are equal.
 
-    Where there are no such hosts, the innermost side of the box that the network is.
+    Where there are no such hosts, the innermost side of the grid that the network is.
 
     Raises:
-        TopologyError: the network is not a box either.
+        TopologyError: the network is not a grid either.
     """
     fast = topology.bandwidth > topology.bandwidth.min(initial=np.inf)
     shape = (topology.num_vertices,) * 2
@@ -137,7 +137,7 @@ def ranks_per_host(topology: Topology) -> int:
         hosts = ranks.reshape(-1, inner)
         if (hosts == hosts[:, :1]).all() and len(np.unique(hosts[:, 0])) == len(hosts):
             return inner
-    sides = [s for s in box_of(topology, HierarchicalTree.name).grid.shape if s > 1]
+    sides = [s for s in rank_grid_of(topology, HierarchicalTree.name).grid.shape if s > 1]
     return sides[-1] if sides else 1
 
 
@@ -150,6 +150,6 @@ def _checked_chains(chains: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], .
     for chain in found:
         if not inner or sorted(chain) != list(range(inner)):
             raise CollectiveError(
-                f"a chain orders the places 0..{inner - 1} of a host, got {chain}"
+                f"a chain orders the indices 0..{inner - 1} of a host, got {chain}"
             )
     return found

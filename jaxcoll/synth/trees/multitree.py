@@ -1,4 +1,4 @@
-"""MultiTree: a tree from every rank, grown together over links that are free."""
+"""MultiTree: one tree from every rank; all trees grow together over links that are free."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ PRIORITIES = ("auto", "root", "height")
 
 @dataclasses.dataclass(frozen=True)
 class MultiTree(Synthesizer):
-    """All-gather over one tree a rank, built top-down, a level in every time step.
+    """All-gather over one tree per rank, built top-down, one level per time step.
 
     Huang, Majumder, Kim, Muzahid, Yum and Kim, "Communication algorithm-architecture co-design for
     distributed deep learning" (ISCA 2021), Algorithm 1. In each time step every link serves one
     tree. Trees take turns to add one rank: the first of their ranks, in the order in which earlier
     steps added them, that has a free link to a rank outside the tree. When no tree can add any
-    more, the next step starts with all links free. Run backwards this is the reduce-scatter.
+    more, the next step starts with all links free. The reversed schedule is the reduce-scatter.
 
     - On grids a rank tries its neighbours dimension by dimension, upwards first, so Y before X
-      (Sec. III-C1); elsewhere the next rank first, counted round.
+      (Sec. III-C1); elsewhere the next rank in cyclic order first.
     - Through switches, a child is looked for at the rank's own switch first and then at its
       neighbours, over free links only (Sec. III-C3). Ranks of other groups forward like switches.
       The paper leaves open which child at a switch is taken: first one of a host that the tree has
       not entered, so that it enters each over one link as long as there are others, then the next.
-    - A link of m times the unit of bandwidth is m links (Sec. VII-B), so it serves m trees a step,
-      at most all of them.
+    - A link of m times the unit of bandwidth is m links (Sec. VII-B), so it serves m trees per
+      step, at most all of them.
 
-    The chunks of a shard travel together, for the paper has no pipelining inside a tree.
+    The chunks of a shard are sent together: the paper has no pipelining inside a tree.
 
     Attributes:
-        priority: whose turn it is first. "root": the lowest root's; "height": that of the tree
-            with the longest way to a rank it lacks (Sec. III-C1, for irregular networks); "auto":
-            "height" where ranks differ in their links or distances, else "root".
+        priority: the order in which trees take turns. "root": by root; "height": the tree farthest
+            from a rank that it lacks first (Sec. III-C1, for irregular networks); "auto": "height"
+            where ranks differ in their links or distances, else "root".
         unit: bytes per second of one link of the multigraph; None for the greatest that divides
             all bandwidths.
         nearest_first: whether a tree looks for children at the switches of all its ranks before it
@@ -71,27 +71,27 @@ class MultiTree(Synthesizer):
         checks.flag_fields(self, CollectiveError, "nearest_first")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing."""
+        """A schedule; see ``Synthesizer``."""
         group = np.full(topology.num_vertices, -1, np.int64)
         group[: topology.num_ranks] = collective.group_of_rank
         first = np.arange(0, collective.num_chunks, collective.chunks_per_shard)
         roots = collective.owner[first].astype(np.int64)
         distance = hop_distances(topology)
         ptr, links = _in_order_of_trial(topology)
-        step, tree, _, _, path_ptr, path = kernel.grow(
+        graph = kernel.Graph(
             ptr,
             links,
             topology.src,
             topology.dst,
             capacities(topology, self.unit, len(roots)),
             group,
-            roots,
-            np.bincount(group[group >= 0])[group[roots]],
-            distance,
-            self._by_height(topology, distance),
-            self.nearest_first,
-            topology.num_ranks,
             hosts(topology),
+            distance,
+        )
+        wanted = np.bincount(group[group >= 0])[group[roots]]
+        by_height = self._by_height(topology, distance)
+        step, tree, path_ptr, path = kernel.grow(
+            graph, roots, wanted, by_height, self.nearest_first
         )
         edges, edge = distinct_edges(topology, path_ptr, path)
         k = collective.chunks_per_shard

@@ -1,6 +1,11 @@
-"""MultiTree's tree construction, compiled: trees take turns to add ranks over free links."""
+"""MultiTree's tree construction, compiled: trees take turns to add ranks over free links.
+
+``grow`` is Algorithm 1 of the paper (see ``multitree``); the line numbers are the paper's.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numba as nb
 import numpy as np
@@ -8,188 +13,242 @@ import numpy as np
 _NOT_SEEN = -1
 
 
+class Graph(NamedTuple):
+    """The network, as the search for children reads it.
+
+    Attributes:
+        ptr, link: outgoing links by vertex, in the order in which they are tried; int64.
+        src, dst: vertices at the ends of each link.
+        capacity: trees that each link serves in one time step, at least 1.
+        group: group of each vertex, -1 for vertices that only forward.
+        host: host of each rank, from 0.
+        distance: fewest links from rank to rank, of shape (ranks, ranks).
+    """
+
+    ptr: np.ndarray
+    link: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    capacity: np.ndarray
+    group: np.ndarray
+    host: np.ndarray
+    distance: np.ndarray
+
+
+class Trees(NamedTuple):
+    """All trees while they grow.
+
+    Attributes:
+        root: root of each tree.
+        wanted, count: ranks that each tree will have and has, its root included.
+        inside: whether a rank is in the tree, of shape (trees, ranks).
+        entered: whether the tree has a rank of a host, of shape (trees, hosts).
+        members, listed: the ranks of each tree in the order of their addition, of shape
+            (trees, ranks), and their number. Ranks that cannot find a child are struck out.
+        near: fewest links from the tree to each rank, of shape (trees, ranks).
+        lacking: how many ranks the tree lacks at each such distance.
+        height: the largest of these distances.
+    """
+
+    root: np.ndarray
+    wanted: np.ndarray
+    count: np.ndarray
+    inside: np.ndarray
+    entered: np.ndarray
+    members: np.ndarray
+    listed: np.ndarray
+    near: np.ndarray
+    lacking: np.ndarray
+    height: np.ndarray
+
+
+class Step(NamedTuple):
+    """One time step: the links that are free, and how far each tree has searched.
+
+    Attributes:
+        free: trees that each link can still serve; G' in Algorithm 1.
+        before: how many of each tree's members were added by previous steps.
+        cursor: the first of these members that may still find a child.
+        reach: how many forwarders there may be between a member and its child.
+        came_by, queue: scratch of the search, one entry per vertex.
+    """
+
+    free: np.ndarray
+    before: np.ndarray
+    cursor: np.ndarray
+    reach: np.ndarray
+    came_by: np.ndarray
+    queue: np.ndarray
+
+
+# ---------------------------------------------------------------------- Algorithm 1, lines 1-14
+
+
 @nb.njit(cache=True)
-def grow(
-    ptr, link, link_src, link_dst, capacity, group, roots, wanted, distance, by_height, nearest,
-    num_ranks, host,
-):  # fmt: skip
-    """All trees, as additions in the order in which they are made (Algorithm 1, lines 1-14).
+def grow(graph: Graph, root, wanted, by_height, nearest):
+    """All trees, as additions in the order in which they are made.
 
     Args:
-        ptr, link: outgoing links by vertex, in the order in which they are tried; int64.
-        link_src, link_dst: vertices at the ends of each link.
-        capacity: trees that each link serves in one time step, at least 1.
-        group: group of each vertex, -1 for those that only forward.
-        roots: root of each tree.
-        wanted: vertices that each tree will have, its root included.
-        distance: fewest links from rank to rank, of shape (ranks, ranks).
-        by_height: whether trees with the most remaining height come first, not the lowest roots.
+        root, wanted: see ``Trees``.
+        by_height: whether the trees with the greatest remaining height come first, instead of those
+            with the lowest roots.
         nearest: whether a tree tries all its ranks for near children before any for farther ones.
-        num_ranks: number of ranks.
-        host: host of each rank, from 0.
 
     Returns:
-        For each addition its time step (from 0), tree, child and parent, and the links from parent
-        to child as (ptr, links).
+        The time step (from 0) and the tree of each addition, and the links from parent to child as
+        (ptr, links).
     """
-    trees = len(roots)
-    total = 0
-    for t in range(trees):
-        total += wanted[t] - 1
+    trees = _roots_only(graph, root, wanted)  # lines 1-2
+    total = wanted.sum() - len(root)
     step_of, tree_of = np.empty(total, np.int64), np.empty(total, np.int64)
-    child_of, parent_of = np.empty(total, np.int64), np.empty(total, np.int64)
-    path_ptr = np.zeros(total + 1, np.int64)
-    path = np.empty(2 * total + 16, np.int64)
-
-    # Without forwarders on the way, children are neighbours.
-    farthest = distance.max() - 1 if (group != group[roots[0]]).any() else 0
-    inside = np.zeros((trees, num_ranks), np.bool_)
-    entered = np.zeros((trees, host.max() + 1), np.bool_)
-    members = np.empty((trees, num_ranks), np.int64)  # in the order of their addition
-    listed, count = np.ones(trees, np.int64), np.ones(trees, np.int64)
-    # Links from the tree to each rank it lacks, how many are so far, and the most.
-    near = np.empty((trees, num_ranks), np.int32)
-    lacking = np.zeros((trees, distance.max() + 1), np.int64)
-    height = np.zeros(trees, np.int64)
-    for t in range(trees):
-        inside[t, roots[t]] = True
-        entered[t, host[roots[t]]] = True
-        members[t, 0] = roots[t]
-        near[t] = distance[roots[t]]
-        for v in range(num_ranks):
-            if group[v] == group[roots[t]] and v != roots[t]:
-                lacking[t, near[t, v]] += 1
-                height[t] = max(height[t], near[t, v])
-
-    free = np.empty_like(capacity)
-    came_by = np.full(len(ptr) - 1, _NOT_SEEN, np.int64)
-    queue = np.empty(len(ptr) - 1, np.int64)
-    before, cursor = np.empty(trees, np.int64), np.zeros(trees, np.int64)
-    reach_of = np.zeros(trees, np.int64)
-    turn = np.arange(trees)
-    added, step = 0, 0
-    while added < total:
-        free[:] = capacity
-        for t in range(trees):
-            if count[t] < wanted[t]:
-                listed[t] = _drop_surrounded(
-                    members[t], listed[t], ptr, link, link_dst, group, inside[t]
-                )
-        before[:] = listed
-        cursor[:] = 0
-        reach_of[:] = 0 if nearest else farthest
+    path_ptr, path = np.zeros(total + 1, np.int64), np.empty(2 * total + 16, np.int64)
+    # Without forwarders, children are neighbours.
+    farthest = graph.distance.max() - 1 if (graph.group != graph.group[root[0]]).any() else 0
+    now = _new_step(graph, len(root))
+    order = np.arange(len(root))
+    added, time = 0, 0  # line 3
+    while added < total:  # line 4
+        _begin_step(graph, trees, now, 0 if nearest else farthest)  # line 6
         progress = True
-        while progress:
+        while progress:  # line 7
             progress = False
             if by_height:
-                turn = np.argsort(-height, kind="mergesort")
-            for t in turn:
-                if count[t] == wanted[t]:
+                order = np.argsort(-trees.height, kind="mergesort")
+            for t in order:  # line 8
+                if trees.count[t] == trees.wanted[t]:
                     continue
-                reach, parent, child = reach_of[t], -1, -1
-                while child < 0 and reach <= farthest:
-                    # A member that finds no child so near will find none later in this step.
-                    while child < 0 and cursor[t] < before[t]:
-                        parent = members[t, cursor[t]]
-                        child = _search(
-                            parent, ptr, link, link_dst, free, group, group[roots[t]], inside[t],
-                            num_ranks, host, entered[t], reach, came_by, queue,
-                        )  # fmt: skip
-                        if child < 0:
-                            cursor[t] += 1
-                    if child < 0:
-                        reach += 1
-                        cursor[t] = 0
-                reach_of[t] = reach
+                parent, child = _find_child(graph, trees, now, t, farthest)
                 if child < 0:
                     continue
-                hops = _way_back(child, parent, link_src, came_by, queue)
-                if path_ptr[added] + hops > len(path):
-                    longer = np.empty(2 * (len(path) + hops), np.int64)
-                    longer[: path_ptr[added]] = path[: path_ptr[added]]
-                    path = longer
-                for i in range(hops):
-                    used = queue[hops - 1 - i]
-                    free[used] -= 1
-                    path[path_ptr[added] + i] = used
+                hops = _way_back(graph, now, parent, child)
+                path = _take_links(now, path, path_ptr[added], hops)
                 path_ptr[added + 1] = path_ptr[added] + hops
-                step_of[added], tree_of[added] = step, t
-                child_of[added], parent_of[added] = child, parent
-                inside[t, child] = True
-                entered[t, host[child]] = True
-                members[t, listed[t]] = child
-                listed[t] += 1
-                count[t] += 1
-                if by_height:
-                    lacking[t, near[t, child]] -= 1
-                    _come_nearer(
-                        near[t], lacking[t], distance[child], group, group[child], inside[t]
-                    )
-                    while height[t] > 0 and lacking[t, height[t]] == 0:
-                        height[t] -= 1
+                step_of[added], tree_of[added] = time, t  # line 13
+                _add(graph, trees, t, child, by_height)
                 added += 1
                 progress = True
-        step += 1
-    return step_of, tree_of, child_of, parent_of, path_ptr, path[: path_ptr[added]]
+        time += 1  # line 5
+    return step_of, tree_of, path_ptr, path[: path_ptr[added]]
 
 
 @nb.njit(cache=True)
-def _drop_surrounded(members, listed, ptr, link, link_dst, group, inside):
-    """Strike out members that have no neighbour to add nor to search behind; those kept, in order.
+def _roots_only(graph: Graph, root, wanted):
+    """Trees that consist of their roots (lines 1-2)."""
+    trees, ranks = len(root), len(graph.host)
+    inside = np.zeros((trees, ranks), np.bool_)
+    entered = np.zeros((trees, graph.host.max() + 1), np.bool_)
+    members = np.empty((trees, ranks), np.int64)
+    near = np.empty((trees, ranks), np.int32)
+    lacking = np.zeros((trees, graph.distance.max() + 1), np.int64)
+    height = np.zeros(trees, np.int64)
+    for t in range(trees):
+        inside[t, root[t]] = True
+        entered[t, graph.host[root[t]]] = True
+        members[t, 0] = root[t]
+        near[t] = graph.distance[root[t]]
+        for v in range(ranks):
+            if graph.group[v] == graph.group[root[t]] and v != root[t]:
+                lacking[t, near[t, v]] += 1
+                height[t] = max(height[t], near[t, v])
+    listed, count = np.ones(trees, np.int64), np.ones(trees, np.int64)
+    return Trees(root, wanted, count, inside, entered, members, listed, near, lacking, height)
 
-    Returns how many are kept.
-    """
+
+@nb.njit(cache=True)
+def _new_step(graph: Graph, trees):
+    """Columns for a step that has not begun."""
+    vertices = len(graph.ptr) - 1
+    return Step(
+        np.empty_like(graph.capacity),
+        np.empty(trees, np.int64),
+        np.empty(trees, np.int64),
+        np.empty(trees, np.int64),
+        np.full(vertices, _NOT_SEEN, np.int64),
+        np.empty(vertices, np.int64),
+    )
+
+
+@nb.njit(cache=True)
+def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
+    """Frees all links, and lets every tree search from its first member (line 6)."""
+    now.free[:] = graph.capacity
+    for t in range(len(trees.root)):
+        if trees.count[t] < trees.wanted[t]:
+            _drop_surrounded(graph, trees, t)
+    now.before[:] = trees.listed
+    now.cursor[:] = 0
+    now.reach[:] = reach
+
+
+@nb.njit(cache=True)
+def _drop_surrounded(graph: Graph, trees: Trees, t):
+    """Strikes out the members of a tree that have no neighbour to add or to search behind."""
+    ptr, link, dst, group = graph.ptr, graph.link, graph.dst, graph.group
+    members, inside = trees.members[t], trees.inside[t]
     kept = 0
-    for i in range(listed):
+    for i in range(trees.listed[t]):
         v = members[i]
         for j in range(ptr[v], ptr[v + 1]):
-            w = link_dst[link[j]]
+            w = dst[link[j]]
             if group[w] != group[v] or not inside[w]:
                 members[kept] = v
                 kept += 1
                 break
-    return kept
+    trees.listed[t] = kept
 
 
-@nb.njit(cache=True)
-def _come_nearer(near, lacking, distance, group, own, inside):
-    """Take account of a tree's new member, ``distance`` links from every rank."""
-    for v in range(len(near)):
-        if distance[v] < near[v]:
-            if group[v] == own and not inside[v]:
-                lacking[near[v]] -= 1
-                lacking[distance[v]] += 1
-            near[v] = distance[v]
+@nb.njit(inline="always")
+def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
+    """The first member of a tree with a free way to a rank outside it, and this rank; else -1.
 
-
-@nb.njit(cache=True)
-def _search(
-    parent, ptr, link, link_dst, free, group, own, inside, num_ranks, host, entered, reach, came_by,
-    queue,
-):  # fmt: skip
-    """A rank of group ``own`` outside the tree, by free links through ``reach`` forwarders; or -1.
-
-    Among those behind the same number of forwarders the next after the parent, counted round; but
-    of those at its own switches, first one of a host in which the tree has no rank yet; and of its
-    neighbours, the first in the order of links. ``came_by`` tells the links on the way.
+    Lines 9 and 10. A member that finds no child finds none later in the same step, so the search
+    goes on where it ended.
     """
+    members, inside, entered = trees.members[t], trees.inside[t], trees.entered[t]
+    reach, cursor, before = now.reach[t], now.cursor[t], now.before[t]
+    parent, child = -1, -1
+    while child < 0 and reach <= farthest:
+        while child < 0 and cursor < before:
+            parent = members[cursor]
+            child = _search(graph, now, inside, entered, parent, reach)
+            if child < 0:
+                cursor += 1
+        if child < 0:
+            reach += 1
+            cursor = 0
+    now.reach[t], now.cursor[t] = reach, cursor
+    return parent, child
+
+
+@nb.njit(inline="always")
+def _search(graph: Graph, now: Step, inside, entered, parent, reach):
+    """A rank of the parent's group outside the tree, by free links through ``reach`` forwarders.
+
+    -1 for none. Of the ranks behind the same number of forwarders, the next after the parent in
+    cyclic order is taken; but of those at the parent's own switches, first one of a host in which
+    the tree has no rank yet; and of its neighbours, the first in the order of links. ``came_by``
+    receives the links on the way.
+    """
+    ptr, link, dst, group, host = graph.ptr, graph.link, graph.dst, graph.group, graph.host
+    free, came_by, queue = now.free, now.came_by, now.queue
+    ranks, own = len(host), group[parent]
     came_by[:] = _NOT_SEEN
     queue[0] = parent
     first, last, depth = 0, 1, 0
     while first < last and depth <= reach:
-        best, best_ahead, end = -1, 2 * num_ranks, last
+        best, best_ahead, end = -1, 2 * ranks, last
         for i in range(first, last):
             v = queue[i]
             for j in range(ptr[v], ptr[v + 1]):
-                w = link_dst[link[j]]
+                w = dst[link[j]]
                 if free[link[j]] == 0 or came_by[w] != _NOT_SEEN or w == parent:
                     continue
                 if group[w] == own:
                     if inside[w]:
                         continue
-                    ahead = (w - parent) % num_ranks if depth > 0 else 0
+                    ahead = (w - parent) % ranks if depth > 0 else 0
                     if depth == 1 and entered[host[w]]:
-                        ahead += num_ranks
+                        ahead += ranks
                     if best < 0 or ahead < best_ahead:
                         best, best_ahead = w, ahead
                         came_by[w] = link[j]
@@ -203,12 +262,52 @@ def _search(
     return -1
 
 
-@nb.njit(cache=True)
-def _way_back(child, parent, link_src, came_by, links):
-    """Number of links from parent to child, and in ``links`` those links, the last first."""
+@nb.njit(inline="always")
+def _way_back(graph: Graph, now: Step, parent, child):
+    """Number of links from parent to child, and in ``queue`` those links, the last first."""
     hops, v = 0, child
     while v != parent:
-        links[hops] = came_by[v]
-        v = link_src[came_by[v]]
+        now.queue[hops] = now.came_by[v]
+        v = graph.src[now.came_by[v]]
         hops += 1
     return hops
+
+
+@nb.njit(inline="always")
+def _take_links(now: Step, path, used, hops):
+    """Writes the links in ``queue`` behind the ``used`` ones of the column, no longer free.
+
+    Line 12. Returns the column, or a longer copy of it.
+    """
+    if used + hops > len(path):
+        longer = np.empty(2 * (len(path) + hops), np.int64)
+        longer[:used] = path[:used]
+        path = longer
+    for i in range(hops):
+        link = now.queue[hops - 1 - i]
+        now.free[link] -= 1
+        path[used + i] = link
+    return path
+
+
+@nb.njit(inline="always")
+def _add(graph: Graph, trees: Trees, t, child, by_height):
+    """Adds a rank to a tree (line 11), and updates the tree's height where it is used."""
+    trees.inside[t, child] = True
+    trees.entered[t, graph.host[child]] = True
+    trees.members[t, trees.listed[t]] = child
+    trees.listed[t] += 1
+    trees.count[t] += 1
+    if not by_height:
+        return
+    near, lacking, inside = trees.near[t], trees.lacking[t], trees.inside[t]
+    distance, group = graph.distance[child], graph.group
+    lacking[near[child]] -= 1
+    for v in range(len(near)):
+        if distance[v] < near[v]:
+            if group[v] == group[child] and not inside[v]:
+                lacking[near[v]] -= 1
+                lacking[distance[v]] += 1
+            near[v] = distance[v]
+    while trees.height[t] > 0 and lacking[trees.height[t]] == 0:
+        trees.height[t] -= 1

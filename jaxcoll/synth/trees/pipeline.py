@@ -16,12 +16,12 @@ from jaxcoll.topology import Topology
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tree:
-    """A rooted tree over places 0..n-1.
+    """A rooted tree over indices 0..n-1.
 
     Attributes:
-        parent: the place above each, -1 for the root; int64 of shape (places,).
+        parent: the index above each, -1 for the root; int64 of shape (indices,).
         depth: links to the root, likewise.
-        height: links to the farthest place below, likewise.
+        height: links to the farthest index below, likewise.
     """
 
     parent: np.ndarray
@@ -54,11 +54,11 @@ def all_reduce(
 
     The chunks of a group are dealt to the trees in turn, and those of a tree cut into pieces. A
     piece goes up the tree, each rank adding what all its children sent, and back down from the
-    root, while the next follows. What a rank sends in one step to one rank is one message.
+    root, while the next follows. The chunks a rank sends in one step to one rank are one message.
 
     Args:
         trees: from the size of a group to its trees; a tree listed twice gets two shares.
-        pieces: pieces of the data of a group, at most; None for one chunk a tree and piece.
+        pieces: pieces of the data of a group, at most; None for one chunk per tree and piece.
         nbytes: of a rank's buffer, for which links serve trees in the order of arrival
             (``arrivals``); None for the order of steps, in which all trees move in lockstep.
     """

@@ -47,10 +47,10 @@ class Tto(Synthesizer):
         checks.integer_fields(self, CollectiveError, "pieces", or_none=True)
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
-        """A schedule without random choices; ``seed`` changes nothing.
+        """A schedule; see ``Synthesizer``.
 
         Raises:
-            TopologyError: the network is no mesh of two dimensions.
+            TopologyError: the network is not a mesh of two dimensions.
             CollectiveError: the groups are not all ranks in order.
         """
         sides = tuple(s for s in topology.grid.shape if s > 1) if topology.grid else ()

@@ -75,8 +75,8 @@ def test_bucket_runs_along_a_mesh_axis():
 @pytest.mark.parametrize(
     "groups", [[(0, 1), (2, 3, 4, 5, 6, 7)], [(0, 1, 2, 4), (3, 5, 6, 7)], [(0, 1, 2, 3)]]
 )
-def test_bucket_refuses_groups_that_are_no_boxes(groups):
-    with pytest.raises(CollectiveError, match="boxes of the network"):
+def test_bucket_refuses_groups_that_are_not_subgrids(groups):
+    with pytest.raises(CollectiveError, match="subgrids of the network"):
         synthesize(topologies.torus(2, 4), "all_gather", Bucket(), groups=groups)
 
 

@@ -86,7 +86,7 @@ def test_several_levels():
     inside = {(u, u - u % 4 + (u + 1) % 4) for u in range(8)}
     between = {(u, (u + 4) % 8) for u in range(8)}
     assert set(pairs) == inside | between
-    # What the way between boxes leaves of a rank's 100 GB/s goes to the way inside.
+    # The rest of a rank's 100 GB/s, after the path between boxes, goes to the path inside.
     assert all(pairs[pair] == 10e9 for pair in between)
     assert all(pairs[pair] == 90e9 for pair in inside)
 
@@ -105,7 +105,7 @@ def test_parallel_links_to_a_switch_are_all_used():
 
 
 def test_ranks_behind_switches_of_one_level_are_still_joined():
-    """Two switches side by side, each with a rank: neither hangs on the other."""
+    """Two switches side by side, each with a rank: neither is attached to the other."""
     topology = switched(2, [(0, 2, 1e9), (2, 3, 1e9), (1, 3, 1e9)], 4)
     schedule = Tacos().synthesize(topology, Collective("all_gather", 2))
     verify(schedule)

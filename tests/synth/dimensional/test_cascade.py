@@ -14,8 +14,8 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import BlueConnect, Cascade, ForestColl, synthesize
-from jaxcoll.synth.building.dimensions import line_patterns, line_seconds
-from jaxcoll.synth.building.grids import box_of
+from jaxcoll.synth.building.dimensions import dimension_patterns, dimension_seconds
+from jaxcoll.synth.building.grids import rank_grid_of
 from jaxcoll.synth.dimensional.cascade import least_load_orders
 from jaxcoll.topologies import (
     dragonfly,
@@ -45,10 +45,10 @@ def test_128_ranks_of_3d_rfs_are_close_to_the_bound(nbytes, of_the_bound):
 
 
 def test_little_data_takes_its_latencies_and_the_slowest_dimension():
-    """3D-RFS at 1 MB: boxes sum for 1 us, the last copy is 1 us on the switch and 1 us in a box.
+    """3D-RFS at 1 MB: boxes sum for 1 us, the last copy is 1 us on the switch and 1 us in a grid.
 
     Between these the links to the switches, which carry 30 x 1/128 MB each, never rest. Chunks of
-    2 KB that travel first and last take 20 + 10 ns in a box, and 39 ns more behind the switch.
+    2 KB that are sent first and last take 20 + 10 ns in a grid, and 39 ns more behind the switch.
     """
     time = simulate(Cascade(1e6).synthesize(RFS, SUM), 10**6).time
     least = 3e-6 + 30 / 128 * 1e6 / 50e9
@@ -148,15 +148,15 @@ def test_seconds_of_lines_by_hand():
 
     On a circle of 4 one and a half go each way, on an open line of 4 three cross the last link.
     """
-    box = box_of(RFS, "here")
-    patterns = line_patterns(RFS, box, (0, 1, 2), close=False)
-    seconds = [line_seconds(RFS, box, dim, patterns[dim]) for dim in range(3)]
+    rank_grid = rank_grid_of(RFS, "here")
+    patterns = dimension_patterns(RFS, rank_grid, (0, 1, 2), close=False)
+    seconds = [dimension_seconds(RFS, rank_grid, dim, patterns[dim]) for dim in range(3)]
     giga = 10**9
     assert seconds == [Fraction(15, 50 * giga), Fraction(1, 100 * giga), Fraction(1, 200 * giga)]
     for topology, blocks in ((ring(4), Fraction(3, 2)), (mesh(4), Fraction(3))):
-        box = box_of(topology, "here")
-        pattern = line_patterns(topology, box, (0,), close=False)[0]
-        assert line_seconds(topology, box, 0, pattern) == blocks / (50 * giga)
+        rank_grid = rank_grid_of(topology, "here")
+        pattern = dimension_patterns(topology, rank_grid, (0,), close=False)[0]
+        assert dimension_seconds(topology, rank_grid, 0, pattern) == blocks / (50 * giga)
 
 
 def test_open_lines_are_not_closed():
@@ -182,5 +182,5 @@ def test_networks_that_are_no_boxes_are_refused():
     with pytest.raises(TopologyError, match="cascade needs a network of symmetric dimensions"):
         synthesize(dragonfly(4, 5), "all_reduce", "cascade")
     halves = Collective("all_gather", 4, 1, ((0, 3), (1, 2)))
-    with pytest.raises(CollectiveError, match="cascade needs groups that are boxes"):
+    with pytest.raises(CollectiveError, match="cascade needs groups that are subgrids"):
         Cascade().synthesize(torus(2, 2), halves)

@@ -1,4 +1,4 @@
-"""Networks with switches that ForestColl is defined for, and what is known of its results."""
+"""Networks with switches that ForestColl is defined for, and its known results there."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_dual_variables_of_a_pair_of_ranks():
         return proved_rate(topology, DualVariables(arcs, side, side, []))
 
     # Every byte crosses to the other rank once as a part and once as a sum, at a length of 1; both
-    # links of 1 GB/s are as dear as both ranks ask for.
+    # links of 1 GB/s cost as much as both ranks ask for.
     assert proved(one, one) == 2 * GB
     # A rank that counts for less asks no farther, and one that counts for nothing proves nothing.
     assert proved(one / 2, one) == 4 * GB

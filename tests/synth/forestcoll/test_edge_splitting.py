@@ -1,4 +1,4 @@
-"""Switch removal: the same optimum before and after, and paths that fit into the links."""
+"""Edge splitting: the same optimum before and after, and paths that fit into the links."""
 
 from __future__ import annotations
 

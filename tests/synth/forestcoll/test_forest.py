@@ -24,7 +24,7 @@ DIRECT = [dgx1(), torus(4, 4), torus(3, 4), torus(3, 3, 3), hypercube(4), mesh(3
 
 
 def count(flow: TreeFlow) -> Fraction:
-    """Seconds a byte of shard, by following every tree by hand."""
+    """Seconds per byte of shard, by following every tree by hand."""
     topology, n = flow.topology, flow.topology.num_ranks
     load: Counter[int] = Counter()
     trees: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Trees hung anew: still trees, from the same roots, in the same capacity, and no higher."""
+"""Reparented trees: still trees, from the same roots, in the same capacity, and no higher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.synth.forestcoll import tree_packing
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
-from jaxcoll.synth.forestcoll.height_reduction import Trees, rehang
+from jaxcoll.synth.forestcoll.height_reduction import Trees, reparent
 from jaxcoll.topologies import dgx1, mi250
 from jaxcoll.topology import Topology
 from tests.synth.forestcoll.networks import random_switched
@@ -49,7 +49,7 @@ def check(topology: Topology, order: int = 0) -> tuple[list[int], list[int]]:
     before, roots, high = load_and_heights(trees)
     assert all(before[pair] + spare[pair] == amount for pair, amount in capacity.items())
     kept = spare.copy()
-    lower, heights = rehang(spare, trees)
+    lower, heights = reparent(spare, trees)
     assert np.array_equal(spare, kept)
     load, same, low = load_and_heights(lower)
     assert low == heights.tolist()
@@ -83,7 +83,7 @@ def test_capacity_to_spare_is_used_up():
     chain = Trees(
         np.asarray([0]), np.asarray([2]), np.asarray([[0, 1, 2, 3]]), np.asarray([[-1, 0, 1, 2]])
     )
-    lower, heights = rehang(spare, chain)
+    lower, heights = reparent(spare, chain)
     load, roots, low = load_and_heights(lower)
     assert roots == {0: 2}
     assert low == heights.tolist() == [2, 2]

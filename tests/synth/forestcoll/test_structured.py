@@ -1,4 +1,4 @@
-"""Forests of known forms of networks: optimal, low, quick at 1024 ranks; others are left alone."""
+"""Forests of known forms of networks: optimal, low, fast at 1024 ranks; others are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ForestColl as a synthesizer: near the optimum in simulated time, and what it asks for."""
+"""ForestColl as a synthesizer: near the optimum in simulated time, and its requirements."""
 
 from __future__ import annotations
 
@@ -65,20 +65,20 @@ def test_derived_kinds_are_as_fast(kind):
     assert simulate(schedule, GB).time < 1.15 * best
 
 
-def test_quick_refuses_what_takes_long_and_nothing_else():
+def test_fast_refuses_networks_that_take_long_and_no_others():
     """By numbers alone, before any work: the same networks on any machine, each in a moment."""
-    quick = ForestColl(quick=True)
+    fast = ForestColl(fast=True)
     for topology in (ring_fc_switch(2, 4, 16), switch_2d(8, 16), torus(12, 12), mesh(4, 8)):
         collective = Collective("all_gather", topology.num_ranks, 2)
-        assert quick.synthesize(topology, collective) == ForestColl().synthesize(
+        assert fast.synthesize(topology, collective) == ForestColl().synthesize(
             topology, collective
         )
     for topology in (fat_tree(4, 4), mesh(12, 12), switch_2d(180, 2)):
         collective = Collective("all_gather", topology.num_ranks, 2)
-        with pytest.raises(TopologyError, match=r"quickly.*quick=False takes the time"):
-            quick.synthesize(topology, collective)
+        with pytest.raises(TopologyError, match=r"in seconds.*fast=False takes the time"):
+            fast.synthesize(topology, collective)
     with pytest.raises(TopologyError, match="ranks times links are up to"):
-        quick.synthesize(fully_connected(256), Collective("all_gather", 256))
+        fast.synthesize(fully_connected(256), Collective("all_gather", 256))
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
@@ -96,7 +96,7 @@ def test_trees_that_the_chunks_divide_into(chunks, k):
     schedule = ForestColl().synthesize(mi250(2), Collective("all_gather", 32, chunks))
     certificate = schedule.provenance.certificate
     assert certificate["k"] == k
-    reached = certificate["seconds a byte of shard"] == certificate["optimum"]
+    reached = certificate["seconds per byte of shard"] == certificate["optimum"]
     assert reached == (k == 83)
 
 

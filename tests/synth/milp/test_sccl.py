@@ -1,4 +1,4 @@
-"""SCCL: known optima, an exhaustive search as the oracle, and what it refuses."""
+"""SCCL: known optima, an exhaustive search as the oracle, and the errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def search(topology: Topology, collective: Collective, **fields) -> tuple[int, i
         (torus(4, 4), 1, 4, 4),
         (mesh(3, 3), 1, 4, 4),
         (star(5), 1, 2, 4),
-        # NVLinks bring 6 chunks a round: 7 k / 6 rounds at least, and two steps to the farthest.
+        # NVLinks bring 6 chunks per round: 7 k / 6 rounds at least, and two steps to the farthest.
         (dgx1(merged=True), 1, 2, 2),
         (dgx1(merged=True), 2, 2, 3),
     ],

@@ -1,4 +1,4 @@
-"""The step MILP: nothing is quicker where it says so, and its time is what is simulated."""
+"""The step MILP: nothing is faster where it says so, and its time is the simulated one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHERS = (
 )  # fmt: skip
 
 
-def quickest(topology: Topology, collective: Collective, **fields) -> Schedule:
+def fastest(topology: Topology, collective: Collective, **fields) -> Schedule:
     schedule = StepMilp(**fields).synthesize(topology, collective)
     verify(schedule)
     assert schedule.provenance.certificate["gap"] == 0.0
@@ -50,7 +50,7 @@ def quickest(topology: Topology, collective: Collective, **fields) -> Schedule:
 )
 def test_nothing_is_quicker_on_four_to_six_ranks(topology, chunks):
     collective = Collective("all_gather", topology.num_ranks, chunks)
-    schedule = quickest(topology, collective)
+    schedule = fastest(topology, collective)
     said = schedule.provenance.certificate
     assert said["exact"] is True
     # So many bytes that latency is lost among them.
@@ -76,7 +76,7 @@ def test_latency_counts_exactly(topology, kind, chunks):
     # A chunk takes as long as the latency of its link, or twice as long.
     size = 10**6 if not topology.alpha.any() else topology.alpha[0] * topology.bandwidth[0]
     nbytes = Fraction(str(size)) * 2 * int(collective.chunks_per_buffer[0])
-    schedule = quickest(topology, collective, nbytes=nbytes)
+    schedule = fastest(topology, collective, nbytes=nbytes)
     said = schedule.provenance.certificate
     time = simulate(schedule, nbytes).time
     assert said["exact"] is True
@@ -96,14 +96,14 @@ def test_latency_counts_exactly(topology, kind, chunks):
 @given(strategies.topologies(max_ranks=5, homogeneous=True), st.integers(1, 2))
 def test_equal_links_without_latency_are_steps(topology, chunks):
     collective = Collective("all_gather", topology.num_ranks, chunks)
-    said = quickest(topology, collective).provenance.certificate
+    said = fastest(topology, collective).provenance.certificate
     steps = Sccl(rounds=1).synthesize(topology, collective).provenance.certificate["steps"]
     assert said["ticks"] == steps
 
 
 def test_dgx1_gathers_in_half_the_time_of_its_diameter_in_single_links():
     # Two steps over single NVLinks; but single and double ones together need three half-steps.
-    said = quickest(dgx1(merged=True), Collective("all_gather", 8)).provenance.certificate
+    said = fastest(dgx1(merged=True), Collective("all_gather", 8)).provenance.certificate
     assert (said["ticks"], said["exact"]) == (3, True)
 
 
@@ -119,7 +119,7 @@ def test_dgx1_gathers_in_half_the_time_of_its_diameter_in_single_links():
 def test_forests_of_one_piece_come_close_on_boxes(topology):
     nbytes = 10**10
     collective = Collective("all_gather", topology.num_ranks)
-    schedule = quickest(topology, collective, nbytes=nbytes)
+    schedule = fastest(topology, collective, nbytes=nbytes)
     assert schedule.provenance.certificate["exact"] is False
     time = simulate(schedule, nbytes).time
     assert time >= cut_bound(topology, collective, nbytes).time

@@ -18,7 +18,7 @@ from tests import strategies
 
 
 def most_of_a_link(topology, chunks):
-    """Least seconds of an all_to_all of one byte a rank: all hops over all links."""
+    """Least seconds of an all_to_all of one byte per rank: all hops over all links."""
     n = topology.num_ranks
     return float(hop_distances(topology).sum() / n / topology.bandwidth.sum())
 
@@ -27,7 +27,7 @@ def most_of_a_link(topology, chunks):
     "topology", [torus(4, 4), torus(4, 4, 4), hypercube(4), ring(9)], ids=lambda t: t.name
 )
 def test_large_data_takes_what_hops_over_capacity_do(topology):
-    """On these every shortest path counts alike, and links can be loaded equally."""
+    """On these every shortest path counts equally, and links can be loaded equally."""
     schedule = synthesize(topology, "all_to_all", MinCongestion(nbytes=1e12), chunks=16)
     time = simulate(schedule, 1e12).time
     least = 1e12 * most_of_a_link(topology, 16)
@@ -44,7 +44,7 @@ def test_it_beats_routes_that_ignore_the_load(topology):
 
 @given(strategies.topologies(max_ranks=8, switches=True), st.sampled_from(["gather", "scatter"]))
 def test_little_data_takes_paths_of_least_latency(topology, kind):
-    """With next to no bytes a chunk's links add up to the least latency, by networkx."""
+    """With almost no bytes, a chunk takes the path of least latency, by networkx."""
     schedule = synthesize(topology, kind, MinCongestion(nbytes=1e-9), chunks=1)
     graph = nx.DiGraph()
     graph.add_nodes_from(range(topology.num_vertices))

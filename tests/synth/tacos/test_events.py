@@ -14,7 +14,7 @@ from jaxcoll.collective import KINDS, Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.timeline import Timeline
 from jaxcoll.synth.tacos.rules import RULES, rule_named
-from jaxcoll.synth.tacos.search import NO_LIMIT, Found, prices, read_network, search_by_events
+from jaxcoll.synth.tacos.search import NO_LIMIT, Found, read_network, search_by_events, send_times
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import fully_connected, mesh, ring, torus
 from jaxcoll.topology import Topology
@@ -44,9 +44,9 @@ TACOS = st.builds(
 
 def in_lockstep(tacos: Tacos, topology: Topology, collective: Collective) -> bool:
     """Whether the search counts steps and not time."""
-    quick_rule = tacos.rule in ("random", "downstream-need")
-    alike = topology.is_homogeneous and tacos.aggregate == 1
-    return alike and quick_rule and collective.kind in COPYING
+    basic_rule = tacos.rule in ("random", "downstream-need")
+    uniform = topology.is_homogeneous and tacos.aggregate == 1
+    return uniform and basic_rule and collective.kind in COPYING
 
 
 def run(tacos: Tacos, topology: Topology, collective: Collective, seed: int = 0) -> Timeline:
@@ -138,7 +138,7 @@ def test_meeting_the_ingress_bound_is_certified(case, tacos, seed):
 
 
 def test_the_quickest_link_is_matched_first():
-    """Of two parallel links the quick one carries the only chunk."""
+    """Of two parallel links the fast one carries the only chunk."""
     topology = Topology(2, [0, 0, 1], [1, 1, 0], [1e-6, 1e-6, 1e-6], [1e9, 4e9, 1e9])  # type: ignore[arg-type]
     timeline = run(Tacos(nbytes=8000), topology, Collective("broadcast", 2))
     assert timeline.exact_time == Fraction(1, 10**6) + Fraction(8000, 4 * 10**9)
@@ -149,18 +149,18 @@ def test_a_detour_over_quick_links_beats_a_slow_link():
     bandwidth = [1e9 if {u, v} == {0, 2} else 100e9 for u, v in zip(src, dst, strict=True)]
     topology = Topology(3, src, dst, [0.0] * 6, bandwidth)  # type: ignore[arg-type]
     timeline = run(Tacos(nbytes=3e6), topology, Collective("scatter", 3))
-    # Two chunks of 1 MB leave rank 0 by one quick link, the first of them two links far.
+    # Two chunks of 1 MB leave rank 0 by one fast link, the first of them two links far.
     assert timeline.exact_time == Fraction(2 * 10**6, 100 * 10**9)
 
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_a_pipeline_along_a_line(k):
-    """Broadcast along a line of slow and quick links: the slow one sets the pace."""
+    """Broadcast along a line of slow and fast links: the slow one sets the pace."""
     src, dst = [0, 1, 1, 2], [1, 0, 2, 1]
     topology = Topology(3, src, dst, [1e-6] * 4, [1e9, 1e9, 2e9, 2e9])  # type: ignore[arg-type]
     timeline = run(Tacos(nbytes=k * 10**4), topology, Collective("broadcast", 3, k))
-    slow, quick = Fraction(11, 10**6), Fraction(6, 10**6)
-    assert timeline.exact_time == k * slow + quick
+    slow, fast = Fraction(11, 10**6), Fraction(6, 10**6)
+    assert timeline.exact_time == k * slow + fast
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -203,22 +203,22 @@ def test_every_kind_on_unequal_links(kind):
 
 @given(cases(exact=False), TACOS, strategies.SEEDS)
 def test_below_a_limit_no_message_arrives_at_it_or_later(case, tacos, seed):
-    """What would arrive too late is left to a faster link; of equal chunks none does."""
+    """A chunk that would arrive too late is left to a faster link; of equal chunks none does."""
     topology, collective = case
     if all(len(group) == 1 for group in collective.groups):
         return
-    network, price = read_network(topology), prices(topology, collective, tacos.nbytes)
+    network, times = read_network(topology), send_times(topology, collective, tacos.nbytes)
 
     def search(limit: int) -> Found:
         return search_by_events(
-            network, collective, price, np.ones(topology.num_links, np.int64),
+            network, collective, times, np.ones(topology.num_links, np.int64),
             rule_named(tacos.rule), 1, np.random.default_rng(seed), limit,
         )  # fmt: skip
 
     free = search(NO_LIMIT)
     tight = search(free.cost)
     assert free.done
-    assert tight.cost < free.cost or price.serial.shape[1] > 1
+    assert tight.cost < free.cost or times.serial.shape[1] > 1
     if collective.kind in MOVING or all(len(g) == collective.num_ranks for g in collective.groups):
         # Nothing is sent in vain: a limit that the first search stays below changes nothing.
         assert search(free.cost + 1).cost == free.cost

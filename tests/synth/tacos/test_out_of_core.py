@@ -1,4 +1,4 @@
-"""Compact schedules: what is written, that it is proved by replay, and that a fault is named."""
+"""Compact schedules: their files, their proof by replay, and the errors that name a fault."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_chunk_that_does_not_exist_is_named(compact):
 
 
 def test_a_second_delivery_is_named(compact):
-    # Whatever arrives in the last step, replaced by what the sender had from the start.
+    # Whatever arrives in the last step, replaced by a chunk the sender had from the start.
     last = compact.step_ptr[-2]
     link = compact.links(compact.num_steps - 1)[0]
     own = changed(compact, "chunk", last, compact.topology.src[link])

@@ -1,4 +1,4 @@
-"""The patience of slow links: which ranks count, and what becomes of 3D-RFS."""
+"""Slow-link avoidance: the ranks that count, and its gain on 3D-RFS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxcoll.bounds import bound
 from jaxcoll.collective import Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.tacos.search import read_network
-from jaxcoll.synth.tacos.slow_links import quicker_ranks
+from jaxcoll.synth.tacos.slow_links import faster_ranks
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.topologies import mesh, ring_fc_switch
 from jaxcoll.verifier import verify
@@ -20,14 +20,14 @@ from tests import strategies
 
 
 @given(strategies.topologies(max_ranks=10), st.data())
-def test_quicker_ranks_are_those_with_a_shorter_way(topology, data):
+def test_faster_ranks_are_those_with_a_shorter_way(topology, data):
     costs = data.draw(st.lists(st.integers(1, 30), min_size=topology.num_links))
     cost = np.asarray(costs[: topology.num_links], np.int64)
     ends = list(zip(topology.src.tolist(), topology.dst.tolist(), cost.tolist(), strict=True))
     graph = nx.DiGraph()
-    for u, v, c in sorted(ends, key=lambda link: -link[2]):  # of parallel links, the quickest
+    for u, v, c in sorted(ends, key=lambda link: -link[2]):  # of parallel links, the fastest
         graph.add_edge(v, u, weight=c)
-    first, last, rank = quicker_ranks(read_network(topology), cost)
+    first, last, rank = faster_ranks(read_network(topology), cost)
     for link, (_, v, c) in enumerate(ends):
         way = nx.single_source_dijkstra_path_length(graph, v)
         slow = c > 2 * min(other for _, w, other in ends if w == v)
@@ -38,11 +38,11 @@ def test_quicker_ranks_are_those_with_a_shorter_way(topology, data):
 
 
 def test_at_most_so_many_ranks_count():
-    """A clique of quick links would give a slow one into it more ranks than are worth reading."""
+    """A clique of fast links would give a slow one into it more ranks than are worth reading."""
     topology = mesh(100, 2)
     cost = np.where(abs(topology.src - topology.dst) == 1, 10**4, 1)
     cost[topology.src % 2 == 1] = 1
-    first, last, _ = quicker_ranks(read_network(topology), cost.astype(np.int64))
+    first, last, _ = faster_ranks(read_network(topology), cost.astype(np.int64))
     assert (last - first).max() == 64
 
 

@@ -148,7 +148,7 @@ def test_downstream_need_takes_what_most_neighbours_lack(case, seed):
             u, v = int(topology.src[link]), int(topology.dst[link])
             into_v = {c for i, c in carried.items() if topology.dst[i] == v}
             need = {c: sum(c not in has[w] for w in near[v]) for c in has[u]}
-            # What no link brought was there to take when the link's turn came.
+            # Of the chunks that no other link brings, the link takes one that is needed most.
             assert all(need[chunk] >= need[c] for c in has[u] - has[v] - into_v)
 
 

@@ -57,7 +57,7 @@ def test_time_approaches_what_the_certificate_says(topology, kind):
     collective = Collective(kind, n, 384 if kind == "all_reduce" else 384 * n)
     schedule = Blink().synthesize(topology, collective)
     verify(schedule)
-    key = "seconds a byte" if kind == "all_reduce" else "seconds a byte of shard"
+    key = "seconds per byte" if kind == "all_reduce" else "seconds per byte of shard"
     steady = GB * Fraction(str(schedule.provenance.certificate[key]))
     assert steady <= simulate(schedule, GB).exact_time <= steady * Fraction(112, 100)
 
@@ -67,7 +67,7 @@ def test_trees_of_dgx1_are_as_many_as_its_lanes():
     # Six trees of 25 GB/s down, and as many up: over a link with a tree of each, half as fast.
     assert said["broadcast"]["k"] == 6
     assert Fraction(said["broadcast"]["optimum"]) == Fraction(1, 150 * GB)
-    assert Fraction(said["seconds a byte"]) == Fraction(1, 75 * GB)
+    assert Fraction(said["seconds per byte"]) == Fraction(1, 75 * GB)
 
 
 @pytest.mark.parametrize("topology", [dgx_a100(2), mi250(2, ranks=8)], ids=lambda t: t.name)
@@ -112,7 +112,7 @@ def test_what_it_is_not_defined_for_is_refused_by_name():
         Blink().synthesize(topology, Collective("all_gather", 6))
     with pytest.raises(CollectiveError, match="blink is defined for one group of all 6 ranks"):
         Blink().synthesize(topology, Collective("all_reduce", 6, 1, ((0, 1, 2), (3, 4, 5))))
-    with pytest.raises(CollectiveError, match="root 6 is no rank"):
+    with pytest.raises(CollectiveError, match="root 6 is not a rank"):
         Blink(root=6).synthesize(topology, Collective("all_reduce", 6))
     for fields in ({"root": -1}, {"degree": 0}, {"k": 1.5}, {"pieces": 0}):
         with pytest.raises(CollectiveError, match=next(iter(fields))):

@@ -1,0 +1,194 @@
+"""State of the matching by events: times, point-to-point chunks, the workspace and its heap."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numba as nb
+import numpy as np
+
+from jaxcoll.synth.tacos.bitset import bit_of
+from jaxcoll.synth.tacos.state import WORD, Holdings, Network, measure, place
+
+# Words in a block: the networks are smaller than those that run in lockstep.
+WORDS = 8
+BLOCK = WORD * WORDS
+
+
+class Costs(NamedTuple):
+    """The time that sends take, in ticks.
+
+    Attributes:
+        alpha: a message's latency, int64 of shape (links,).
+        serial: time that each chunk adds to its message, int64 of shape (links, sizes), above 0.
+        size: which size the chunk of each slot has, int32 of shape (slots,).
+        rate: chunks that a link carries in a fixed time, for comparison, int64 of shape (links,).
+        first, last, faster: slow-link avoidance (the rule patient): link i brings no chunk that one
+            of the ranks ``faster[first[i]:last[i]]`` has or is about to get, int64; see
+            ``slow_links``.
+    """
+
+    alpha: np.ndarray
+    serial: np.ndarray
+    size: np.ndarray
+    rate: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    faster: np.ndarray
+
+
+class PointToPoint(NamedTuple):
+    """Where point-to-point chunks may go; without blocks where chunks are copied.
+
+    Attributes:
+        onward: the chunks that each link brings nearer, bits of shape (blocks, links, WORDS).
+        target: the rank that wants the chunk of each slot, int32 of shape (slots,).
+        distance: from rank to rank, int64 of shape (ranks, ranks).
+    """
+
+    onward: np.ndarray
+    target: np.ndarray
+    distance: np.ndarray
+
+
+class Workspace(NamedTuple):
+    """Scratch of the search, the ranks that wait and the messages under way.
+
+    Attributes:
+        link, load, number, head: the idle links into the rank being matched, int64: the link, the
+            ticks its message takes, the number of its chunks, and the first of them.
+        slot, next: the chunks taken by these links: the slot, and the next chunk of the same link.
+        candidates, planes, carry: scratch of a block.
+        copies: how many ranks hold each slot or soon will, int32.
+        first, last: each link carries the sends ``first..last - 1``, int64; zeros.
+        times, events: heap of arrivals in ticks, and their links, int64 of shape (links,).
+        waiting, waits: ranks whose links are to be matched, and whether each rank is one.
+        random: state of the random generator, one uint64 above 0.
+    """
+
+    link: np.ndarray
+    load: np.ndarray
+    number: np.ndarray
+    head: np.ndarray
+    slot: np.ndarray
+    next: np.ndarray
+    candidates: np.ndarray
+    planes: np.ndarray
+    carry: np.ndarray
+    copies: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
+    waiting: np.ndarray
+    waits: np.ndarray
+    random: np.ndarray
+
+
+class Goal(NamedTuple):
+    """The end of a search, and how it gets there.
+
+    Attributes:
+        wanted: deliveries without which the postcondition does not hold.
+        rule: a number of ``rules.Rule``.
+        most: chunks that a message may carry.
+        limit: ticks to stay below. No link takes a chunk when even the smallest would arrive
+            later, which leaves the chunk to a faster link; the search is given up when nothing
+            faster can be found.
+    """
+
+    wanted: int
+    rule: int
+    most: int
+    limit: int
+
+
+class Sends(NamedTuple):
+    """Columns of the schedule: start in ticks, link and slot of every send."""
+
+    start: np.ndarray
+    edge: np.ndarray
+    slot: np.ndarray
+
+
+class Event(NamedTuple):
+    """One instant: ``count`` ranks wait, ``size`` arrivals are to come, ``sends`` were made.
+
+    ``block`` is the block at which all links start to look.
+    """
+
+    time: Any
+    count: Any
+    block: Any
+    size: Any
+    sends: Any
+
+
+# ---------------------------------------------------------------------- before the first event
+
+
+@nb.njit(cache=True, nogil=True)
+def place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Holdings):
+    """Fills empty ``Holdings`` and ``PointToPoint``, but for targets; returns how many chunks move.
+
+    Args:
+        cost: length of each link on a path, int64 above 0 of shape (links,).
+        holder: rank that has each chunk.
+        slot: slot of each chunk.
+    """
+    wanted = 0
+    for v in range(len(now.left)):
+        measure(net, cost, v, direct.distance[v])
+    now.left[:] = 1  # a rank may always get something to pass on
+    for c in range(len(slot)):
+        block, word, bit = place(slot[c], WORDS)
+        u, t = holder[c], direct.target[slot[c]]
+        if u == t:
+            continue
+        wanted += 1
+        now.have[block, u, word] |= bit
+        for link in range(net.out_ptr[u], net.out_ptr[u + 1]):
+            now.offer[link, block >> 6] |= bit_of(block)
+    for link in range(len(net.src)):
+        u, v = net.src[link], net.dst[link]
+        for s in range(len(slot)):
+            t = direct.target[s]
+            if direct.distance[v, t] + cost[link] == direct.distance[u, t]:
+                block, word, bit = place(s, WORDS)
+                direct.onward[block, link, word] |= bit
+    return wanted
+
+
+# ---------------------------------------------------------------------- arrivals
+
+
+@nb.njit(inline="always")
+def push(times, events, size, time, event):
+    """Adds an arrival to a binary heap in order of time; the new size."""
+    i = size
+    while i > 0:
+        parent = (i - 1) >> 1
+        if times[parent] <= time:
+            break
+        times[i], events[i] = times[parent], events[parent]
+        i = parent
+    times[i], events[i] = time, event
+    return size + 1
+
+
+@nb.njit(inline="always")
+def pop(times, events, size):
+    """Removes the first arrival; the new size."""
+    size -= 1
+    time, event = times[size], events[size]
+    i = 0
+    while 2 * i + 1 < size:
+        child = 2 * i + 1
+        if child + 1 < size and times[child + 1] < times[child]:
+            child += 1
+        if times[child] >= time:
+            break
+        times[i], events[i] = times[child], events[child]
+        i = child
+    times[i], events[i] = time, event
+    return size
