@@ -111,9 +111,7 @@ def planned(config: Config, model: ModelConfig) -> tuple[Problem, Plan]:
     return problem, solve_baseline(problem, model.strategy)
 
 
-def activation_collectives(
-    problem: Problem, result: Plan, nbytes: int
-) -> dict[str, Counter[str]]:
+def activation_collectives(problem: Problem, result: Plan, nbytes: int) -> dict[str, Counter[str]]:
     """Number of collectives of this many bytes along the model axis, by kind and by pass."""
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in (GATHER, SCATTER, EMBEDDING)}
     for reshard in result.cost.reshards:

@@ -261,7 +261,7 @@ class _Race:
     def finish(self, climbs: list[_Climb], whatever_it_takes: bool = False) -> None:
         """Try the fewest chunks of every candidate, then more of those that may still win.
 
-        The fast and the cheap come first: what they reach spares others.
+        The fast and the cheap come first: their times spare others.
 
         Args:
             whatever_it_takes: whether the fewest chunks are tried even where that is much work.

@@ -109,7 +109,7 @@ class Synthesizer(abc.ABC):
         return {f.name: _said(getattr(self, f.name)) for f in fields if f.compare}
 
     def solves(self, kind: str) -> bool:
-        """Whether ``solve`` makes schedules of a kind; what it does not make is derived."""
+        """Whether ``solve`` makes schedules of a kind; schedules of other kinds are derived."""
         return kind in self.kinds
 
     @final

@@ -54,7 +54,7 @@ def _parted(ports: Ports, upper: set[int]) -> tuple[dict[int, int], dict[int, in
 
 
 def transported(into: Ports, out: Ports) -> tuple[Pairing, dict[int, int], dict[int, int]]:
-    """As much as possible from some ports to others, evenly; and what is left of both."""
+    """As much as possible from some ports to others, evenly; and the rest of both."""
     most = min(sum(into.values()), sum(out.values()))
     if not most:
         return [], dict(into), dict(out)

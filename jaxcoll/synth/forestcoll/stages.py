@@ -87,7 +87,7 @@ def _counted(flow: TreeFlow) -> TreeFlow:
     """
     said = (
         f"{flow.num_trees} different trees that span all ranks, those of every rank as many as "
-        f"its shard asks for, no link over its bandwidth at {flow.check_load()} s a byte of shard"
+        f"its shard asks for, no link over its bandwidth at {flow.check_load()} s per byte of shard"
     )
     return dataclasses.replace(flow, certificate={**flow.certificate, "counted": said})
 
@@ -98,22 +98,22 @@ def _structured(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[Tr
     if moved is not None:
         yield moved
     if set(scaling.trees) == {scaling.k}:
-        yield from _on_rails(topology, scaling, quick)
+        yield from _on_rails(topology, scaling, fast)
     if topology.num_ranks > _SMALL:
-        yield from _by_boxes(topology, scaling, quick)
+        yield from _by_boxes(topology, scaling, fast)
 
 
-def _by_boxes(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
+def _by_boxes(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
     """Trees of boxes that trees enter once, boxes of boxes among them; not yet checked."""
 
     def pack(part: Topology, needed: Scaling) -> TreeFlow:
         found = next(packed_by_boxes(part, needed, pack), None)
-        return _packed(part, needed, guess=True, quick=quick) if found is None else found
+        return _packed(part, needed, guess=True, fast=fast) if found is None else found
 
     return packed_by_boxes(topology, scaling, pack)
 
 
-def _on_rails(topology: Topology, scaling: Scaling, quick: bool) -> Iterator[TreeFlow]:
+def _on_rails(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
     """Trees of equal boxes on rails, where the network can be seen as such; not yet checked."""
     for boxes in find_boxes(topology, scaling):
         needed = inner_scaling(boxes, scaling)
