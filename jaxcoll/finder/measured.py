@@ -110,7 +110,7 @@ def _diameter(size: int, offsets: tuple[int, ...]) -> int:
     moves = np.asarray([*offsets, *(-x for x in offsets)])
     while len(frontier):
         ahead = np.zeros(size, bool)
-        ahead[((frontier[:, None] + moves) % size).ravel()] = True
+        ahead[np.unique((frontier[:, None] + moves) % size)] = True
         frontier = np.flatnonzero(ahead & ~reached)
         reached[frontier] = True
         steps += len(frontier) > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from fractions import Fraction
+from typing import Any, cast
 
 import pytest
 from hypothesis import assume, given, settings
@@ -176,7 +177,7 @@ def test_saved_frontiers_that_are_not_what_was_saved_are_refused(tmp_path, chang
 
 
 def test_table_shows_the_paper_beside_the_frontier():
-    text = str(jc.finder.find(n=32, degree=4))
+    text = str(jc.finder.find(32, 4))
     assert "L(K4,4)" in text.split("paper:")[0]
     assert "0.0571" in text.split("paper:")[0]
     assert "DistReg(4,32)" in text.split("paper:")[1]
@@ -204,7 +205,7 @@ def test_winner_has_verified_schedules():
         (lambda: find(2**20, 4), "at most"),
         (lambda: find(8, 0), "degree"),
         (lambda: find(8, 4, links="twice"), "links"),
-        (lambda: find(8, 4, parallel=1), "parallel"),
+        (lambda: find(8, 4, parallel=cast(Any, 1)), "parallel"),
         (lambda: find(9, 3, links="both_ways"), "nearest degree"),
         (lambda: find(8, 4, rates=False).best(1e-6, 1e9), "all_reduce="),
         (lambda: find(8, 4, rates=False).best(1e-6, 1e9, all_reduce={0: 1}), "bytes"),

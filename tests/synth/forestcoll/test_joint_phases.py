@@ -62,6 +62,7 @@ def test_schedules_are_sound_with_any_number_of_chunks(topology, chunks):
         collective = Collective("all_reduce", topology.num_ranks, 2 * whole)
         schedule = joint_all_reduce(topology, collective, bound)
         verify(schedule)
+        assert bound.reached is not None
         assert bound.seconds <= steady_seconds(schedule) <= bound.reached
 
 

@@ -58,7 +58,7 @@ def product(first: Arcs, second: Arcs) -> Arcs:
 def line(graph: Arcs, times: int = 1) -> Arcs:
     for _ in range(times):
         _, tails, heads = graph
-        pairs = [(i, j) for i in range(len(tails)) for j in np.flatnonzero(tails == heads[i])]
+        pairs = [(i, j) for i in range(len(tails)) for j in np.flatnonzero(tails == heads[i]).tolist()]
         graph = arcs_of(len(tails), pairs)
     return graph
 
@@ -194,7 +194,7 @@ def test_bounds_meet_within_half_a_percent_at_1024_ranks(printed_for: str):
         (lambda: digraph_flow(3, np.array([0, 1]), np.array([1, 0])), "reach"),
         (lambda: digraph_flow(2, np.array([0, 1]), np.array([1])), "tails and heads"),
         (lambda: digraph_flow(2, np.array([0, 1]), np.array([1, 2])), "vertices"),
-        (lambda: digraph_flow(2, np.array([0, 1]), np.array([1, 0]), [1]), "capacity"),
+        (lambda: digraph_flow(2, np.array([0, 1]), np.array([1, 0]), [Fraction(1)]), "capacity"),
     ],
 )
 def test_bad_input_is_refused(call, message: str):
