@@ -56,8 +56,8 @@ def synthesize(
 
     What is not fixed is chosen by simulated time (link model "astra"): the synthesizer among all in
     the registry, and the chunks a shard among the counts that its entry there states. The same
-    arguments give the same schedule. Unequal shards are left to ``ForestColl``, the only one that is
-    defined for them.
+    arguments give the same schedule. Unequal shards are left to ``ForestColl``, the only one
+    that is defined for them.
 
     Args:
         collective: a kind, to be run with ``chunks``, ``groups`` and ``root``; or a ``Collective``,
