@@ -109,7 +109,7 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
 
 
 def _between_boxes(topology: Topology) -> Iterator[np.ndarray]:
-    """Switches that may lie between boxes, bool of shape (vertices,): the widest or the highest."""
+    """Switches that may join boxes, bool of shape (vertices,): the widest or the highest."""
     n, vertices = topology.num_ranks, topology.num_vertices
     degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
     hops = np.full(vertices, -1)
