@@ -45,7 +45,7 @@ class Memory:
         return self.inputs + self.saved + self.loop_resident + self.gradients + self.temporaries
 
     def fits(self, limit: float | None) -> bool:
-        """Whether the peak is within a limit in bytes; ``None`` is no limit."""
+        """Whether the peak is within a limit in bytes; ``None`` stands for no limit."""
         return limit is None or self.peak <= limit
 
 

@@ -26,7 +26,7 @@ CATEGORIES: tuple[Category, ...] = ("saved", "loop_resident", "gradients", "temp
 
 ReshardPhase = Literal["in_forward", "after_forward", "after_loop", "for_recompute"]
 
-Share = TypeVar("Share")
+Share = TypeVar("Share", covariant=True)
 """A number, or a variable of a program."""
 
 

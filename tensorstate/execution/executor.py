@@ -1,11 +1,11 @@
-"""One device of an applied plan: what it does, operator by operator.
+"""Interprets one device's share of a plan, operator by operator.
 
-What runs again waits for the last product before it, and so does what is gathered again; XLA would
-find otherwise that it has both already. Gathers on accelerators wait for the end of the forward
-pass only, so that they can overlap. XLA on CPU overlaps nothing, and runs whatever it can at once
-if a step has collectives, whatever memory that takes: there products run one after the other,
-gathers come when they are read, and what is reduced or turned about in the backward pass is so
-there.
+Recomputed operators and repeated all-gathers depend on the preceding matrix product; otherwise
+XLA's common-subexpression elimination would reuse the first result. On accelerators, gathers after
+the forward pass depend on its end only, so that they can overlap with compute. XLA on CPU overlaps
+nothing, and starts every operator as early as possible, whatever memory that takes. There, products
+depend on each other in order, gathers wait until their result is read, and reductions and
+transposes of the backward pass are materialized in it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, num_sha
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.rules.local_shard import LocalShard, MicrobatchSlice
 
-# What takes most of the time, and by which it is told.
+# Kinds of operators that take most of the time; execution is ordered by them.
 PRODUCTS = ("einsum", "window")
 
 
 class LocalExecutor:
-    """What one device does, traced: the copies of every tensor that it has in either era.
+    """Traces the execution of one device: its copies of every tensor in both passes.
 
     Args:
-        microbatch: of the loop over microbatches, for a device that runs that alone.
-        reshards: how tensors travel; by default as in the plan.
-        inputs: the tensors that are there at first.
+        microbatch: the microbatch, for an executor of the loop body.
+        reshards: the reshard plan of every tensor; by default that of the plan.
+        inputs: the tensors that exist at the beginning.
     """
 
     def __init__(
@@ -61,20 +61,18 @@ class LocalExecutor:
         self.inputs: dict[int, Copies] = dict(inputs or {})
         self.in_forward: dict[int, Copies] = {}
         self.after_forward: dict[int, Copies] = {}
-        self.pending: dict[int, Copies] = {}  # to travel when they are first read
-        self.last: jax.Array | None = None  # made by the operators so far
-        self.forward_done: list[jax.Array] | None = (
-            None  # the moment at which the forward pass ended
-        )
-        self.clock = Clock()  # ticks with every product, and as the forward pass ends
-        # The tick that all copies of a tensor in an era come after; 0 where it is not known.
+        self.pending: dict[int, Copies] = {}  # to be resharded at the first read
+        self.last: jax.Array | None = None  # the last result so far
+        self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
+        self.clock = Clock()  # ticks per matrix product, and at the end of the forward pass
+        # The tick after which all copies of a tensor in a pass are available; 0 if unknown.
         self.ready_at: dict[tuple[int, bool], int] = defaultdict(int)
         self._gradients: dict[tuple[int, Placements], jax.Array] = {}
         self._updates = _updates(self.graph)
         self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
 
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        """The results of a step, from the arguments, each in its state."""
+        """The local results of a step, from the local arguments."""
         self.take(leaves)
         if self.table.problem.microbatch_split is None:
             self.work(self.graph.operators)
@@ -83,7 +81,7 @@ class LocalExecutor:
         return tuple(map(last.result, self.graph.outputs))
 
     def after_loop(self, loop: MicrobatchLoop) -> LocalExecutor:
-        """The device as it has run the loop over microbatches, and what comes after it."""
+        """The executor after the microbatch loop and the operators that follow it."""
         before = {
             tensor: self.reshard(dict(copies), self.reshards[tensor].before_loop.steps)
             for tensor, copies in self.inputs.items()
@@ -105,7 +103,7 @@ class LocalExecutor:
         return last
 
     def work(self, operators: Sequence[Operator], after_forward: bool = False) -> None:
-        """Run operators in order; all of them in the second era if they are ``after_forward``."""
+        """Run operators in order; with ``after_forward``, all of them after the forward pass."""
         for operator in operators:
             in_forward = operator.phase == "forward" and not after_forward
             if not in_forward and self.forward_done is None:
@@ -113,7 +111,7 @@ class LocalExecutor:
             self.execute(operator, in_forward)
 
     def end_forward(self) -> None:
-        """What is kept is brought to where it is kept."""
+        """Reshard the saved tensors to their saved placements."""
         for tensor in tuple(self.pending):
             self.copies(tensor, in_forward=True)
         if self.last is not None:
@@ -121,7 +119,7 @@ class LocalExecutor:
         self.forward_done = self.clock.now if self.overlap else []
 
     def take(self, leaves: Sequence[jax.Array]) -> None:
-        """Arguments come in their states, constants whole. They travel when they are first read."""
+        """Load the local arguments and constants; they are resharded at their first read."""
         for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
             placements = self.table.produced_placements(tensor)
             self.inputs[tensor] = {placements: leaf.reshape(self.sizes(tensor, placements))}
@@ -131,20 +129,20 @@ class LocalExecutor:
             self.inputs[tensor] = {placements: local_shard(replicated, placements, self.mesh)}
 
     def sizes(self, tensor: int, placements: Placements) -> list[int]:
-        """A device's elements of every position, of all microbatches."""
+        """Local elements of every position, over all microbatches."""
         sizes = enumerate(self.table.traced.tensors[tensor].sizes)
         return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
     def era(self, in_forward: bool) -> dict[int, Copies]:
-        """The copies that are there in an era."""
+        """The copies in the forward pass, or after it."""
         return self.in_forward if in_forward else self.after_forward
 
     def put(self, tensor: int, made: jax.Array, ready_at: int, in_forward: bool) -> None:
-        """Note what was made: it travels once it is read, or at once after the forward pass."""
+        """Store a result: in the forward pass it is resharded when read, after it at once."""
         self.last = made
         self.ready_at[tensor, in_forward] = ready_at
         reshard = self.reshards.get(tensor)
-        if reshard is None:  # nothing but its own entity reads it
+        if reshard is None:  # only its own node reads it
             placements = self.table.produced_placements(tensor)
             self.era(in_forward)[tensor] = {placements: made}
         elif in_forward:
@@ -155,14 +153,14 @@ class LocalExecutor:
             )
 
     def reshard(self, copies: Copies, steps: Sequence[ReshardStep]) -> Copies:
-        """All copies, after moves that start where one is."""
+        """All copies after reshard steps, each of which starts from an existing copy."""
         for step in steps:
             x = copies[step.source]
             copies[step.target] = apply_reshard_step(step, x, self.mesh, self.collectives)
         return copies
 
     def copies(self, tensor: int, in_forward: bool) -> Copies:
-        """The copies of a tensor in an era; kept ones travel, others are made again, on demand."""
+        """The copies of a tensor in a pass, resharded or recomputed on demand."""
         if tensor in self.inputs and tensor not in self.in_forward:
             self.pending[tensor] = dict(self.inputs[tensor])
         if tensor in self.pending:
@@ -195,10 +193,10 @@ class LocalExecutor:
         ready_at: int,
         in_forward: bool,
     ) -> None:
-        """A tensor travels in an era, by collectives no sooner than it should.
+        """Reshard a tensor in a pass, by collectives that wait as long as the plan says.
 
         Args:
-            ready_at: the tick that all copies come after.
+            ready_at: the tick after which all copies are available.
         """
         if any(step.kind != "slice" for step in steps):
             there = [*copies.values()]
@@ -211,10 +209,10 @@ class LocalExecutor:
         self.ready_at[tensor, in_forward] = ready_at
 
     def copy(self, tensor: int, placements: Placements, in_forward: bool) -> jax.Array:
-        """The copy of a tensor in a state.
+        """The copy of a tensor in given placements.
 
-        It is there, but where two entities of a class read one tensor and one of them runs again:
-        a trip is the same for both.
+        It may be missing if two nodes of a class read one tensor and only one is recomputed, since
+        both share a reshard plan: then the tensor is resharded here.
         """
         there = self.copies(tensor, in_forward)
         if placements not in there:
@@ -228,14 +226,14 @@ class LocalExecutor:
         return there[placements]
 
     def is_recomputed(self, producer: int | None) -> bool:
-        """Whether an operator's entity runs again."""
+        """Whether an operator's node is recomputed."""
         return (
             producer is not None
             and self.table.positions[producer].node in self.table.recomputed_nodes
         )
 
     def execute(self, operator: Operator, in_forward: bool, recomputed: bool = False) -> None:
-        """Make what an operator makes of a device's blocks of its operands."""
+        """Run an operator on the local shards of its operands, and store its results."""
         wanted = [
             self.table.wanted(operator.index, k) or self.table.produced_placements(use.tensor)
             for k, use in enumerate(operator.operands)
@@ -267,7 +265,7 @@ class LocalExecutor:
         in_forward: bool,
         recomputed: bool,
     ) -> tuple[list[jax.Array], int]:
-        """Operands that wait as long as an operator should, and the tick that it comes after."""
+        """The operands behind the barriers that the operator needs, and the tick it depends on."""
         tensors, now = [use.tensor for use in operator.operands], self.clock.ticks
         ready_at = max((self.ready_at[tensor, in_forward] for tensor in tensors), default=0)
         pending = [
@@ -283,7 +281,7 @@ class LocalExecutor:
         loop_resident = self.clock.hold([arrays[k] for k in chosen])
         for k, x in zip(chosen, loop_resident, strict=True):
             arrays[k] = x
-        for k in pending:  # other readers find it there
+        for k in pending:  # shared with the other consumers
             copies = self.era(in_forward)[tensors[k]]
             copies[wanted[k]] = arrays[k]
             if len(copies) == 1:
@@ -291,9 +289,9 @@ class LocalExecutor:
         return arrays, now
 
     def waits(self, operator: Operator, tensor: int, recomputed: bool) -> bool:
-        """Whether an operand is there only once the backward pass has come this far.
+        """Whether an operand must not be available before this point of the backward pass.
 
-        What runs again itself needs no barrier of its own.
+        A recomputed operand needs no barrier: its own operands wait.
         """
         region, producer = operator.eqn.remat_region, self.graph.tensors[tensor].producer
         if not recomputed and region is None:
@@ -304,10 +302,10 @@ class LocalExecutor:
         return not (same or self.is_recomputed(producer))
 
     def gradient(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
-        """What an argument is updated by, once all else has read the argument.
+        """The gradient of an argument, after all other operators have read the argument.
 
-        The gradient of a kernel does not depend on what reads the kernel in the backward pass.
-        Unless one waits for the other XLA keeps a copy of the kernel from the step's beginning.
+        A weight's gradient does not depend on the backward operators that read the weight. Without
+        this dependency XLA copies the weight at the beginning of the step.
         """
         if (tensor, placements) not in self._gradients:
             made = [m for inputs in self._updates.get(tensor, ()) for m in self._made_of[inputs]]
@@ -315,7 +313,7 @@ class LocalExecutor:
         return self._gradients[tensor, placements]
 
     def shard(self, operator: Operator) -> LocalShard:
-        """The part of an operator's labels that this device has."""
+        """The shard of an operator's labels on this device."""
         strategy, labels = (
             self.table.strategy(operator.index),
             self.table.positions[operator.index].labels,
@@ -337,7 +335,7 @@ class LocalExecutor:
         return LocalShard(sizes, counts, indices, microbatch, batch)
 
     def result(self, out: Output) -> jax.Array:
-        """A result of the step, in the state in which it is returned."""
+        """A local result of the step, in its returned placements."""
         tensor, placements = out.view.tensor, self.table.returned(out)
         if tensor is None:
             return read(out.view, None, out.view.sizes)
@@ -351,11 +349,11 @@ class LocalExecutor:
         return read(out.view, x, local)
 
     def made(self, tensor: int, placements: Placements) -> jax.Array:
-        """A tensor as it is there at the end."""
+        """The final copy of a tensor in given placements."""
         if self.microbatch is not None and placements in self.in_forward.get(tensor, {}):
             return self.in_forward[tensor][placements]
         there = self.copies(tensor, in_forward=False)
-        if placements not in there:  # a PartitionSpec cannot say what is there
+        if placements not in there:  # no copy has a PartitionSpec
             replicated = next(s for s in there if min(s, default=0) >= REPLICATED)
             gathers = _gathers(replicated, self.graph.tensors[tensor].nbytes, self.mesh)
             there = self.reshard(dict(there), gathers)
@@ -363,7 +361,7 @@ class LocalExecutor:
 
 
 def _updates(graph: Graph) -> dict[int, set[int]]:
-    """What the backward pass makes for arguments that are replaced: the arguments, by gradient.
+    """By gradient, the arguments that it updates.
 
     A gradient reaches its argument's new value through operators on tensors of that size.
     """
@@ -387,7 +385,7 @@ def _updates(graph: Graph) -> dict[int, set[int]]:
 
 
 def _gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[ReshardStep]:
-    """The moves that replicate a tensor, the last cut first."""
+    """The all-gathers that replicate a tensor, the minor mesh axis first."""
     steps = []
     for axis in reversed(range(len(placements))):
         if placements[axis] != REPLICATED:

@@ -1,8 +1,8 @@
-"""Runs operators: on whole arrays, or on the blocks that one device has of them.
+"""Runs operators: on global arrays, or on the local shards of one device.
 
-A tensor is kept as an array with one dimension a position. An operator reads it as the traced
-equation did, by a transpose, a broadcast and a reshape, and its primitive is bound with whatever
-parameters name sizes set to those of the block.
+A tensor is stored as an array with one dimension per position. An operator reads it through its
+view: a transpose, a broadcast and a reshape, as in the traced equation. Its primitive is bound with
+size parameters of the local shard.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from tensorstate.rules.local_shard import LocalShard
 def run_operator(
     operator: Operator, arrays: Sequence[Any], shard: LocalShard, moment: Any = None
 ) -> list[Any]:
-    """What an operator makes of one device's blocks of its operands.
+    """The local results of an operator, from the local shards of its operands.
 
     Args:
-        arrays: an array for each of ``operator.operands``, one dimension a position.
+        arrays: an array for each of ``operator.operands``, one dimension per position.
         shard: the part of the operator's labels that the device has.
         moment: an array before which no zeros are made to scatter into; XLA would make them as the
             program begins, and keep them.
 
     Returns:
-        An array for each of ``operator.results``, one dimension a position.
+        An array for each of ``operator.results``, one dimension per position.
     """
     call = operator.eqn
     given = iter(arrays)
@@ -62,7 +62,7 @@ def read(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
     """An array of the traced program, read from its tensor.
 
     Args:
-        array: the tensor's, one dimension a position; ``None`` for a constant.
+        array: the tensor's, one dimension per position; ``None`` for a constant.
         sizes: for every dimension what it is the product of, on this device.
     """
     shape = [math.prod(one) for one in sizes]
@@ -80,7 +80,7 @@ def read(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
 
 
 def values_of(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
-    """All tensors of a graph, whole, from its arguments."""
+    """All tensors of a graph, as global arrays, from its arguments."""
     values: dict[int, Any] = {}
     for index, leaf in (*zip(graph.inputs, leaves, strict=True), *graph.constants):
         values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
@@ -93,7 +93,7 @@ def values_of(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
 
 
 def interpret(graph: Graph) -> Callable[..., Any]:
-    """The step that a graph stands for, on one device: what the traced function does."""
+    """The step of a graph on one device, with the signature of the traced function."""
 
     def step(*args):
         leaves, tree = jax.tree.flatten(args)

@@ -1,7 +1,7 @@
-"""The loop over microbatches on a device: what is cut for a turn, added up, and put together.
+"""The microbatch loop on a device: slices the batch, accumulates sums, concatenates results.
 
-The loop is a ``lax.scan``. Sums (and what else is read after the loop) ride in its carry; pieces
-that the step returns are stacked, and put together after it.
+The loop is a ``lax.scan``. Sums and other tensors that are read after the loop are in its carry.
+Microbatches of tensors that the step returns are stacked, and concatenated after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tensorstate.rules.local_shard import MicrobatchSlice
 
 Copies = dict[Placements, jax.Array]
 Where = tuple[int, Placements]
-"""A tensor in a state."""
+"""A tensor in given placements."""
 
 COMBINE: Mapping[int, Callable[[Any, Any], Any]] = {
     SUM: jnp.add,
@@ -37,10 +37,10 @@ COMBINE: Mapping[int, Callable[[Any, Any], Any]] = {
 
 
 class MicrobatchLoop:
-    """The loop of a plan.
+    """The microbatch loop of a plan.
 
     Args:
-        table: the states of all tensors, of a problem in microbatches.
+        table: the placements of all tensors of a problem with microbatches.
     """
 
     def __init__(self, table: PlacementTable):
@@ -55,7 +55,7 @@ class MicrobatchLoop:
         for operator, stage in pairs:
             (self.in_loop if stage == "loop" else self.after_loop).append(operator)
         inputs = [*graph.inputs, *(tensor for tensor, _ in graph.constants)]
-        # A device's part of the batch is cut, whatever its state: see ``MicrobatchSlice``.
+        # The local shard of the batch is sliced, whatever its placements: see ``MicrobatchSlice``.
         parts = [
             self._devices(t, table.produced_placements(t))
             for t in inputs
@@ -64,16 +64,16 @@ class MicrobatchLoop:
         self.batch_shards = math.lcm(*parts)
 
     def batch_placement(self, tensor: int) -> int:
-        """What a tensor is over time."""
+        """The placement of a tensor along the loop."""
         return self.microbatch_split.batch_placements[tensor]
 
     def _devices(self, tensor: int, placements: Placements) -> int:
-        """Among how many devices the batch of a tensor is shared out."""
+        """Number of shards of a tensor's batch dimension."""
         return num_shards(placements, self.batch_placement(tensor), self.mesh)
 
     @property
     def uses_after_loop(self) -> list[Where]:
-        """What is read after the loop, but for inputs."""
+        """The tensors that are read after the loop, without inputs."""
         found = []
         for tensor, reshard in self.table.reshards.items():
             group = self.table.problem.tensor_groups[reshard.group]
@@ -83,7 +83,7 @@ class MicrobatchLoop:
 
     @property
     def returned(self) -> list[Where]:
-        """The pieces that the step returns."""
+        """The tensors that the step returns split into microbatches."""
         outputs = self.table.graph.outputs
         return list(
             dict.fromkeys(
@@ -94,7 +94,7 @@ class MicrobatchLoop:
         )
 
     def reshards(self) -> dict[int, ReshardPlan]:
-        """How tensors travel after the loop."""
+        """The reshard plans after the loop."""
         tensor_groups = self.table.problem.tensor_groups
         return {
             tensor: dataclasses.replace(
@@ -108,9 +108,10 @@ class MicrobatchLoop:
     def inputs(
         self, before: Mapping[int, Copies], microbatch: MicrobatchSlice
     ) -> dict[int, Copies]:
-        """The inputs of a turn: pieces of the batch, and what is there all through the loop.
+        """The inputs of a microbatch: slices of the batch, and loop-resident copies.
 
-        What travels in every turn waits for it, or XLA would have it travel once.
+        An input that is resharded in every microbatch depends on the loop index; otherwise XLA
+        would hoist the collectives out of the loop.
         """
         found = {}
         for tensor, copies in before.items():
@@ -137,15 +138,15 @@ class MicrobatchLoop:
     def run(
         self, body: Callable[[MicrobatchSlice], Callable[[int, Placements], jax.Array]]
     ) -> dict[int, Copies]:
-        """What is there after the loop.
+        """The tensors after the loop.
 
         Args:
-            body: a turn; it gives what there is of a tensor in a state at its end.
+            body: the body of the loop; it returns a function that gives a tensor's final copy.
         """
         dtypes = {
             tensor: self.table.graph.tensors[tensor].dtype for tensor, _ in self.uses_after_loop
         }
-        # Keys are no numbers to start from.
+        # Random keys cannot be accumulated from zero.
         keys = [
             w for w in self.uses_after_loop if jnp.issubdtype(dtypes[w[0]], jax.dtypes.extended)
         ]

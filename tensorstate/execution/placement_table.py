@@ -1,4 +1,4 @@
-"""In which state every tensor of a plan is made, read and returned, and what that is to JAX."""
+"""The placements in which every tensor of a plan is produced, read and returned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tensorstate.problem.strategies import Strategy
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodePosition:
-    """Where an operator stands: its entity, that entity's class, and its number among members."""
+    """The position of an operator: its node, the node's class, and its number among members."""
 
     node: int
     class_id: int
@@ -28,7 +28,7 @@ class NodePosition:
 
 
 class PlacementTable:
-    """The states of all tensors: as made, as read, as returned."""
+    """The placements of all tensors: produced, read, and returned."""
 
     def __init__(self, problem: Problem, decisions: Decisions, cost: Cost):
         self.problem, self.graph, self.mesh = problem, problem.graph, problem.mesh
@@ -47,11 +47,11 @@ class PlacementTable:
         self._given = {e.tensor: e for e in self.graph.nodes if e.tensor is not None}
 
     def strategy(self, operator: int) -> Strategy:
-        """An operator's way, in its entity's labels."""
+        """An operator's strategy, in the labels of its node."""
         return self.strategies[self.positions[operator].class_id]
 
     def produced_placements(self, tensor: int) -> Placements:
-        """The state in which a tensor is made or given."""
+        """The placements in which a tensor is produced, or given as an input."""
         producer = self.graph.tensors[tensor].producer
         if producer is None:
             inputs = self._given[tensor]
@@ -66,7 +66,7 @@ class PlacementTable:
         )
 
     def wanted(self, operator: int, operand: int) -> Placements | None:
-        """The state in which an operand is read; ``None`` for what its own entity just made."""
+        """The placements in which an operand is read; ``None`` for a result of its own node."""
         edge = self._edges.get((operator, operand))
         if edge is None:
             return None
@@ -84,7 +84,7 @@ class PlacementTable:
         return View(tensor, dims, sizes, t.dtype)
 
     def returned(self, out: Output) -> Placements:
-        """The state in which a result is returned: that of what it replaces, or what is there."""
+        """The placements of a returned result: those of the argument it replaces, or its own."""
         replicated = (REPLICATED,) * len(self.mesh.sizes)
         tensor = out.view.tensor
         if tensor is None:
@@ -102,7 +102,7 @@ class PlacementTable:
         return next(fitting, replicated)
 
     def at_end(self, tensor: int) -> list[Placements]:
-        """The states in which a tensor is there at the end."""
+        """The placements of a tensor's copies at the end of the step."""
         reshard, group = (
             self.reshards[tensor],
             self.problem.tensor_groups[self.reshards[tensor].group],
@@ -122,7 +122,7 @@ class PlacementTable:
 def placements_through_view(
     source: View, placements: Placements, target: View
 ) -> Placements | None:
-    """The state of a tensor of one view that cuts its array as another view's does its own."""
+    """Placements of a second view that shard its array as given placements shard the first."""
     here = [p for dimension in source.positions for p in dimension]
     there = [p for dimension in target.positions for p in dimension]
     if source.sizes != target.sizes or None in there:
@@ -133,13 +133,13 @@ def placements_through_view(
 
 
 def to_partition_spec(view: View, placements: Placements, mesh: MeshShape) -> PartitionSpec | None:
-    """How a state cuts an array; ``None`` if it has partial values or cuts a minor part."""
+    """The ``PartitionSpec`` of placements; ``None`` if they are partial or shard a minor factor."""
     if min(placements, default=0) < REPLICATED:
         return None
     dimensions = []
     for positions, sizes in zip(view.positions, view.sizes, strict=True):
         names: list[str] = []
-        replicated = True  # whether all that is major to a position is cut into single elements
+        replicated = True  # whether all major factors are fully sharded
         for position, size in zip(positions, sizes, strict=True):
             cuts = [n for n, e in zip(mesh.names, placements, strict=True) if e == position]
             if cuts and not replicated:

@@ -1,7 +1,7 @@
-"""What a compiled step does, beside what was predicted: bytes of collectives, and memory.
+"""Compares the collectives and the memory of a compiled step with the prediction.
 
-The collectives are read from the compiled program's HLO. XLA may have joined several, so arrays
-are counted: one that two collectives would carry is one of each.
+The collectives are read from the compiled program's HLO. XLA may combine several collectives into
+one with several arrays, so arrays are counted instead of instructions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = {
     "ragged-all-to-all": "all_to_all",
     "collective-permute": "permute",
 }
-# What ends or continues something that has been counted where it starts.
+# Asynchronous collectives are counted at their start; these suffixes continue or end them.
 _LATER = ("-done", "-update")
 
 
@@ -37,11 +37,11 @@ class HloCollective(NamedTuple):
     """A collective of a compiled program.
 
     Attributes:
-        kind: as in ``states.ReshardStep``; "permute" for what schedules are made of.
-        axes: the mesh axes along whose lines its groups lie; ``None`` where they lie otherwise.
-        arrays: how many it carries.
-        nbytes: of the larger of a device's buffers, of all of them.
-        times: how often it runs in a step.
+        kind: as in ``ReshardStep``; "permute" for the rounds of a schedule.
+        axes: the mesh axes that its replica groups span; ``None`` for other groups.
+        arrays: number of arrays.
+        nbytes: bytes of all arrays, of the larger of a device's buffers.
+        times: executions per training step.
     """
 
     kind: str
@@ -53,11 +53,11 @@ class HloCollective(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HloCollectives:
-    """What a compiled program communicates.
+    """The collectives of a compiled program.
 
     Attributes:
-        collectives: in the order in which they run. Those of one device are left out.
-        unknown_loops: loops of which the text does not say how often they run, counted once.
+        collectives: in execution order, without those of a single device.
+        unknown_loops: number of loops with unknown trip count, whose body is counted once.
     """
 
     collectives: tuple[HloCollective, ...]
@@ -67,7 +67,7 @@ class HloCollectives:
 def read_hlo(text: str, mesh: MeshShape) -> HloCollectives:
     """The collectives of a program, as ``jax.stages.Compiled.as_text()`` gives it.
 
-    Branches are all counted, since which of them run depends on data.
+    All branches of conditionals are counted, since the taken branch depends on data.
 
     Args:
         text: HLO.
@@ -75,7 +75,7 @@ def read_hlo(text: str, mesh: MeshShape) -> HloCollectives:
             fastest.
 
     Raises:
-        FormatError: a text that is no HLO, or groups in a spelling that is not known.
+        FormatError: the text is not HLO, or has replica groups in an unknown notation.
         PlanError: the program is for another number of devices.
     """
     module = parse(text)
@@ -90,7 +90,7 @@ def read_hlo(text: str, mesh: MeshShape) -> HloCollectives:
 
 
 class _HloWalker:
-    """Goes through a module, loops as often as they run."""
+    """Visits all instructions of a module, the body of a loop with its trip count."""
 
     def __init__(self, module: Module, mesh: MeshShape):
         self.module, self.mesh = module, mesh
@@ -135,7 +135,7 @@ class _HloWalker:
         return next((axes for axes, lines in self.lines.items() if lines == wanted), None)
 
     def _permuted(self, i: Instruction) -> tuple[int, ...] | None:
-        """The axes along which a permute sends: the fewest whose lines have both ends."""
+        """The fewest mesh axes along which every pair of a permute communicates."""
         text = (i.attribute("source_target_pairs") or "{}").strip("{}")
         pairs = [frozenset(map(int, pair.split(","))) for pair in text.split("},{") if pair]
         for axes, lines in self.lines.items():
@@ -174,13 +174,13 @@ class Row(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether as many bytes are moved as was predicted."""
+        """Whether the compiled bytes are the predicted ones."""
         return self.predicted_bytes == self.compiled_bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class HloComparison:
-    """What was predicted beside what was compiled.
+    """The prediction beside the compiled program.
 
     Attributes:
         rows: by kind and axes.
@@ -199,7 +199,7 @@ class HloComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether every kind moves along every axis as many bytes as was predicted."""
+        """Whether the bytes agree for every kind of collective and mesh axis."""
         return not self.unknown_loops and all(row.agrees for row in self.rows)
 
     def __str__(self) -> str:
@@ -228,13 +228,13 @@ def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost)
     """A compiled step beside its prediction.
 
     Args:
-        compiled: of what ``apply`` gives, with ``collectives.native``: schedules are made of
-            permutes, which no prediction counts.
+        compiled: the step of ``Plan.apply(collectives=lax_collectives)``, compiled. Schedules
+            compile to permutes, which cannot be matched.
         mesh: the device mesh.
         cost: the prediction.
 
     Raises:
-        FormatError: a compiler that does not show its HLO, or in spellings that are not known.
+        FormatError: a compiler that does not show its HLO, or shows it in an unknown notation.
         PlanError: a program for another number of devices.
     """
     program = read_hlo(compiled.as_text() or "", mesh)

@@ -1,4 +1,4 @@
-"""The names that people use for what a plan does, read off its decisions."""
+"""The established names of a plan's parallelism, per mesh axis, read off its decisions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tensorstate.cost.decisions import Decisions
 from tensorstate.problem.baselines import Baselines, is_parameter
 from tensorstate.problem.problem import Problem
 
-# Of the work or bytes in question at least this share is as a name says.
+# A name applies if at least this share of the FLOPs or bytes follows it.
 MIN_SHARE = 0.5
 
 
 def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> dict[str, list[str]]:
-    """For every mesh axis the strategies that a plan follows there; none where it replicates."""
+    """By mesh axis, the parallelisms that a plan follows; an empty list where it replicates."""
     baselines = Baselines(problem)
     return {
         name: _parallelisms(problem, decisions, cost, baselines, axis)
@@ -30,7 +30,7 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in found.items() if names]
     recomputed_nodes = len(cost.recomputed_nodes)
     if recomputed_nodes:
-        parts.append(f"recompute of {recomputed_nodes} entities")
+        parts.append(f"{recomputed_nodes} operators recomputed")
     if problem.microbatches > 1:
         parts.append(f"{problem.microbatches} microbatches")
     return " + ".join(parts) or "replicated"
@@ -64,7 +64,7 @@ def _share(work: Mapping[int | None, float], factors: frozenset[int]) -> float:
 def work_by_factor(
     problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
 ) -> dict[int | None, float]:
-    """Floating-point operations of the forward pass's products by the factor that an axis cuts."""
+    """FLOPs of matrix products in the forward pass, by the factor that a mesh axis shards."""
     found: dict[int | None, float] = defaultdict(float)
     for class_id, strategy in enumerate(decisions.strategies):
         node = problem.node(class_id)
@@ -78,7 +78,7 @@ def work_by_factor(
 
 
 def expert_factors(problem: Problem) -> frozenset[int]:
-    """Factors that a product of a parameter carries along like a batch: one weight an expert."""
+    """Batch factors of a product with a parameter: every expert has its own weight."""
     found = set()
     tensors = problem.graph.tensors
     for operator in problem.graph.operators:
@@ -95,7 +95,7 @@ def expert_factors(problem: Problem) -> frozenset[int]:
 
 
 def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
-    """DDP or one of ZeRO's stages, by what of the state is sharded along the axis."""
+    """DDP or a stage of ZeRO, by the inputs that are sharded along the axis."""
     if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
         copies = sum(
             reshard.multiplicity
@@ -103,7 +103,7 @@ def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int
             if problem.tensor_groups[reshard.group].is_input
             and (reshard.saved or reshard.loop_resident) is not None
         )
-        # Copies that stay for the backward pass take the memory that ZeRO-3 saves.
+        # Copies saved for the backward pass take the memory that ZeRO-3 avoids.
         return "ZeRO-2 (parameters gathered once)" if copies else "ZeRO-3 (FSDP)"
     if _sharded(problem, decisions, "optimizer", axis) >= MIN_SHARE:
         return "ZeRO-2"

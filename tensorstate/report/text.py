@@ -1,4 +1,4 @@
-"""Plans in words: what every tensor's state is, what is sent, what takes memory and time."""
+"""Plans as text: placements of every tensor, collectives, memory and time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = {SUM: "partial sum", MAX: "partial max", MIN: "partial min"}
 
 
 def format_placements(problem: Problem, tensor: Tensor, placements: Placements) -> str:
-    """A state as a ``PartitionSpec`` of the array, partial entries named behind it."""
+    """Placements as a ``PartitionSpec`` of the array, followed by the partial axes."""
     axes = problem.mesh.names
     dims = tensor.array_dims or tuple((p,) for p in range(len(tensor.sizes)))
     parts = []
@@ -34,7 +34,7 @@ def format_placements(problem: Problem, tensor: Tensor, placements: Placements) 
 
 
 def common_name(names: Sequence[str]) -> str:
-    """One name for tied tensors: parts that differ become ``*``."""
+    """One name for the tensors of a group: parts that differ become ``*``."""
     parts = [name.split("/") for name in names]
     if len({len(part) for part in parts}) > 1:
         return f"{names[0]} and others"
@@ -90,19 +90,21 @@ def _memory(problem: Problem, found: SearchResult, limit: float | None) -> list[
     room = limit if limit is not None and math.isfinite(limit) else problem.hardware.memory
     filled = min(1.0, memory.peak / room)
     bar = "#" * round(30 * filled) + "." * (30 - round(30 * filled))
-    over = "" if memory.peak <= room else " (too much)"
+    over = "" if memory.peak <= room else " (exceeds the limit)"
     loop_resident = (
-        f"held through the loop {size(memory.loop_resident)}, " if problem.microbatches > 1 else ""
+        f"resident through the loop {size(memory.loop_resident)}, "
+        if problem.microbatches > 1
+        else ""
     )
     return [
         f"memory: [{bar}] {size(memory.peak)} of {size(room)}{over}: inputs {size(memory.inputs)}, "
-        f"kept {size(memory.saved)}, {loop_resident}gradients {size(memory.gradients)}, "
-        f"work {size(memory.temporaries)}"
+        f"saved {size(memory.saved)}, {loop_resident}gradients {size(memory.gradients)}, "
+        f"temporaries {size(memory.temporaries)}"
     ]
 
 
 def _replicated(problem: Problem) -> list[str]:
-    """What could not be sharded because nothing is known about it."""
+    """Operators that are replicated because no sharding rule is known."""
     return [
         f"replicated for want of a rule: {name}"
         + (f" x {len(operators)}" if operators[1:] else "")
@@ -132,7 +134,7 @@ def _inputs(problem: Problem, found: SearchResult) -> list[str]:
         if rows:
             total = sum(-row[0] for row in rows)
             here = sum(row[3] for row in rows)
-            lines.append(f"{role}: {size(total)}, {size(here)} a device")
+            lines.append(f"{role}: {size(total)}, {size(here)} per device")
             lines += [f"  {name:44} {text}" for _, name, text, _ in sorted(rows)[:16]]
             if len(rows) > 16:
                 lines.append(f"  and {len(rows) - 16} smaller ones")
@@ -146,14 +148,14 @@ def _activations(problem: Problem, found: SearchResult) -> list[str]:
         phase = problem.node(group.class_id).phase
         if group.is_input:
             if reshard.loop_resident is not None:
-                groups["gathered copies held through all microbatches"].append(reshard)
+                groups["gathered copies resident through the microbatch loop"].append(reshard)
             elif reshard.saved is not None:
-                groups["gathered copies kept for the backward pass"].append(reshard)
+                groups["gathered copies saved for the backward pass"].append(reshard)
         elif phase == "forward":
             if reshard.is_recomputed:
-                groups["activations made again in the backward pass"].append(reshard)
+                groups["activations recomputed in the backward pass"].append(reshard)
             elif reshard.saved is not None:
-                groups["activations kept for the backward pass"].append(reshard)
+                groups["activations saved for the backward pass"].append(reshard)
         elif phase == "backward" and any(
             d.class_id is not None and problem.node(d.class_id).phase == "optimizer"
             for d in group.consumer_classes
@@ -174,19 +176,21 @@ def _activations(problem: Problem, found: SearchResult) -> list[str]:
             nbytes = reshard.multiplicity * problem.local_bytes(group, placements)
             total += nbytes
             bytes_by_placements[_by_factor(problem, reshard, placements)] += nbytes
-        lines.append(f"{name}: {sum(t.multiplicity for t in reshards)}, {size(total)} a device")
+        lines.append(f"{name}: {sum(t.multiplicity for t in reshards)}, {size(total)} per device")
         best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])[:4]
         lines += [f"  {size(nbytes):>9} {text}" for text, nbytes in best]
     return lines
 
 
 def _by_factor(problem: Problem, reshard: ReshardPlan, placements: Placements) -> str:
-    """A state in words that do not depend on the order of dimensions."""
+    """Placements in words that do not depend on the order of dimensions."""
     group, axes = problem.tensor_groups[reshard.group], problem.mesh.names
     parts = []
     for axis, placement in enumerate(placements):
         if placement >= 0:
-            parts.append(f"{axes[axis]} cuts a factor of {group.sizes[placement]}")
+            parts.append(
+                f"sharded over {axes[axis]} along a factor of size {group.sizes[placement]}"
+            )
         elif placement < REPLICATED:
             parts.append(f"{WORDS[placement]} over {axes[axis]}")
     return ", ".join(parts) or "replicated"
@@ -210,7 +214,7 @@ def _collectives(problem: Problem, found: SearchResult) -> list[str]:
 
 
 def explain(problem: Problem, found: SearchResult, name: str) -> str:
-    """The life of one tensor: its state, who reads it in which, and what that costs.
+    """One tensor: its placements, how it is resharded, its consumers, and the cost.
 
     Raises:
         PlanError: no tensor has the name.
@@ -245,7 +249,7 @@ def explain(problem: Problem, found: SearchResult, name: str) -> str:
         eras = (
             ("before the microbatches", reshard.before_loop),
             (f"forward{times}", reshard.in_forward),
-            (f"after it{times}", reshard.after_forward),
+            (f"backward{times}", reshard.after_forward),
             ("after the microbatches", reshard.after_loop),
         )
         for era, tree in eras:

@@ -1,4 +1,4 @@
-"""A plan as a web page: the graph layer by layer, every entity coloured by its state.
+"""A plan as a web page: the graph layer by layer, every node coloured by its strategy.
 
 The page is one file without scripts from elsewhere; names from the model are escaped.
 """
@@ -56,7 +56,7 @@ def page(
 
 
 def _table(title: str, rows: list[str]) -> list[str]:
-    head = "<tr><th>what</th><th>state</th><th>work</th><th>where in the model</th></tr>"
+    head = "<tr><th>operators</th><th>placements</th><th>work</th><th>where in the model</th></tr>"
     return [f"<h2>{escape(title)}</h2><table>{head}", *rows, "</table>"]
 
 
@@ -71,21 +71,21 @@ def _in_phase(problem: Problem, phase: str) -> list[int]:
     return sorted(chosen, key=lambda g: problem.node(g).index)
 
 
-def way_text(problem: Problem, strategy: Strategy) -> str:
-    """A way in words: what each axis does."""
+def strategy_text(problem: Problem, strategy: Strategy) -> str:
+    """A strategy in words, per mesh axis."""
     names = problem.mesh.names
     parts = []
     for name, placement in zip(names, strategy, strict=True):
         if placement >= 0:
-            parts.append(f"{name}: cut")
+            parts.append(f"{name}: sharded")
         elif placement < REPLICATED:
             parts.append(f"{name}: partial")
     return ", ".join(parts) or "replicated"
 
 
 def _colours(problem: Problem, found: SearchResult) -> dict[str, str]:
-    """A colour for every way of cutting, light enough for black letters."""
-    texts = sorted({way_text(problem, strategy) for strategy in found.decisions.strategies})
+    """A colour per kind of strategy, light enough for black letters."""
+    texts = sorted({strategy_text(problem, strategy) for strategy in found.decisions.strategies})
     step = 1 / max(1, len(texts))
     found_colours = {}
     for i, text in enumerate(texts):
@@ -101,7 +101,7 @@ def _input_row(
 ) -> str:
     tensor = problem.traced.tensors[problem.node(class_id).tensor or 0]
     strategy = found.decisions.strategies[class_id]
-    colour = colours[way_text(problem, strategy)]
+    colour = colours[strategy_text(problem, strategy)]
     multiplicity = problem.multiplicity(class_id)
     name = tensor.name + (f" and {multiplicity - 1} like it" if multiplicity > 1 else "")
     placements = format_placements(problem, tensor, strategy)
@@ -114,7 +114,7 @@ def _input_row(
 
 def _row(problem: Problem, found: SearchResult, class_id: int, colours: dict[str, str]) -> str:
     node, strategy = problem.node(class_id), found.decisions.strategies[class_id]
-    colour = colours[way_text(problem, strategy)]
+    colour = colours[strategy_text(problem, strategy)]
     operators = [problem.graph.operators[m.operator] for m in node.members]
     multiplicity = problem.multiplicity(class_id)
     times = f" x {multiplicity}" if multiplicity > 1 else ""
@@ -124,7 +124,7 @@ def _row(problem: Problem, found: SearchResult, class_id: int, colours: dict[str
     recomputed = sum(
         index in found.cost.recomputed_nodes for index in problem.graph.node_classes[class_id]
     )
-    recomputed_nodes = f", {recomputed} made again" if recomputed else ""
+    recomputed_nodes = f", {recomputed} recomputed" if recomputed else ""
     flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
     work = (
         f"{flops:.3g} flop"
@@ -140,11 +140,11 @@ def _row(problem: Problem, found: SearchResult, class_id: int, colours: dict[str
 
 
 def _cuts(problem: Problem, node: Node, strategy: Strategy) -> str:
-    """What each axis cuts, by the label's size."""
+    """The label that each mesh axis shards, by its size."""
     parts = []
     for name, placement in zip(problem.mesh.names, strategy, strict=True):
         if placement >= 0:
-            parts.append(f"{name} cuts {node.sizes[placement]}")
+            parts.append(f"{name} shards {node.sizes[placement]}")
         elif placement < REPLICATED:
             parts.append(f"partial over {name}")
     return ", ".join(parts) or "replicated"

@@ -12,7 +12,7 @@ from scipy.sparse import csr_matrix
 
 from jaxcoll.numerics import highs
 
-# To which costs are scaled for the interior-point method.
+# Largest cost after scaling for the interior-point method.
 LARGEST_COST = 1e5
 
 Terms = Iterable[tuple[int, float]]
@@ -24,13 +24,13 @@ Progress = Callable[[float, float, float], None]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Solution:
-    """What the solver found.
+    """The outcome of a solve.
 
     Attributes:
         status: "optimal", "infeasible", or "limit" when time ran out.
-        values: of the variables; empty without a feasible point.
-        objective: of these values.
-        bound: no feasible point has a smaller objective.
+        values: values of the variables; empty without a feasible point.
+        objective: objective of these values.
+        bound: lower bound of the objective.
     """
 
     status: str
@@ -40,7 +40,7 @@ class Solution:
 
 
 class LinearProgram:
-    """A program in the making: minimize costs under rows ``low <= terms <= high``."""
+    """A program built step by step: minimize costs subject to ``low <= terms <= high``."""
 
     def __init__(self) -> None:
         self._costs, self._low, self._high = array("d"), array("d"), array("d")
@@ -70,11 +70,11 @@ class LinearProgram:
         """A new variable, by number.
 
         Args:
-            cost: of one of it.
-            low, high: what it may be.
-            integer: whether it has to be one.
-            implied_upper: what it is at most in some best solution, whatever is allowed: with it
-                ``relax`` proves a bound.
+            cost: cost per unit.
+            low, high: bounds.
+            integer: whether it is integral.
+            implied_upper: an upper bound that some optimal solution satisfies; it makes the dual
+                bound of the relaxation finite.
         """
         self._costs.append(cost)
         self._low.append(low)
@@ -84,7 +84,7 @@ class LinearProgram:
         return len(self._costs) - 1
 
     def add_fraction(self) -> int:
-        """A new variable for a part of something: in some best solution at most all of it."""
+        """A new variable for a share, at most 1 in some optimal solution."""
         return self.add_variable(implied_upper=1.0)
 
     def add_cost(self, variable: int, cost: float) -> None:
@@ -92,7 +92,7 @@ class LinearProgram:
         self._costs[variable] += cost
 
     def clear_objective(self) -> None:
-        """Make all variables cost nothing."""
+        """Set all costs to 0."""
         self._costs = array("d", bytes(8 * len(self._costs)))
 
     def add_constraint(self, terms: Terms, low: float, high: float) -> None:
@@ -121,11 +121,10 @@ class LinearProgram:
             time_limit: seconds.
             gap: relative gap between objective and bound to stop at.
             threads: of the solver.
-            relax: leave out that variables are integer.
-            presolve: whether to make it smaller first; to relax it that may take longer than it
-                saves.
-            iterations: of the simplex method at most.
-            progress: called now and then.
+            relax: solve the LP relaxation.
+            presolve: whether to presolve; for a relaxation that may take longer than it saves.
+            iterations: limit of simplex iterations.
+            progress: called with elapsed seconds, best objective and bound.
         """
         options: dict[str, float | str] = {"threads": threads, "mip_rel_gap": gap, "random_seed": 0}
         options["presolve"] = "choose" if presolve else "off"
@@ -146,11 +145,12 @@ class LinearProgram:
     def solve_ipm_relaxation(
         self, *, time_limit: float = np.inf, tolerance: float = 1e-4, threads: int = 2
     ) -> Solution:
-        """Leave out that variables are integer, and stop within a tolerance of the optimum.
+        """The LP relaxation, solved within a tolerance of the optimum by an interior-point method.
 
-        An interior-point method, which large programs with many equal solutions do not slow down as
-        they do the simplex method. Its solution is no corner; its bound holds however exact it is.
-        It never says "infeasible", which it may think of what is only hard: then it finds nothing.
+        Unlike the simplex method, it is not slowed down by large programs with many equally good
+        solutions. Its solution is not a vertex; its bound is valid whatever its accuracy. The
+        status is never "infeasible", since the method may call a hard program infeasible; it is
+        "limit" then.
 
         Args:
             time_limit: seconds.
@@ -161,13 +161,13 @@ class LinearProgram:
             "threads": threads,
             "solver": "ipm",
             "run_crossover": "off",
-            "presolve": "off",  # duals of what it takes out are poor ones
+            "presolve": "off",  # duals of removed rows are poor
             "ipm_optimality_tolerance": tolerance,
         }
         if np.isfinite(time_limit):
             options["time_limit"] = float(time_limit)
         model, costs = self._model(relax=True), np.frombuffer(self._costs)
-        # Its tolerances are absolute ones.
+        # The tolerances of HiGHS are absolute.
         scale = LARGEST_COST / max(np.abs(costs).max(initial=0.0), np.finfo(float).tiny)
         model.col_cost_ = costs * scale
         solver = highs.solver_for(model, options)
@@ -180,9 +180,9 @@ class LinearProgram:
         return Solution("optimal", values, float(costs @ values), bound)
 
     def _bound_of(self, duals: np.ndarray) -> float:
-        """What any duals of the rows prove (Neumaier and Shcherbina, 2004, section 2).
+        """The lower bound proved by any duals (Neumaier and Shcherbina, 2004, section 2).
 
-        Costs are duals times rows, plus what is left times variables; each takes its least.
+        Costs are duals times rows plus reduced costs times variables; each is minimized alone.
         """
         shape = self.num_rows, self.num_variables
         factors, indices = np.frombuffer(self._factors), np.frombuffer(self._indices, np.int32)
@@ -229,7 +229,7 @@ class LinearProgram:
 
 
 def _least(factors: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
-    """The least sum of factors times what is between two bounds."""
+    """The minimum of a linear function over a box."""
     ends = np.where(factors > 0, low, high)
     used = factors != 0
     return float(np.sum(factors[used] * ends[used]))

@@ -1,4 +1,4 @@
-"""Networks with fewer axes than there are: some left out, or several joined to one."""
+"""Cost models of networks with fewer mesh axes: some left out, or several merged into one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import math
 from tensorstate.hardware import CollectiveCostModel
 from tensorstate.ir.placements import MeshShape
 
-# Bytes whose all_gather tells how fast an axis is.
+# Bytes of the all-gather by which axes are compared.
 PROBE_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SubmeshCosts(CollectiveCostModel):
-    """Some axes of a network, as if all others cut every tensor already.
+    """Some axes of a network, where the other axes already shard every tensor.
 
     Attributes:
-        network: all of it.
-        axes: those that are left.
+        network: the full network.
+        axes: the remaining axes.
     """
 
     network: CollectiveCostModel
@@ -26,7 +26,7 @@ class SubmeshCosts(CollectiveCostModel):
 
     @property
     def mesh(self) -> MeshShape:  # type: ignore[override]
-        """The axes that are left."""
+        """The remaining axes."""
         full_mesh = self.network.mesh
         return MeshShape(
             tuple(full_mesh.names[a] for a in self.axes),
@@ -45,19 +45,19 @@ class SubmeshCosts(CollectiveCostModel):
         )
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> None:
-        """There is none: nothing runs so."""
+        """``None``: this model is for bounds only."""
         return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MergedAxesCosts(CollectiveCostModel):
-    """Every part of a network's axes as one axis, whose collectives run along one after another.
+    """A network whose merged axes run collectives along one of their axes after another.
 
     An all_reduce runs as reduce_scatters, an all_reduce along the last axis, and all_gathers.
 
     Attributes:
-        network: all of it.
-        parts: the axes of each part, in order.
+        network: the full network.
+        parts: by merged axis, the axes of the network, in order.
     """
 
     network: CollectiveCostModel
@@ -65,7 +65,7 @@ class MergedAxesCosts(CollectiveCostModel):
 
     @property
     def mesh(self) -> MeshShape:  # type: ignore[override]
-        """An axis for every part."""
+        """The merged axes."""
         full_mesh = self.network.mesh
         return MeshShape(
             tuple("+".join(full_mesh.names[a] for a in part) for part in self.parts),
@@ -86,12 +86,12 @@ class MergedAxesCosts(CollectiveCostModel):
         return math.fsum([*spent, collective_seconds(kind, last, nbytes)])
 
     def schedule(self, kind: str, axis: int, nbytes: int) -> None:
-        """There is none: it is several."""
+        """``None``: a collective is several schedules."""
         return None
 
 
 def merge_similar_axes(network: CollectiveCostModel) -> MergedAxesCosts:
-    """A network of two axes at most, and of fewer than there are: axes of like speed are joined."""
+    """At most two axes, and fewer than the network has: axes of similar bandwidth are merged."""
     sizes = network.mesh.sizes
     speeds = {
         a: network.collective_seconds("all_gather", a, PROBE_BYTES)

@@ -334,7 +334,7 @@ def test_a_plan_in_microbatches_is_printed(pipelined_plan):
     text = str(pipelined_plan)
     assert f"mesh data 2 x model 4, {count} microbatches of {BATCH // count} of a batch of" in text
     assert f"{count} microbatches" in text.splitlines()[1]
-    assert "held through the loop" in text
+    assert "resident through the loop" in text
     assert "gradients, summed over microbatches" in text
     explained = pipelined_plan.explain("x")
     assert f"input of {report.size(4 * WIDTH * BATCH)}" in explained
