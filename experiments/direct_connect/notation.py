@@ -148,8 +148,8 @@ def predicted(construction: Construction) -> Predicted:
     if construction.operation == "line_graph":
         found = line_graph_power_cost(base.cost, size, degree, times)
         return Predicted(size * degree**times, degree, found)
-    make = {"degree": DegreeExpansion, "power": CartesianPower}[construction.operation]
-    expansion = make(times)
+    is_power = construction.operation == "power"
+    expansion = CartesianPower(times) if is_power else DegreeExpansion(times)
     return Predicted(*expansion.size(size, degree), expansion.cost(base.cost, size, degree))
 
 
