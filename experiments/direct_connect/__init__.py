@@ -15,6 +15,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "direct-connect-table-3-5": Experiment("experiments.direct_connect.table_3_5"),
     "direct-connect-fig-3-3": Experiment("experiments.direct_connect.line_graphs"),
     "direct-connect-fig-3-6": Experiment("experiments.direct_connect.testbed"),
+    "direct-connect-fig-a-2": Experiment("experiments.direct_connect.halving"),
     "direct-connect-fig-a-3": Experiment("experiments.direct_connect.fit"),
     "direct-connect-fig-3-11": Experiment("experiments.direct_connect.torus_hosts"),
     "direct-connect-fig-a-4": Experiment("experiments.direct_connect.best"),

@@ -89,7 +89,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             digraph.self_loops > 0,
             digraph.has_parallel_arcs,
         )
-        has: dict[str, bool] = {name: held for name, held in zip(PROPERTIES, holds, strict=True)}
+        has: dict[str, bool] = dict(zip(PROPERTIES, holds, strict=True))
         differs = [name for name, said in member.printed.items() if has[name] != said]
         row["as printed"] = len(member.printed) - len(differs)
         row["paper as printed"] = len(member.printed)

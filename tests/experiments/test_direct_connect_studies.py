@@ -168,6 +168,19 @@ def test_on_the_testbed_ours_are_fastest_at_every_size():
             assert row["% lower"] == pytest.approx(row["paper % lower"], abs=9)
 
 
+def test_all_links_and_a_lower_diameter_make_hypercubes_faster():
+    rows = rows_of("fig-a-2")
+    costs = {row["schedule"]: (row["T_L"], row["T_B"]) for row in rows if "schedule" in row}
+    assert costs == {
+        "halving and doubling": (6, 21 / 4),
+        "BFB": (6, 7 / 4),
+        "BFB, twisted": (4, 7 / 4),
+    }
+    for row in rows:
+        if "% lower" in row:
+            assert row["% lower"] == pytest.approx(row["paper % lower"], abs=7)
+
+
 def test_the_printed_time_of_double_binary_trees_is_the_models():
     machine = Machine(10.0, 0.0, 100.0)
     assert round(double_tree_us(machine, 1024, MIB, at_once=False)) == 1434

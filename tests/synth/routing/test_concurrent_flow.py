@@ -58,7 +58,9 @@ def product(first: Arcs, second: Arcs) -> Arcs:
 def line(graph: Arcs, times: int = 1) -> Arcs:
     for _ in range(times):
         _, tails, heads = graph
-        pairs = [(i, j) for i in range(len(tails)) for j in np.flatnonzero(tails == heads[i]).tolist()]
+        pairs = [
+            (i, j) for i in range(len(tails)) for j in np.flatnonzero(tails == heads[i]).tolist()
+        ]
         graph = arcs_of(len(tails), pairs)
     return graph
 
