@@ -25,7 +25,7 @@ from tensorstate.execution.collectives import (
 )
 from tensorstate.execution.interpreter import read, run_operator
 from tensorstate.execution.microbatch_loop import Copies, MicrobatchLoop
-from tensorstate.execution.ordering import Clock, after, apart, moment
+from tensorstate.execution.ordering import ExecutionOrder, completion_scalar, materialize, wait_for
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Graph, Operator, Output
 from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, num_shards
@@ -33,7 +33,7 @@ from tensorstate.problem.reshard import ReshardStep
 from tensorstate.rules.local_shard import LocalShard, MicrobatchSlice
 
 # Kinds of operators that take most of the time; execution is ordered by them.
-PRODUCTS = ("einsum", "window")
+MATMUL_KINDS = ("einsum", "window")
 
 
 class LocalExecutor:
@@ -64,7 +64,9 @@ class LocalExecutor:
         self.pending: dict[int, Copies] = {}  # to be resharded at the first read
         self.last: jax.Array | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
-        self.clock = Clock()  # ticks per matrix product, and at the end of the forward pass
+        self.clock = (
+            ExecutionOrder()
+        )  # advances at matrix products and at the end of the forward pass
         # The tick after which all copies of a tensor in a pass are available; 0 if unknown.
         self.ready_at: dict[tuple[int, bool], int] = defaultdict(int)
         self._gradients: dict[tuple[int, Placements], jax.Array] = {}
@@ -203,7 +205,7 @@ class LocalExecutor:
             if not self.overlap:
                 there, ready_at = self.clock.hold(there), self.clock.ticks
             elif not in_forward:
-                there = after(there, *self.forward_done or ())
+                there = wait_for(there, *self.forward_done or ())
             copies = dict(zip(copies, there, strict=True))
         self.era(in_forward)[tensor] = self.reshard(copies, steps)
         self.ready_at[tensor, in_forward] = ready_at
@@ -235,7 +237,8 @@ class LocalExecutor:
     def execute(self, operator: Operator, in_forward: bool, recomputed: bool = False) -> None:
         """Run an operator on the local shards of its operands, and store its results."""
         wanted = [
-            self.table.wanted(operator.index, k) or self.table.produced_placements(use.tensor)
+            self.table.operand_placements(operator.index, k)
+            or self.table.produced_placements(use.tensor)
             for k, use in enumerate(operator.operands)
         ]
         tensors = [use.tensor for use in operator.operands]
@@ -245,11 +248,11 @@ class LocalExecutor:
         arrays, ready_at = self.hold(operator, wanted, arrays, in_forward, recomputed)
         zeroed = self.clock.now if operator.kind == "scatter" else ()
         made = run_operator(operator, arrays, self.shard(operator), *zeroed)
-        if operator.kind in PRODUCTS:
+        if operator.kind in MATMUL_KINDS:
             self.clock.tick(made[0])
             ready_at = self.clock.ticks
         elif operator.kind == "reduction" and not (in_forward or self.overlap):
-            made = [*map(apart, made)]
+            made = [*map(materialize, made)]
         for use, x in zip(operator.results, made, strict=True):
             self.put(use.tensor, x, ready_at, in_forward)
         if not in_forward and operator.phase != "optimizer":
@@ -273,7 +276,7 @@ class LocalExecutor:
             for k, tensor in enumerate(tensors)
             if self.ready_at[tensor, in_forward] < now and self.waits(operator, tensor, recomputed)
         ]
-        in_turn = operator.kind in (PRODUCTS if in_forward else (*PRODUCTS, "opaque"))
+        in_turn = operator.kind in (MATMUL_KINDS if in_forward else (*MATMUL_KINDS, "opaque"))
         every = in_turn and not (self.overlap or pending) and ready_at < now
         chosen = [*range(len(arrays))] if every else pending
         if not chosen:
@@ -309,7 +312,7 @@ class LocalExecutor:
         """
         if (tensor, placements) not in self._gradients:
             made = [m for inputs in self._updates.get(tensor, ()) for m in self._made_of[inputs]]
-            self._gradients[tensor, placements] = after([x], *map(moment, made))[0]
+            self._gradients[tensor, placements] = wait_for([x], *map(completion_scalar, made))[0]
         return self._gradients[tensor, placements]
 
     def shard(self, operator: Operator) -> LocalShard:
@@ -336,7 +339,7 @@ class LocalExecutor:
 
     def result(self, out: Output) -> jax.Array:
         """A local result of the step, in its returned placements."""
-        tensor, placements = out.view.tensor, self.table.returned(out)
+        tensor, placements = out.view.tensor, self.table.returned_placements(out)
         if tensor is None:
             return read(out.view, None, out.view.sizes)
         x = self.made(tensor, placements)

@@ -16,21 +16,21 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorstate.errors import PlanError
-from tensorstate.execution.ordering import after
+from tensorstate.execution.ordering import wait_for
 from tensorstate.ir.graph import Graph, Operator, View
 from tensorstate.rules import AbstractArray, LocalEqn
 from tensorstate.rules.local_shard import LocalShard
 
 
 def run_operator(
-    operator: Operator, arrays: Sequence[Any], shard: LocalShard, moment: Any = None
+    operator: Operator, arrays: Sequence[Any], shard: LocalShard, token: Any = None
 ) -> list[Any]:
     """The local results of an operator, from the local shards of its operands.
 
     Args:
         arrays: an array for each of ``operator.operands``, one dimension per position.
         shard: the part of the operator's labels that the device has.
-        moment: an array before which no zeros are made to scatter into; XLA would make them as the
+        token: an array before which no zeros are made to scatter into; XLA would make them as the
             program begins, and keep them.
 
     Returns:
@@ -42,8 +42,8 @@ def run_operator(
         read(view, next(given) if view.tensor is not None else None, sizes)
         for view, sizes in zip(call.inputs, _sizes(call.input_labels, shard), strict=True)
     ]
-    if operator.kind == "scatter" and moment is not None and call.inputs[0].tensor is None:
-        zero = after([jnp.asarray(call.inputs[0].value)], moment)[0]
+    if operator.kind == "scatter" and token is not None and call.inputs[0].tensor is None:
+        zero = wait_for([jnp.asarray(call.inputs[0].value)], token)[0]
         arguments[0] = lax.full_like(arguments[0], zero)
     outputs = tuple(AbstractArray(view.shape, view.dtype) for view in call.outputs)
     equation = LocalEqn(call.primitive, call.params, call.input_labels, call.output_labels, outputs)

@@ -18,17 +18,17 @@ from jax import lax
 from tensorstate.cost.reshard_plan import NO_RESHARD, ReshardPlan
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import num_shards
-from tensorstate.execution.ordering import after
+from tensorstate.execution.ordering import wait_for
 from tensorstate.execution.placement_table import PlacementTable
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, Placements
 from tensorstate.rules.local_shard import MicrobatchSlice
 
 Copies = dict[Placements, jax.Array]
-Where = tuple[int, Placements]
+PlacedTensor = tuple[int, Placements]
 """A tensor in given placements."""
 
-COMBINE: Mapping[int, Callable[[Any, Any], Any]] = {
+ACCUMULATE: Mapping[int, Callable[[Any, Any], Any]] = {
     SUM: jnp.add,
     MAX: jnp.maximum,
     MIN: jnp.minimum,
@@ -72,7 +72,7 @@ class MicrobatchLoop:
         return num_shards(placements, self.batch_placement(tensor), self.mesh)
 
     @property
-    def uses_after_loop(self) -> list[Where]:
+    def uses_after_loop(self) -> list[PlacedTensor]:
         """The tensors that are read after the loop, without inputs."""
         found = []
         for tensor, reshard in self.table.reshards.items():
@@ -82,12 +82,12 @@ class MicrobatchLoop:
         return found
 
     @property
-    def returned(self) -> list[Where]:
+    def returned(self) -> list[PlacedTensor]:
         """The tensors that the step returns split into microbatches."""
         outputs = self.table.graph.outputs
         return list(
             dict.fromkeys(
-                (out.view.tensor, self.table.returned(out))
+                (out.view.tensor, self.table.returned_placements(out))
                 for out in outputs
                 if out.view.tensor is not None and self.batch_placement(out.view.tensor) >= 0
             )
@@ -129,7 +129,7 @@ class MicrobatchLoop:
                 step.kind != "slice"
                 for step in (*reshard.in_forward.steps, *reshard.after_forward.steps)
             ):
-                there = after([*copies.values()], microbatch.index)
+                there = wait_for([*copies.values()], microbatch.index)
                 found[tensor] = dict(zip(copies, there, strict=True))
             else:
                 found[tensor] = copies
@@ -157,9 +157,9 @@ class MicrobatchLoop:
             there = body(MicrobatchSlice(index, self.count, self.batch_shards))
             made = [there(*where) for where in carried]
             total = [
-                jnp.where(index == 0, now, COMBINE[self.batch_placement(tensor)](before, now))
+                jnp.where(index == 0, now, ACCUMULATE[self.batch_placement(tensor)](before, now))
                 if self.batch_placement(tensor) in (MAX, MIN)
-                else COMBINE[self.batch_placement(tensor)](before, now)
+                else ACCUMULATE[self.batch_placement(tensor)](before, now)
                 for (tensor, _), before, now in zip(carried, total, made, strict=True)
             ]
             return total, [there(*where) for where in stacked]

@@ -17,27 +17,27 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def moment(x: jax.Array) -> jax.Array:
+def completion_scalar(x: jax.Array) -> jax.Array:
     """A token: one element of an array, available when the array is."""
     if jnp.issubdtype(x.dtype, jax.dtypes.extended):
         return x
     return lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(())
 
 
-def after(arrays: Sequence[jax.Array], *moments: jax.Array) -> list[jax.Array]:
+def wait_for(arrays: Sequence[jax.Array], *tokens: jax.Array) -> list[jax.Array]:
     """The arrays, none available before all of them and all the tokens are."""
     found = list(arrays)
-    for _ in range(2 if found and moments else 0):
-        found = lax.optimization_barrier((*found, *moments))[: len(found)]
+    for _ in range(2 if found and tokens else 0):
+        found = lax.optimization_barrier((*found, *tokens))[: len(found)]
     return list(found)
 
 
-def apart(x: jax.Array) -> jax.Array:
+def materialize(x: jax.Array) -> jax.Array:
     """The array, not fused into its consumers."""
     return lax.optimization_barrier((x,))[0]
 
 
-class Clock:
+class ExecutionOrder:
     """Delays arrays until the last result before them is available.
 
     A barrier takes the last token and the one before it, so that every token but the last is taken
@@ -58,10 +58,10 @@ class Clock:
         self._made = made
 
     @property
-    def now(self) -> list[jax.Array]:
+    def latest(self) -> list[jax.Array]:
         """The token of the last tick, if any."""
         if self._made is not None:
-            self._moments = [moment(self._made), *self._moments[:1]]
+            self._moments = [completion_scalar(self._made), *self._moments[:1]]
             self._made = None
         return self._moments[:1]
 
@@ -69,5 +69,5 @@ class Clock:
         """The arrays, none available before all of them and the last tick are."""
         now = self.now
         if len(self._moments) < 2:
-            return after(arrays, *now)
+            return wait_for(arrays, *now)
         return list(lax.optimization_barrier((*arrays, *self._moments))[: len(arrays)])

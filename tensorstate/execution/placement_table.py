@@ -65,7 +65,7 @@ class PlacementTable:
             self.strategies[class_id], labels, place
         )
 
-    def wanted(self, operator: int, operand: int) -> Placements | None:
+    def operand_placements(self, operator: int, operand: int) -> Placements | None:
         """The placements in which an operand is read; ``None`` for a result of its own node."""
         edge = self._edges.get((operator, operand))
         if edge is None:
@@ -83,7 +83,7 @@ class PlacementTable:
         sizes = tuple(tuple(t.sizes[p] for p in dimension) for dimension in dims)
         return View(tensor, dims, sizes, t.dtype)
 
-    def returned(self, out: Output) -> Placements:
+    def returned_placements(self, out: Output) -> Placements:
         """The placements of a returned result: those of the argument it replaces, or its own."""
         replicated = (REPLICATED,) * len(self.mesh.sizes)
         tensor = out.view.tensor
@@ -97,11 +97,13 @@ class PlacementTable:
             if moved is not None:
                 return moved
         fitting = (
-            s for s in self.at_end(tensor) if to_partition_spec(out.view, s, self.mesh) is not None
+            s
+            for s in self.final_placements(tensor)
+            if to_partition_spec(out.view, s, self.mesh) is not None
         )
         return next(fitting, replicated)
 
-    def at_end(self, tensor: int) -> list[Placements]:
+    def final_placements(self, tensor: int) -> list[Placements]:
         """The placements of a tensor's copies at the end of the step."""
         reshard, group = (
             self.reshards[tensor],

@@ -127,7 +127,9 @@ def apply(
         to_partition_spec(table.input_view(i), table.produced_placements(i), problem.mesh)
         for i in graph.inputs
     ]
-    out_specs = [to_partition_spec(o.view, table.returned(o), problem.mesh) for o in graph.outputs]
+    out_specs = [
+        to_partition_spec(o.view, table.returned_placements(o), problem.mesh) for o in graph.outputs
+    ]
 
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)

@@ -33,7 +33,7 @@ def format_placements(problem: Problem, tensor: Tensor, placements: Placements) 
     return ", ".join([text, *partial]) if partial else text
 
 
-def common_name(names: Sequence[str]) -> str:
+def common_pattern(names: Sequence[str]) -> str:
     """One name for the tensors of a group: parts that differ become ``*``."""
     parts = [name.split("/") for name in names]
     if len({len(part) for part in parts}) > 1:
@@ -125,7 +125,7 @@ def _inputs(problem: Problem, found: SearchResult) -> list[str]:
                 group, found.decisions.strategies[group.class_id]
             )
             names = [problem.graph.tensors[t].name for t in group.tensors]
-            name = common_name(names) + (
+            name = common_pattern(names) + (
                 f" x {group.multiplicity}" if group.multiplicity > 1 else ""
             )
             local = group.multiplicity * problem.input_bytes(group, placements)
@@ -175,14 +175,14 @@ def _activations(problem: Problem, found: SearchResult) -> list[str]:
             placements = reshard.loop_resident or reshard.saved or reshard.produced_placements
             nbytes = reshard.multiplicity * problem.local_bytes(group, placements)
             total += nbytes
-            bytes_by_placements[_by_factor(problem, reshard, placements)] += nbytes
+            bytes_by_placements[placements_by_factor(problem, reshard, placements)] += nbytes
         lines.append(f"{name}: {sum(t.multiplicity for t in reshards)}, {size(total)} per device")
         best = sorted(bytes_by_placements.items(), key=lambda pair: -pair[1])[:4]
         lines += [f"  {size(nbytes):>9} {text}" for text, nbytes in best]
     return lines
 
 
-def _by_factor(problem: Problem, reshard: ReshardPlan, placements: Placements) -> str:
+def placements_by_factor(problem: Problem, reshard: ReshardPlan, placements: Placements) -> str:
     """Placements in words that do not depend on the order of dimensions."""
     group, axes = problem.tensor_groups[reshard.group], problem.mesh.names
     parts = []

@@ -29,7 +29,7 @@ from tensorstate.report.parallelism_names import (
     parallelism_by_axis,
     parallelism_name,
 )
-from tensorstate.report.text import common_name
+from tensorstate.report.text import common_pattern
 
 MESH = {"data": 2, "model": 4}
 NETWORK = AlphaBetaCosts(MeshShape.of(MESH), (1e-9, 1e-9), (1e11, 4e11))
@@ -277,10 +277,10 @@ def test_a_function_needs_arguments_and_a_network_its_ranks():
         search(perceptron, arguments(), mesh=MESH, topology=topologies.ring(4))
 
 
-def test_common_names():
-    assert common_name(["a/0/w", "a/1/w"]) == "a/*/w"
-    assert common_name(["a"]) == "a"
-    assert common_name(["a/0", "b"]) == "a/0 and others"
+def test_common_patterns():
+    assert common_pattern(["a/0/w", "a/1/w"]) == "a/*/w"
+    assert common_pattern(["a"]) == "a"
+    assert common_pattern(["a/0", "b"]) == "a/0 and others"
 
 
 # ---------------------------------------------------------------------- microbatches

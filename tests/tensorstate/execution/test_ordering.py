@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tensorstate.execution.ordering import Clock, after, apart, moment
+from tensorstate.execution.ordering import ExecutionOrder, completion_scalar, materialize, wait_for
 from tensorstate.execution.sharded_step import CPU_OPTIONS
 
 W = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)
@@ -28,7 +28,7 @@ def alone(x, y):
 
 
 def loop_resident(x, y):
-    return after([y], (x @ x).reshape(4, 16))[0] @ x
+    return wait_for([y], (x @ x).reshape(4, 16))[0] @ x
 
 
 def test_one_barrier_does_not_hold():
@@ -40,18 +40,20 @@ def test_one_barrier_does_not_hold():
 @pytest.mark.parametrize("shape", [(), (3,), (2, 1, 4)])
 def test_a_moment_is_one_number_of_an_array(shape):
     x = jnp.arange(np.prod(shape, dtype=int), dtype=jnp.float32).reshape(shape) + 1
-    assert moment(x).shape == ()
-    assert moment(x) == 1
+    assert completion_scalar(x).shape == ()
+    assert completion_scalar(x) == 1
 
 
 def test_values_stay_what_they_are():
     key = jax.random.key(0)
-    found = jax.jit(lambda x, key: after([x, x + 1], moment(key), moment(x)))(W, key)
+    found = jax.jit(
+        lambda x, key: wait_for([x, x + 1], completion_scalar(key), completion_scalar(x))
+    )(W, key)
     np.testing.assert_array_equal(found[0], W)
     np.testing.assert_array_equal(found[1], W + 1)
-    np.testing.assert_array_equal(jax.jit(apart)(W), W)
-    assert after([], moment(W)) == []
-    assert after([W])[0] is W
+    np.testing.assert_array_equal(jax.jit(materialize)(W), W)
+    assert wait_for([], completion_scalar(W)) == []
+    assert wait_for([W])[0] is W
 
 
 def test_what_is_made_apart_is_not_made_where_it_is_read():
@@ -61,14 +63,14 @@ def test_what_is_made_apart_is_not_made_where_it_is_read():
         return jnp.tanh(x).sum(0) * y
 
     assert barriers(fused) == []
-    assert barriers(lambda x, y: apart(jnp.tanh(x).sum(0)) * y) == [1]
+    assert barriers(lambda x, y: materialize(jnp.tanh(x).sum(0)) * y) == [1]
 
 
 def in_turn(count: int):
     """Products one after the other, though none needs what another makes."""
 
     def products(x, y):
-        clock, made = Clock(), []
+        clock, made = ExecutionOrder(), []
         for power in range(count):
             operand = clock.hold([y * (power + 1)])[0]
             made.append(operand @ x)
@@ -79,14 +81,14 @@ def in_turn(count: int):
 
 
 def test_a_clock_needs_one_barrier_for_each_moment_but_the_first():
-    """Two wait for the first; the last waits for the moment before its own, which XLA drops."""
+    """Two wait for the first; the last waits for the token before its own, which XLA drops."""
     assert barriers(in_turn(1)) == []
     assert barriers(in_turn(2)) == [2, 2]
     assert sorted(barriers(in_turn(5))) == [2, 2, 2, 3, 3]
 
 
 def test_a_clock_tells_the_last_moment():
-    clock = Clock()
+    clock = ExecutionOrder()
     assert clock.now == []
     assert clock.hold([W]) == [W]
     clock.tick(W)
