@@ -110,7 +110,7 @@ def _diameter(size: int, offsets: tuple[int, ...]) -> int:
     moves = np.asarray([*offsets, *(-x for x in offsets)])
     while len(frontier):
         ahead = np.zeros(size, bool)
-        ahead[np.unique((frontier[:, None] + moves) % size)] = True
+        ahead[np.ravel((frontier[:, None] + moves) % size).astype(np.int64)] = True
         frontier = np.flatnonzero(ahead & ~reached)
         reached[frontier] = True
         steps += len(frontier) > 0

@@ -118,7 +118,7 @@ class LocalExecutor:
             self.copies(tensor, in_forward=True)
         if self.last is not None:
             self.clock.tick(self.last)
-        self.forward_done = self.clock.now if self.overlap else []
+        self.forward_done = self.clock.latest if self.overlap else []
 
     def take(self, leaves: Sequence[jax.Array]) -> None:
         """Load the local arguments and constants; they are resharded at their first read."""
@@ -246,7 +246,7 @@ class LocalExecutor:
         if operator.phase == "optimizer":
             arrays = [*map(self.gradient, tensors, wanted, arrays)]
         arrays, ready_at = self.hold(operator, wanted, arrays, in_forward, recomputed)
-        zeroed = self.clock.now if operator.kind == "scatter" else ()
+        zeroed = self.clock.latest if operator.kind == "scatter" else ()
         made = run_operator(operator, arrays, self.shard(operator), *zeroed)
         if operator.kind in MATMUL_KINDS:
             self.clock.tick(made[0])

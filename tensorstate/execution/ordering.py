@@ -50,7 +50,7 @@ class ExecutionOrder:
     def __init__(self):
         self.ticks = 0
         self._made: jax.Array | None = None
-        self._moments: list[jax.Array] = []  # the last two tokens, the latest first
+        self._tokens: list[jax.Array] = []  # the last two tokens, the latest first
 
     def tick(self, made: jax.Array) -> None:
         """Arrays that are held from here on wait for a result."""
@@ -61,13 +61,13 @@ class ExecutionOrder:
     def latest(self) -> list[jax.Array]:
         """The token of the last tick, if any."""
         if self._made is not None:
-            self._moments = [completion_scalar(self._made), *self._moments[:1]]
+            self._tokens = [completion_scalar(self._made), *self._tokens[:1]]
             self._made = None
-        return self._moments[:1]
+        return self._tokens[:1]
 
     def hold(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """The arrays, none available before all of them and the last tick are."""
-        now = self.now
-        if len(self._moments) < 2:
+        now = self.latest
+        if len(self._tokens) < 2:
             return wait_for(arrays, *now)
-        return list(lax.optimization_barrier((*arrays, *self._moments))[: len(arrays)])
+        return list(lax.optimization_barrier((*arrays, *self._tokens))[: len(arrays)])

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import jaxcoll as jc
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.finder import Construction, Frontiers, Has, find, frontiers
@@ -177,7 +176,7 @@ def test_saved_frontiers_that_are_not_what_was_saved_are_refused(tmp_path, chang
 
 
 def test_table_shows_the_paper_beside_the_frontier():
-    text = str(jc.finder.find(32, 4))
+    text = str(find(32, 4))
     assert "L(K4,4)" in text.split("paper:")[0]
     assert "0.0571" in text.split("paper:")[0]
     assert "DistReg(4,32)" in text.split("paper:")[1]

@@ -80,7 +80,7 @@ def in_turn(count: int):
     return products
 
 
-def test_a_clock_needs_one_barrier_for_each_moment_but_the_first():
+def test_an_order_needs_one_barrier_for_each_token_but_the_first():
     """Two wait for the first; the last waits for the token before its own, which XLA drops."""
     assert barriers(in_turn(1)) == []
     assert barriers(in_turn(2)) == [2, 2]
@@ -89,10 +89,10 @@ def test_a_clock_needs_one_barrier_for_each_moment_but_the_first():
 
 def test_a_clock_tells_the_last_moment():
     clock = ExecutionOrder()
-    assert clock.now == []
+    assert clock.latest == []
     assert clock.hold([W]) == [W]
     clock.tick(W)
     clock.tick(2 * W)
     assert clock.ticks == 2
-    np.testing.assert_array_equal(clock.now, [2 * W[0, 0]])
+    np.testing.assert_array_equal(clock.latest, [2 * W[0, 0]])
     np.testing.assert_array_equal(clock.hold([W + 1])[0], W + 1)
