@@ -81,7 +81,7 @@ def decided(monkeypatch, first, second):
 
 def test_the_better_plan_has_the_higher_bound(monkeypatch, problem, candidates, limit, best):
     slow = dataclasses.replace(best, objective=2 * best.objective, bound=0.9 * best.objective)
-    loose = dataclasses.replace(best, bound=0.5 * best.objective, solver=CoordinateDescent())
+    loose = dataclasses.replace(best, bound=0.5 * best.objective, method="descent")
     for first, second in ((slow, loose), (loose, slow)):
         decided(monkeypatch, first, second)
         found = solve_auto(problem, candidates, recompute=True, memory_limit=limit)
