@@ -120,7 +120,7 @@ def test_the_way_taken_is_said():
 
 def test_the_check_that_passed_is_said():
     said = str(forest(dgx_a100(2)).certificate["counted"])
-    assert "no link over its bandwidth at 3/65000000000 s a byte of shard" in said
+    assert "no link over its bandwidth at 3/65000000000 s per byte of shard" in said
     assert said == forest(dgx_a100(2), k=13).certificate["counted"]
 
 
