@@ -22,9 +22,6 @@ from experiments.direct_connect.printed import Printed
 from experiments.errors import ConfigError
 from tests.experiments.runs import small_run
 
-# In one process, which makes the small run of every study once.
-pytestmark = pytest.mark.xdist_group("studies")
-
 
 def rows_of(name: str) -> list[dict[str, Any]]:
     return small_run(f"direct-connect-{name}").rows

@@ -17,9 +17,6 @@ from jaxcoll.bounds.throughput import optimum
 from jaxcoll.topologies import mi250
 from tests.experiments.runs import small_run
 
-# In one process, which makes the small run of every study once.
-pytestmark = pytest.mark.xdist_group("studies")
-
 GIB = "1 GiB"
 
 

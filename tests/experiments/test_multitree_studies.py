@@ -25,9 +25,6 @@ from experiments.multitree.networks import (
 from jaxcoll.simulation import PACKETS
 from tests.experiments.runs import small_run
 
-# In one process, which makes the small run of every study once.
-pytestmark = pytest.mark.xdist_group("studies")
-
 SIZES = (2**15, 2**26)
 
 

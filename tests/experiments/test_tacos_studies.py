@@ -18,9 +18,6 @@ from experiments.tacos.scale import growth, measure_mesh
 from jaxcoll.bounds import bound, ideal
 from tests.experiments.runs import small_run
 
-# In one process, which makes the small run of every study once.
-pytestmark = pytest.mark.xdist_group("studies")
-
 
 def _rows(name, study, tmp_path, *arguments) -> list[dict[str, Any]]:
     _, config = configure([f"experiment=tacos-{name}", f"results={tmp_path}", *arguments])

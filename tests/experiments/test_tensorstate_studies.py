@@ -11,9 +11,6 @@ import pytest
 from experiments.configure import EXPERIMENTS, configure
 from tests.experiments.runs import small_run
 
-# In one process, which makes the small run of every study once.
-pytestmark = pytest.mark.xdist_group("studies")
-
 
 def rows_of(name: str, results: Path, size: str = "ci") -> list[dict[str, Any]]:
     if size == "ci":

@@ -26,9 +26,6 @@ from tests.tensorstate.solvers import (
 )
 from tests.tensorstate.tiny import MESHES, graph
 
-# In one process, which solves the problem of all tests once.
-pytestmark = pytest.mark.xdist_group("auto")
-
 
 @pytest.fixture(scope="module")
 def problem():
