@@ -16,14 +16,13 @@ from multiprocessing import get_context
 from time import process_time
 from typing import Any
 
-import numpy as np
-
 from experiments.benchmarks.report import report
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.collective import Collective
 from jaxcoll.synth import Bfb
 from jaxcoll.synth.direct_connect import GroupNetwork, bfb_cost, group_bfb, group_cost
 from jaxcoll.topologies import hypercube, torus
+from jaxcoll.topologies.generative import generalized_kautz
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
@@ -197,21 +196,9 @@ def conjecture(count: int, most: int) -> list[Row]:
 # ---------------------------------------------------------------------- generalized Kautz
 
 
-class Kautz:
-    """Pi(d, n), the generalized Kautz digraph (Def. 16), self-loops included."""
-
-    generators = ()
-
-    def __init__(self, degree: int, n: int) -> None:
-        self.size, self.degree = n, degree
-        ranks, steps = np.arange(n)[:, None], np.arange(1, degree + 1)
-        self.tails = np.repeat(np.arange(n), degree)
-        self.heads = ((-degree * ranks - steps) % n).ravel()
-
-
 def kautz(case: tuple[int, int]) -> tuple[int, int, Cost, float]:
     """Degree, ranks and cost of Pi(d, n), and the CPU seconds that it took."""
-    found, seconds = timed(lambda: bfb_cost(Kautz(*case)))
+    found, seconds = timed(lambda: bfb_cost(generalized_kautz(*case)))
     return *case, found, seconds
 
 
@@ -248,12 +235,12 @@ def main(argv: Sequence[str]) -> None:
     table_3_6(torus(3, 3), 0)
     large_torus((3, 3, 3))
     twisted(32)
-    bfb_cost(Kautz(2, 9))
+    bfb_cost(generalized_kautz(2, 9))
     # First, so that the peak of memory is theirs.
     rows = [large_torus(sides) for sides in LARGE]
     rows += [table_3_6(*case) for case in TABLE_3_6]
     rows.append(twisted(options.twisted))
-    found, seconds = timed(lambda: bfb_cost(Kautz(4, 1024)))
+    found, seconds = timed(lambda: bfb_cost(generalized_kautz(4, 1024)))
     rows.append(row("Pi(4,1024), cost alone", 1024, found, seconds))
     if options.conjecture:
         rows += conjecture(2, 500) + conjecture(3, 48)

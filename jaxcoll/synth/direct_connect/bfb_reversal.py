@@ -39,16 +39,25 @@ def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Sch
         )
     count = collective.num_ranks
     image = checks.rank_permutation(reversal, count, "reversal", TopologyError)
-    moved = schedule.reverse().relabel(image)
+    moved = rename_ranks(schedule.reverse(), image)
     if moved.topology != schedule.topology:
         raise TopologyError(
             f"reversal must take every link (u, v) of {schedule.topology} to a link (f(v), f(u)) "
             f"of the same speed"
         )
-    parts = collective.chunks_per_shard
+    return moved
+
+
+def rename_ranks(schedule: Schedule, image: np.ndarray) -> Schedule:
+    """The schedule in which rank r is called ``image[r]``, its shard being shard ``image[r]``.
+
+    Args:
+        schedule: an all_gather or reduce_scatter of all ranks in order.
+        image: a permutation of the ranks, int64 of shape (ranks,).
+    """
+    moved, parts = schedule.relabel(image), schedule.collective.chunks_per_shard
+    if schedule.collective.is_grouped:
+        raise TopologyError(f"ranks of groups keep their names: {schedule.collective}")
     chunk = image[moved.chunk // parts] * parts + moved.chunk % parts
-    return dataclasses.replace(
-        moved,
-        collective=Collective(moved.collective.kind, count, parts),
-        chunk=chunk.astype(np.int32),
-    )
+    collective = Collective(moved.collective.kind, len(image), parts)
+    return dataclasses.replace(moved, collective=collective, chunk=chunk.astype(np.int32))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from typing import ClassVar, final
 
 import numpy as np
 
 from jaxcoll.bounds.moore import Cost
-from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth.direct_connect.bfb_reversal import reversed_on
+from jaxcoll.synth.direct_connect.bfb_reversal import rename_ranks, reversed_on
 from jaxcoll.synth.direct_connect.expansions.columns import Gather, Sends
 from jaxcoll.topologies.generative.digraph import Digraph
 from jaxcoll.topologies.generative.isomorphism import find_reversal
@@ -110,18 +108,3 @@ def scatter_of(digraph: Digraph, schedule: Schedule) -> Schedule:
     """
     checks.instance(digraph, Digraph, "digraph", TopologyError)
     return reversed_on(schedule, find_reversal(digraph))
-
-
-def rename_ranks(schedule: Schedule, image: np.ndarray) -> Schedule:
-    """The schedule in which rank r is called ``image[r]``, its shard being shard ``image[r]``.
-
-    Args:
-        schedule: an all_gather or reduce_scatter of all ranks in order.
-        image: a permutation of the ranks, int64 of shape (ranks,).
-    """
-    moved, parts = schedule.relabel(image), schedule.collective.chunks_per_shard
-    if schedule.collective.is_grouped:
-        raise TopologyError(f"ranks of groups keep their names: {schedule.collective}")
-    chunk = image[moved.chunk // parts] * parts + moved.chunk % parts
-    collective = Collective(moved.collective.kind, len(image), parts)
-    return dataclasses.replace(moved, collective=collective, chunk=chunk.astype(np.int32))
