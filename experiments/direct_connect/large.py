@@ -19,9 +19,9 @@ from experiments.direct_connect.baselines import (
 from experiments.direct_connect.best import fastest
 from experiments.direct_connect.notation import rate_bound
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds.moore import least_cost
 from jaxcoll.finder import frontiers
 from jaxcoll.topologies.generative import (
