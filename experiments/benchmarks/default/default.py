@@ -18,7 +18,14 @@ from time import process_time
 from typing import Any
 
 from experiments.benchmarks.baselines import NETWORKS as TABLE_IV
-from experiments.benchmarks.default.exhaustive_search import SIZES, WITHIN, Best, record, recorded
+from experiments.benchmarks.default.exhaustive_search import (
+    SIZES,
+    WITHIN,
+    Best,
+    Limits,
+    record,
+    recorded,
+)
 from experiments.benchmarks.report import report
 from jaxcoll import topologies
 from jaxcoll.bounds import bound
@@ -86,12 +93,14 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--collectives", nargs="+", choices=COLLECTIVES, default=COLLECTIVES)
     parser.add_argument("--exhaustive", action="store_true", help="search, and record the best")
+    parser.add_argument("--missing", action="store_true", help="search what has no record only")
     parser.add_argument("--sends", type=int, default=2**20, help="of a schedule (%(default)s)")
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU s a variant (%(default)s)")
     options = parser.parse_args(argv)
     if options.exhaustive:
+        limits = Limits(options.sends, options.seconds)
         for name in options.networks:
-            record(name, NETWORKS[name](), options.collectives, options.sends, options.seconds)
+            record(name, NETWORKS[name](), options.collectives, limits, missing=options.missing)
         return
     _compile(options.collectives)
     rows = [row for name in options.networks for row in measure(name, options.collectives)]

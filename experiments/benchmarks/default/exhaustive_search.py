@@ -4,10 +4,15 @@ Every variant in the registry and every synthesizer with default fields is tried
 counts ``CHUNKS`` and multiples of the trees that ForestColl's optimum needs. The result is
 recorded in ``default_exhaustive.json``, with machine, commit and command.
 
-Two things make the search cheaper. A size at which the default is within ``WITHIN`` of a bound
+Three things make the search cheaper. A size at which the default is within ``WITHIN`` of a bound
 needs no search, since no schedule beats the bound: the record holds the bound itself there. A
 variant goes no further once three counts in a row took 1.5 times the best at every other size, or
-once it has taken its CPU seconds; no schedule has more sends than asked for.
+once it has taken its CPU seconds; no schedule has more sends than asked for. A candidate that by
+the registry's estimate takes more CPU seconds than a variant has is not tried. The record says how
+far each variant got.
+
+Every network and collective is recorded as soon as it was searched. With ``--missing`` only the
+sizes that have no record are, so that a search that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from jaxcoll.simulation import simulate
 from jaxcoll.synth import ForestColl, Synthesizer, synthesize
 from jaxcoll.synth.auto import taken_by_auto
 from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
-from jaxcoll.synth.registry import REGISTRY, told
+from jaxcoll.synth.registry import REGISTRY, entry_of, told
 from jaxcoll.topology import Topology
 
 RECORD = Path(__file__).with_name("default_exhaustive.json")
@@ -40,6 +45,8 @@ WITHIN = 1.03
 # The exact searches are for fewer ranks than any network here; Blink's all_reduce is tried.
 _EXACT = ("sccl", "step_milp")
 _HOPELESS, _IN_A_ROW = 1.5, 3
+# CPU seconds of a unit of the registry's work: one send of a plain schedule.
+_SECONDS_PER_SEND = 2e-6
 
 
 @dataclasses.dataclass
@@ -59,29 +66,72 @@ def recorded() -> dict[str, Any]:
     return json.loads(RECORD.read_text())["networks"] if RECORD.exists() else {}
 
 
-def search(topology: Topology, kind: str, most: int, seconds: float) -> dict[str, Best]:
-    """The fastest at every size, of every synthesizer with every chunk count.
+@dataclasses.dataclass
+class Limits:
+    """How far a variant goes.
 
-    Args:
-        most: sends of a schedule at most.
+    Attributes:
+        sends: of a schedule at most.
         seconds: CPU seconds after which a variant goes no further.
     """
-    best = {size: _by_default(topology, kind, nbytes) for size, nbytes in SIZES.items()}
+
+    sends: int
+    seconds: float
+
+
+@dataclasses.dataclass
+class Found:
+    """What a search found.
+
+    Attributes:
+        best: by size.
+        stopped: by variant, the chunks per shard that were too many for the limits.
+    """
+
+    best: dict[str, Best]
+    stopped: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def search(
+    topology: Topology, kind: str, limits: Limits, sizes: Sequence[str] = tuple(SIZES)
+) -> Found:
+    """The fastest at some sizes, of every synthesizer with every chunk count."""
+    found = Found({size: _by_default(topology, kind, SIZES[size]) for size in sizes})
     # Of a found time the rest is searched; a bound ends the search of its size.
-    open_sizes = [size for size, known in best.items() if known.synthesizer != "bound"]
+    open_sizes = [size for size, known in found.best.items() if known.synthesizer != "bound"]
     for variant in _variants() if open_sizes else ():
-        started, hopeless = process_time(), 0
-        for chunks in _chunk_counts(variant, topology):
-            sends = topology.num_ranks * (topology.num_ranks - 1) * chunks
-            if sends > most or process_time() - started > seconds or hopeless == _IN_A_ROW:
-                break
-            collective = Collective(kind, topology.num_ranks, chunks)
-            try:
-                promising = _try(variant, topology, collective, best, open_sizes)
-            except JaxcollError:
-                continue  # of another shape, or chunks that it does not divide
-            hopeless = 0 if promising else hopeless + 1
-    return best
+        _climb(variant, topology, kind, limits, found, open_sizes)
+    return found
+
+
+def _climb(
+    variant: Synthesizer,
+    topology: Topology,
+    kind: str,
+    limits: Limits,
+    found: Found,
+    sizes: Sequence[str],
+) -> None:
+    """Try a variant with more and more chunks, as far as the limits and its times let it."""
+    started, hopeless = process_time(), 0
+    for chunks in _chunk_counts(variant, topology):
+        collective = Collective(kind, topology.num_ranks, chunks)
+        try:
+            seconds = _SECONDS_PER_SEND * entry_of(variant).work(variant, topology, collective)
+        except JaxcollError:
+            return  # not defined for the network
+        sends = topology.num_ranks * (topology.num_ranks - 1) * chunks
+        spent = process_time() - started
+        if sends > limits.sends or max(spent, seconds) > limits.seconds:
+            found.stopped[repr(variant)] = chunks
+            return
+        try:
+            promising = _try(variant, topology, collective, found.best, sizes)
+        except JaxcollError:
+            continue  # of another shape, or chunks that it does not divide
+        hopeless = 0 if promising else hopeless + 1
+        if hopeless == _IN_A_ROW:
+            return
 
 
 def _by_default(topology: Topology, kind: str, nbytes: int) -> Best:
@@ -133,20 +183,35 @@ def _chunk_counts(variant: Synthesizer, topology: Topology) -> Sequence[int]:
     return sorted({*CHUNKS, *multiples})
 
 
-def record(name: str, topology: Topology, kinds: Sequence[str], most: int, seconds: float) -> None:
-    """Search one network, and add what was found to the record."""
+def record(
+    name: str, topology: Topology, kinds: Sequence[str], limits: Limits, *, missing: bool = False
+) -> None:
+    """Search one network, and add what was found to the record.
+
+    Args:
+        missing: whether sizes that have a record are left alone.
+    """
     for kind in kinds:
+        known = recorded().get(name, {}).get("best", {}).get(kind, {})
+        sizes = [size for size in SIZES if not (missing and size in known)]
+        if not sizes:
+            continue
         started = process_time()
-        found = search(topology, kind, most, seconds)
+        found = search(topology, kind, limits, sizes)
         networks = recorded()
         entry = networks.setdefault(name, {"ranks": topology.num_ranks, "best": {}, "runs": {}})
-        entry["best"][kind] = {size: dataclasses.asdict(best) for size, best in found.items()}
-        entry["runs"][kind] = {
+        best = {size: dataclasses.asdict(best) for size, best in found.best.items()}
+        entry["best"].setdefault(kind, {}).update(best)
+        run = {
             "command": " ".join(["scripts/bench default", *sys.argv[2:]]),
             "commit": _commit(),
             "machine": describe_machine()["cpu"],
             "CPU s": round(process_time() - started, 1),
+            "sizes": sizes,
+            "stopped before chunks": found.stopped,
         }
+        earlier = entry["runs"].get(kind, []) if missing else []
+        entry["runs"][kind] = [*earlier, run]
         write_text(RECORD, json.dumps({"model": "astra", "networks": networks}, indent=1) + "\n")
         print(f"{name}, {kind}: {process_time() - started:.0f} CPU s", flush=True)
 
