@@ -71,6 +71,33 @@ def test_schedules_are_built_at_the_predicted_cost(size: int, degree: int, links
         assert point.digraph.is_undirected or links == "one_way"
 
 
+@pytest.mark.parametrize(
+    ("size", "degree"), [(8, 2), (9, 2), (16, 2), (18, 2), (64, 2), (36, 3), (64, 4), (18, 6)]
+)
+def test_all_reduces_are_built_at_the_predicted_cost(size: int, degree: int):
+    """Also where the digraph is not isomorphic to its transpose (Corollary 1.2)."""
+    for point in find(size, degree, rates=False).points:
+        scatter = point.schedule("reduce_scatter")
+        assert scatter.topology == point.schedule().topology == point.digraph.topology()
+        found = cost(scatter, degree)
+        assert found.steps <= point.reduce_scatter_cost.steps
+        assert found.inverse_bandwidth <= point.reduce_scatter_cost.inverse_bandwidth
+        if "line_graph" not in str(point.construction.said()):
+            assert found == point.reduce_scatter_cost
+        both = cost(point.schedule("all_reduce"), degree)
+        assert both.steps == found.steps + point.cost.steps
+        assert both.inverse_bandwidth == found.inverse_bandwidth + point.cost.inverse_bandwidth
+        seconds = float(found.time(1e-5, 2**20, 1e9) + point.cost.time(1e-5, 2**20, 1e9))
+        assert point.all_reduce_time(1e-5, 2**20, 1e9) >= seconds * (1 - 1e-12)
+
+
+def test_a_digraph_and_its_transpose_differ_in_cost():
+    """Pi(2,9): BFB gathers at 14/9 and scatters at 10/9."""
+    (point,) = [p for p in find(9, 2, rates=False).points if "Pi" in str(p.construction)]
+    assert point.cost == Cost(3, Fraction(14, 9))
+    assert point.reduce_scatter_cost == Cost(3, Fraction(10, 9))
+
+
 @pytest.fixture(scope="module")
 def small_cells():
     return search(range(2, 41), 6)
