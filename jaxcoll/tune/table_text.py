@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from jaxcoll.task import Task
+from jaxcoll.tune.config import Config
 from jaxcoll.tune.decision import Decision
 from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.size_ranges import size_ranges
-from jaxcoll.tune.space import Config
 from jaxcoll.tune.table_file import Parts
-from jaxcoll.tune.task import Task
 
 _HEADER = ("collective", "dtype", "ranks", "groups", "topology", "bytes", "configuration", "time")
 
@@ -74,14 +74,17 @@ def _time_span(times: Sequence[float]) -> str:
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 
 
 def _quarantine_lines(entries: Iterable[tuple[Task, Config, str]]) -> list[str]:
     lines = [f"  {_task(task)}: {format_config(config)}: {why}" for task, config, why in entries]
-    return [f"  quarantined: {len(lines)}", *(f"  {line}" for line in sorted(lines))] if lines else []
+    return (
+        [f"  quarantined: {len(lines)}", *(f"  {line}" for line in sorted(lines))] if lines else []
+    )
 
 
 def _task(task: Task) -> str:
@@ -124,9 +127,7 @@ def _history(times: Sequence[float]) -> str:
 def _decision(decision: Decision) -> str:
     kind = "default" if decision.tuned is None else "tuned"
     seconds = "not measured" if decision.seconds is None else f"{decision.seconds:.3g} s"
-    return (
-        f"{kind} {format_config(decision.in_use)}, {seconds}, generation {decision.generation}"
-    )
+    return f"{kind} {format_config(decision.in_use)}, {seconds}, generation {decision.generation}"
 
 
 def _why(why: str) -> str:
