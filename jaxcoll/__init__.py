@@ -4,7 +4,8 @@
 - Schedules: ``synthesize`` makes one, ``verify`` proves it, ``simulate`` times it, ``bound`` gives
   the least time of any; ``synthesize_compact`` writes one of tens of thousands of ranks to disk.
 - Execution inside ``jax.shard_map``: ``psum``, ``all_gather`` and the others of ``jax.lax``.
-- ``io`` (files), ``draw`` (figures), ``optax`` (training), ``aot`` (compiling for other machines).
+- ``io`` (files), ``draw`` (figures), ``optax`` (training), ``aot`` (compiling for other machines),
+  ``tune`` (choosing configurations by measured times).
 
 Importing this package does not import jax; the functions that run schedules on devices do, when
 they are first used.
@@ -25,6 +26,7 @@ from jaxcoll.errors import (
     JaxcollError,
     ScheduleError,
     TopologyError,
+    TuneError,
 )
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
@@ -66,9 +68,9 @@ if TYPE_CHECKING:
     )
     from jaxcoll.training import transforms as optax  # noqa: F401
 
-# Public folders that are loaded when first used: aot and execute need jax, draw Matplotlib; the
-# finder reads tables.
-_FOLDERS = frozenset(("aot", "draw", "execute", "finder", "io"))
+# Public folders that are loaded when first used: aot, execute and tune need jax, draw Matplotlib;
+# the finder reads tables.
+_FOLDERS = frozenset(("aot", "draw", "execute", "finder", "io", "tune"))
 
 # Names of jaxcoll.execute, which needs jax.
 _NEED_JAX = frozenset(
@@ -114,6 +116,7 @@ __all__ = [
     "Topology",
     "TopologyError",
     "TreeFlow",
+    "TuneError",
     "all_gather",
     "all_to_all",
     "axis_groups",

@@ -35,3 +35,7 @@ class ScheduleError(JaxcollError):
 
 class FormatError(JaxcollError):
     """A file or text that is truncated, malformed or not of the format it claims."""
+
+
+class TuneError(JaxcollError):
+    """A configuration space, a measurement or a search's state that a tuner cannot use."""

@@ -17,14 +17,16 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals, primitives
+from jaxcoll.execute import active, configured, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.processes import agree
+from jaxcoll.execute.defaults import default_topology
 from jaxcoll.execute.selection import Choice, checked_groups, choose
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
+from jaxcoll.task import Task
 
 # Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
 # latency.
@@ -146,6 +148,19 @@ class Call:
         return jax.reshard(out, spec) if inner is not spec and out.shape == x.shape else out
 
     def _run(self, x: jax.Array) -> jax.Array:
+        choices = active.current()
+        if choices is None or self.choice is not None or self.lowering != "auto":
+            return self._run_by(x, None)
+        return choices.run(self._task(x), x, self._run_by)
+
+    def _run_by(self, x: jax.Array, config: active.Config | None) -> jax.Array:
+        """Run by a configuration, or as the call says."""
+        if config is not None:
+            groups = checked_groups(self.groups, self.axes)
+            site = configured.Site(
+                self.kind, self.axes, groups, self.root, self.op, self.invarying
+            )
+            return configured.run(site, x, self._nbytes(x, self.groups), config)
         axes, chosen = self.resolve(x)
         return primitives.bind(
             x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=self.op
@@ -157,11 +172,26 @@ class Call:
         if isinstance(self.choice, Schedule) and groups is None and self.root is None:
             axes = _axes_of_schedule(self.choice, axes)
             groups = self.choice.collective.groups if axes.names != axes.over else None
-        ranks = self.axes.num_ranks if groups is None else len(groups[0])
-        nbytes = x.size * x.dtype.itemsize * (ranks if self.kind == "all_gather" else 1)
+        nbytes = self._nbytes(x, groups)
         chosen = choose(self.choice, self.kind, axes, groups, self.root, nbytes)
-        agree(chosen, axes, self.lowering)
+        agree(chosen, axes, self.lowering, f"{self.kind} of {nbytes} B, groups {groups}")
         return axes, chosen
+
+    def _nbytes(self, x: jax.Array, groups: Groups) -> int:
+        """Bytes of the larger of a rank's input and output."""
+        ranks = self.axes.num_ranks if groups is None else len(groups[0])
+        return x.size * x.dtype.itemsize * (ranks if self.kind == "all_gather" else 1)
+
+    def _task(self, x: jax.Array) -> Task:
+        ranks, size = self.axes.num_ranks, group_size(self.axes, self.groups)
+        return Task(
+            self.kind,
+            self._nbytes(x, self.groups),
+            x.dtype.name,
+            size,
+            ranks // size,
+            default_topology(ranks).digest,
+        )
 
 
 def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tuple[Axes, Schedule]:

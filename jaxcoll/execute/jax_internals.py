@@ -107,8 +107,11 @@ def mesh_size() -> int:
 
 
 def publish(key: str, value: str) -> None:
-    """Publish a value to all processes that ``jax.distributed.initialize`` has connected."""
-    _service().key_value_set(key, value)
+    """Publish a value to all processes that ``jax.distributed.initialize`` has connected.
+
+    A value published again under the same key replaces the first.
+    """
+    _service().key_value_set(key, value, allow_overwrite=True)
 
 
 def fetch(key: str, seconds: int) -> str | None:

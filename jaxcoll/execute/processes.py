@@ -8,7 +8,8 @@ raise.
 from __future__ import annotations
 
 import functools
-import itertools
+import hashlib
+import threading
 
 import jax
 
@@ -19,32 +20,38 @@ from jaxcoll.schedule import Schedule
 
 TIMEOUT_SECONDS = 300
 
-# Numbers the schedules of a process: all processes trace the same program, hence the same schedules
-# in the same order.
-_number = itertools.count()
+# The different schedules that a process has run at each kind of call, numbered in the order in which
+# it met them. All processes trace the same programs, so these orders are the same; between calls of
+# different kinds there is no order, since programs may also be traced in the background.
+_numbers: dict[str, dict[str, int]] = {}
+_lock = threading.Lock()
 
 
-def agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
+def agree(schedule: Schedule, axes: Axes, lowering: str, call: str) -> None:
     """Make sure that all processes are about to run the same schedule in the same way.
 
     Does nothing in one process, or on a mesh of some of the devices only (whose other processes
     cannot be known while tracing).
+
+    Args:
+        call: what is run apart from the schedule: kind, size, groups, and the configuration.
 
     Raises:
         ScheduleError: on every process, if some differ, or one does not say within
             ``TIMEOUT_SECONDS``.
     """
     if jax.process_count() > 1 and jax_internals.mesh_size() == jax.device_count():
-        _agree(schedule, axes, lowering)
+        _agree(schedule, axes, lowering, call)
 
 
 @functools.lru_cache(maxsize=4096)
-def _agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
-    me, number = jax.process_index(), next(_number)
+def _agree(schedule: Schedule, axes: Axes, lowering: str, call: str) -> None:
+    me = jax.process_index()
     mine = f"{schedule!r}, digest {schedule.digest[:16]}, over {axes}, lowering {lowering}"
-    jax_internals.publish(f"jaxcoll/{number}/{me}", mine)
+    key = agreement_key(call, axes, mine)
+    jax_internals.publish(f"{key}/{me}", mine)
     for other in range(jax.process_count()):
-        theirs = jax_internals.fetch(f"jaxcoll/{number}/{other}", TIMEOUT_SECONDS)
+        theirs = jax_internals.fetch(f"{key}/{other}", TIMEOUT_SECONDS)
         if theirs is None:
             raise ScheduleError(
                 f"process {other} did not say within {TIMEOUT_SECONDS} s which schedule it runs; "
@@ -55,3 +62,12 @@ def _agree(schedule: Schedule, axes: Axes, lowering: str) -> None:
                 f"processes are about to run different schedules: process {me} {mine}; process "
                 f"{other} {theirs}"
             )
+
+
+def agreement_key(call: str, axes: Axes, mine: str) -> str:
+    """The key under which all processes publish the schedule that each is about to run."""
+    kind = hashlib.sha256(f"{call} over {axes}".encode()).hexdigest()[:32]
+    with _lock:
+        met = _numbers.setdefault(kind, {})
+        number = met.setdefault(mine, len(met))
+    return f"jaxcoll/{kind}/{number}"

@@ -1,0 +1,172 @@
+"""Configured: a collective run by the values of a configuration instead of by the default.
+
+A configuration maps these names to values; absent ones keep their defaults:
+
+- ``algorithm``: "default" (the schedule that runs without tuning), "native" (the collective of
+  ``jax.lax``), or the name of a synthesizer, run on the default topology.
+- ``lowering``: "auto" or the name of a lowering.
+- ``chunks``: chunks per shard of the synthesized schedule, 1 by default.
+- ``parts``: the operand is divided into this many parts, each a collective of its own; 1 by
+  default.
+- ``in_flight``: parts that may run at the same time; all by default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcoll.collective import ROOTED, Collective
+from jaxcoll.errors import CollectiveError
+from jaxcoll.execute import jax_internals, primitives
+from jaxcoll.execute.active import Config
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.defaults import default_schedule, default_topology
+from jaxcoll.execute.ordering import after
+from jaxcoll.execute.processes import agree
+from jaxcoll.numerics import checks
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth import synthesizer_named
+from jaxcoll.synth.registry import told
+from jaxcoll.verifier import verify
+
+PARAMETERS = ("algorithm", "lowering", "chunks", "parts", "in_flight")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A call with all but its operand and its schedule."""
+
+    kind: str
+    axes: Axes
+    groups: tuple[tuple[int, ...], ...] | None
+    root: int | None
+    op: str
+    invarying: bool
+
+    @property
+    def collective(self) -> Collective:
+        """The collective of one chunk per shard."""
+        return Collective(self.kind, self.axes.num_ranks, 1, self.groups, self.root)  # type: ignore[arg-type]
+
+
+def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
+    """The result of a call by a configuration.
+
+    Args:
+        x: the operand, its blocks along the leading dimension (``primitives``).
+        nbytes: of the larger of a rank's input and output.
+
+    Raises:
+        CollectiveError: an unknown parameter, algorithm or lowering, or one that is not defined
+            for the collective.
+    """
+    if unknown := sorted(set(config) - set(PARAMETERS)):
+        raise CollectiveError(
+            f"a configuration has no {unknown[0]!r}; its parameters are {', '.join(PARAMETERS)}"
+        )
+    numbers = (config.get(name, 1) for name in ("chunks", "parts"))
+    chunks, parts = (
+        checks.integer(n, "chunks and parts", CollectiveError, least=1) for n in numbers
+    )
+    in_flight = checks.integer(
+        config.get("in_flight", parts), "in_flight", CollectiveError, least=1
+    )
+    algorithm = str(config.get("algorithm", "default"))
+    if algorithm == "native":
+        return _in_parts(functools.partial(_native, site), site, x, parts, in_flight)
+    schedule = schedule_of(site.collective, algorithm, chunks, nbytes)
+    lowering = str(config.get("lowering", "auto"))
+    agree(schedule, site.axes, lowering, f"{site.kind} of {nbytes} by {sorted(config.items())}")
+
+    def one(part: jax.Array) -> jax.Array:
+        return primitives.bind(
+            part,
+            site.axes,
+            schedule,
+            lowering=lowering,
+            invarying=site.invarying,
+            op=site.op,
+        )
+
+    return _in_parts(one, site, x, parts, in_flight)
+
+
+@functools.lru_cache(maxsize=256)
+def schedule_of(collective: Collective, algorithm: str, chunks: int, nbytes: int) -> Schedule:
+    """The verified schedule of an algorithm other than "native" on the default topology.
+
+    Raises:
+        CollectiveError, TopologyError: the synthesizer is not defined here.
+    """
+    if algorithm == "default":
+        shard = nbytes // len(collective.groups[0])
+        return default_schedule(collective, shard, jax.default_backend())
+    wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
+    synthesizer = told(synthesizer_named(algorithm), max(nbytes, 1))
+    schedule = synthesizer.synthesize(default_topology(collective.num_ranks), wanted)
+    verify(schedule)
+    return schedule
+
+
+# ---------------------------------------------------------------------- native
+
+
+def is_native(kind: str) -> bool:
+    """Whether ``jax.lax`` has the collective."""
+    return kind not in ROOTED
+
+
+def _native(site: Site, x: jax.Array) -> jax.Array:
+    """The collective of ``jax.lax``, with the shapes and types of ``primitives.bind``."""
+    names, groups = site.axes.over, site.groups
+    if site.axes.over != site.axes.names:
+        groups = None  # a schedule's groups are those along the axis
+    x = primitives.vary(x, names)
+    if site.kind == "all_reduce":
+        sums = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[site.op]
+        total = sums(x, names, axis_index_groups=groups)
+        return total if site.invarying else primitives.vary(total, names)
+    if site.kind == "all_gather":
+        to = "invarying" if site.invarying else "varying"
+        return lax.all_gather(x, names, axis_index_groups=groups, tiled=True, to=to)
+    if site.kind == "reduce_scatter":
+        return lax.psum_scatter(x, names, axis_index_groups=groups, tiled=True)
+    if site.kind == "all_to_all":
+        return lax.all_to_all(x, names, 0, 0, axis_index_groups=groups, tiled=True)
+    raise CollectiveError(f"jax.lax has no {site.kind} with a root; choose another algorithm")
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _in_parts(one, site: Site, x: jax.Array, parts: int, in_flight: int) -> jax.Array:
+    """The collective part by part, part i once part i - ``in_flight`` is complete.
+
+    Operands that mesh axes in Auto or Explicit mode shard further stay whole: dividing them would
+    make XLA move them.
+    """
+    blocks = _blocks(site, x)
+    length = x.size // blocks if blocks else 0
+    parts = min(parts, length)
+    if parts <= 1 or site.axes.auto or jax_internals.explicit_sharding(x)[1]:
+        return one(x)
+    bounds = [length * i // parts for i in range(1, parts)]
+    done: list[jax.Array] = []
+    for part in jnp.split(x.reshape(blocks, length), bounds, axis=1):
+        if len(done) >= in_flight:
+            [part] = after([part], done[-in_flight])
+        done.append(one(part))
+    shape = jax.eval_shape(one, x).shape
+    return lax.concatenate(done, 1).reshape(shape)
+
+
+def _blocks(site: Site, x: jax.Array) -> int:
+    """How many blocks the leading dimension of an operand holds."""
+    if site.kind in ("reduce_scatter", "scatter", "all_to_all"):
+        return len(site.collective.groups[0])
+    return 1

@@ -1,0 +1,146 @@
+"""Parameters and configurations: what a collective can be run with, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
+
+Value = str | int | float | bool
+Kind = Literal["implementation", "resource"]
+_KINDS = ("implementation", "resource")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One parameter of a configuration and the values that it can take (AutoCCL, section 4.1).
+
+    An ``"implementation"`` parameter selects code (algorithm, protocol, lowering): few values in
+    no order. A ``"resource"`` parameter is a number that the code takes (channels, chunk bytes):
+    many values, ascending.
+
+    Raises:
+        TuneError: no name, no values, a value twice; resource values that are not finite numbers
+            in ascending order.
+    """
+
+    name: str
+    values: tuple[Value, ...]
+    kind: Kind
+
+    def __post_init__(self):
+        if not checks.text(self.name, "a parameter's name", TuneError):
+            raise TuneError("a parameter's name must not be empty")
+        checks.choice(self.kind, _KINDS, f"the kind of parameter {self.name!r}", TuneError)
+        what = f"the values of parameter {self.name!r}"
+        values = tuple(
+            _scalar(value, what) for value in checks.members(self.values, what, TuneError)
+        )
+        if not values:
+            raise TuneError(f"parameter {self.name!r} has no values; give at least one")
+        if len(set(values)) < len(values):
+            raise TuneError(f"{what} must differ, got {checks.shown(values)}")
+        if self.kind == "resource" and not _ascending(values):
+            raise TuneError(f"{what} must be ascending numbers, got {checks.shown(values)}")
+        checks.put(self, values=values)
+
+    @property
+    def is_resource(self) -> bool:
+        """Whether the values are ordered numbers."""
+        return self.kind == "resource"
+
+    @functools.cached_property
+    def positions(self) -> Mapping[Value, int]:
+        """Of each value, where it stands."""
+        return {value: i for i, value in enumerate(self.values)}
+
+
+class Config(Mapping[str, Value]):
+    """A value for each parameter: an immutable, hashable mapping in the order of the parameters.
+
+    Two configurations are equal when they give the same values to the same names, in any order.
+
+    Raises:
+        TuneError: a name that is not a string; a value that is no string, finite number or bool.
+    """
+
+    __slots__ = ("_hash", "_values")
+
+    def __init__(self, values: Mapping[str, Value]):
+        checks.instance(values, Mapping, "a configuration", TuneError)
+        self._values: dict[str, Value] = {
+            checks.text(name, "a parameter's name", TuneError): _scalar(
+                value, f"the value of parameter {name!r}"
+            )
+            for name, value in values.items()
+        }
+        self._hash = hash(frozenset(self._values.items()))
+
+    def __getitem__(self, name: str) -> Value:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Config):
+            return NotImplemented
+        return self._values == other._values
+
+    def __repr__(self) -> str:
+        return f"Config({self._values!r})"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self._values.items())
+
+    def replace(self, **values: Value) -> Config:
+        """The same configuration with other values for some names, new names at the end."""
+        return Config({**self._values, **values})
+
+    def to_json(self) -> dict[str, Value]:
+        """A JSON object: names and values, in order."""
+        return dict(self._values)
+
+    @classmethod
+    def from_json(cls, fields: object) -> Config:
+        """The configuration of a JSON object; it is checked as any other.
+
+        Raises:
+            TuneError: not an object of strings, finite numbers and booleans.
+        """
+        if not isinstance(fields, dict):
+            raise TuneError(
+                f"a configuration in JSON must be an object, got {checks.shown(fields)}"
+            )
+        return cls(fields)
+
+
+def _scalar(value: object, what: str) -> Value:
+    """A value as JSON holds it; numbers of NumPy become Python's."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (str, bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise TuneError(
+        f"{what} must be strings, finite numbers or booleans, got {checks.shown(value)}"
+    )
+
+
+def _ascending(values: tuple) -> bool:
+    if any(isinstance(value, (bool, str)) for value in values):
+        return False
+    return all(low < high for low, high in itertools.pairwise(values))

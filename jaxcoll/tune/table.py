@@ -1,0 +1,256 @@
+"""Tables: what was measured (history), what was decided (decisions), what failed (quarantine).
+
+AutoCCL (NSDI 2025, Section 5.1 and Fig. 6) keeps a history table on the leader and a configuration
+table with a default and a tuned configuration per task on every process. ``Table`` holds both, for
+any number of machines, and a list of configurations that must not be tried again. Files are in
+``table_file``, printing is in ``table_text``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
+from jaxcoll.task import Task
+from jaxcoll.tune import table_file, table_text
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.decision import Decision
+from jaxcoll.tune.machine import Machine
+from jaxcoll.tune.size_ranges import SizeRange, nearest, size_ranges
+
+# Why a configuration is in quarantine that was being tried when its process ended.
+ENDED_IN_TRIAL = "the process that tried it ended before the trial did"
+
+
+class Table:
+    """Times, decisions and failures of tuning, by machine and task.
+
+    Attributes:
+        history: seconds per (machine, task, configuration), ascending.
+        decisions: the decision per (machine, task).
+        quarantined: why a (machine, task, configuration) must not be tried again.
+    """
+
+    def __init__(
+        self,
+        history: Mapping[tuple[Machine, Task, Config], Iterable[float]] | None = None,
+        decisions: Mapping[tuple[Machine, Task], Decision] | None = None,
+        quarantined: Mapping[tuple[Machine, Task, Config], str] | None = None,
+    ):
+        self.history = {key: tuple(sorted(times)) for key, times in (history or {}).items()}
+        self.decisions = dict(decisions or {})
+        self.quarantined = dict(quarantined or {})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and self._parts() == other._parts()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _parts(self) -> tuple:
+        return self.history, self.decisions, self.quarantined
+
+    # ------------------------------------------------------------------ writing
+
+    def record(self, task: Task, config: Config, seconds: float, machine: Machine) -> None:
+        """Add a measured time to the history.
+
+        Raises:
+            TuneError: a time that is not a positive finite number of seconds.
+        """
+        key = machine, task, config
+        times = [*self.history.get(key, ()), _checked_seconds(seconds)]
+        self.history[key] = tuple(sorted(times))
+
+    def choose(
+        self,
+        task: Task,
+        default: Config,
+        tuned: Config | None,
+        seconds: float | None,
+        machine: Machine,
+    ) -> Decision:
+        """Decide a task; a later decision has a larger generation and replaces this one.
+
+        Args:
+            default: the configuration without tuning.
+            tuned: the configuration to use; None to keep the default.
+            seconds: time of the configuration in use, or None where it was not measured.
+        """
+        before = self.decisions.get((machine, task))
+        generation = 1 if before is None else before.generation + 1
+        decision = Decision(default, tuned, seconds, generation)
+        self.decisions[machine, task] = decision
+        return decision
+
+    def quarantine(self, task: Task, config: Config, why: str, machine: Machine) -> None:
+        """Note that a configuration failed, so that it is not tried again."""
+        if not isinstance(why, str) or not why.strip():
+            raise TuneError(f"why must say how {config} failed, got {checks.shown(why)}")
+        self.quarantined[machine, task, config] = " ".join(why.split())
+
+    def begin_trial(self, task: Task, config: Config, machine: Machine) -> None:
+        """Quarantine a configuration until ``end_trial``: save the table before a trial that may
+        end the process, and the next process knows which configuration did.
+        """
+        self.quarantined.setdefault((machine, task, config), ENDED_IN_TRIAL)
+
+    def end_trial(self, task: Task, config: Config, machine: Machine) -> None:
+        """Undo ``begin_trial``; a configuration that failed otherwise stays in quarantine."""
+        if self.quarantined.get((machine, task, config)) == ENDED_IN_TRIAL:
+            del self.quarantined[machine, task, config]
+
+    # ------------------------------------------------------------------ reading
+
+    def is_quarantined(self, task: Task, config: Config, machine: Machine) -> bool:
+        """Whether a configuration failed on this task and machine."""
+        return (machine, task, config) in self.quarantined
+
+    def times(self, task: Task, machine: Machine) -> dict[Config, tuple[float, ...]]:
+        """The history of a task: seconds per configuration, ascending."""
+        return {
+            config: times
+            for (where, what, config), times in self.history.items()
+            if (where, what) == (machine, task)
+        }
+
+    def lookup(self, task: Task, machine: Machine) -> Config | None:
+        """The configuration in use for a task: its own, or that of the nearest tuned size.
+
+        Tasks that differ in size alone share ranges (see ``size_ranges``). Where no size of the
+        task's dtype was tuned, the dtype with the nearest item size answers. A configuration that
+        failed on this very task does not answer.
+
+        Returns:
+            None where nothing that this machine tuned applies.
+        """
+        tuned = self._of_any_size(task, machine)
+        if not tuned:
+            return None
+        config = tuned[nearest(task.nbytes, tuned)].in_use
+        return None if self.is_quarantined(task, config, machine) else config
+
+    def ranges(self, task: Task, machine: Machine) -> tuple[SizeRange, ...]:
+        """The configurations of a task's collective, dtype and groups, and the sizes they answer for."""
+        return size_ranges(self._of_any_size(task, machine))
+
+    def _of_any_size(self, task: Task, machine: Machine) -> dict[int, Decision]:
+        """Choices of the tasks that differ from a task in size alone, by size."""
+        by_dtype: dict[str, dict[int, Decision]] = {}
+        for (where, what), decision in self.decisions.items():
+            same_size = dataclasses.replace(what, nbytes=task.nbytes, dtype=task.dtype)
+            if where == machine and same_size == task:
+                by_dtype.setdefault(what.dtype, {})[what.nbytes] = decision
+        if not by_dtype:
+            return {}
+        return by_dtype[min(by_dtype, key=lambda dtype: _dtype_distance(dtype, task.dtype))]
+
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines of the table, in order."""
+        keys = (*self.history, *self.decisions, *self.quarantined)
+        return tuple(sorted({key[0] for key in keys}))
+
+    # ------------------------------------------------------------------ tables
+
+    def merge(self, other: Table) -> Table:
+        """A table with what either holds; merging twice, or in another order, changes nothing.
+
+        Of two decisions the one of the larger generation wins, then the faster, then the first in
+        the order of their JSON.
+        """
+        history = dict(self.history)
+        for key, times in other.history.items():
+            together = Counter(history.get(key, ())) | Counter(times)
+            history[key] = tuple(sorted(together.elements()))
+        decisions = dict(self.decisions)
+        for key, decision in other.decisions.items():
+            decisions[key] = min(decision, decisions.get(key, decision), key=Decision.precedence)
+        quarantined = dict(self.quarantined)
+        for key, why in other.quarantined.items():
+            quarantined[key] = min(why, quarantined.get(key, why))
+        return Table(history, decisions, quarantined)
+
+    def diff(self, other: Table) -> str:
+        """What changes from this table to another, one line per difference; "" where nothing."""
+        return table_text.diff(self._parts(), other._parts())
+
+    def show(self, machine: Machine | None = None) -> str:
+        """The table as text, of one machine or of all."""
+        return table_text.show(self._parts(), machine)
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write the table, all or nothing; an interrupted write leaves the old file unchanged.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        table_file.save(path, self._parts())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, machine: Machine | None = None) -> Table:
+        """Read a table that ``save`` has written.
+
+        Args:
+            machine: refuse a table that holds nothing for this machine.
+
+        Raises:
+            FormatError: naming the file: not a table, cut short, damaged, or of a newer version.
+            TuneError: a foreign table: it holds nothing for ``machine``.
+            OSError: the file cannot be read.
+        """
+        table = cls(*table_file.load(path))
+        if machine is not None and machine not in table.machines():
+            made_on = "; ".join(map(str, table.machines())) or "no machine"
+            raise TuneError(
+                f"{os.fspath(path)} was tuned on {made_on}, not on {machine}; tune here with "
+                "jc.tune.offline or jc.tune.online, or load it without machine= to inspect it"
+            )
+        return table
+
+    @classmethod
+    def load_usable(
+        cls,
+        paths: Iterable[str | os.PathLike],
+        machine: Machine | None = None,
+        skipped: Callable[[str], None] = lambda reason: None,
+    ) -> Table:
+        """The tables of several files merged, without those that cannot be used.
+
+        For training, which must go on: a file that is missing, cannot be read, is damaged, newer or
+        foreign is skipped, and ``skipped`` is called with a line that names it and says why.
+        """
+        merged = cls()
+        for path in paths:
+            try:
+                merged = merged.merge(cls.load(path, machine))
+            except (OSError, ValueError) as error:
+                skipped(f"skipped the tuner table {os.fspath(path)}: {error}")
+        return merged
+
+
+def _checked_seconds(seconds: float) -> float:
+    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not is_number or not 0 < float(seconds) < math.inf:
+        raise TuneError(
+            f"a time must be a positive finite number of seconds, got {checks.shown(seconds)}; "
+            "tell a failed trial with quarantine()"
+        )
+    return float(seconds)
+
+
+def _dtype_distance(dtype: str, wanted: str) -> tuple:
+    bits, wanted_bits = _bits(dtype), _bits(wanted)
+    return dtype != wanted, abs(bits - wanted_bits), dtype
+
+
+def _bits(dtype: str) -> int:
+    """Bits of an item, read from the name of its dtype: 16 of "bfloat16", 8 of "bool"."""
+    digits = "".join(c if c.isdigit() else " " for c in dtype).split()
+    return int(digits[0]) if digits else 8

@@ -1,0 +1,201 @@
+"""Files of tables: versioned JSON, one line per entry, written all or nothing.
+
+The same table always gives the same bytes. A checksum tells a damaged file from a sound one; a
+person who edits a file removes the checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable
+
+from jaxcoll import fields as readers
+from jaxcoll.errors import FormatError, JaxcollError
+from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.task import Task
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.decision import Decision
+from jaxcoll.tune.machine import Machine
+
+FORMAT = "jaxcoll.tuner-table"
+VERSION = 1
+
+History = dict[tuple[Machine, Task, Config], tuple[float, ...]]
+Decisions = dict[tuple[Machine, Task], Decision]
+Quarantined = dict[tuple[Machine, Task, Config], str]
+Parts = tuple[History, Decisions, Quarantined]
+
+_SECTIONS = ("history", "decisions", "quarantine")
+
+
+def save(path: str | os.PathLike, parts: Parts) -> None:
+    """Write a table to a file.
+
+    Raises:
+        OSError: the file cannot be written; an existing one is unchanged.
+    """
+    write_text(path, dumps(parts))
+
+
+def load(path: str | os.PathLike) -> Parts:
+    """Read what ``save`` has written.
+
+    Raises:
+        FormatError: naming the file; see ``loads``.
+        OSError: the file cannot be read.
+    """
+    text = read_text(path, MAX_BYTES)
+    try:
+        return loads(text)
+    except FormatError as error:
+        raise FormatError(f"{os.fspath(path)}: {error}") from error.__cause__
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def dumps(parts: Parts) -> str:
+    """A table as JSON text."""
+    history, decisions, quarantined = parts
+    sections = {
+        "history": [_key(*key) | {"seconds": list(times)} for key, times in history.items()],
+        "decisions": [
+            _key(*key)
+            | {
+                "default": decision.default.to_json(),
+                "tuned": None if decision.tuned is None else decision.tuned.to_json(),
+                "seconds": decision.seconds,
+                "generation": decision.generation,
+            }
+            for key, decision in decisions.items()
+        ],
+        "quarantine": [_key(*key) | {"why": why} for key, why in quarantined.items()],
+    }
+    lines = {name: sorted(map(_compact, entries)) for name, entries in sections.items()}
+    body = ",\n".join(
+        f"{json.dumps(name)}: [" + "".join(f"\n{line}," for line in entries)[:-1] + "\n]"
+        for name, entries in lines.items()
+    )
+    head = {"format": f"{FORMAT}/{VERSION}", "checksum": _checksum(lines)}
+    opening = "".join(f"{json.dumps(name)}: {json.dumps(value)},\n" for name, value in head.items())
+    return "{\n" + opening + body + "\n}\n"
+
+
+def _key(machine: Machine, task: Task, config: Config | None = None) -> dict:
+    key = {"hardware": machine.hardware, "jax": machine.jax, "task": task.to_json()}
+    return key if config is None else key | {"config": config.to_json()}
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _checksum(lines: dict[str, list[str]]) -> str:
+    text = "\n".join(f"{name}\n" + "\n".join(entries) for name, entries in lines.items())
+    return f"crc32:{zlib.crc32(text.encode()):08x}"
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def loads(text: str) -> Parts:
+    """The table that ``dumps`` has written.
+
+    Raises:
+        FormatError: not JSON or cut short, not a table, of a newer version, damaged, an entry
+            twice, or an entry that a task, a configuration or a decision refuses.
+    """
+    whole = readers.parse(text)
+    _check_format(whole)
+    fields = readers.Fields(whole, "the table")
+    fields.take("format", readers.text)
+    checksum = fields.optional("checksum", readers.text)
+    raw = {name: fields.take(name, readers.items) for name in _SECTIONS}
+    fields.end()
+    if checksum is not None:
+        found = _checksum({name: sorted(map(_compact, raw[name])) for name in _SECTIONS})
+        if found != checksum:
+            raise FormatError(
+                f"damaged or edited: its entries have the checksum {found}, but it says "
+                f"{readers.glimpse(checksum)}; restore it, or remove the checksum to accept edits"
+            )
+    return (
+        _section(raw["history"], "history", True, _times),
+        _section(raw["decisions"], "decisions", False, _decision),
+        _section(raw["quarantine"], "quarantine", True, lambda f: f.take("why", readers.text)),
+    )
+
+
+def _check_format(whole: object) -> None:
+    name = whole.get("format") if isinstance(whole, dict) else None
+    match = re.fullmatch(rf"{re.escape(FORMAT)}/([0-9]{{1,9}})", str(name))
+    if match is None:
+        raise FormatError(
+            f'not a tuner table: expected an object with "format": "{FORMAT}/{VERSION}", got '
+            + (f'"format": {readers.glimpse(name)}' if name is not None else "none")
+        )
+    if int(match[1]) > VERSION:
+        raise FormatError(
+            f"written by a newer version: its format is {name}, and this one reads up to "
+            f"{FORMAT}/{VERSION}; update jaxcoll, or tune again"
+        )
+    if int(match[1]) < 1:
+        raise FormatError(f"no such version of a tuner table: {name}")
+
+
+def _section(entries: list, where: str, has_config: bool, read: Callable) -> dict:
+    """The entries of a section by their keys."""
+    section: dict = {}
+    for i, entry in enumerate(entries):
+        fields = readers.Fields(entry, f"{where}[{i}]")
+        try:
+            machine = Machine(
+                fields.take("hardware", readers.text), fields.take("jax", readers.text)
+            )
+            key: tuple = machine, fields.take("task", _checked(Task))
+            if has_config:
+                key += (fields.take("config", _checked(Config)),)
+            value = read(fields)
+        except FormatError:
+            raise
+        except JaxcollError as error:
+            raise FormatError(f"{where}[{i}]: {error}") from error
+        fields.end()
+        if key in section:
+            raise FormatError(f"{where}[{i}] repeats an earlier entry; give each once")
+        section[key] = value
+    return section
+
+
+def _checked(kind: type) -> Callable[[object, str], object]:
+    """Reads a ``Task`` or a ``Config``, whose errors name the field."""
+
+    def read(value: object, name: str) -> object:
+        if not isinstance(value, dict):
+            raise FormatError(f"{name} must be an object, got {readers.glimpse(value)}")
+        try:
+            return kind.from_json(value)
+        except (ValueError, TypeError, KeyError) as error:
+            raise FormatError(f"{name}: {error}") from error
+
+    return read
+
+
+def _times(fields: readers.Fields) -> tuple[float, ...]:
+    times = fields.take("seconds", readers.list_of(readers.number))
+    if not times or min(times) <= 0 or list(times) != sorted(times):
+        raise FormatError(f"{fields.where}.seconds must be positive times in ascending order")
+    return times
+
+
+def _decision(fields: readers.Fields) -> Decision:
+    read_config = _checked(Config)
+    return Decision(
+        fields.take("default", read_config),
+        fields.optional("tuned", read_config),
+        fields.optional("seconds", readers.number),
+        fields.take("generation", readers.whole(1, readers.INT64)),
+    )

@@ -1,0 +1,40 @@
+"""The tasks of a program: found by tracing it once."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+import jax
+
+from jaxcoll.execute import active
+from jaxcoll.task import Task
+
+__all__ = ["Task", "tasks_of"]
+
+
+class _Recorder:
+    """Runs every task by the default and counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls: collections.Counter[Task] = collections.Counter()
+
+    def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+        self.calls[task] += 1
+        return run_by(x, None)
+
+
+def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
+    """The tasks of a step and how often its program calls each, in the order of their first calls.
+
+    Only calls that leave ``schedule=`` and ``lowering=`` open are tasks. A call in the body of a
+    loop counts once.
+
+    Args:
+        step: a function that JAX can trace; if jitted, it stays so.
+        args, kwargs: arrays or ``jax.ShapeDtypeStruct``; nothing is computed.
+    """
+    recorder = _Recorder()
+    with active.choosing(recorder):
+        jax.eval_shape(step, *args, **kwargs)
+    return dict(recorder.calls)
