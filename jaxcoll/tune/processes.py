@@ -80,7 +80,7 @@ class Connected:
     """
 
     def __init__(self, timeout: float = TIMEOUT_SECONDS):
-        self._timeout = checks.positive(timeout, "timeout", TuneError)
+        self._timeout = float(checks.positive(timeout, "timeout", TuneError))
         self._me, self._count = jax.process_index(), jax.process_count()
         self._prefix = f"jaxcoll/tune/{next(_number)}"
         self._checkpoint = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.processes import Alone, coordinator
+from jaxcoll.tune.processes import Alone, Connected, coordinator
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +46,8 @@ def assert_all_ran_the_same(printed: list[str], count: int) -> None:
     """Every process went through the same programs, of which there are three."""
     assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
     (trace,) = {text.splitlines()[-2] for text in printed}
-    assert len(trace) == count and set(trace) == set("012")
+    assert len(trace) == count
+    assert set(trace) == set("012")
 
 
 def test_all_processes_switch_at_the_same_step():
@@ -62,13 +63,15 @@ def test_a_thousand_switches_under_random_delays(processes):
 @pytest.mark.parametrize("what", ["killed", pytest.param("stalled", marks=pytest.mark.slow)])
 def test_survivors_name_the_process_that_is_missing(what):
     for text in start(3, what, 40):
-        assert "TuneError" in text and "process 2 did not report within 6 s" in text, text
+        assert "TuneError" in text, text
+        assert "process 2 did not report within 6 s" in text, text
         assert float(re.findall(r"^after ([\d.]+) s$", text, re.MULTILINE)[0]) < 30
 
 
 def test_one_process_decides_alone():
     alone = coordinator()
-    assert isinstance(alone, Alone) and alone.is_leader
+    assert isinstance(alone, Alone)
+    assert alone.is_leader
     assert alone.exchange({"step": 3}, lambda reports: {"next": reports[0]["step"] + 1}) == {
         "next": 4
     }
@@ -77,7 +80,5 @@ def test_one_process_decides_alone():
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
 def test_a_timeout_that_is_none(timeout):
-    from jaxcoll.tune.processes import Connected
-
     with pytest.raises(TuneError, match="timeout"):
         Connected(timeout)
