@@ -202,7 +202,10 @@ class Construction:
 
 
 def line_graph(part: Construction) -> Construction:
-    """L of a construction; of L^k it is L^(k+1)."""
+    """L of a construction; of L^k it is L^(k+1), of DBJ(d,n) it is DBJ(d,n+1)."""
+    if part.operation == "de_bruijn":
+        degree, letters = part.arguments
+        return Construction("de_bruijn", (degree, letters + 1))
     if part.operation == "line_graph":
         return Construction("line_graph", (part.arguments[0] + 1,), part.parts)
     return Construction("line_graph", (1,), (part,))
