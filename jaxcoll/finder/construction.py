@@ -26,6 +26,12 @@ from jaxcoll.topologies.generative import (
 )
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 
+
+def _of_sides(build: Callable[..., Digraph]) -> Callable[[tuple[int, ...]], Digraph]:
+    """A constructor that takes sides as one argument."""
+    return lambda sides: build(*sides)
+
+
 # Constructors of bases, and how their arguments are written (Table A.3).
 BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
     "complete": (generative.complete, "K{0}"),
@@ -45,6 +51,12 @@ BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
     "projective_plane": (finite_geometry.projective_plane, "PG(2,{0})"),
     "affine_plane_minus_class": (finite_geometry.affine_plane_minus_class, "AG(2,{0})-class"),
     "generalized_quadrangle": (finite_geometry.generalized_quadrangle, "GQ({0},{0})"),
+    "generalized_hexagon": (finite_geometry.generalized_hexagon, "GH({0},{0})"),
+    "doubled_odd_graph": (distance_regular_graphs.doubled_odd_graph, "D(O{0})"),
+    "twisted_torus": (_of_sides(generative.twisted_torus), "twisted torus({0})"),
+    "twisted_hypercube": (generative.twisted_hypercube, "twisted hypercube({0})"),
+    "shifted_ring": (generative.shifted_ring, "ShiftedRing({0})"),
+    "double_binary_tree": (generative.double_binary_tree, "DBT({0})"),
 }
 
 # Operations of one operand, by how they are written.
@@ -190,7 +202,10 @@ class Construction:
 
 
 def line_graph(part: Construction) -> Construction:
-    """L of a construction; of L^k it is L^(k+1)."""
+    """L of a construction; of L^k it is L^(k+1), of DBJ(d,n) it is DBJ(d,n+1)."""
+    if part.operation == "de_bruijn":
+        degree, letters = part.arguments
+        return Construction("de_bruijn", (degree, letters + 1))
     if part.operation == "line_graph":
         return Construction("line_graph", (part.arguments[0] + 1,), part.parts)
     return Construction("line_graph", (1,), (part,))

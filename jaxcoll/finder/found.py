@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from importlib import resources
 
@@ -192,6 +193,10 @@ class Found:
         return min(self.points, key=seconds)
 
     def __str__(self) -> str:
+        if self.with_rates:
+            # Their loops run compiled, without the interpreter's lock.
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda point: point.rate, self.points))
         lines = [f"n = {self.size}, degree {self.degree}"]
         head = ("topology", "T_L", "T_B", "D", "MCF")
         rows = [head, *(self._row(point) for point in self.points)]

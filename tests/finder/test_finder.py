@@ -245,6 +245,55 @@ def test_bad_input_is_refused(call, message: str):
         call()
 
 
+@pytest.mark.parametrize(
+    ("size", "degree", "name"),
+    [
+        (108, 6, "twisted torus(3,6,6)"),
+        (126, 3, "GH(2,2)"),
+        (20, 3, "D(O3)"),
+    ],
+)
+def test_frontiers_have_the_geometries_and_twisted_tori(size: int, degree: int, name: str):
+    points = find(size, degree, rates=False).points
+    (point,) = [point for point in points if str(point.construction) == name]
+    assert bfb_cost(point.digraph) == point.cost
+    assert point.cost.inverse_bandwidth == bandwidth_optimum(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "degree", "name"),
+    [
+        (8, 3, "twisted hypercube(3)"),
+        (18, 4, "twisted torus(3,6)"),
+        (32, 5, "twisted hypercube(5)"),
+    ],
+)
+def test_twisted_bases_are_tried(size: int, degree: int, name: str):
+    (found,) = [c for c in bases(size, degree) if str(c.construction) == name]
+    assert found.cost == bfb_cost(found.construction.digraph())
+    assert is_reverse_symmetric(found.construction.digraph())
+
+
+def test_shifted_rings_and_double_binary_trees_can_be_built_on():
+    ring = Construction("shifted_ring", (8,))
+    assert Construction.heard(ring.said()).digraph().name == "C(8,{1,3})"
+    assert cost(ring.all_gather()[1], 4) == bfb_cost(ring.digraph())
+    assert Construction("double_binary_tree", (8,)).digraph().degree == 4
+
+
+def test_of_equal_costs_the_least_mean_distance_or_the_more_symmetric_is_taken():
+    """DBJ(4,3) is Pi(4,64) in other words, with four times its known automorphisms."""
+    first = find(64, 4).points[0]
+    assert str(first.construction) == "DBJ(4,3)"
+    assert first.digraph.num_orbits == 16
+
+
+def test_frontiers_of_all_sizes_print_diameters_and_rates_when_asked():
+    kept = frontiers(32, 4)
+    assert "0.0571" in str(kept[32])
+    assert "0.0571" not in str(kept.found(32, rates=False)).split("paper:")[0]
+
+
 def test_a_size_has_the_bases_of_table_a_3():
     names = {str(c.construction) for c in bases(8, 2)}
     assert {"BiRing(2,8)", "Diamond", "DBJMod(2,3)", "Pi(2,8)"} <= names
