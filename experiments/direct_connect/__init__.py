@@ -20,4 +20,5 @@ EXPERIMENTS: dict[str, Experiment] = {
     "direct-connect-fig-3-11": Experiment("experiments.direct_connect.torus_hosts"),
     "direct-connect-fig-a-4": Experiment("experiments.direct_connect.best"),
     "direct-connect-fig-3-7": Experiment("experiments.direct_connect.large"),
+    "direct-connect-fig-3-9": Experiment("experiments.direct_connect.training.moe"),
 }
