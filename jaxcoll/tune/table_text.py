@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxcoll.task import Task
 from jaxcoll.tune.config import Config
@@ -99,20 +99,25 @@ def _task(task: Task) -> str:
 
 def diff(before: Parts, after: Parts) -> str:
     """Lines of "+" (only after), "-" (only before) and "~" (changed), by machine and task."""
-    lines = []
-    for old, new, describe in zip(before, after, (_history, _decision, _why), strict=True):
-        for key in sorted({*old, *new}, key=_order):
-            if old.get(key) == new.get(key):
-                continue
-            machine, task, *config = key
-            name = f"{machine}: {_task(task)}" + "".join(f": {format_config(c)}" for c in config)
-            if key not in old:
-                lines.append(f"+ {name}: {describe(new[key])}")
-            elif key not in new:
-                lines.append(f"- {name}: {describe(old[key])}")
-            else:
-                lines.append(f"~ {name}: {describe(old[key])} -> {describe(new[key])}")
-    return "\n".join(lines)
+    describe: tuple[Callable[..., str], ...] = _history, _decision, _why
+    return "\n".join(
+        line for i in range(len(describe)) for line in _changes(before[i], after[i], describe[i])
+    )
+
+
+def _changes(old: dict, new: dict, describe: Callable[..., str]) -> Iterator[str]:
+    """The lines of one section."""
+    for key in sorted({*old, *new}, key=_order):
+        if old.get(key) == new.get(key):
+            continue
+        machine, task, *config = key
+        name = f"{machine}: {_task(task)}" + "".join(f": {format_config(c)}" for c in config)
+        if key not in old:
+            yield f"+ {name}: {describe(new[key])}"
+        elif key not in new:
+            yield f"- {name}: {describe(old[key])}"
+        else:
+            yield f"~ {name}: {describe(old[key])} -> {describe(new[key])}"
 
 
 def _order(key: tuple) -> tuple:

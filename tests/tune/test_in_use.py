@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,7 +141,7 @@ def test_equal_tables_share_programs_and_later_changes_have_no_effect():
 
 @pytest.mark.parametrize("backend", [*FIRST_ROWS, "metal"])
 def test_the_first_rows_are_todays_thresholds(backend):
-    def name(kind, shard_bytes, groups=None, root=None):
+    def name(kind, shard_bytes, groups: Any = None, root=None):
         collective = Collective(kind, 8, 1, groups, root)
         return default_schedule(collective, shard_bytes, backend).provenance.synthesizer
 
