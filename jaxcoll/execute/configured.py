@@ -25,8 +25,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.active import Config
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.defaults import LONG_SHARD_BYTES, default_schedule, default_topology
-from jaxcoll.execute.layout import at_least
+from jaxcoll.execute.defaults import default_schedule, default_topology
 from jaxcoll.execute.ordering import after
 from jaxcoll.execute.processes import agree
 from jaxcoll.numerics import checks
@@ -71,7 +70,9 @@ def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
             f"a configuration has no {unknown[0]!r}; its parameters are {', '.join(PARAMETERS)}"
         )
     numbers = (config.get(name, 1) for name in ("chunks", "parts"))
-    chunks, parts = (checks.integer(n, "chunks and parts", CollectiveError, least=1) for n in numbers)
+    chunks, parts = (
+        checks.integer(n, "chunks and parts", CollectiveError, least=1) for n in numbers
+    )
     in_flight = checks.integer(
         config.get("in_flight", parts), "in_flight", CollectiveError, least=1
     )
@@ -104,7 +105,7 @@ def schedule_of(collective: Collective, algorithm: str, chunks: int, nbytes: int
     """
     if algorithm == "default":
         shard = nbytes // len(collective.groups[0])
-        return default_schedule(collective, at_least(shard, LONG_SHARD_BYTES))
+        return default_schedule(collective, shard, jax.default_backend())
     wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
     synthesizer = told(synthesizer_named(algorithm), max(nbytes, 1))
     schedule = synthesizer.synthesize(default_topology(collective.num_ranks), wanted)

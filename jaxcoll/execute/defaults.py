@@ -5,46 +5,98 @@ than with the wires crossed. So the defaults take few rounds: gathers and sums g
 dimension over a grid whose sides are the prime factors of n, rooted collectives along a binomial
 tree. For long buffers the copies count, and a ring makes the fewest: each rank forwards a chunk
 unchanged.
+
+``FIRST_ROWS`` says so per backend. They are the first rows of every table of tuning: a tuned row
+(``jc.tune.use``) answers before them.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxcoll import topologies
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.execute.layout import Size, at_least
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-# From shards of this many bytes on, a ring is as fast as few rounds (measured on CPU devices).
-LONG_SHARD_BYTES = 96 << 10
+_GRID_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+_RING = Ring(bidirectional=False)
+
+
+class Row(NamedTuple):
+    """The default of some collectives for shards of ``min_shard_bytes`` and more.
+
+    Attributes:
+        kinds: of collective, as in ``Collective``.
+        min_shard_bytes: a row with a larger one answers first.
+        synthesizers: the first that is defined for the groups of the collective runs.
+    """
+
+    kinds: tuple[str, ...]
+    min_shard_bytes: int
+    synthesizers: tuple[Synthesizer, ...]
+
+
+_FEW_ROUNDS = Row(_GRID_KINDS, 0, (Bucket(), _RING))
+_ALL_TO_ALL = Row(("all_to_all",), 0, (Direct(),))
+
+# By backend. From shards of 96 KiB on, a ring is as fast as few rounds: measured on CPU devices.
+# Nobody has measured GPUs and TPUs; their rows are those of the CPU until ``jc.tune`` has.
+FIRST_ROWS: dict[str, tuple[Row, ...]] = {
+    backend: (Row(_GRID_KINDS, 96 << 10, (_RING,)), _FEW_ROUNDS, _ALL_TO_ALL)
+    for backend in ("cpu", "gpu", "tpu")
+}
+
+
+def default_schedule(
+    collective: Collective, shard_bytes: Size = 0, backend: str = "cpu"
+) -> Schedule:
+    """The default for a collective, verified.
+
+    A binomial tree for collectives with a root; for the others that of ``FIRST_ROWS``.
+
+    Args:
+        shard_bytes: of a shard; a symbolic size counts as short.
+        backend: of the devices, as ``jax.default_backend`` names it; one without rows has those of
+            the CPU.
+    """
+    if collective.kind in ROOTED:
+        return _binomial_verified(collective)
+    rows = FIRST_ROWS.get(backend, FIRST_ROWS["cpu"])
+    answers = (
+        row
+        for row in sorted(rows, key=lambda row: -row.min_shard_bytes)
+        if collective.kind in row.kinds
+        and (row.min_shard_bytes == 0 or at_least(shard_bytes, row.min_shard_bytes))
+    )
+    return _first_defined(next(answers).synthesizers, collective)
 
 
 @functools.lru_cache(maxsize=256)
-def default_schedule(collective: Collective, is_long: bool = False) -> Schedule:
-    """The default for a collective, verified.
+def _binomial_verified(collective: Collective) -> Schedule:
+    schedule = binomial(collective)
+    verify(schedule)
+    return schedule
 
-    ``Bucket`` for all_gather, reduce_scatter and all_reduce (``Ring``, where groups are not grids
-    or buffers are long), a binomial tree for those with a root, ``Direct`` for all_to_all.
-    """
-    if collective.kind in ROOTED:
-        schedule = binomial(collective)
-        verify(schedule)
-        return schedule
-    if collective.kind == "all_to_all":
-        return synthesized(Direct(), collective)
-    if is_long:
-        return synthesized(Ring(bidirectional=False), collective)
-    try:
-        return synthesized(Bucket(), collective)
-    except CollectiveError:
-        return synthesized(Ring(bidirectional=False), collective)
+
+@functools.lru_cache(maxsize=256)
+def _first_defined(synthesizers: tuple[Synthesizer, ...], collective: Collective) -> Schedule:
+    """The schedule of the first synthesizer that is defined for the collective."""
+    *preferred, last = synthesizers
+    for synthesizer in preferred:
+        try:
+            return synthesized(synthesizer, collective)
+        except CollectiveError:
+            continue
+    return synthesized(last, collective)
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,16 +7,12 @@ import inspect
 import operator
 from collections.abc import Callable
 
+import jax
+
 from jaxcoll.collective import DUALS, Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.defaults import (
-    LONG_SHARD_BYTES,
-    default_schedule,
-    default_topology,
-    synthesized,
-)
-from jaxcoll.execute.layout import at_least
+from jaxcoll.execute.defaults import default_schedule, default_topology, synthesized
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.topology import Topology
@@ -51,7 +47,7 @@ def choose(
     collective = Collective(kind, axes.num_ranks, 1, checked_groups(groups, axes), root)  # type: ignore[arg-type]
     if choice is None:
         shard = nbytes // len(collective.groups[0])
-        return default_schedule(collective, at_least(shard, LONG_SHARD_BYTES))
+        return default_schedule(collective, shard, jax.default_backend())
     if isinstance(choice, TreeFlow):
         choice = _unsplit(choice)
     if isinstance(choice, Schedule):

@@ -9,7 +9,7 @@ import numbers
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.space import Config
+from jaxcoll.tune.config import Config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Mapping
 
+from jaxcoll.tune.config import Config
 from jaxcoll.tune.decision import Decision
-from jaxcoll.tune.space import Config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +24,7 @@ def nearest(nbytes: int, sizes: Collection[int]) -> int:
     """The size nearest to ``nbytes`` by ratio; of two equally near the smaller one."""
     ordered = sorted(sizes)
     answer = ordered[0]
-    for below, above in zip(ordered, ordered[1:], strict=False):
+    for below, above in itertools.pairwise(ordered):
         if nbytes > last_below(below, above):
             answer = above
     return answer

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
+from jaxcoll.task import Task
 from jaxcoll.tune import table_file, table_text
+from jaxcoll.tune.config import Config
 from jaxcoll.tune.decision import Decision
 from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.size_ranges import SizeRange, nearest, size_ranges
-from jaxcoll.tune.space import Config
-from jaxcoll.tune.task import Task
 
 # Why a configuration is in quarantine that was being tried when its process ended.
 ENDED_IN_TRIAL = "the process that tried it ended before the trial did"
@@ -129,22 +129,22 @@ class Table:
         Returns:
             None where nothing that this machine tuned applies.
         """
-        tuned = self._alike(task, machine)
+        tuned = self._of_any_size(task, machine)
         if not tuned:
             return None
         config = tuned[nearest(task.nbytes, tuned)].in_use
         return None if self.is_quarantined(task, config, machine) else config
 
     def ranges(self, task: Task, machine: Machine) -> tuple[SizeRange, ...]:
-        """The sizes of buffer that every configuration answers for, of tasks alike but for size."""
-        return size_ranges(self._alike(task, machine))
+        """The configurations of a task's collective, dtype and groups, by the sizes they answer for."""
+        return size_ranges(self._of_any_size(task, machine))
 
-    def _alike(self, task: Task, machine: Machine) -> dict[int, Decision]:
+    def _of_any_size(self, task: Task, machine: Machine) -> dict[int, Decision]:
         """Choices of the tasks that differ from a task in size alone, by size."""
         by_dtype: dict[str, dict[int, Decision]] = {}
         for (where, what), decision in self.decisions.items():
-            alike = dataclasses.replace(what, nbytes=task.nbytes, dtype=task.dtype)
-            if where == machine and alike == task:
+            same_size = dataclasses.replace(what, nbytes=task.nbytes, dtype=task.dtype)
+            if where == machine and same_size == task:
                 by_dtype.setdefault(what.dtype, {})[what.nbytes] = decision
         if not by_dtype:
             return {}

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.task import Task
+from jaxcoll.tune.config import Config
 from jaxcoll.tune.decision import Decision
 from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.space import Config
-from jaxcoll.tune.task import Task
 
 FORMAT = "jaxcoll.tuner-table"
 VERSION = 1

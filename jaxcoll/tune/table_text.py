@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from jaxcoll.task import Task
+from jaxcoll.tune.config import Config
 from jaxcoll.tune.decision import Decision
 from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.size_ranges import size_ranges
-from jaxcoll.tune.space import Config
 from jaxcoll.tune.table_file import Parts
-from jaxcoll.tune.task import Task
 
 _HEADER = ("collective", "dtype", "ranks", "groups", "topology", "bytes", "configuration", "time")
 
@@ -74,14 +74,17 @@ def _time_span(times: Sequence[float]) -> str:
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
 
 
 def _quarantine_lines(entries: Iterable[tuple[Task, Config, str]]) -> list[str]:
     lines = [f"  {_task(task)}: {format_config(config)}: {why}" for task, config, why in entries]
-    return [f"  quarantined: {len(lines)}", *(f"  {line}" for line in sorted(lines))] if lines else []
+    return (
+        [f"  quarantined: {len(lines)}", *(f"  {line}" for line in sorted(lines))] if lines else []
+    )
 
 
 def _task(task: Task) -> str:
@@ -96,20 +99,25 @@ def _task(task: Task) -> str:
 
 def diff(before: Parts, after: Parts) -> str:
     """Lines of "+" (only after), "-" (only before) and "~" (changed), by machine and task."""
-    lines = []
-    for old, new, describe in zip(before, after, (_history, _decision, _why), strict=True):
-        for key in sorted({*old, *new}, key=_order):
-            if old.get(key) == new.get(key):
-                continue
-            machine, task, *config = key
-            name = f"{machine}: {_task(task)}" + "".join(f": {format_config(c)}" for c in config)
-            if key not in old:
-                lines.append(f"+ {name}: {describe(new[key])}")
-            elif key not in new:
-                lines.append(f"- {name}: {describe(old[key])}")
-            else:
-                lines.append(f"~ {name}: {describe(old[key])} -> {describe(new[key])}")
-    return "\n".join(lines)
+    describe: tuple[Callable[..., str], ...] = _history, _decision, _why
+    return "\n".join(
+        line for i in range(len(describe)) for line in _changes(before[i], after[i], describe[i])
+    )
+
+
+def _changes(old: dict, new: dict, describe: Callable[..., str]) -> Iterator[str]:
+    """The lines of one section."""
+    for key in sorted({*old, *new}, key=_order):
+        if old.get(key) == new.get(key):
+            continue
+        machine, task, *config = key
+        name = f"{machine}: {_task(task)}" + "".join(f": {format_config(c)}" for c in config)
+        if key not in old:
+            yield f"+ {name}: {describe(new[key])}"
+        elif key not in new:
+            yield f"- {name}: {describe(old[key])}"
+        else:
+            yield f"~ {name}: {describe(old[key])} -> {describe(new[key])}"
 
 
 def _order(key: tuple) -> tuple:
@@ -124,9 +132,7 @@ def _history(times: Sequence[float]) -> str:
 def _decision(decision: Decision) -> str:
     kind = "default" if decision.tuned is None else "tuned"
     seconds = "not measured" if decision.seconds is None else f"{decision.seconds:.3g} s"
-    return (
-        f"{kind} {format_config(decision.in_use)}, {seconds}, generation {decision.generation}"
-    )
+    return f"{kind} {format_config(decision.in_use)}, {seconds}, generation {decision.generation}"
 
 
 def _why(why: str) -> str:

@@ -1,0 +1,12 @@
+"""Files for users of NCCL: what NCCL reads, and what its benchmarks print.
+
+In reading order: ``rules`` (the rules that NCCL's tuners follow, from a table), ``conf``
+(``nccl_tuner.conf`` of NCCL's example plugin), ``ncclx`` (CSV and JSON of Meta's NCCLX),
+``environment`` (what can be set only for a whole process), ``nccl_tests`` (times that nccl-tests
+printed). docs/tuner-tables.md describes the formats and their sources.
+"""
+
+from jaxcoll.tune.nccl import conf, environment, nccl_tests, ncclx
+from jaxcoll.tune.nccl.rules import NcclRule, answer, rules_of
+
+__all__ = ["NcclRule", "answer", "conf", "environment", "nccl_tests", "ncclx", "rules_of"]
