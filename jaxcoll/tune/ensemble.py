@@ -1,0 +1,241 @@
+"""Fits of equations 1 to 5 to few measurements, many at a time: what is known of one subspace.
+
+With x the logarithms of the resources, seconds are ``exp(level)`` times a maximum over phases of
+``exp(offset) * (exp(startup - phase . x) + 1 + exp(exponents . x + congestion))``, the reciprocal of
+equations 4 and 5 with 1/gamma written out, plus a correction for machines that are not of this form.
+
+An ensemble holds several fits. Each is the most probable one for its own draw of the prior and its
+own draw of the noise (randomize-then-optimize; Bardsley, Solonen, Haario and Laine, SIAM J. Sci.
+Comput. 36(4), 2014), so that their spread says how much the measurements leave open: a phase that
+never was the slower one keeps the spread of its prior. All are solved together by
+Levenberg-Marquardt steps on a smoothed maximum that becomes sharper from step to step, since
+coordinates and Newton steps alike stall on the kink of a sharp one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# Which resources make up the batch of each phase: NC and C, NC and NT (equations 4 and 5).
+NCCL_PHASES = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
+
+# The prior, in natural logarithms; resources are measured from the middle of their range.
+_OFFSET = (0.0, 0.5)
+_STARTUP = (-0.8, 1.8)
+_EXPONENT = (0.85, 0.3)
+_CONGESTION = (-1.8, 1.8)
+_LEVEL = (-0.9, 1.0)  # from the first measurement
+_LEAST_EXPONENT, _MOST_EXPONENT = 0.05, 2.5
+
+# The correction: linear and quadratic terms that grow by one over these, and waves.
+_LINEAR, _QUADRATIC = 2.5, 6.0
+_WAVES, _WAVE_LENGTH = 8, 2.0
+
+_SHARPNESS = (1, 2, 4, 8, 12, 20, 40, 60, 60, 60)
+_RESUMED = (8, 20, 60, 60)
+_FEW = 4
+_MOST_STEP = 1.5
+_LARGEST = 30.0
+
+
+@dataclasses.dataclass
+class _Linearized:
+    """Cost of every fit, with residuals and what their derivatives are made of."""
+
+    cost: Floats
+    residuals: Floats
+    from_prior: Floats
+    startup: Floats
+    congestion: Floats
+    phase: Floats
+
+    def replace(self, accepted: NDArray[np.bool_], other: _Linearized) -> None:
+        """Takes over the accepted fits of another."""
+        for field in dataclasses.fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            mine[accepted] = theirs[accepted]
+
+
+class Ensemble:
+    """Fits of one subspace to its measurements.
+
+    Args:
+        phases: (K, D) zeros and ones, the resources of each phase.
+        seed: of the draws.
+        size: how many fits.
+        noise: relative standard deviation of a measurement.
+        correction: standard deviation of the correction in the logarithm of the time; 0 for none.
+    """
+
+    def __init__(
+        self,
+        phases: Floats,
+        seed: Sequence[int],
+        *,
+        size: int = 32,
+        noise: float = 0.02,
+        correction: float = 0.0,
+    ):
+        self.phases = phases
+        self.size = size
+        self.noise = noise
+        self.correction = correction
+        self.points = np.empty((0, phases.shape[1]))
+        self.logs = np.empty(0)
+        self._rng = np.random.default_rng(seed)
+        self._draw_prior()
+        self._noises = np.empty((size, 0))
+        self.cost = np.zeros(size)
+
+    def _draw_prior(self) -> None:
+        phases, resources = self.phases.shape
+        terms = resources + resources * (resources + 1) // 2 + _WAVES
+        blocks = (
+            (phases, _OFFSET),
+            (phases, _STARTUP),
+            (resources, _EXPONENT),
+            (1, _CONGESTION),
+            (1, _LEVEL),
+            (terms, (0.0, 1.0)),
+        )
+        ends = np.cumsum([0, *(count for count, _ in blocks)])
+        self._offset, self._startup, self._exponents, self._congestion, self._level, self._terms = (
+            slice(int(start), int(end)) for start, end in zip(ends[:-1], ends[1:], strict=True)
+        )
+        mean = np.concatenate([np.full(count, mean) for count, (mean, _) in blocks])
+        self._spread = np.concatenate([np.full(count, spread) for count, (_, spread) in blocks])
+        draws = self._rng.standard_normal((self.size, mean.size))
+        self._prior = mean + self._spread * draws
+        self._clip(self._prior)
+        self.fits = self._prior.copy()
+        self._frequencies = self._rng.standard_normal((resources, _WAVES)) / _WAVE_LENGTH
+        self._angles = self._rng.uniform(0, 2 * np.pi, _WAVES)
+
+    def _clip(self, fits: Floats) -> None:
+        exponents = fits[:, self._exponents]
+        np.clip(exponents, _LEAST_EXPONENT, _MOST_EXPONENT, out=exponents)
+
+    # ------------------------------------------------------------------ the model
+
+    def predict(self, points: Floats) -> Floats:
+        """Logarithms of the seconds that each fit predicts: (size, points)."""
+        startup, congestion = self._terms_of(self.fits, points)
+        scale = np.exp(self.fits[:, self._offset])[:, :, None]
+        slowest = (scale * (startup + 1 + congestion[:, None])).max(axis=1)
+        predicted = np.log(slowest) + self.fits[:, self._level]
+        if self.correction:
+            predicted += self.fits[:, self._terms] @ self._features(points).T
+        return predicted
+
+    def _terms_of(self, fits: Floats, points: Floats) -> tuple[Floats, Floats]:
+        """The terms beside 1: start-up (size, phases, points) and congestion (size, points)."""
+        startup = np.exp(np.minimum(fits[:, self._startup], _LARGEST))[:, :, None]
+        per_batch = np.exp(-self.phases @ points.T)
+        exponent = fits[:, self._exponents] @ points.T + fits[:, self._congestion]
+        return startup * per_batch, np.exp(np.clip(exponent, -_LARGEST, _LARGEST))
+
+    def _features(self, points: Floats) -> Floats:
+        """What the correction is a combination of: (points, terms)."""
+        rows, columns = np.triu_indices(points.shape[1])
+        squares = points[:, rows] * points[:, columns] / _QUADRATIC
+        waves = np.cos(points @ self._frequencies + self._angles) * np.sqrt(0.5 / _WAVES)
+        return self.correction * np.hstack([points / _LINEAR, squares, waves])
+
+    # ------------------------------------------------------------------ fitting
+
+    def add(self, point: Floats, log_seconds: float) -> None:
+        """Takes one measurement more and fits again."""
+        if not self.logs.size:
+            self._prior[:, self._level] += log_seconds
+            self.fits[:, self._level] += log_seconds
+        self.points = np.vstack([self.points, point])
+        self.logs = np.append(self.logs, log_seconds)
+        self._noises = np.hstack([self._noises, self._rng.standard_normal((self.size, 1))])
+        self.fit(_SHARPNESS if self.logs.size <= _FEW else _RESUMED)
+
+    def correct(self, correction: float) -> None:
+        """Allows deviations from equations 1 to 5 of this standard deviation, and fits again."""
+        self.correction = correction
+        if self.logs.size:
+            self.fit(_SHARPNESS)
+
+    def fit(self, sharpness: Sequence[float] = _SHARPNESS) -> None:
+        """Improves every fit; those that ended far above the others start again beside them."""
+        self._descend(sharpness)
+        lost = self.cost > 3 * np.median(self.cost) + 15
+        if lost.any():
+            kept = np.flatnonzero(~lost)
+            half = kept[np.argsort(self.cost[kept], kind="stable")][: max(1, kept.size // 2)]
+            self.fits[lost] = np.resize(self.fits[half], (int(lost.sum()), self.fits.shape[1]))
+            self._descend(_RESUMED)
+
+    def misfit(self) -> Floats:
+        """Squared residuals of the measurements over the noise, by the better half of the fits."""
+        better = np.argsort(self.cost, kind="stable")[: max(1, self.size // 2)]
+        return ((self.predict(self.points)[better].mean(axis=0) - self.logs) / self.noise) ** 2
+
+    def _descend(self, sharpness: Sequence[float]) -> None:
+        """One Levenberg-Marquardt step of all fits per sharpness."""
+        used = self._terms.stop if self.correction else self._terms.start
+        damping = np.full(self.size, 1e-2)
+        features = self._features(self.points)
+        at, previous = None, None
+        for sharp in sharpness:
+            if at is None or sharp != previous:
+                at, previous = self._linearize(self.fits, features, sharp), sharp
+            step = self._step(at, features, damping, used)
+            tried = self.fits.copy()
+            tried[:, :used] -= np.clip(step, -_MOST_STEP, _MOST_STEP)
+            self._clip(tried)
+            new = self._linearize(tried, features, sharp)
+            better = new.cost < at.cost
+            self.fits[better] = tried[better]
+            at.replace(better, new)
+            damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-6, 1e4)
+        if at is not None:
+            self.cost = at.cost
+
+    def _linearize(self, fits: Floats, features: Floats, sharp: float) -> _Linearized:
+        startup, congestion = self._terms_of(fits, self.points)
+        total = startup + 1 + congestion[:, None]
+        logs = np.log(total) + fits[:, self._offset][:, :, None]
+        highest = logs.max(axis=1, keepdims=True)
+        weights = np.exp(sharp * (logs - highest))
+        sums = weights.sum(axis=1, keepdims=True)
+        weights /= sums
+        predicted = (highest + np.log(sums) / sharp)[:, 0] + fits[:, self._level]
+        predicted += fits[:, self._terms] @ features.T
+        residuals = (predicted - self.logs) / self.noise - self._noises
+        from_prior = (fits - self._prior) / self._spread
+        return _Linearized(
+            cost=(residuals**2).sum(axis=1) + (from_prior**2).sum(axis=1),
+            residuals=residuals,
+            from_prior=from_prior,
+            startup=weights * startup / total,
+            congestion=(weights * congestion[:, None] / total).sum(axis=1),
+            phase=weights,
+        )
+
+    def _step(self, at: _Linearized, features: Floats, damping: Floats, used: int) -> Floats:
+        derivatives = np.empty((self.size, self.logs.size, self.fits.shape[1]))
+        derivatives[:, :, self._offset] = at.phase.transpose(0, 2, 1)
+        derivatives[:, :, self._startup] = at.startup.transpose(0, 2, 1)
+        derivatives[:, :, self._exponents] = at.congestion[:, :, None] * self.points
+        derivatives[:, :, self._congestion] = at.congestion[:, :, None]
+        derivatives[:, :, self._level] = 1
+        derivatives[:, :, self._terms] = features
+        derivatives = derivatives[:, :, :used] / self.noise
+        transposed = derivatives.transpose(0, 2, 1)
+        normal = transposed @ derivatives
+        diagonal = np.arange(used)
+        normal[:, diagonal, diagonal] += self._spread[:used] ** -2
+        normal[:, diagonal, diagonal] *= 1 + damping[:, None]
+        gradient = transposed @ at.residuals[:, :, None]
+        gradient[:, :, 0] += (at.from_prior / self._spread)[:, :used]
+        return np.linalg.solve(normal, gradient)[:, :, 0]

@@ -1,0 +1,160 @@
+"""Landscapes: machines that are known, to compare searches on.
+
+A landscape gives every configuration of a space of NCCL's parameters a bandwidth, and measurements
+of it with noise. Its subspaces are drawn from broad distributions, so that optima lie in corners as
+well as inside, start-up or congestion limits, and subspaces are up to ten times apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
+from jaxcoll.tune.config import Config, Parameter
+from jaxcoll.tune.model import THREAD_BYTES, Bandwidth
+from jaxcoll.tune.nccl_space import ALGORITHM, PROTOCOL, THREADS, TRANSPORT, nccl_config
+from jaxcoll.tune.space import Space
+
+_GB = 1e9
+
+
+def landscape_space() -> Space:
+    """Table 2 with 20 channel counts and 27 chunk sizes in geometric steps: 129,600 points."""
+    channels = tuple(np.unique(np.round(np.geomspace(1, 128, 24)).astype(int)).tolist())
+    chunks = np.unique(np.round(np.geomspace(1, 8192, 28)).astype(int))
+    default = nccl_config("ring", "simple", "p2p", 8, 512, 256 * int(chunks[-1]))
+    parameters = (
+        ALGORITHM,
+        PROTOCOL,
+        TRANSPORT,
+        Parameter("channels", channels, "resource"),
+        THREADS,
+        Parameter("chunk_bytes", tuple((256 * chunks).tolist()), "resource"),
+    )
+    return Space.product(parameters, default)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hill:
+    """A unimodal bandwidth that equations 1 to 5 do not describe: a ridge with a sharp top.
+
+    The peak over ``1 + q ** 0.8`` where q is a quadratic form of the logarithms of the resources
+    with mixed terms, 0 at the optimum.
+
+    Attributes:
+        peak: B/s.
+        optimum: NC, NT and C of the peak.
+    """
+
+    peak: float
+    optimum: tuple[float, float, float]
+
+    def __call__(self, channels, threads, chunk_bytes):
+        """Bandwidth in B/s; arrays broadcast."""
+        resources = (channels, threads, chunk_bytes)
+        u, v, w = (np.log(r / o) for r, o in zip(resources, self.optimum, strict=True))
+        form = 0.08 * u * u + 0.10 * v * v + 0.03 * w * w + 0.06 * u * w + 0.04 * u * v
+        return self.peak / (1 + np.maximum(form, 0) ** 0.8)
+
+
+class Landscape:
+    """Bandwidths of all configurations of a space, and noisy measurements of them.
+
+    Args:
+        space: of NCCL's parameters.
+        bandwidths: one function of channels, threads and chunk bytes per subspace.
+        noise: relative standard deviation of a measurement.
+        seed: of the noise.
+        nbytes: of the message that is timed.
+
+    Raises:
+        TuneError: not one function per subspace; a negative noise.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        bandwidths: tuple[Callable[[Any, Any, Any], Any], ...],
+        *,
+        noise: float = 0.02,
+        seed: int = 0,
+        nbytes: float = 80e6,
+    ):
+        if len(bandwidths) != len(space.subspaces):
+            raise TuneError(
+                f"bandwidths must be one per subspace, {len(space.subspaces)}, "
+                f"got {len(bandwidths)}"
+            )
+        self.space = space
+        self.bandwidths = dict(zip(space.subspaces, bandwidths, strict=True))
+        self.noise = float(checks.nonnegative(noise, "noise", TuneError))
+        self.nbytes = float(checks.positive(nbytes, "nbytes", TuneError))
+        self.measurements = 0
+        self._rng = np.random.default_rng(checks.seed(seed, TuneError))
+
+    def bandwidth(self, config: Config) -> float:
+        """Of a configuration, B/s, without noise."""
+        function = self.bandwidths[self.space.subspace_of(config)]
+        return float(function(config["channels"], config["threads"], config["chunk_bytes"]))
+
+    def measure(self, config: Config) -> float:
+        """Seconds of one message, with noise."""
+        self.measurements += 1
+        factor = max(1 + self.noise * self._rng.standard_normal(), 0.1)
+        return self.nbytes / (self.bandwidth(config) * factor)
+
+    def best(self) -> tuple[Config, float]:
+        """The fastest configuration and its bandwidth in B/s, by looking at all of them."""
+        found: tuple[Config, float] | None = None
+        for subspace, function in self.bandwidths.items():
+            axes = (np.array(parameter.values, float) for parameter in subspace.resources)
+            values = function(*np.meshgrid(*axes, indexing="ij", sparse=True))
+            position = np.unravel_index(int(values.argmax()), values.shape)
+            if found is None or values[position] > found[1]:
+                found = subspace.config([int(i) for i in position]), float(values[position])
+        if found is None:
+            raise TuneError("the space has no subspaces")
+        return found
+
+
+def equations(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+    """A landscape of equations 1 to 5 with constants drawn for every subspace."""
+    rng = np.random.default_rng([seed, 1])
+    return Landscape(
+        space, tuple(_drawn(rng)[0] for _ in space.subspaces), noise=noise, seed=seed
+    )
+
+
+def hills(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+    """A landscape of unimodal bandwidths of another form, peaks and optima drawn likewise."""
+    rng = np.random.default_rng([seed, 2])
+    return Landscape(
+        space, tuple(_drawn(rng)[1] for _ in space.subspaces), noise=noise, seed=seed
+    )
+
+
+def _drawn(rng: np.random.Generator) -> tuple[Bandwidth, Hill]:
+    """The constants of one subspace, by the equations and as a hill."""
+    peaks = _GB * rng.uniform(4, 40), _GB * rng.uniform(4, 60)
+    halves = _log_uniform(rng, 8e3, 4e6), THREAD_BYTES * _log_uniform(rng, 64, 4e3)
+    exponents = tuple(rng.uniform(0.5, 1.2, 3))
+    knees = [
+        _log_uniform(rng, least, most) for least, most in ((4, 64), (96, 512), (1e4, 1e6))
+    ]
+    model = Bandwidth(
+        startup=(halves[0] / peaks[0], halves[1] / peaks[1]),
+        peak=peaks,
+        congestion=math.prod(knee**-a for knee, a in zip(knees, exponents, strict=True)),
+        exponents=exponents,
+    )
+    return model, Hill(peaks[0], (knees[0], 1.5 * knees[1], knees[2]))
+
+
+def _log_uniform(rng: np.random.Generator, least: float, most: float) -> float:
+    return float(np.exp(rng.uniform(np.log(least), np.log(most))))

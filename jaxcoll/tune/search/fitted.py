@@ -1,0 +1,326 @@
+"""The search of this library: equations 1 to 5 are fitted while measuring, and point the way.
+
+Each subspace has an ensemble of fits (``jaxcoll.tune.ensemble``). The next measurement goes to the
+subspace that promises most, at the point of the largest expected improvement. Points are a coarse
+grid over the subspace and a fine one around the predicted optimum, whose neighbours include all
+diagonal ones: along a coordinate the search would stall on the kink of equation 1. Where the
+measurements contradict the equations, a correction is fitted with them and the search takes longer.
+At the end the best configurations and the default race.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.ensemble import NCCL_PHASES, Ensemble, Floats
+from jaxcoll.tune.nccl_space import TABLE_2
+from jaxcoll.tune.search.base import Search, Steps
+from jaxcoll.tune.search.racing import race
+from jaxcoll.tune.space import Index, Space, Subspace
+
+# Spacing of the coarse grid in natural logarithms, and its most values per resource.
+_SPACING = 0.6
+_MOST_VALUES = 10
+# The fine grid, in spacings of the coarse one.
+_FINE = (-0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75)
+
+# Measured points per subspace from which a misfit is judged, and the mean of squared residuals over
+# the noise that no machine of equations 1 to 5 reaches.
+_JUDGED, _MISFIT = 4, 1.5
+_CORRECTION = 0.15
+
+# A subspace whose first measurements all fail is dropped after this many.
+_MOST_FAILURES = 3
+
+_NCCL_RESOURCES = tuple(p.name for p in TABLE_2 if p.is_resource)
+
+
+class _Grid:
+    """The candidates of one subspace and what its ensemble predicts of them."""
+
+    def __init__(self, subspace: Subspace, ensemble: Ensemble):
+        self.subspace = subspace
+        self.ensemble = ensemble
+        self.failures = 0
+        logs = [np.log(np.maximum(p.values, 0.5)) for p in subspace.resources]
+        self.coordinates = [values - (values[0] + values[-1]) / 2 for values in logs]
+        self.spacings = []
+        coarse = []
+        for values in self.coordinates:
+            extent = values[-1] - values[0]
+            count = min(_MOST_VALUES, len(values), math.ceil(extent / _SPACING) + 1)
+            self.spacings.append(extent / max(1, count - 1))
+            coarse.append(_nearest(values, np.linspace(values[0], values[-1], count)))
+        self.coarse = _product(coarse)
+        self.indices = self.coarse
+        self.predicted = np.empty((ensemble.size, len(self.coarse)))
+        self.refused: set[Index] = set()
+
+    def point(self, index: Iterable[int]) -> Floats:
+        """Centred logarithms of the resources at a position."""
+        return np.array([values[i] for values, i in zip(self.coordinates, index, strict=True)])
+
+    def points(self, indices: np.ndarray) -> Floats:
+        """Centred logarithms of the resources at positions (count, D)."""
+        columns = [values[indices[:, d]] for d, values in enumerate(self.coordinates)]
+        return np.stack(columns, axis=1) if columns else np.empty((len(indices), 0))
+
+    def middle(self) -> Index:
+        """The position in the geometric middle of every resource."""
+        return tuple(int(_nearest(values, np.zeros(1))[0]) for values in self.coordinates)
+
+    def predict(self) -> None:
+        """Predictions for the coarse grid, and for a fine one around its best point."""
+        coarse = self.ensemble.predict(self.points(self.coarse))
+        best = self.coarse[int(coarse.mean(axis=0).argmin())]
+        fine = _product(
+            [
+                _nearest(values, values[i] + spacing * np.array(_FINE))
+                for values, i, spacing in zip(self.coordinates, best, self.spacings, strict=True)
+            ]
+        )
+        self.indices = np.vstack([self.coarse, fine])
+        self.predicted = np.hstack([coarse, self.ensemble.predict(self.points(fine))])
+
+
+class Fitted(Search):
+    """Fits the model of each subspace to few measurements.
+
+    Args:
+        space: what to choose from; a space of at most ``small`` configurations is raced whole.
+        seed: of the draws of the ensembles.
+        first: configurations to be measured first, such as a simulator's best or a table's entries
+            for similar tasks; a subspace among them is not measured in its middle.
+        budget: most evaluations where the equations hold.
+        extended: most evaluations where they do not.
+        noise: relative standard deviation of a measurement.
+        small: see ``space``.
+
+    Raises:
+        TuneError: a configuration of ``first`` outside the space; budgets below 1 or
+            ``extended`` below ``budget``; a noise that is not above 0.
+    """
+
+    name: ClassVar[str] = "fitted"
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        seed: int = 0,
+        first: Sequence[Config | Mapping[str, Any]] = (),
+        budget: int = 75,
+        extended: int = 120,
+        noise: float = 0.02,
+        small: int = 32,
+    ):
+        super().__init__(space, seed=seed)
+        given = checks.members(first, "first", TuneError)
+        self.first = tuple(c if isinstance(c, Config) else Config.from_json(c) for c in given)
+        for config in self.first:
+            if config not in space:
+                raise TuneError(f"the configuration ({config}) of first is not a point of the space")
+        self.budget = checks.integer(budget, "budget", TuneError, least=1)
+        self.extended = checks.integer(extended, "extended", TuneError, least=self.budget)
+        self.noise = float(checks.positive(noise, "noise", TuneError))
+        self.small = checks.integer(small, "small", TuneError, least=0)
+        self._limit = self.budget
+        self._absorbed = 0
+        self._grids: dict[Subspace, _Grid] = {}
+        self._refused: set[Config] = set()
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "first": [config.to_json() for config in self.first],
+            "budget": self.budget,
+            "extended": self.extended,
+            "noise": self.noise,
+            "small": self.small,
+        }
+
+    @property
+    def best(self) -> tuple[Config, float] | None:
+        """The configuration of the least estimated seconds, by measurements and fits together."""
+        estimates = {config: self._estimate(config)[0] for config in self.times}
+        found = min(estimates, key=estimates.__getitem__, default=None)
+        if found is None or math.isinf(estimates[found]):
+            return None
+        return found, estimates[found]
+
+    # ------------------------------------------------------------------ the search
+
+    def _search(self) -> Steps:
+        if self.space.size <= self.small:
+            yield from self._race(list(self.space.configs()), rounds=self.extended)
+            return
+        yield from self._ask(self.space.default)
+        for config in self.first:
+            yield from self._ask(config)
+        yield from self._middles()
+        racers = 12
+        while self.evaluations + racers < self._limit:
+            self._judge()
+            config = self._most_promising()
+            if config is None:
+                break
+            yield from self._ask(config)
+        yield from self._finish()
+
+    def _ask(self, config: Config) -> Steps:
+        yield config
+        self._absorb()
+
+    def _middles(self) -> Steps:
+        """One measurement in every subspace that has none; up to three where it fails."""
+        for subspace in self.space.subspaces:
+            grid = self._grid(subspace)
+            while not grid.ensemble.logs.size and grid.failures < _MOST_FAILURES:
+                config = self._nearest_valid(grid)
+                if config is None or self.evaluations >= self._limit:
+                    break
+                yield from self._ask(config)
+
+    def _finish(self) -> Steps:
+        """The race of the best configurations and the default."""
+        estimates = sorted((self._estimate(c)[0], i, c) for i, c in enumerate(self.times))
+        finite = [(seconds, config) for seconds, _, config in estimates if not math.isinf(seconds)]
+        if not finite:
+            return
+        near = [config for seconds, config in finite[:4] if seconds <= finite[0][0] * 1.03]
+        default = self.space.default
+        if default not in near and self._estimate(default)[0] <= finite[0][0] * 1.1:
+            near.append(default)
+        if len(near) > 1:
+            yield from self._race(near, rounds=3)
+
+    def _race(self, configs: list[Config], rounds: int) -> Steps:
+        for config in race(configs, self._estimate, noise=self.noise, rounds=rounds):
+            if self.evaluations >= self._limit:
+                return
+            yield from self._ask(config)
+
+    # ------------------------------------------------------------------ what is known
+
+    def _grid(self, subspace: Subspace) -> _Grid:
+        if subspace not in self._grids:
+            names = tuple(p.name for p in subspace.resources)
+            phases = NCCL_PHASES if names == _NCCL_RESOURCES else np.eye(max(1, len(names)))
+            ensemble = Ensemble(
+                phases[:, : len(names)],
+                [self.seed, len(self._grids)],
+                noise=self.noise,
+                correction=_CORRECTION if self._limit > self.budget else 0.0,
+            )
+            self._grids[subspace] = _Grid(subspace, ensemble)
+        return self._grids[subspace]
+
+    def _absorb(self) -> None:
+        """Passes what was told since the last time to the ensembles."""
+        for config, told in self._history[self._absorbed :]:
+            subspace = self.space.subspace_of(config)
+            grid = self._grid(subspace)
+            if isinstance(told, str):
+                grid.failures += 1
+                continue
+            index = subspace.index(config)
+            grid.ensemble.add(grid.point(index or ()), math.log(told))
+            grid.predict()
+        self._absorbed = len(self._history)
+
+    def _estimate(self, config: Config) -> tuple[float, int]:
+        """Seconds of a measured configuration, and the number of measurements behind them.
+
+        The mean of the measurements and the mean of the fits, by their precisions.
+        """
+        mean, count = self.mean(config), len(self.times.get(config, ()))
+        if math.isinf(mean) or self.space.size <= self.small:
+            return mean, count
+        subspace = self.space.subspace_of(config)
+        grid = self._grid(subspace)
+        fits = grid.ensemble.predict(grid.point(subspace.index(config) or ())[None])[:, 0]
+        measured = count / self.noise**2
+        fitted = 1 / (fits.var() + (self.noise / 2) ** 2)
+        logs = (measured * math.log(mean) + fitted * float(fits.mean())) / (measured + fitted)
+        return math.exp(logs), count
+
+    def _judge(self) -> None:
+        """Extends the search where the equations do not hold."""
+        if self._limit > self.budget or self.extended == self.budget:
+            return
+        judged = [g.ensemble for g in self._grids.values() if g.ensemble.logs.size >= _JUDGED]
+        if judged and np.concatenate([e.misfit() for e in judged]).mean() > _MISFIT:
+            self._limit = self.extended
+            for grid in self._grids.values():
+                grid.ensemble.correct(_CORRECTION)
+                grid.predict()
+
+    # ------------------------------------------------------------------ where to measure
+
+    def _most_promising(self) -> Config | None:
+        """The next point, or None where no fit promises more than a third of a percent."""
+        fitted = [grid for grid in self._grids.values() if grid.ensemble.logs.size]
+        if not fitted:
+            return None
+        best = math.log(min(self._estimate(config)[0] for config in self.times))
+        promises = [
+            np.maximum(best - grid.predicted.min(axis=1), 0).mean() for grid in fitted
+        ]
+        for k in np.argsort(promises, kind="stable")[::-1]:
+            if promises[k] < 1 / 300:
+                return None
+            config = self._improving(fitted[k], best)
+            if config is not None:
+                return config
+        return None
+
+    def _improving(self, grid: _Grid, best: float) -> Config | None:
+        """The valid point of a subspace with the largest expected improvement."""
+        improvement = np.maximum(best - grid.predicted, 0).mean(axis=0)
+        for j in np.argsort(-improvement, kind="stable"):
+            if improvement[j] == 0:
+                return None
+            config = grid.subspace.config(grid.indices[j])
+            if self._may_ask(config):
+                return config
+        return None
+
+    def _nearest_valid(self, grid: _Grid) -> Config | None:
+        """The valid point nearest to the middle that did not fail."""
+        middle = grid.subspace.config(grid.middle())
+        if self._may_ask(middle):
+            return middle
+        distances = (grid.points(grid.coarse) ** 2).sum(axis=1)
+        configs = map(grid.subspace.config, grid.coarse[np.argsort(distances, kind="stable")])
+        return next(filter(self._may_ask, configs), None)
+
+    def _may_ask(self, config: Config) -> bool:
+        if config in self.failures or config in self._refused:
+            return False
+        if config in self.space:
+            return True
+        self._refused.add(config)
+        return False
+
+
+def _nearest(values: Floats, targets: Floats) -> np.ndarray:
+    """Positions of the ascending values nearest to some targets, each once."""
+    right = np.clip(np.searchsorted(values, targets), 1, max(1, len(values) - 1))
+    if len(values) == 1:
+        return np.zeros(1, np.int64)
+    left = right - 1
+    nearer = np.where(targets - values[left] <= values[right] - targets, left, right)
+    return np.unique(nearer)
+
+
+def _product(positions: Sequence[np.ndarray]) -> np.ndarray:
+    """All combinations, (count, D)."""
+    combinations = list(itertools.product(*(p.tolist() for p in positions)))
+    return np.array(combinations, np.int64).reshape(len(combinations), len(positions))
