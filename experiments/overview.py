@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import pages, records
 from experiments.__main__ import main as run_experiment
-from experiments.configure import CONFIGS, EXPERIMENTS, configure, presets
 from experiments.errors import ConfigError
 from experiments.notes import filled
-from experiments.records import PAPER, SMALL, Run, Study
+from experiments.recording import pages, records
+from experiments.recording.records import PAPER, SMALL, Run, Study
+from experiments.registry import CONFIGS, EXPERIMENTS, configure, presets
 from experiments.tacos.comparison import ATTEMPTS
 from jaxcoll.io.files import write_text
 from jaxcoll.synth import Tacos

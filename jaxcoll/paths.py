@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from jaxcoll.errors import ScheduleError
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.hops import hops_from
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.topology import Topology, connected
 
@@ -165,7 +166,7 @@ def hop_distances(topology: Topology) -> np.ndarray:
     n = connected(topology).num_ranks
     out = np.empty((n, n), np.int32)
     ptr, link = topology.out_links
-    _all_hops(ptr, topology.dst[link].astype(np.int32), out)
+    hops_from(ptr, topology.dst[link], np.arange(n), out)
     return out
 
 
@@ -220,30 +221,8 @@ def fewest_hops(size: int, tails: np.ndarray, heads: np.ndarray) -> np.ndarray:
     """
     out = np.empty((size, size), np.int32)
     ptr, arc = group_by(tails, size)
-    _all_hops(ptr, heads[arc].astype(np.int32), out)
+    hops_from(ptr, heads[arc], np.arange(size), out)
     return out
-
-
-@nb.njit(cache=True)
-def _all_hops(ptr, neighbour, out):
-    vertices = len(ptr) - 1
-    distance = np.empty(vertices, np.int32)
-    queue = np.empty(vertices, np.int32)
-    for source in range(out.shape[0]):
-        distance[:] = -1
-        distance[source] = 0
-        queue[0] = source
-        head, tail = 0, 1
-        while head < tail:
-            v = queue[head]
-            head += 1
-            for i in range(ptr[v], ptr[v + 1]):
-                w = neighbour[i]
-                if distance[w] < 0:
-                    distance[w] = distance[v] + 1
-                    queue[tail] = w
-                    tail += 1
-        out[source] = distance[: out.shape[1]]
 
 
 # ---------------------------------------------------------------------- shortest routes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
-import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
 
 from rich.console import Console
 from rich.table import Table
@@ -21,15 +21,25 @@ def find() -> dict[str, str]:
     Sources are read, not imported: a list should not wait for the imports of the benchmarks.
     """
     found = {}
-    for module in pkgutil.iter_modules(benchmarks.__path__):
-        spec = importlib.util.find_spec(f"{benchmarks.__name__}.{module.name}")
-        if module.name.startswith("_") or spec is None or spec.origin is None:
-            continue
-        with open(spec.origin, "rb") as source:
-            tree = ast.parse(source.read(), spec.origin)
+    for folder, path in _sources():
+        tree = ast.parse((folder / path).read_bytes(), str(path))
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            found[module.name] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
+            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return dict(sorted(found.items()))
+
+
+def _sources() -> Iterator[tuple[Path, Path]]:
+    """The folder of the benchmarks, and the path in it of each module and each folder's modules."""
+    for folder in map(Path, benchmarks.__path__):
+        for path in folder.rglob("*.py"):
+            if not path.name.startswith("_"):
+                yield folder, path.relative_to(folder)
+
+
+def load(name: str) -> ModuleType:
+    """The module of a benchmark that ``find`` lists."""
+    path = next(path for _, path in _sources() if path.stem == name)
+    return importlib.import_module(".".join([benchmarks.__name__, *path.with_suffix("").parts]))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         names = ", ".join(found) or "none yet"
         print(f"There is no benchmark {name!r}. The benchmarks are: {names}.", file=sys.stderr)
         return 2
-    return importlib.import_module(f"{benchmarks.__name__}.{name}").main(rest) or 0
+    return load(name).main(rest) or 0
 
 
 if __name__ == "__main__":

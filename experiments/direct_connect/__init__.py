@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from experiments.experiment import Experiment
+from experiments.study import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     "direct-connect-table-3-6": Experiment(
-        "experiments.direct_connect.table_3_6", measured=("BFB s",)
+        "experiments.direct_connect.tables.table_3_6", measured=("BFB s",)
     ),
-    "direct-connect-table-a-2": Experiment("experiments.direct_connect.table_a_2"),
-    "direct-connect-table-a-3": Experiment("experiments.direct_connect.table_a_3"),
+    "direct-connect-table-a-2": Experiment("experiments.direct_connect.tables.table_a_2"),
+    "direct-connect-table-a-3": Experiment("experiments.direct_connect.tables.table_a_3"),
     "direct-connect-table-3-4": Experiment("experiments.direct_connect.frontiers"),
     "direct-connect-table-a-1": Experiment("experiments.direct_connect.frontiers"),
-    "direct-connect-table-3-5": Experiment("experiments.direct_connect.table_3_5"),
+    "direct-connect-table-3-5": Experiment("experiments.direct_connect.tables.table_3_5"),
     "direct-connect-fig-3-3": Experiment("experiments.direct_connect.line_graphs"),
     "direct-connect-fig-3-6": Experiment("experiments.direct_connect.testbed"),
     "direct-connect-fig-a-2": Experiment("experiments.direct_connect.halving"),
@@ -20,4 +20,5 @@ EXPERIMENTS: dict[str, Experiment] = {
     "direct-connect-fig-3-11": Experiment("experiments.direct_connect.torus_hosts"),
     "direct-connect-fig-a-4": Experiment("experiments.direct_connect.best"),
     "direct-connect-fig-3-7": Experiment("experiments.direct_connect.large"),
+    "direct-connect-fig-3-9": Experiment("experiments.direct_connect.training.moe"),
 }

@@ -14,7 +14,7 @@ from experiments.config import at_least
 from experiments.direct_connect.baselines import Machine
 from experiments.direct_connect.printed import plain_axes
 from experiments.errors import ConfigError
-from experiments.experiment import publish
+from experiments.study import publish
 from jaxcoll.bounds.moore import least_cost
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.style import INK, PALETTE

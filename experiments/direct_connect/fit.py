@@ -14,7 +14,7 @@ from experiments.direct_connect.baselines import Machine, shifted_bfb_ring, shif
 from experiments.direct_connect.notation import parse
 from experiments.direct_connect.printed import plain_axes
 from experiments.errors import ConfigError
-from experiments.experiment import publish
+from experiments.study import publish
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.synth.direct_connect import bfb_cost

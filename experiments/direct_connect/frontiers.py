@@ -16,7 +16,7 @@ from experiments.direct_connect.notation import (
 )
 from experiments.direct_connect.printed import Printed, ours_beside_theirs
 from experiments.errors import CheckError, ConfigError
-from experiments.experiment import publish
+from experiments.study import publish
 from jaxcoll.bounds.moore import least_cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 

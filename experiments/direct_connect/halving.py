@@ -9,9 +9,9 @@ from typing import Any
 from experiments.config import above
 from experiments.direct_connect.baselines import Machine
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds.moore import Cost, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw import format_bytes

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from experiments.direct_connect.baselines import (
 from experiments.direct_connect.best import fastest
 from experiments.direct_connect.notation import rate_bound
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds.moore import least_cost
 from jaxcoll.finder import frontiers
 from jaxcoll.topologies.generative import (
@@ -139,16 +140,19 @@ def all_to_alls(config: Config, n: int) -> dict[str, float]:
         RING: lambda: circulant(n, (1, (n - 1) // 2)),
         **({TORUS: lambda: torus(side, side)} if side**2 == n else {}),
     }
-    rates = {name: distance_rate(make()) for name, make in networks.items()}
+    rates = {name: float(distance_rate(make())) for name, make in networks.items()}
     # Four links join the halves of both trees, n^2 / 4 pairs each way.
     rates |= {TREES: 4 / (n / 2) ** 2, BOUND: float(rate_bound(n, DEGREE))}
     moved = config.machine.buffer_us(config.nbytes) * DEGREE / n
     return {name: moved / rate for name, rate in rates.items()}
 
 
-def distance_rate(digraph: Digraph) -> float:
-    """Links over the sum of distances: the all-to-all rate if shortest paths load links evenly."""
+def distance_rate(digraph: Digraph) -> Fraction:
+    """Links over the sum of distances: the all-to-all rate if shortest paths load links evenly.
+
+    No all-to-all has a larger one.
+    """
     links = digraph.num_arcs - digraph.self_loops
     if digraph.vertex_transitive:
-        return links / digraph.size / int(digraph.distances((0,)).sum())
-    return links / int(digraph.distances().sum())
+        return Fraction(links, digraph.size * int(digraph.distances((0,)).sum()))
+    return Fraction(links, int(digraph.distances().sum()))

@@ -9,8 +9,8 @@ from typing import Any
 from experiments.config import at_least
 from experiments.direct_connect.notation import built_cost, parse, predicted
 from experiments.errors import CheckError, ConfigError
-from experiments.experiment import publish
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds.moore import bandwidth_optimum, moore_steps
 from jaxcoll.finder.construction import Construction
 

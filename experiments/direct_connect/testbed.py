@@ -16,9 +16,9 @@ from experiments.direct_connect.baselines import (
 )
 from experiments.direct_connect.notation import parse
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.draw import format_bytes
 from jaxcoll.synth.direct_connect import bfb_cost
 

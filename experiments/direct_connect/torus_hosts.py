@@ -9,9 +9,9 @@ from typing import Any
 
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds.moore import bandwidth_optimum
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.topologies import torus

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.experiment import Experiment
+from experiments.study import Experiment
 
 # The integer program stops after some seconds, with the best schedule that it has found.
 _MILP = ("*step MILP*",)

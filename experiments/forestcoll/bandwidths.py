@@ -10,11 +10,11 @@ from typing import Any
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.forestcoll.algorithms import KINDS, NAMES, Case, Refused, fastest_times
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.paper import PaperValue
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.bounds import cut_bound
 from jaxcoll.draw import format_bytes
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.forestcoll.algorithms import ALGORITHMS, Case, fastest_times
 from experiments.forestcoll.networks import ClusterConfig
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import Workload, load_accelerator, load_model, workload
+from experiments.workloads.config_tables import names_in
 from experiments.workloads.models import FOLDER
-from experiments.workloads.pictures import stacked_bars
-from experiments.workloads.tables import names_in
 from jaxcoll.numerics.rational import as_fraction
 
 MODELS = FOLDER / "fsdp"

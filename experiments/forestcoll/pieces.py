@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.forestcoll.networks import ClusterConfig
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.draw import format_bytes
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import forest

@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.forestcoll.algorithms import Refused
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.forestcoll.printed import PAPER_STAGES
+from experiments.study import publish
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
 from jaxcoll.draw.style import FAINT, INK, MARKERS, PALETTE

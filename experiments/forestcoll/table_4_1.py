@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from experiments.config import at_least
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.forestcoll.printed import GB, PAPER_FIXED_K, fixed_row
+from experiments.study import publish
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.synth import forest

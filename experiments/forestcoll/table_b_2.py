@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 from matplotlib.figure import Figure
 
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.forestcoll.printed import PAPER_STAGES
+from experiments.study import publish
 from jaxcoll.bounds.throughput import Scaling, optimum
 from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
+from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.rail_trees import Boxes, find_boxes, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.stages import assemble
-from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 

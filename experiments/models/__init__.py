@@ -12,7 +12,7 @@ import yaml
 from experiments.config import build, one_of
 from experiments.errors import ConfigError
 from experiments.models import gpt, gpt_scan, llama, mlp, moe, vgg, vit
-from experiments.models.training import Model
+from experiments.models.training_step import Model
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 

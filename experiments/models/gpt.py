@@ -12,7 +12,7 @@ from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models.attention import attention
 from experiments.models.functional import init_params
-from experiments.models.training import Model, cross_entropy, trained
+from experiments.models.training_step import Model, cross_entropy, trained
 
 
 @dataclasses.dataclass(frozen=True)

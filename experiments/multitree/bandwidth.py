@@ -9,9 +9,9 @@ from typing import Any
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.multitree.networks import ALGORITHMS, LABELS, LEAST, NETWORKS, algorithms
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.draw import format_bytes
 
 

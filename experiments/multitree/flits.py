@@ -13,8 +13,8 @@ from typing import Any
 
 from experiments.config import at_least
 from experiments.errors import ConfigError
-from experiments.experiment import publish
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import MultiTree

@@ -9,11 +9,11 @@ from typing import Any
 
 from experiments.config import one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.multitree.networks import LABELS, algorithms, torus
-from experiments.multitree.training import SHOWN, Setting
+from experiments.multitree.training_time import SHOWN, Setting
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import Overlap, iteration
-from experiments.workloads.pictures import stacked_bars
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 from experiments.config import at_least
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.multitree.networks import LABELS, algorithms, torus
-from experiments.workloads.pictures import panels
+from experiments.plots import panels
+from experiments.study import publish
 from jaxcoll.simulation import PACKETS
 
 SHOWN = ("multitree_msg", "ring_2d", "ring")

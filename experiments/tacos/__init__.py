@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from experiments.experiment import Experiment
+from experiments.study import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     "tacos-fig-1": Experiment("experiments.tacos.fig_1"),
     "tacos-fig-2a": Experiment("experiments.tacos.bandwidths"),
     "tacos-fig-2b": Experiment("experiments.tacos.bandwidths"),
-    "tacos-fig-10": Experiment("experiments.tacos.spans"),
-    "tacos-fig-14": Experiment("experiments.tacos.spans"),
+    "tacos-fig-10": Experiment("experiments.tacos.time_steps"),
+    "tacos-fig-14": Experiment("experiments.tacos.time_steps"),
     "tacos-fig-15a": Experiment("experiments.tacos.bandwidths"),
     "tacos-fig-15b": Experiment("experiments.tacos.fig_15b"),
     "tacos-table-v": Experiment("experiments.tacos.table_v", measured=("synthesis ms",)),
@@ -23,6 +23,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         "experiments.tacos.synthesis",
         measured=("seconds", "* seconds", "memory GB", "grows with*", "times TACOS's"),
     ),
-    "tacos-fig-20": Experiment("experiments.tacos.training"),
-    "tacos-fig-21": Experiment("experiments.tacos.training"),
+    "tacos-fig-20": Experiment("experiments.tacos.training_time"),
+    "tacos-fig-21": Experiment("experiments.tacos.training_time"),
 }

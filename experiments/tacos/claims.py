@@ -6,8 +6,8 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 
-from experiments.experiment import Row
 from experiments.paper import IDEAL, PaperValue
+from experiments.study import Row
 from experiments.tacos.measure import Run, format_size
 
 

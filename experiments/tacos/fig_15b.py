@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.experiment import Row
+from experiments.study import Row
 from experiments.tacos.comparison import Comparison
 from experiments.tacos.heatmaps import publish_heat
 

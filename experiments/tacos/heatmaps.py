@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from experiments.experiment import Row, publish
+from experiments.study import Row, publish
 from experiments.tacos.claims import out_of_reach
 from experiments.tacos.comparison import Comparison
 from experiments.tacos.measure import Run, format_size

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from experiments.experiment import Row, publish
+from experiments.study import Row, publish
 from experiments.tacos.claims import out_of_reach, overtaken
 from experiments.tacos.comparison import Comparison
 from experiments.tacos.measure import Run, format_size

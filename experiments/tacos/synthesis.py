@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import above, at_least
 from experiments.errors import ConfigError
-from experiments.experiment import Row, publish
+from experiments.study import Row, publish
 from experiments.tacos.scale import growth, measure_mesh
 from experiments.timing import time_it
 from jaxcoll.bounds import step_bound

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import Row, publish
 from experiments.paper import IDEAL
+from experiments.study import Row, publish
 from experiments.tacos.claims import out_of_reach, overtaken
 from experiments.tacos.comparison import said_of
 from experiments.tacos.measure import AlgorithmConfig, Run, measure

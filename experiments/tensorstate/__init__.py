@@ -8,7 +8,7 @@ network), ``search_time``. ``networks`` and ``text`` hold shared meshes and trai
 
 from __future__ import annotations
 
-from experiments.experiment import Experiment
+from experiments.study import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     # Losses depend on the running Python, whose documentation is the training text.

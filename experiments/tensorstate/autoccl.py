@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.models import load_model
+from experiments.study import publish
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import INK, PALETTE
 from tensorstate import HARDWARE, Plan, solve_baseline, trace

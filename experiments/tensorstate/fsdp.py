@@ -10,11 +10,11 @@ from typing import Any
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.forestcoll.algorithms import ALGORITHMS, Case
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.models import load_model
-from experiments.workloads.pictures import stacked_bars
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from tensorstate import HARDWARE, CollectiveCostModel, Graph, MeshShape, solve_baseline, trace

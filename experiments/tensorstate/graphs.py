@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from matplotlib.figure import Figure
 
 from experiments.config import at_least
-from experiments.experiment import publish
+from experiments.study import publish
 from experiments.tensorstate.networks import AxisConfig, rings
 from jaxcoll.draw.style import PALETTE
 from tensorstate import HARDWARE, Graph, solve_baseline, trace

@@ -14,11 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.candidates import build_topology
 from experiments.config import HardwareConfig, TopologyConfig, above, at_least
 from experiments.errors import CheckError, ConfigError
-from experiments.experiment import publish
 from experiments.models import Model, load_model
+from experiments.quickstart.candidates import build_topology
+from experiments.study import publish
 from experiments.tensorstate.text import VOCABULARY, Text, python_text
 from jaxcoll.io.files import write_text
 from tensorstate import Auto, Plan, PlanError, search

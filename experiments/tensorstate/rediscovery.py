@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from experiments.config import above, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.models import load_model
+from experiments.study import publish
 from experiments.tensorstate.networks import AxisConfig, rings, sizes_of
 from jaxcoll.draw.style import MARKERS, PALETTE
 from tensorstate import HARDWARE, Auto, Graph, Plan, PlanError, search, solve_baseline, trace

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from experiments.config import TopologyConfig, above, at_least, one_of
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.models import load_model
+from experiments.study import publish
 from jaxcoll import topologies
 from jaxcoll.draw.style import FAINT, PALETTE
 from jaxcoll.synth import SYNTHESIZERS

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from experiments.config import above, at_least, build
 from experiments.errors import ConfigError
+from experiments.workloads.config_tables import CONFIGS, read_yaml
 from experiments.workloads.shapes import Product
-from experiments.workloads.tables import CONFIGS, read_yaml
 from jaxcoll.numerics.rational import as_fraction
 
 

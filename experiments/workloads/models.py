@@ -9,8 +9,8 @@ from typing import Any
 
 from experiments.config import one_of
 from experiments.errors import ConfigError
+from experiments.workloads.config_tables import CONFIGS, names_in, read_yaml
 from experiments.workloads.shapes import SHAPES, Shape
-from experiments.workloads.tables import CONFIGS, names_in, read_yaml
 
 FOLDER = CONFIGS / "workload"
 PARALLELISM = ("data", "model", "hybrid")

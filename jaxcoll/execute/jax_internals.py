@@ -114,12 +114,17 @@ def publish(key: str, value: str) -> None:
     _service().key_value_set(key, value, allow_overwrite=True)
 
 
-def fetch(key: str, seconds: int) -> str | None:
+def fetch(key: str, seconds: float) -> str | None:
     """A value that some process publishes under a key, or ``None`` if none does in time."""
     try:
-        return _service().blocking_key_value_get(key, 1000 * seconds)
+        return _service().blocking_key_value_get(key, round(1000 * seconds))
     except jax.errors.JaxRuntimeError:
         return None
+
+
+def discard(key: str) -> None:
+    """Delete the value under a key, or all under a prefix that ends in a slash."""
+    _service().key_value_delete(key)
 
 
 def _service():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -79,12 +80,16 @@ class Candidate(NamedTuple):
 def bases(size: int, degree: int, *, measure: bool = False) -> Iterator[Candidate]:
     """The bases of a size and degree (Tables A.2 and A.3, and geometries of other degrees).
 
+    Shifted rings are left out: of all C(n,{a,b}), that of Theorem 22 has the least diameter and is
+    bandwidth-optimal. So are double binary trees, which are a baseline.
+
     Args:
         measure: whether to compute costs that are not packaged by BFB.
     """
     yield from _complete_ones(size, degree)
     yield from _rings(size, degree)
     yield from _optimal_undirected(size, degree)
+    yield from _twisted(size, degree)
     yield from _searched(size, degree)
     if degree > 1 and size == degree:
         yield _made(
@@ -160,6 +165,27 @@ def _optimal_undirected(n: int, d: int) -> Iterator[Candidate]:
         yield graph("affine_plane_minus_class", 4, d)
     if d > 2 and n == 2 * d * ((d - 1) ** 2 + 1) and is_field_order(d - 1):
         yield graph("generalized_quadrangle", 4, d - 1)
+    if d > 2 and n == 2 * math.comb(2 * d - 1, d - 1) and d <= 6:
+        yield graph("doubled_odd_graph", 2 * d - 1, d)
+    if (n, d) == (126, 3):
+        yield graph("generalized_hexagon", 6, 2)
+
+
+def _twisted(n: int, d: int) -> Iterator[Candidate]:
+    """Twisted tori and hypercubes, whose BFB all_gathers are measured."""
+    if d >= 3 and n == 2**d:
+        yield _measured_once("twisted_hypercube", d)
+    for shape in {4: ((1, 2),), 6: ((1, 1, 2), (1, 2, 2))}.get(d, ()):
+        short = round((n / math.prod(shape)) ** (1 / len(shape)))
+        if short > 1 and math.prod(shape) * short ** len(shape) == n:
+            yield _measured_once("twisted_torus", tuple(short * ratio for ratio in shape))
+
+
+@functools.cache
+def _measured_once(name: str, argument: int | tuple[int, ...]) -> Candidate:
+    construction = Construction(name, (argument,))
+    cost = bfb_cost(construction.digraph())
+    return Candidate(cost.steps, cost.inverse_bandwidth, int(_UNDIRECTED), construction)
 
 
 def _searched(n: int, d: int) -> Iterator[Candidate]:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxcoll.bounds.moore import Cost
 from jaxcoll.errors import FormatError
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.expansions import (
@@ -14,9 +15,8 @@ from jaxcoll.synth.direct_connect.expansions import (
     DegreeExpansion,
     Expansion,
     LineGraph,
-    bfb_all_gather,
 )
-from jaxcoll.synth.direct_connect.searched import base_all_gather
+from jaxcoll.synth.direct_connect.searched import base_all_gather, base_cost
 from jaxcoll.topologies import generative
 from jaxcoll.topologies.generative import (
     Digraph,
@@ -25,6 +25,12 @@ from jaxcoll.topologies.generative import (
     multiply_arcs,
 )
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
+
+
+def _of_sides(build: Callable[..., Digraph]) -> Callable[[tuple[int, ...]], Digraph]:
+    """A constructor that takes sides as one argument."""
+    return lambda sides: build(*sides)
+
 
 # Constructors of bases, and how their arguments are written (Table A.3).
 BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
@@ -45,10 +51,18 @@ BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
     "projective_plane": (finite_geometry.projective_plane, "PG(2,{0})"),
     "affine_plane_minus_class": (finite_geometry.affine_plane_minus_class, "AG(2,{0})-class"),
     "generalized_quadrangle": (finite_geometry.generalized_quadrangle, "GQ({0},{0})"),
+    "generalized_hexagon": (finite_geometry.generalized_hexagon, "GH({0},{0})"),
+    "doubled_odd_graph": (distance_regular_graphs.doubled_odd_graph, "D(O{0})"),
+    "twisted_torus": (_of_sides(generative.twisted_torus), "twisted torus({0})"),
+    "twisted_hypercube": (generative.twisted_hypercube, "twisted hypercube({0})"),
+    "shifted_ring": (generative.shifted_ring, "ShiftedRing({0})"),
+    "double_binary_tree": (generative.double_binary_tree, "DBT({0})"),
 }
 
 # Operations of one operand, by how they are written.
 _WRITTEN = {"degree": "{0}*{1}", "power": "{0}^{1}", "parallel": "{1} x arcs of {0}"}
+# Operations whose result BFB schedules, whatever the schedules of the operands.
+_SCHEDULED_WHOLE = ("product", "parallel")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,16 +120,51 @@ class Construction:
             alpha: seconds per link.
             link_bandwidth: bytes per second per link, B/d.
         """
-        if not self.parts:
+
+        def of_part(digraph: Digraph) -> Schedule:
+            return base_all_gather(digraph, alpha, link_bandwidth)
+
+        return self._built_up(of_part, Expansion.all_gather)
+
+    def reduce_scatter(self, alpha=ALPHA, link_bandwidth=BANDWIDTH) -> tuple[Digraph, Schedule]:
+        """The digraph and its reduce_scatter, built up from those of the bases (Corollary 1.2).
+
+        That of a base is the all_gather of its transpose, run backwards. Where the digraph is
+        isomorphic to its transpose, ``scatter_of`` derives one from the all_gather.
+
+        Args:
+            alpha: seconds per link.
+            link_bandwidth: bytes per second per link, B/d.
+        """
+
+        def of_part(digraph: Digraph) -> Schedule:
+            return base_all_gather(digraph.transpose(), alpha, link_bandwidth).reverse()
+
+        return self._built_up(of_part, Expansion.reduce_scatter)
+
+    def _built_up(self, of_part, expand) -> tuple[Digraph, Schedule]:
+        """The digraph and a schedule: ``of_part`` of what is scheduled whole, then expanded."""
+        if not self.parts or self.operation in _SCHEDULED_WHOLE:
             digraph = self.digraph()
-            return digraph, base_all_gather(digraph, alpha, link_bandwidth)
-        if self.operation in ("product", "parallel"):
-            digraph = self.digraph()
-            return digraph, bfb_all_gather(digraph, alpha, link_bandwidth)
-        digraph, schedule = self.parts[0].all_gather(alpha, link_bandwidth)
+            return digraph, of_part(digraph)
+        digraph, schedule = self.parts[0]._built_up(of_part, expand)
         for expansion in self._expansions():
-            digraph, schedule = expansion.all_gather(digraph, schedule)
+            digraph, schedule = expand(expansion, digraph, schedule)
         return digraph, schedule
+
+    def reduce_scatter_cost(self) -> Cost:
+        """T_L and T_B of ``reduce_scatter``, predicted; an upper bound for line graphs."""
+        return self._cost_of_transpose()[1]
+
+    def _cost_of_transpose(self) -> tuple[tuple[int, int], Cost]:
+        """Size and degree, and the cost of the transpose's all_gather."""
+        if not self.parts or self.operation in _SCHEDULED_WHOLE:
+            transpose = self.digraph().transpose()
+            return (transpose.size, transpose.degree), base_cost(transpose)
+        cell, found = self.parts[0]._cost_of_transpose()
+        for expansion in self._expansions():
+            cell, found = expansion.size(*cell), expansion.cost(found, *cell)
+        return cell, found
 
     def _expansions(self) -> list[Expansion]:
         if self.operation == "line_graph":
@@ -153,7 +202,10 @@ class Construction:
 
 
 def line_graph(part: Construction) -> Construction:
-    """L of a construction; of L^k it is L^(k+1)."""
+    """L of a construction; of L^k it is L^(k+1), of DBJ(d,n) it is DBJ(d,n+1)."""
+    if part.operation == "de_bruijn":
+        degree, letters = part.arguments
+        return Construction("de_bruijn", (degree, letters + 1))
     if part.operation == "line_graph":
         return Construction("line_graph", (part.arguments[0] + 1,), part.parts)
     return Construction("line_graph", (1,), (part,))

@@ -11,7 +11,7 @@ from fractions import Fraction
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.finder.candidates import MOST_MEASURED, Candidate, Has, with_bfb_cost
 from jaxcoll.finder.construction import Construction
-from jaxcoll.finder.found import Found, FoundTopology
+from jaxcoll.finder.found import TOLERANCE, Found, FoundTopology
 from jaxcoll.finder.search import Progress, frontier, search
 from jaxcoll.io.files import read_text, write_text
 from jaxcoll.numerics import checks
@@ -43,7 +43,7 @@ def find(
         parallel: whether several links may join two ranks.
         rates: whether the printed table has diameters and all-to-all rates, which take up to a
             minute at 1024 ranks; and whether, of topologies of equal cost, the one of least mean
-            distance is taken.
+            distance or, where that is equal within 1 %, of most symmetry is taken.
         progress: called with (sizes done, sizes) during the search.
 
     Raises:
@@ -59,7 +59,7 @@ def find(
         candidates = [with_bfb_cost(candidate) for candidate in candidates]
     tied = _points(n, degree, candidates, links, parallel)
     checks.flag(rates, "rates", TopologyError)
-    points = tuple(min(point, key=_distances) if rates else point[0] for point in tied)
+    points = tuple(_preferred(point) if rates else point[0] for point in tied)
     if not points:
         near = _nearest_degree(n, degree, cells, links, parallel)
         advice = f"the nearest degree is {near}" if near else "allow parallel or one-way links"
@@ -70,10 +70,15 @@ def find(
     return Found(n, degree, points, rates)
 
 
-def _distances(point: FoundTopology) -> int:
-    """The sum of distances: the all-to-all rate of n d links is at most n d over it."""
-    digraph = point.digraph
-    return int(fewest_hops(digraph.size, digraph.tails, digraph.heads).sum())
+def _preferred(tied: list[FoundTopology]) -> FoundTopology:
+    """Of topologies of equal cost, the one whose all-to-all rate promises most.
+
+    The rate of n d links is at most n d over the sum of distances. Of topologies whose sums differ
+    by less than ``TOLERANCE``, the most symmetric is taken: it spreads flows the most evenly.
+    """
+    sums = [int(fewest_hops(p.size, p.digraph.tails, p.digraph.heads).sum()) for p in tied]
+    near = [p for p, s in zip(tied, sums, strict=True) if s <= min(sums) * (1 + TOLERANCE)]
+    return min(near, key=lambda point: point.digraph.num_orbits)
 
 
 def _points(n, degree, candidates, links, parallel) -> list[list[FoundTopology]]:
@@ -121,14 +126,22 @@ class Frontiers(Mapping):
     def __len__(self) -> int:
         return len(self.cells)
 
-    def found(self, size: int, *, links: str = "one_way", parallel: bool = True) -> Found:
+    def found(
+        self, size: int, *, links: str = "one_way", parallel: bool = True, rates: bool = True
+    ) -> Found:
         """The frontier of a size, see ``find``.
+
+        Args:
+            size: ranks.
+            links, parallel: see ``find``.
+            rates: whether the printed table has diameters and all-to-all rates, which are computed
+                when it is printed.
 
         Raises:
             KeyError: a size of which nothing is kept.
         """
         points = _points(size, self.degree, self.cells[size], links, parallel)
-        return Found(size, self.degree, tuple(equal[0] for equal in points), with_rates=False)
+        return Found(size, self.degree, tuple(equal[0] for equal in points), rates)
 
     def save(self, path: str | os.PathLike) -> None:
         """Write JSON, all or nothing.

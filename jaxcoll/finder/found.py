@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from importlib import resources
 
@@ -17,7 +18,8 @@ from jaxcoll.finder.candidates import Candidate, Has
 from jaxcoll.finder.construction import Construction
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
-from jaxcoll.schedule import Schedule, concatenate
+from jaxcoll.schedule import Schedule
+from jaxcoll.synth.direct_connect.bfb_reversal import all_reduce_of
 from jaxcoll.synth.direct_connect.expansions import bfb_all_gather, scatter_of
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.concurrent_flow import FlowRate, digraph_flow
@@ -78,15 +80,27 @@ class FoundTopology:
         digraph = self.digraph
         return digraph_flow(digraph.size, digraph.tails, digraph.heads, tolerance=TOLERANCE)
 
+    @functools.cached_property
+    def reduce_scatter_cost(self) -> Cost:
+        """T_L and T_B of its reduce_scatter.
+
+        Those of its all_gather where the digraph is isomorphic to its transpose (Theorem 2); else
+        predicted for the transpose (Corollary 1.2), as upper bounds for line graphs.
+        """
+        if self.candidate.has & Has.REVERSAL:
+            return self.cost
+        return self.construction.reduce_scatter_cost()
+
     def all_reduce_time(self, alpha: Number, nbytes: Number, bandwidth: Number) -> float:
-        """Seconds: 2 (T_L alpha + T_B M/B).
+        """Seconds: (T_L alpha + T_B M/B) of the reduce_scatter and of the all_gather.
 
         Args:
             alpha: seconds per step.
             nbytes: M, bytes of a rank's buffer.
             bandwidth: B, bytes per second of all links of a rank together.
         """
-        return 2 * float(self.cost.time(alpha, nbytes, bandwidth))
+        costs = self.reduce_scatter_cost, self.cost
+        return float(sum(cost.time(alpha, nbytes, bandwidth) for cost in costs))
 
     def all_to_all_time(self, nbytes: Number, bandwidth: Number) -> float:
         """Seconds: (M/B) (d/n) / f, f being the lower bound of the rate."""
@@ -101,8 +115,7 @@ class FoundTopology:
             link_bandwidth: bytes per second per link, B/d.
 
         Raises:
-            TopologyError: an unknown kind; a digraph that is not isomorphic to its transpose has
-                its own reduce_scatter, which ``Expansion.reduce_scatter`` builds.
+            TopologyError: an unknown kind.
         """
         kinds = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
         checks.choice(kind, kinds, "kind", TopologyError)
@@ -111,15 +124,25 @@ class FoundTopology:
             synthesizer = REGISTRY["time_stepped"].make()
             schedule = synthesizer.synthesize(topology, Collective(kind, self.size))
         else:
-            digraph, schedule = self.construction.all_gather(alpha, link_bandwidth)
-            if schedule_cost(schedule, self.degree) != self.cost and self.candidate.has & Has.BFB:
-                schedule = bfb_all_gather(digraph, alpha, link_bandwidth)
+            schedule = self._all_gather(alpha, link_bandwidth)
             if kind != "all_gather":
-                scatter = scatter_of(digraph, schedule)
+                scatter = self._reduce_scatter(schedule, alpha, link_bandwidth)
                 together = kind == "all_reduce"
-                schedule = concatenate(scatter, schedule) if together else scatter
+                schedule = all_reduce_of(scatter, schedule) if together else scatter
         verify(schedule)
         return schedule
+
+    def _all_gather(self, alpha, link_bandwidth) -> Schedule:
+        digraph, schedule = self.construction.all_gather(alpha, link_bandwidth)
+        if schedule_cost(schedule, self.degree) != self.cost and self.candidate.has & Has.BFB:
+            return bfb_all_gather(digraph, alpha, link_bandwidth)
+        return schedule
+
+    def _reduce_scatter(self, gather: Schedule, alpha, link_bandwidth) -> Schedule:
+        """By the isomorphism to the transpose (Theorem 2), else built up by itself (Cor. 1.2)."""
+        if self.candidate.has & Has.REVERSAL:
+            return scatter_of(self.digraph, gather)
+        return self.construction.reduce_scatter(alpha, link_bandwidth)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +193,10 @@ class Found:
         return min(self.points, key=seconds)
 
     def __str__(self) -> str:
+        if self.with_rates:
+            # Their loops run compiled, without the interpreter's lock.
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(lambda point: point.rate, self.points))
         lines = [f"n = {self.size}, degree {self.degree}"]
         head = ("topology", "T_L", "T_B", "D", "MCF")
         rows = [head, *(self._row(point) for point in self.points)]

@@ -80,6 +80,7 @@ def test_the_service_between_processes_has_the_calls_that_are_used():
     assert hasattr(distributed.global_state, "client"), VERSION
     assert hasattr(client, "key_value_set"), VERSION
     assert hasattr(client, "blocking_key_value_get"), VERSION
+    assert hasattr(client, "key_value_delete"), VERSION
 
 
 def test_no_other_file_touches_internals():

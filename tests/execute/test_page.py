@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxcoll import CollectiveError, ScheduleError
 from jaxcoll import execute as functions
-from tests.execute.differential import BEYOND
+from tests.execute.differential.comparison import BEYOND
 from tests.execute.harness import mesh_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "execution.md"

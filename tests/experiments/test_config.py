@@ -9,8 +9,8 @@ import pytest
 
 from experiments import __main__ as command
 from experiments.config import QuickstartConfig, TopologyConfig, build
-from experiments.configure import CONFIGS, EXPERIMENTS, SIZES, configure, presets
 from experiments.errors import ConfigError
+from experiments.registry import CONFIGS, EXPERIMENTS, SIZES, configure, presets
 
 QUICKSTART = "experiment=quickstart"
 

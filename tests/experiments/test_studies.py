@@ -7,10 +7,10 @@ import io
 
 import pytest
 
-from experiments import records
-from experiments.configure import EXPERIMENTS, configure
 from experiments.errors import ConfigError
-from experiments.experiment import publish
+from experiments.recording import records
+from experiments.registry import EXPERIMENTS, configure
+from experiments.study import publish
 from tests.experiments.runs import small_run
 
 STUDIES = [name for name in EXPERIMENTS if name != "quickstart"]

@@ -71,6 +71,33 @@ def test_schedules_are_built_at_the_predicted_cost(size: int, degree: int, links
         assert point.digraph.is_undirected or links == "one_way"
 
 
+@pytest.mark.parametrize(
+    ("size", "degree"), [(8, 2), (9, 2), (16, 2), (18, 2), (64, 2), (36, 3), (64, 4), (18, 6)]
+)
+def test_all_reduces_are_built_at_the_predicted_cost(size: int, degree: int):
+    """Also where the digraph is not isomorphic to its transpose (Corollary 1.2)."""
+    for point in find(size, degree, rates=False).points:
+        scatter = point.schedule("reduce_scatter")
+        assert scatter.topology == point.schedule().topology == point.digraph.topology()
+        found = cost(scatter, degree)
+        assert found.steps <= point.reduce_scatter_cost.steps
+        assert found.inverse_bandwidth <= point.reduce_scatter_cost.inverse_bandwidth
+        if "line_graph" not in str(point.construction.said()):
+            assert found == point.reduce_scatter_cost
+        both = cost(point.schedule("all_reduce"), degree)
+        assert both.steps == found.steps + point.cost.steps
+        assert both.inverse_bandwidth == found.inverse_bandwidth + point.cost.inverse_bandwidth
+        seconds = float(found.time(1e-5, 2**20, 1e9) + point.cost.time(1e-5, 2**20, 1e9))
+        assert point.all_reduce_time(1e-5, 2**20, 1e9) >= seconds * (1 - 1e-12)
+
+
+def test_a_digraph_and_its_transpose_differ_in_cost():
+    """Pi(2,9): BFB gathers at 14/9 and scatters at 10/9."""
+    (point,) = [p for p in find(9, 2, rates=False).points if "Pi" in str(p.construction)]
+    assert point.cost == Cost(3, Fraction(14, 9))
+    assert point.reduce_scatter_cost == Cost(3, Fraction(10, 9))
+
+
 @pytest.fixture(scope="module")
 def small_cells():
     return search(range(2, 41), 6)
@@ -216,6 +243,55 @@ def test_winner_has_verified_schedules():
 def test_bad_input_is_refused(call, message: str):
     with pytest.raises(TopologyError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("size", "degree", "name"),
+    [
+        (108, 6, "twisted torus(3,6,6)"),
+        (126, 3, "GH(2,2)"),
+        (20, 3, "D(O3)"),
+    ],
+)
+def test_frontiers_have_the_geometries_and_twisted_tori(size: int, degree: int, name: str):
+    points = find(size, degree, rates=False).points
+    (point,) = [point for point in points if str(point.construction) == name]
+    assert bfb_cost(point.digraph) == point.cost
+    assert point.cost.inverse_bandwidth == bandwidth_optimum(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "degree", "name"),
+    [
+        (8, 3, "twisted hypercube(3)"),
+        (18, 4, "twisted torus(3,6)"),
+        (32, 5, "twisted hypercube(5)"),
+    ],
+)
+def test_twisted_bases_are_tried(size: int, degree: int, name: str):
+    (found,) = [c for c in bases(size, degree) if str(c.construction) == name]
+    assert found.cost == bfb_cost(found.construction.digraph())
+    assert is_reverse_symmetric(found.construction.digraph())
+
+
+def test_shifted_rings_and_double_binary_trees_can_be_built_on():
+    ring = Construction("shifted_ring", (8,))
+    assert Construction.heard(ring.said()).digraph().name == "C(8,{1,3})"
+    assert cost(ring.all_gather()[1], 4) == bfb_cost(ring.digraph())
+    assert Construction("double_binary_tree", (8,)).digraph().degree == 4
+
+
+def test_of_equal_costs_the_least_mean_distance_or_the_more_symmetric_is_taken():
+    """DBJ(4,3) is Pi(4,64) in other words, with four times its known automorphisms."""
+    first = find(64, 4).points[0]
+    assert str(first.construction) == "DBJ(4,3)"
+    assert first.digraph.num_orbits == 16
+
+
+def test_frontiers_of_all_sizes_print_diameters_and_rates_when_asked():
+    kept = frontiers(32, 4)
+    assert "0.0571" in str(kept[32])
+    assert "0.0571" not in str(kept.found(32, rates=False)).split("paper:")[0]
 
 
 def test_a_size_has_the_bases_of_table_a_3():

@@ -1,7 +1,8 @@
 """Schedules for direct-connect networks, whose ranks have a few links each and no switches.
 
 - ``bfb``: Breadth-First Broadcast on any digraph, and its cost;
-- ``bfb_links``, ``bfb_balance``: its loops over vertices, and the flow of one vertex and step;
+- ``bfb_links``: its loops over vertices;
+- ``bfb_jobs``, ``bfb_balance``: the shards of one vertex and step, and their flow;
 - ``bfb_heterogeneous``: the least time of its steps where links differ;
 - ``bfb_reversal``: a reduce_scatter on the same network by an isomorphism to its transpose;
 - ``group_network``, ``group_schedule``: networks of an abelian group, and schedules kept as one

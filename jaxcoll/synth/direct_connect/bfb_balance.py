@@ -12,100 +12,10 @@ the capacity rises to what J needs, until the flow takes all jobs. So it is leas
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numba as nb
 import numpy as np
 
 from jaxcoll.numerics.max_flow import dinic
-
-WORD = 62  # links per word of a set of links
-
-
-class Jobs(NamedTuple):
-    """The jobs of one vertex and distance, in groups.
-
-    Attributes:
-        source: the jobs' sources, group by group.
-        first: sources of group g are ``source[first[g]:first[g + 1]]``.
-        ptr: links of group g are ``link[ptr[g]:ptr[g + 1]]``.
-        link: places of links among those into the vertex.
-    """
-
-    source: np.ndarray
-    first: np.ndarray
-    ptr: np.ndarray
-    link: np.ndarray
-
-
-@nb.njit(cache=True)
-def usable_links(near, far, own, sets):
-    """Which links into a vertex are the last of a shortest path from each source.
-
-    Args:
-        near: distances from every source to the tail of each link, (links, sources); or, with
-            ``far``, which row of it each link takes.
-        own: distances from every source to the vertex.
-        sets: filled with one bit per link, int64 of shape (words, sources).
-    """
-    sets[:] = 0
-    for j in range(len(far)):
-        word, bit = j // WORD, np.int64(1) << np.int64(j % WORD)
-        row = near[far[j]]
-        for v in range(len(own)):
-            if row[v] + 1 == own[v]:
-                sets[word, v] |= bit
-
-
-@nb.njit(cache=True)
-def by_distance(own, order):
-    """Sources in order of distance; those at distance t are ``order[ptr[t]:ptr[t + 1]]``."""
-    ptr = np.zeros(own.max() + 2, np.int64)
-    for v in range(len(own)):
-        ptr[own[v] + 1] += 1
-    ptr = np.cumsum(ptr)
-    at = ptr.copy()
-    for v in range(len(own)):
-        order[at[own[v]]] = v
-        at[own[v]] += 1
-    return ptr
-
-
-@nb.njit(cache=True)
-def group_jobs(source, sets, links):
-    """Jobs of equal sets of links, together."""
-    words, count = len(sets), len(source)
-    for word in range(words):  # by the last word first: the sort is stable
-        keys = sets[word][source]
-        ordered = True
-        for i in range(1, count):
-            ordered &= keys[i - 1] <= keys[i]
-        if not ordered:
-            source = source[np.argsort(keys, kind="mergesort")]
-    first = np.empty(count + 1, np.int64)
-    groups = entries = 0
-    for i in range(count):
-        fresh = i == 0
-        for word in range(words):
-            fresh |= sets[word, source[i]] != sets[word, source[max(i - 1, 0)]]
-        if fresh:
-            first[groups] = i
-            groups += 1
-            for word in range(words):
-                bits = sets[word, source[i]]
-                while bits:
-                    bits &= bits - 1
-                    entries += 1
-    first[groups] = count
-    ptr, link = np.zeros(groups + 1, np.int64), np.empty(entries, np.int64)
-    entries = 0
-    for g in range(groups):
-        for j in range(links):
-            if sets[j // WORD, source[first[g]]] >> np.int64(j % WORD) & 1:
-                link[entries] = j
-                entries += 1
-        ptr[g + 1] = entries
-    return Jobs(source, first[: groups + 1], ptr, link)
 
 
 @nb.njit(cache=True)

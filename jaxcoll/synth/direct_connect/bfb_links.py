@@ -10,15 +10,9 @@ import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import group_by
-from jaxcoll.synth.direct_connect.bfb_balance import (
-    WORD,
-    by_distance,
-    deal,
-    group_jobs,
-    least_share,
-    least_time,
-    usable_links,
-)
+from jaxcoll.numerics.hops import hops_from
+from jaxcoll.synth.direct_connect.bfb_balance import deal, least_share, least_time
+from jaxcoll.synth.direct_connect.bfb_jobs import WORD, by_distance, group_jobs, usable_links
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,34 +52,9 @@ class InLinks:
         """
         dtype = np.int16 if self.size < 2**15 else np.int32
         hops = np.empty((len(vertices), self.size), dtype)
-        if not _hops_to(self.ptr, self.tail, np.asarray(vertices, np.int64), hops):
+        if not hops_from(self.ptr, self.tail, np.asarray(vertices, np.int64), hops):
             raise TopologyError("every vertex must reach every other")
         return hops
-
-
-@nb.njit(cache=True)
-def _hops_to(ptr, tail, vertices, out):
-    """Breadth-first from each vertex against the links; whether all were reached."""
-    size = len(ptr) - 1
-    queue = np.empty(size, np.int32)
-    for row in range(len(vertices)):
-        hops = out[row]
-        hops[:] = -1
-        hops[vertices[row]] = 0
-        queue[0] = vertices[row]
-        first, last = 0, 1
-        while first < last:
-            u = queue[first]
-            first += 1
-            for i in range(ptr[u], ptr[u + 1]):
-                w = tail[i]
-                if hops[w] < 0:
-                    hops[w] = hops[u] + 1
-                    queue[last] = w
-                    last += 1
-        if last < size:
-            return False
-    return True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.schedule import Schedule
+from jaxcoll.schedule import Schedule, concatenate
 
 
 def reversed_on(schedule: Schedule, reversal: Sequence[int] | np.ndarray) -> Schedule:
@@ -61,3 +62,43 @@ def rename_ranks(schedule: Schedule, image: np.ndarray) -> Schedule:
     chunk = image[moved.chunk // parts] * parts + moved.chunk % parts
     collective = Collective(moved.collective.kind, len(image), parts)
     return dataclasses.replace(moved, collective=collective, chunk=chunk.astype(np.int32))
+
+
+def split_chunks(schedule: Schedule, pieces: int) -> Schedule:
+    """The schedule with every chunk split into equal pieces, which are sent together.
+
+    Args:
+        schedule: an all_gather or reduce_scatter of all ranks in order.
+        pieces: of each chunk, at least 1.
+    """
+    pieces = checks.integer(pieces, "pieces", ScheduleError, least=1)
+    collective = schedule.collective
+    if pieces == 1:
+        return schedule
+    chunk = schedule.chunk.astype(np.int64)[:, None] * pieces + np.arange(pieces)
+    return dataclasses.replace(
+        schedule,
+        collective=Collective(
+            collective.kind, collective.num_ranks, collective.chunks_per_shard * pieces
+        ),
+        step_ptr=schedule.step_ptr * pieces,
+        edge=np.repeat(schedule.edge, pieces),
+        chunk=chunk.ravel().astype(np.int32),
+        reduce=np.repeat(schedule.reduce, pieces),
+    )
+
+
+def all_reduce_of(scatter: Schedule, gather: Schedule) -> Schedule:
+    """The all_reduce of a reduce_scatter and an all_gather, whatever chunks each takes.
+
+    Args:
+        scatter, gather: of all ranks in order, on the same network.
+
+    Raises:
+        ScheduleError: see ``concatenate``.
+    """
+    parts = [schedule.collective.chunks_per_shard for schedule in (scatter, gather)]
+    shared = math.lcm(*parts)
+    return concatenate(
+        split_chunks(scatter, shared // parts[0]), split_chunks(gather, shared // parts[1])
+    )

@@ -14,10 +14,10 @@ from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.box_trees import packed_by_boxes
 from jaxcoll.synth.forestcoll.capacities import Piece
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
-from jaxcoll.synth.forestcoll.height_reduction import Trees
+from jaxcoll.synth.forestcoll.packing.height_reduction import Trees
+from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.rail_trees import find_boxes, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.translated_trees import moved_trees
-from jaxcoll.synth.forestcoll.tree_packing import pack_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 

@@ -3,8 +3,8 @@
 For lengths l of the arcs, sum(capacity l) / sum of distances bounds the rate from above, and the
 flow that follows shortest paths bounds it from below; both are tight at the best lengths. Replacing
 the minima in the distances by soft minima makes the dual smooth, and its gradient the loads of a
-flow that splits over near-shortest paths. L-BFGS climbs it, softness falling in stages; after each,
-a linear program mixes the flows met on the way, until the bounds meet.
+flow that splits over near-shortest paths. L-BFGS climbs it, softness falling in stages; now and
+then a linear program mixes the flows met on the way, until the bounds meet.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ from jaxcoll.synth.routing.flow_classes import FlowClasses
 # Softness in units of the mean length, and steps of L-BFGS at each.
 _SOFTNESS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 _STEPS = 60
-# Flows tried last that are mixed, and shares left out of a mixture.
-_MIXED, _LEAST_SHARE = 600, 1e-6
+# Relative gain of a step below which a softness is done with, but for the last.
+_LITTLE = 1e-5
+# Flows are mixed whenever so many more have been tried; those tried last are.
+_MIXED_EVERY, _MIXED = 10, 600
+# Shares left out of a mixture: the first if the bounds are near enough without, since every flow of
+# a mixture is computed once more for all sources.
+_LEAST_SHARES = (1e-2, 1e-6)
 # No arc is shorter than this share of the mean.
 _SHORTEST = 1e-5
 
@@ -52,10 +57,11 @@ def climb(
     """
     search = _Search(classes, tails, heads, capacity, tolerance)
     point = np.zeros(len(classes.arc_size))
-    options = {"maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": 30, "ftol": 1e-13}
+    options = {"maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": 30}
     try:
         for softness in _SOFTNESS:
             search.softness = softness
+            options["ftol"] = _LITTLE if softness > _SOFTNESS[-1] else 1e-13
             point = minimize(search, point, jac=True, method="L-BFGS-B", options=options).x
             search.mix()
     except _Found:
@@ -112,6 +118,8 @@ class _Search:
         if upper < self.upper:
             self.upper, self.best_lengths = upper, tried.length[self.classes.arc_class]
         self._offer(1 / float((tried.load / self.room).max()), [(tried, 1.0)])
+        if len(self.tried) % _MIXED_EVERY == 0:
+            self.mix()
 
     def _offer(self, lower: float, shares: list[tuple[_Tried, float]]) -> None:
         if lower > self.lower:
@@ -130,10 +138,11 @@ class _Search:
         low, high = np.full(arcs + 1, -np.inf), np.zeros(arcs + 1)
         low[arcs] = high[arcs] = 1.0
         found, _ = highs.linear_program(np.append(np.zeros(flows), 1.0), rows, low, high)
-        share = np.where(found[:flows] > _LEAST_SHARE, found[:flows], 0.0)
-        share /= share.sum()
-        chosen = [(tried[i], float(share[i])) for i in np.flatnonzero(share)]
-        self._offer(1 / float((share @ loads).max()), chosen)
+        for least in _LEAST_SHARES:
+            share = np.where(found[:flows] > least, found[:flows], 0.0)
+            share /= share.sum()
+            chosen = [(tried[i], float(share[i])) for i in np.flatnonzero(share)]
+            self._offer(1 / float((share @ loads).max()), chosen)
 
     def flow(self) -> np.ndarray:
         """The flow, of all sources, that proves the best lower bound."""

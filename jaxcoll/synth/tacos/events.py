@@ -96,9 +96,7 @@ def expand(
                 for out in range(out_ptr[v], out_ptr[v + 1]):
                     offer[out, b >> 6] |= bit_of(b)
             first[link] = last[link]
-            count = _let_wait(waiting, waits, count, v)
-            for i in range(near_ptr[v], near_ptr[v + 1]):
-                count = _let_wait(waiting, waits, count, near[i])
+            count = _let_wait(waiting, waits, count, v, near_ptr, near)
     sent = Sends(start[:sends], edge[:sends], slot[:sends])
     return sent, finish, wanted <= 0 and finish < limit
 
@@ -127,13 +125,19 @@ def _most_sends(in_ptr, waiting, left, count, most, moves, slots):
     return min(room, slots) if moves else room
 
 
-@nb.njit(inline="always")
-def _let_wait(waiting, waits, count, v):
-    """Adds a rank to those that wait, once; their number."""
+@nb.njit(cache=True, nogil=True)
+def _let_wait(waiting, waits, count, v, near_ptr, near):
+    """Adds rank v and the ranks next to it to those that wait, each once; their number."""
     if not waits[v]:
         waits[v] = True
         waiting[count] = v
         count += 1
+    for i in range(near_ptr[v], near_ptr[v + 1]):
+        w = near[i]
+        if not waits[w]:
+            waits[w] = True
+            waiting[count] = w
+            count += 1
     return count
 
 

@@ -106,6 +106,10 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
     farthest = graph.distance.max() - 1 if (graph.group != graph.group[root[0]]).any() else 0
     now = _new_step(graph, len(root))
     order = np.arange(len(root))
+    # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
+    src, free, came_by, queue = graph.src, now.free, now.came_by, now.queue
+    count, reach, host = trees.count, now.reach, graph.host
+    inside, entered, members, listed = trees.inside, trees.entered, trees.members, trees.listed
     added, time = 0, 0  # line 3
     while added < total:  # line 4
         _begin_step(graph, trees, now, 0 if nearest else farthest)  # line 6
@@ -115,16 +119,18 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
             if by_height:
                 order = np.argsort(-trees.height, kind="mergesort")
             for t in order:  # line 8
-                if trees.count[t] == trees.wanted[t]:
+                if count[t] == wanted[t] or reach[t] > farthest:
                     continue
                 parent, child = _find_child(graph, trees, now, t, farthest)
                 if child < 0:
                     continue
-                hops = _way_back(graph, now, parent, child)
-                path = _take_links(now, path, path_ptr[added], hops)
+                hops = _way_back(src, came_by, queue, parent, child)
+                path = _take_links(free, queue, path, path_ptr[added], hops)
                 path_ptr[added + 1] = path_ptr[added] + hops
                 step_of[added], tree_of[added] = time, t  # line 13
-                _add(graph, trees, t, child, by_height)
+                _add(inside, entered, members, listed, count, t, child, host[child])
+                if by_height:
+                    _lower(graph, trees, t, child)
                 added += 1
                 progress = True
         time += 1  # line 5
@@ -263,18 +269,18 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
 
 
 @nb.njit(inline="always")
-def _way_back(graph: Graph, now: Step, parent, child):
+def _way_back(src, came_by, queue, parent, child):
     """Number of links from parent to child, and in ``queue`` those links, the last first."""
     hops, v = 0, child
     while v != parent:
-        now.queue[hops] = now.came_by[v]
-        v = graph.src[now.came_by[v]]
+        queue[hops] = came_by[v]
+        v = src[came_by[v]]
         hops += 1
     return hops
 
 
 @nb.njit(inline="always")
-def _take_links(now: Step, path, used, hops):
+def _take_links(free, queue, path, used, hops):
     """Writes the links in ``queue`` behind the ``used`` ones of the column, no longer free.
 
     Line 12. Returns the column, or a longer copy of it.
@@ -284,22 +290,25 @@ def _take_links(now: Step, path, used, hops):
         longer[:used] = path[:used]
         path = longer
     for i in range(hops):
-        link = now.queue[hops - 1 - i]
-        now.free[link] -= 1
+        link = queue[hops - 1 - i]
+        free[link] -= 1
         path[used + i] = link
     return path
 
 
 @nb.njit(inline="always")
-def _add(graph: Graph, trees: Trees, t, child, by_height):
-    """Adds a rank to a tree (line 11), and updates the tree's height where it is used."""
-    trees.inside[t, child] = True
-    trees.entered[t, graph.host[child]] = True
-    trees.members[t, trees.listed[t]] = child
-    trees.listed[t] += 1
-    trees.count[t] += 1
-    if not by_height:
-        return
+def _add(inside, entered, members, listed, count, t, child, host):
+    """Adds a rank to a tree (line 11)."""
+    inside[t, child] = True
+    entered[t, host] = True
+    members[t, listed[t]] = child
+    listed[t] += 1
+    count[t] += 1
+
+
+@nb.njit(inline="always")
+def _lower(graph: Graph, trees: Trees, t, child):
+    """Updates the height of a tree after a rank has been added."""
     near, lacking, inside = trees.near[t], trees.lacking[t], trees.inside[t]
     distance, group = graph.distance[child], graph.group
     lacking[near[child]] -= 1

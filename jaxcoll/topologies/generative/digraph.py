@@ -117,17 +117,21 @@ class Digraph:
         return _same_arcs(self, self.heads, self.tails)
 
     @functools.cached_property
-    def vertex_transitive(self) -> bool | None:
-        """True if the generators take vertex 0 to every vertex; None: not known."""
+    def num_orbits(self) -> int:
+        """Sets of vertices that the generators take to one another; N where none are known."""
         if not self.generators:
-            return None
+            return self.size
         images = np.asarray(self.generators)
         sources = np.tile(np.arange(self.size), len(images))
         ones = np.ones(images.size, np.int8)
         shape = (self.size, self.size)
         moves = sp.csr_matrix((ones, (sources, images.ravel())), shape=shape)
-        orbits = sp.csgraph.connected_components(moves, directed=False, return_labels=False)
-        return True if orbits == 1 else None
+        return sp.csgraph.connected_components(moves, directed=False, return_labels=False)
+
+    @property
+    def vertex_transitive(self) -> bool | None:
+        """True if the generators take vertex 0 to every vertex; None: not known."""
+        return True if self.num_orbits == 1 else None
 
     @functools.cached_property
     def links(self) -> np.ndarray:

@@ -6,6 +6,7 @@ Source: Table A.3, Appendix A.6.2.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -53,7 +54,28 @@ def generalized_kautz(degree: int, m: int) -> Digraph:
     check_size(name, m, m * degree)
     tails = np.arange(m)
     heads = (-degree * tails[:, None] - np.arange(1, degree + 1)) % m
-    return Digraph(m, degree, np.repeat(tails, degree), heads.ravel(), name=name)
+    return Digraph(
+        m,
+        degree,
+        np.repeat(tails, degree),
+        heads.ravel(),
+        name=name,
+        generators=_kautz_automorphisms(degree, tails),
+    )
+
+
+def _kautz_automorphisms(degree: int, vertices: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """The reflection of x to -1 - x, and the shift by m / gcd(m, d + 1) unless that is m.
+
+    The reflection takes the head -d x - a to that of -1 - x for d + 1 - a; a shift by c takes it to
+    that of x + c for a if m divides (d + 1) c.
+    """
+    m = len(vertices)
+    images = [(-1 - vertices) % m]
+    shared = math.gcd(m, degree + 1)
+    if shared > 1:
+        images.append((vertices + m // shared) % m)
+    return tuple(tuple(image.tolist()) for image in images)
 
 
 def de_bruijn(degree: int, n: int) -> Digraph:

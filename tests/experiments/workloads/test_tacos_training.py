@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 
 import jaxcoll as jc
-from experiments.configure import EXPERIMENTS, configure
-from experiments.tacos.training import groups_of, ideal_of_groups
+from experiments.registry import EXPERIMENTS, configure
+from experiments.tacos.training_time import groups_of, ideal_of_groups
 
 
 @pytest.fixture(scope="module")

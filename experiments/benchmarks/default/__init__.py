@@ -1,0 +1,1 @@
+"""The default of ``jc.synthesize`` against an exhaustive search (``default``)."""

@@ -1,0 +1,1 @@
+"""TACOS: steps and seconds, times on unequal links (``_quality``), size (``_scale``)."""

@@ -1,0 +1,133 @@
+"""Times of all_reduce and all-to-all on the finder's topologies, the baselines, and the bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+from experiments.direct_connect.baselines import (
+    Machine,
+    double_tree_us,
+    shifted_ring,
+    traditional_torus,
+)
+from experiments.direct_connect.large import BOUND, DEGREE, RING, TORUS, TREES, distance_rate
+from experiments.direct_connect.notation import rate_bound
+from experiments.direct_connect.training.timeline import CollectiveTimes
+from jaxcoll.bounds.moore import Cost, least_cost
+from jaxcoll.finder import FoundTopology
+from jaxcoll.finder.candidates import with_bfb_cost
+from jaxcoll.finder.search import search
+from jaxcoll.numerics.rational import as_fraction
+from jaxcoll.synth.routing.concurrent_flow import digraph_flow
+from jaxcoll.topologies.generative import Digraph, circulant, torus
+
+_MICRO = Fraction(1, 10**6)
+
+
+class Network(NamedTuple):
+    """A topology of degree 4.
+
+    Attributes:
+        topology: its construction, or what stands in its place.
+        times: of both collectives on it.
+    """
+
+    topology: str
+    times: CollectiveTimes
+
+
+def found_networks(n: int, machine: Machine) -> list[FoundNetwork]:
+    """The topologies that the finder keeps of a size, the Pareto frontier among them."""
+    return [FoundNetwork(point, machine) for point in _kept(n)]
+
+
+@functools.cache
+def _kept(n: int) -> list[FoundTopology]:
+    cells = search([m for m in range(2, n + 1) if n % m == 0], DEGREE, measure=True)
+    return [FoundTopology(n, DEGREE, with_bfb_cost(c)) for c in cells[n, DEGREE]]
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundNetwork:
+    """A topology of the finder.
+
+    Attributes:
+        point: its construction and cost.
+        machine: constants of the cost model.
+    """
+
+    point: FoundTopology
+    machine: Machine
+
+    def hoped(self) -> Network:
+        """With the all-to-all rate that its distances allow, at once."""
+        return self._network(distance_rate(self.point.digraph))
+
+    def certified(self) -> Network:
+        """With the rate that its flow proves possible; up to a minute at 1024 ranks."""
+        return self._network(_rate(self.point.digraph))
+
+    def _network(self, rate: Fraction) -> Network:
+        times = collective_times(self.machine, self.point.size, self.point.cost, rate)
+        return Network(str(self.point.construction), times)
+
+
+def baselines(n: int, machine: Machine) -> dict[str, Network]:
+    """Shifted ring, double binary trees, the bound, and a torus where n is a square.
+
+    The torus and the ring run the schedules of the paper's baselines and have exact all-to-all
+    rates. The trees are given the rate that the links at their roots allow, which is not less than
+    theirs. The bound is of no topology: least T_L and T_B, and the largest rate, of any each.
+    """
+    side = math.isqrt(n)
+    ring = collective_times(machine, n, shifted_ring(n), _rate(circulant(n, (1, (n - 1) // 2))))
+    networks = {RING: Network(f"C({n},{{1,{(n - 1) // 2}}})", ring)}
+    if side**2 == n:
+        grid = collective_times(machine, n, traditional_torus(side), _rate(torus(side, side)))
+        networks[TORUS] = Network(f"torus {side}x{side}", grid)
+
+    def tree_seconds(nbytes: int) -> Fraction:
+        return as_fraction(double_tree_us(machine, n, nbytes, at_once=False)) * _MICRO
+
+    # Four links join the halves of both trees, of (n / 2)^2 pairs each way.
+    trees = CollectiveTimes(tree_seconds, _exchange(machine, n, Fraction(16, n**2)))
+    networks[TREES] = Network(f"two trees of {n} ranks", trees)
+    bound = collective_times(machine, n, least_cost(n, DEGREE), rate_bound(n, DEGREE))
+    networks[BOUND] = Network("of any topology", bound)
+    return networks
+
+
+def collective_times(machine: Machine, n: int, cost: Cost, rate: Fraction) -> CollectiveTimes:
+    """Of an all_gather's cost, doubled, and of a rate of all-to-all, links being of capacity 1."""
+    return CollectiveTimes(reduction(machine, cost), _exchange(machine, n, rate))
+
+
+def reduction(machine: Machine, cost: Cost) -> Callable[[int], Fraction]:
+    """Exact seconds of an all_reduce by all_gathers of a cost."""
+    alpha, constant = as_fraction(machine.alpha_us), as_fraction(machine.constant_us)
+    bandwidth = _bytes_per_second(machine)
+
+    def seconds(nbytes: int) -> Fraction:
+        return 2 * cost.time(alpha * _MICRO, nbytes, bandwidth) + constant * _MICRO
+
+    return seconds
+
+
+def _exchange(machine: Machine, n: int, rate: Fraction) -> Callable[[int], Fraction]:
+    factor = Fraction(DEGREE, n) / rate / _bytes_per_second(machine)
+    return lambda nbytes: nbytes * factor
+
+
+def _bytes_per_second(machine: Machine) -> Fraction:
+    return as_fraction(machine.bandwidth_gbit) * 10**9 / 8
+
+
+@functools.cache
+def _rate(digraph: Digraph) -> Fraction:
+    """Exact where symmetry leaves a small program, else certified from below."""
+    return digraph_flow(digraph.size, digraph.tails, digraph.heads).lower

@@ -1,0 +1,171 @@
+"""Training time of whole networks, by all-reduce algorithm (Fig. 20 and 21)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.config import at_least, one_of
+from experiments.errors import ConfigError
+from experiments.paper import IDEAL
+from experiments.study import publish
+from experiments.tacos.measure import AlgorithmConfig
+from experiments.tacos.networks import NetworkConfig
+from experiments.workloads import (
+    Overlap,
+    Simulated,
+    fastest,
+    ideal,
+    iteration,
+    load_accelerator,
+    load_model,
+    workload,
+)
+from experiments.workloads import training_time as shared
+from experiments.workloads.collectives import Groups, Time
+from experiments.workloads.models import known_models
+from experiments.workloads.workload import ALL, DATA, MODEL, exchanging
+from jaxcoll.topology import Topology
+
+BEST = "best of these"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model on a network.
+
+    Attributes:
+        model: a name in ``configs/workload``.
+        network: the network of the cluster.
+        samples: of a rank; with ``model_ranks``, of those ranks together.
+        model_ranks: consecutive ranks that share out the weights of layers with hybrid parallelism.
+    """
+
+    model: str
+    network: NetworkConfig
+    samples: int
+    model_ranks: int
+
+    def __post_init__(self) -> None:
+        one_of("model of a case", self.model, known_models())
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A figure.
+
+    Attributes:
+        title: of the table.
+        size: the preset, "ci" or "paper".
+        cases: by name, in the order of the figure.
+        algorithms: to compare, by name; the fastest variant counts at every size.
+        families: of the networks of some algorithms, by name, where they are not those of the
+            cases: switches unwound, say.
+        base: the algorithm that iterations are normalized to.
+        accelerator: a name in ``configs/accelerator``.
+        value_bytes: bytes of a gradient or activation.
+        overlap: which exchanges run beside compute.
+        link_model: of the simulation.
+        claims: the numbers that the paper prints.
+        notes: differences from the paper.
+        seed: of the synthesizers.
+        results: folder to write to.
+    """
+
+    title: str
+    size: str
+    cases: Mapping[str, Case]
+    algorithms: Mapping[str, AlgorithmConfig]
+    families: Mapping[str, str]
+    base: str
+    accelerator: str
+    value_bytes: int
+    overlap: Overlap
+    link_model: str
+    claims: tuple[shared.PrintedPick, ...]
+    notes: tuple[str, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        if not self.cases:
+            raise ConfigError("cases must name at least one")
+        one_of("base", self.base, tuple(self.algorithms))
+        for name in self.families:
+            one_of("algorithm of families", name, tuple(self.algorithms))
+        one_of("link_model", self.link_model, ("astra", "tacos"))
+        at_least("seed", self.seed, 0)
+        known = (*self.algorithms, BEST, IDEAL)
+        for claim in self.claims:
+            one_of("claims.of", claim.of, known)
+            one_of("claims.over", claim.over, ("", *known))
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row for each case and algorithm, and one for each number that the paper prints."""
+    runs = {name: _run_case(config, case) for name, case in config.cases.items()}
+    labels = {name: name for name in (*config.algorithms, BEST, IDEAL)}
+    rows = shared.rows(runs, labels, config.base)
+    rows += [claim.row(runs, labels) for claim in config.claims]
+    figure = shared.draw(runs, labels, config.base)
+    publish(config.title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+def _run_case(config: Config, case: Case) -> dict[str, shared.Iteration]:
+    """An iteration with every algorithm, with the best of them at each size, and with the Ideal."""
+    topology = case.network.build()
+    work = workload(
+        load_model(case.model),
+        load_accelerator(config.accelerator),
+        samples=case.samples,
+        value_bytes=config.value_bytes,
+        ranks=topology.num_ranks,
+        model_ranks=case.model_ranks,
+    )
+    groups = groups_of(topology.num_ranks, case.model_ranks)
+    used = {kind: groups[kind] for kind in exchanging(work)}
+    times = {
+        name: {kind: _time(config, case, name, members) for kind, members in used.items()}
+        for name in config.algorithms
+    }
+    same = [name for name in config.algorithms if name not in config.families]
+    times[BEST] = {kind: fastest([times[name][kind] for name in same]) for kind in used}
+    times[IDEAL] = {kind: ideal_of_groups(topology, groups[kind]) for kind in used}
+    return {name: iteration(work, exchange, config.overlap) for name, exchange in times.items()}
+
+
+def _time(config: Config, case: Case, name: str, groups: Groups | None) -> Time:
+    family = config.families.get(name, case.network.family)
+    topology = dataclasses.replace(case.network, family=family).build()
+    tried = config.algorithms[name].tried(case.network.sides, config.link_model)
+    return fastest(
+        [
+            Simulated(topology, each, k, groups, config.link_model, seed=config.seed)
+            for each, k in tried
+        ]
+    )
+
+
+def groups_of(ranks: int, model_ranks: int) -> dict[str, Groups | None]:
+    """The groups of each kind: consecutive ranks share out weights, equal places their copies."""
+    members = tuple(range(ranks))
+    return {
+        ALL: None,
+        MODEL: tuple(members[g : g + model_ranks] for g in range(0, ranks, model_ranks)),
+        DATA: tuple(members[place::model_ranks] for place in range(model_ranks)),
+    }
+
+
+def ideal_of_groups(topology: Topology, groups: Groups | None) -> Time:
+    """The paper's Ideal; of several groups at once, on the links that the first one's ranks have.
+
+    Identical groups put equal load on the links between their own ranks, and all others are not
+    way around.
+    """
+    if groups is None or len(groups) == 1:
+        return ideal(topology)
+    others = sorted(set(range(topology.num_ranks)) - set(groups[0]))
+    return ideal(topology.without(ranks=others))

@@ -1,0 +1,203 @@
+"""Offline tuning: each collective and size alone, before any training.
+
+A search proposes configurations, ``Trial`` compiles, checks and times each beside the default, and
+the fastest few are then compared with the default and with ``jax.lax`` in alternation until one is
+faster than the rest beyond noise. What fails is quarantined and never tried again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
+from jaxcoll.task import Task
+from jaxcoll.tune.backend_space import jax_space
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.in_use import this_machine
+from jaxcoll.tune.machine import Machine
+from jaxcoll.tune.search.base import Search
+from jaxcoll.tune.search.fitted import Fitted
+from jaxcoll.tune.space import Space
+from jaxcoll.tune.table import Table
+from jaxcoll.tune.trial import COLLECTIVES, Program, Trial
+
+SIZES = (1 << 10, 32 << 10, 1 << 20, 8 << 20, 64 << 20)
+
+MakeSpace = Callable[[Task, str], Space]
+MakeSearch = Callable[[Space, int], Search]
+
+# Rounds in which a candidate of the search is timed beside the default.
+_ROUNDS = 3
+_FINALISTS = 4
+_FINAL_ROUNDS = 15
+# A finalist replaces the default when its paired times are lower by this many standard errors.
+_CONFIDENCE = 2.0
+
+
+def _fitted(space: Space, seed: int) -> Search:
+    return Fitted(space, seed=seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a task was tuned.
+
+    Attributes:
+        task: what was tuned.
+        config: the fastest configuration.
+        seconds: its time, and that of the default and of ``jax.lax``, medians in alternation.
+        tried: configurations that were measured.
+        failed: configurations that did not compile, run or agree with ``jax.lax``, and why.
+    """
+
+    task: Task
+    config: Config
+    seconds: float
+    default_seconds: float
+    native_seconds: float
+    tried: int
+    failed: dict[Config, str]
+
+
+def offline(
+    mesh: Mesh,
+    axis: str,
+    collectives: Sequence[str] = COLLECTIVES,
+    sizes: Sequence[int] = SIZES,
+    *,
+    dtype=jnp.float32,
+    space: MakeSpace = jax_space,
+    search: MakeSearch = _fitted,
+    evaluations: int = 75,
+    seed: int = 0,
+    table: Table | None = None,
+    log: Callable[[Outcome], None] | None = None,
+) -> Table:
+    """Tune collectives along a mesh axis.
+
+    Args:
+        mesh: of the devices to tune for.
+        axis: along which the collectives run.
+        collectives: some of ``COLLECTIVES``.
+        sizes: bytes of the larger of a rank's input and output.
+        dtype: of the buffers.
+        space: (task, backend) -> the configurations to choose from.
+        search: (space, seed) -> the search that proposes configurations.
+        evaluations: configurations that a search may measure per task.
+        seed: of every random choice.
+        table: what is known; its quarantined configurations are not tried. A new table is returned
+            and this one is left as it is.
+        log: called with each task's outcome.
+
+    Returns:
+        The table with the times and decisions of all tasks.
+
+    Raises:
+        TuneError: an empty list, or arguments that ``Trial`` refuses.
+    """
+    kinds = checks.members(collectives, "collectives", TuneError)
+    counts = checks.integers(sizes, "sizes", TuneError, least=1)
+    most = checks.integer(evaluations, "evaluations", TuneError, least=1)
+    result, machine = Table() if table is None else table.merge(Table()), this_machine()
+    for kind in kinds:
+        for nbytes in counts:
+            trial = Trial(kind, nbytes, mesh, axis, dtype=dtype, seed=seed)
+            found = search(space(trial.task, jax.default_backend()), seed)
+            outcome = tune(trial, found, result, machine, most)
+            if log is not None:
+                log(outcome)
+    return result
+
+
+def tune(
+    trial: Trial, search: Search, table: Table, machine: Machine, evaluations: int
+) -> Outcome:
+    """Tune one task; its times, its decision and its failures are added to the table."""
+    default = search.space.default
+    programs = {default: _checked(trial, default)}
+    baseline = float(np.median(trial.seconds([programs[default]], _ROUNDS)))
+    failed: dict[Config, str] = {}
+    while len(search.times) < evaluations and (config := search.ask()) is not None:
+        if table.is_quarantined(trial.task, config, machine):
+            search.tell_failed(config, "quarantined by an earlier run")
+            continue
+        table.begin_trial(trial.task, config, machine)
+        try:
+            program = programs.get(config) or _checked(trial, config)
+        except TuneError as error:
+            failed[config] = str(error)
+            search.tell_failed(config, str(error))
+            table.end_trial(trial.task, config, machine)
+            table.quarantine(trial.task, config, str(error), machine)
+            continue
+        seconds = _beside(trial, program, programs[default], baseline)
+        programs[config] = program
+        search.tell(config, seconds)
+        table.record(trial.task, config, seconds, machine)
+        table.end_trial(trial.task, config, machine)
+    return _decide(trial, search, programs, table, machine, failed)
+
+
+def _decide(
+    trial: Trial,
+    search: Search,
+    programs: dict[Config, Program],
+    table: Table,
+    machine: Machine,
+    failed: dict[Config, str],
+) -> Outcome:
+    """Compare the fastest candidates with the default and ``jax.lax`` in alternation."""
+    default, native = search.space.default, Config({"algorithm": "native"})
+    ranked = sorted(search.times, key=search.mean)
+    ranked = [config for config in ranked if config in programs and config != default]
+    finalists = [default, *ranked[:_FINALISTS]]
+    runs = [*(programs[config] for config in finalists), trial.compile(native)]
+    times = trial.seconds(runs, _FINAL_ROUNDS)
+    medians = np.median(times, axis=0)
+    winner = int(np.argmin(medians[:-1]))
+    if winner and not _is_faster(times[:, winner], times[:, 0]):
+        winner = 0
+    config, seconds = finalists[winner], float(medians[winner])
+    table.choose(trial.task, default, config if winner else None, seconds, machine)
+    return Outcome(
+        trial.task,
+        config,
+        seconds,
+        float(medians[0]),
+        float(medians[-1]),
+        len(search.times),
+        failed,
+    )
+
+
+def _is_faster(times: np.ndarray, others: np.ndarray) -> bool:
+    """Whether times are lower than others of the same rounds, beyond noise."""
+    ratios = np.log(times / others)
+    error = 1.2533 * ratios.std(ddof=1) / np.sqrt(len(ratios))  # of a median
+    return float(np.median(ratios)) < -_CONFIDENCE * error
+
+
+def _checked(trial: Trial, config: Config) -> Program:
+    program = trial.compile(config)
+    trial.check(program)
+    return program
+
+
+def _beside(trial: Trial, program: Program, default: Program, seconds: float) -> float:
+    """The time of a program, told from its ratio to the default in the same rounds.
+
+    Args:
+        seconds: the default's time when the search began; ratios hold where the machine's speed
+            does not.
+    """
+    if program is default:
+        return seconds
+    times = trial.seconds([program, default], _ROUNDS)
+    return float(np.median(times[:, 0] / times[:, 1])) * seconds

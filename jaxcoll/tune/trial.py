@@ -1,0 +1,190 @@
+"""Trials: the collective of one task, alone on a mesh axis, by one configuration after another.
+
+A configuration is compiled, compared once with ``jax.lax`` on test buffers, and only then timed.
+The test buffers hold small whole numbers, whose sums are exact in every dtype, so results must be
+equal bit by bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxcoll.errors import TuneError
+from jaxcoll.execute import active, functions
+from jaxcoll.numerics import checks
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.task import tasks_of
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+# Rounds of a program are timed together until they take this long: a clock and a dispatch then
+# weigh less than a percent.
+_LEAST_SECONDS = 2e-3
+_NATIVE = Config({"algorithm": "native"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled collective by a configuration.
+
+    Attributes:
+        config: the configuration.
+        run: the compiled program, of one argument.
+        compile_seconds: how long tracing and compiling took.
+    """
+
+    config: Config
+    run: Callable[[jax.Array], jax.Array]
+    compile_seconds: float
+
+
+class Trial:
+    """The collective of one task along a mesh axis.
+
+    Args:
+        collective: one of ``COLLECTIVES``.
+        nbytes: of the larger of a rank's input and output, rounded up to whole elements per rank.
+        mesh: of devices.
+        axis: along which the collective runs, the same collective on every slice of the mesh.
+        dtype: a numeric one.
+        seed: of the test buffers.
+
+    Raises:
+        TuneError: another collective, an axis that the mesh has not, a size below 1, a dtype that
+            holds no numbers.
+    """
+
+    def __init__(
+        self,
+        collective: str,
+        nbytes: int,
+        mesh: Mesh,
+        axis: str,
+        *,
+        dtype=jnp.float32,
+        seed: int = 0,
+    ):
+        self.collective = checks.choice(collective, COLLECTIVES, "collective", TuneError)
+        checks.instance(mesh, Mesh, "mesh", TuneError)
+        if axis not in mesh.axis_names:
+            raise TuneError(f"the mesh has the axes {mesh.axis_names}, not {axis!r}")
+        if not jnp.issubdtype(dtype, jnp.number):
+            raise TuneError(f"dtype must be one of numbers, got {np.dtype(dtype)}")
+        self.mesh, self.axis = mesh, axis
+        self._ranks = mesh.shape[axis]
+        self.operand = self._operand(
+            checks.integer(nbytes, "nbytes", TuneError, least=1),
+            np.dtype(dtype),
+            checks.seed(seed, TuneError),
+        )
+        (self.task,) = tasks_of(self._traced, self.operand)
+
+    def compile(self, config: Config) -> Program:
+        """The program by a configuration.
+
+        Raises:
+            TuneError: it does not compile.
+        """
+        started = time.perf_counter()
+        choices = active.Fixed({self.task: config})
+        try:
+            with active.choosing(choices):
+                # A function of its own: JAX would otherwise reuse what another thread compiles.
+                run = jax.jit(functools.partial(self._traced)).lower(self.operand).compile()
+        except Exception as error:  # whatever XLA or a synthesizer says of this configuration
+            raise TuneError(f"{config} does not compile: {error}") from error
+        return Program(config, run, time.perf_counter() - started)
+
+    def check(self, program: Program) -> None:
+        """Compare a program with the collective of ``jax.lax``.
+
+        Raises:
+            TuneError: it fails, or its result differs in type, sharding or value.
+        """
+        try:
+            found = program.run(self.operand)
+        except Exception as error:  # whatever the runtime says of this configuration
+            raise TuneError(f"{program.config} does not run: {error}") from error
+        if found.aval != self._native.aval or found.sharding != self._native.sharding:
+            raise TuneError(
+                f"{program.config} returns {found.aval} with {found.sharding}, jax.lax "
+                f"{self._native.aval} with {self._native.sharding}"
+            )
+        if not all(
+            np.array_equal(mine.data, theirs.data)
+            for mine, theirs in zip(
+                found.addressable_shards, self._native.addressable_shards, strict=True
+            )
+        ):
+            raise TuneError(f"{program.config} gives another result than jax.lax")
+
+    def seconds(self, programs: Sequence[Program], rounds: int) -> np.ndarray:
+        """Seconds per call, a row per round and a column per program.
+
+        The programs of a round run one after another, each round in another order, so that what
+        else the machine does meets all of them. First calls are not timed.
+
+        Raises:
+            TuneError: rounds below 1.
+        """
+        checks.integer(rounds, "rounds", TuneError, least=1)
+        calls = [self._calls(program) for program in programs]
+        times = np.empty((rounds, len(programs)))
+        for i in range(rounds):
+            for j in np.roll(np.arange(len(programs)), i):
+                times[i, j] = self._timed(programs[j], calls[j]) / calls[j]
+        return times
+
+    # ------------------------------------------------------------------ the collective
+
+    @functools.cached_property
+    def _native(self) -> jax.Array:
+        return self.compile(_NATIVE).run(self.operand)
+
+    def _traced(self, x: jax.Array) -> jax.Array:
+        spec = PartitionSpec(self.axis)
+        # A sum is the same on all ranks; all else is laid out along the axis.
+        out = PartitionSpec() if self.collective == "all_reduce" else spec
+        return jax.shard_map(self._call, mesh=self.mesh, in_specs=spec, out_specs=out)(x)
+
+    def _call(self, x: jax.Array) -> jax.Array:
+        if self.collective == "all_gather":
+            return functions.all_gather(x, self.axis, tiled=True)
+        if self.collective == "reduce_scatter":
+            return functions.psum_scatter(x, self.axis, tiled=True)
+        if self.collective == "all_to_all":
+            return functions.all_to_all(x, self.axis, 0, 0, tiled=True)
+        return functions.psum(x, self.axis)
+
+    def _operand(self, nbytes: int, dtype: np.dtype, seed: int) -> jax.Array:
+        per_rank = -(-nbytes // dtype.itemsize)
+        shards = -(-per_rank // self._ranks)
+        length = shards if self.collective == "all_gather" else shards * self._ranks
+        # Sums of up to 128 ranks stay below 256, which every float holds exactly.
+        drawn = np.random.default_rng(seed).integers(0, 3, self._ranks * length)
+        sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
+        whole = drawn.astype(dtype)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    # ------------------------------------------------------------------ the clock
+
+    def _calls(self, program: Program) -> int:
+        """How many calls are timed together; runs the program twice before."""
+        self._timed(program, 1)
+        return max(1, round(_LEAST_SECONDS / max(self._timed(program, 1), 1e-6)))
+
+    def _timed(self, program: Program, calls: int) -> float:
+        started = time.perf_counter()
+        for _ in range(calls):
+            out = program.run(self.operand)
+        jax.block_until_ready(out)
+        return time.perf_counter() - started
+

@@ -1,0 +1,101 @@
+"""The page of all studies: generated from their settings and from the rows recorded of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from experiments import overview
+from experiments.recording import pages, records
+from experiments.registry import EXPERIMENTS
+from experiments.tacos.comparison import ATTEMPTS
+from jaxcoll.synth import Tacos
+
+RUN = records.Run("command", "abc", "2026-11-22", {}, "", "", "Fig. 0", (), ())
+
+
+def test_every_study_says_what_it_shows():
+    names = overview.studies()
+    assert [name for name in EXPERIMENTS if name != "quickstart"] == names
+    for name in names:
+        assert overview.shows(name)
+        assert "Setting" not in overview.shows(name)
+    assert overview.shows("tacos-fig-14") == "An all-gather of TACOS on a 3x3 mesh, span by span"
+
+
+def test_numbers_stand_beside_the_papers():
+    rows = [
+        {"network": "ring", "us": 1.0, "% of ideal": 99.0},
+        {"network": "all", "algorithm": "tacos", "% of ideal": 97.25, "paper % of ideal": 97},
+        {"trees": 2, "algbw GB/s": 341.26, "paper GB/s": 341},
+        {"model": "mean of all", "quantity": "gain", "ours": 1.5, "paper": 1.25},
+        {"network": "mesh", "% of ideal": None, "paper % of ideal": 50.0},
+        {"network": "taccl", "paper % of ideal": 60.0},
+        {"network": "mesh", "% of ideal": 50.0, "paper % of ideal": None},
+    ]
+    assert list(overview.pairs(rows)) == [
+        "mean of all, gain: 1.5 (1.25)",
+        "tacos, % of ideal: 97.25 (97)",
+        "GB/s: 341.3 (341)",
+        "mesh, % of ideal: none (50)",
+        "taccl, % of ideal: none (60)",
+    ]
+
+
+def test_every_number_of_a_paper_is_listed():
+    rows = [{"n": str(n), "s": 1.0, "paper s": 2.0} for n in range(30)]
+    line = overview.line("tacos-fig-14", "paper", dataclasses.replace(RUN, rows=rows))
+    assert line.count("s: 1 (2)") == 30
+    assert line.endswith("| paper, abc |")
+
+
+def test_remarks_on_what_differs():
+    remarks = ["Link model astra.", "One thing.", "rhd is not defined on b: 6", "Two."]
+    run = dataclasses.replace(RUN, remarks=remarks)
+    notes, *told = overview.sentences("tacos-fig-14", "paper", run)
+    assert notes.startswith("Numbers on links are chunks.")
+    assert told == ["One thing.", "Two."]
+
+
+def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(records, "RECORDS", tmp_path / "records")
+    monkeypatch.setattr(overview, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    assert overview.main(["--ci", "tacos-fig-10"]) == 0
+    assert overview.main(["tacos-fig-14"]) == 0
+    text = (tmp_path / "page.md").read_text()
+    few, mesh = (line for line in text.splitlines() if line.startswith("| `tacos"))
+    commit = records.commit()
+    assert few.endswith(f"| fully connected, spans: 1 (1) | ci, {commit} |")
+    assert mesh.endswith(f"| 2D mesh, spans: 4 (4) | paper, {commit} |")
+    assert "**tacos-fig-14**" in text
+    assert "wrote" in capsys.readouterr().out
+    # Rows that are as recorded stay: another run at size=ci leaves that of size=paper current.
+    path = tmp_path / "records" / "tacos-fig-14.json"
+    before = path.read_bytes()
+    assert overview.main(["--ci", "tacos-fig-14"]) == 0
+    assert path.read_bytes() == before
+    # Other rows are recorded, and so is the run at size=paper by the same code.
+    study = json.loads(before)
+    study["ci"]["rows"][0]["spans"] = 5
+    path.write_text(json.dumps(study))
+    assert records.stale("tacos-fig-14", records.load("tacos-fig-14"))
+    monkeypatch.setattr(overview, "studies", lambda: ["tacos-fig-10", "tacos-fig-14"])
+    assert overview.main(["--stale"]) == 0
+    assert path.read_bytes() == before
+    assert overview.main(["--ci", "--all"]) == 0
+    assert path.read_bytes() == before
+
+
+def test_the_head_says_which_tacos_is_meant():
+    assert Tacos().attempts is None  # then as many as the page says, or more
+    head = " ".join(overview.page([]).split())
+    assert f"{Tacos().rule} and the best of {ATTEMPTS} attempts" in head
+
+
+@pytest.mark.parametrize("arguments", [["tacos-fig-99"], ["quickstart"]])
+def test_an_unknown_study_is_refused(arguments, capsys):
+    assert overview.main(arguments) == 1
+    assert "no study" in capsys.readouterr().err

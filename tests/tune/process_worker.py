@@ -1,0 +1,95 @@
+"""One of several processes on the loopback that switch programs at the decisions of a coordinator.
+
+Arguments: port, processes, this process's number, what it does, checkpoints. Prints the programs
+it ran, or the error it met and the seconds until then.
+
+- ``switches``: checkpoints under random delays. The leader draws a program at each, and the
+  program itself finds whether every process runs the same one.
+- ``killed`` / ``stalled``: the last process ends, or sleeps, at the tenth checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import time
+
+TIMEOUT_SECONDS = 6.0
+
+
+def main(port: int, processes: int, process: int, what: str, count: int) -> None:
+    """Connect and run."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+    started = time.monotonic()
+    try:
+        trace = steps(what, process, processes, count)
+    except ValueError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        print(f"after {time.monotonic() - started:.1f} s", flush=True)
+        os._exit(3)
+    print(trace, flush=True)
+    print("OK", flush=True)
+    os._exit(0)
+
+
+def steps(what: str, process: int, processes: int, count: int) -> str:
+    """Run the checkpoints; the programs that ran, and the median milliseconds of a decision."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    from jaxcoll.tune.processes import coordinator
+
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    sharding = NamedSharding(mesh, P("x"))
+    one = jax.make_array_from_callback((processes,), sharding, lambda index: np.ones(1, np.float32))
+
+    def program(number: int):
+        def run(x):
+            ours = number * x
+            return jax.lax.pmax(ours, "x"), -jax.lax.pmax(-ours, "x")
+
+        return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=P("x"), out_specs=P()))
+
+    programs = [program(number) for number in range(3)]
+    delays, draws = random.Random(process), random.Random(7)
+    joined = coordinator(TIMEOUT_SECONDS)
+    trace, spent = [], []
+    for step in range(count):
+        if step == 10:
+            disturb(what, process, processes)
+        time.sleep(delays.choice((0, 0, 0, 0.002)))
+        begun = time.perf_counter()
+        decision = joined.exchange(
+            {"step": step}, lambda reports: {"program": draws.randrange(3), "of": len(reports)}
+        )
+        spent.append(time.perf_counter() - begun)
+        if decision["of"] != processes:
+            raise ValueError(f"{decision['of']} processes reported")
+        outputs = programs[decision["program"]](one)
+        joined.wait(outputs, f"step {step}")
+        most, least = (float(np.asarray(o.addressable_data(0))[0]) for o in outputs)
+        if not most == least == decision["program"]:
+            raise ValueError(f"processes run programs from {least} to {most}")
+        trace.append(str(decision["program"]))
+    print(f"decision {1e3 * np.median(spent):.3f} ms", flush=True)
+    return "".join(trace)
+
+
+def disturb(what: str, process: int, processes: int) -> None:
+    """What goes wrong in this process, if anything."""
+    if process == processes - 1 and what == "killed":
+        os._exit(9)
+    if process == processes - 1 and what == "stalled":
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    port, processes, process = (int(argument) for argument in sys.argv[1:4])
+    main(port, processes, process, sys.argv[4], int(sys.argv[5]))

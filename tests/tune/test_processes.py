@@ -1,0 +1,84 @@
+"""The coordinator of several processes, which are connected by gloo on the loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxcoll.errors import TuneError
+from jaxcoll.tune.processes import Alone, Connected, coordinator
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(processes: int, what: str, count: int) -> list[str]:
+    """Run the worker in some processes; what each of them printed."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    environment["PYTHONPATH"] = str(ROOT)
+    worker = str(Path(__file__).with_name("process_worker.py"))
+    started = [
+        subprocess.Popen(
+            [sys.executable, worker, *map(str, (port, processes, process, what, count))],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for process in range(processes)
+    ]
+    survivors = started[:-1] if what in ("killed", "stalled") else started
+    try:
+        return [process.communicate(timeout=250)[0].decode() for process in survivors]
+    finally:
+        for process in started:
+            process.kill()
+
+
+def assert_all_ran_the_same(printed: list[str], count: int) -> None:
+    """Every process went through the same programs, of which there are three."""
+    assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
+    (trace,) = {text.splitlines()[-2] for text in printed}
+    assert len(trace) == count
+    assert set(trace) == set("012")
+
+
+def test_all_processes_switch_at_the_same_step():
+    assert_all_ran_the_same(start(2, "switches", 60), 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_thousand_switches_under_random_delays(processes):
+    assert_all_ran_the_same(start(processes, "switches", 1000), 1000)
+
+
+@pytest.mark.parametrize("what", ["killed", pytest.param("stalled", marks=pytest.mark.slow)])
+def test_survivors_name_the_process_that_is_missing(what):
+    for text in start(3, what, 40):
+        assert "TuneError" in text, text
+        assert "process 2 did not report within 6 s" in text, text
+        assert float(re.findall(r"^after ([\d.]+) s$", text, re.MULTILINE)[0]) < 30
+
+
+def test_one_process_decides_alone():
+    alone = coordinator()
+    assert isinstance(alone, Alone)
+    assert alone.is_leader
+    assert alone.exchange({"step": 3}, lambda reports: {"next": reports[0]["step"] + 1}) == {
+        "next": 4
+    }
+    alone.wait({}, "nothing")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "soon"])
+def test_a_timeout_that_is_none(timeout):
+    with pytest.raises(TuneError, match="timeout"):
+        Connected(timeout)
