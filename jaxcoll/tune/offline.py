@@ -116,9 +116,7 @@ def offline(
     return result
 
 
-def tune(
-    trial: Trial, search: Search, table: Table, machine: Machine, evaluations: int
-) -> Outcome:
+def tune(trial: Trial, search: Search, table: Table, machine: Machine, evaluations: int) -> Outcome:
     """Tune one task; its times, its decision and its failures are added to the table."""
     default = search.space.default
     programs = {default: _checked(trial, default)}
