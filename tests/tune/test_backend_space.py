@@ -33,8 +33,8 @@ def test_what_a_space_holds(collective, group_size):
     algorithms = {part.implementation["algorithm"] for part in space.subspaces}
     assert ("native" in algorithms) == (collective != "broadcast")
     for config in space.configs():
-        assert config["in_flight"] <= config["parts"]
-        assert config.get("chunks", 1) <= 16
+        assert int(config["in_flight"]) <= int(config["parts"])
+        assert int(config.get("chunks", 1)) <= 16
 
 
 def test_little_data_is_neither_divided_nor_cut_into_chunks():
@@ -50,7 +50,7 @@ def test_every_algorithm_equals_lax(collective):
     for subspace in space.subspaces:
         if subspace.implementation["lowering"] == "scan" and drawn.random() < 0.7:
             continue  # the lowerings are tested by themselves
-        valid = [c for c in subspace.configs() if c in space and c.get("chunks", 1) <= 4]
+        valid = [c for c in subspace.configs() if c in space and int(c.get("chunks", 1)) <= 4]
         trial.check(trial.compile(valid[drawn.integers(len(valid))]))
 
 
