@@ -1,4 +1,4 @@
-"""Bandwidth against size on boxes of accelerators, by algorithm (Fig. 4.10, 4.11, 4.12)."""
+"""Bandwidth against size on hosts of accelerators, by algorithm (Fig. 4.10, 4.11, 4.12)."""
 
 from __future__ import annotations
 

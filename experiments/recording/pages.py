@@ -57,9 +57,9 @@ def _rows(name: str) -> Iterator[Mapping[str, Any]]:
 # ---------------------------------------------------------------------- docs/forestcoll.md
 
 _CLUSTERS = (
-    ("A100 x2", "forestcoll-fig-4-11", "2 boxes"),
-    ("H100 x4", "forestcoll-fig-4-12a", "4 boxes"),
-    ("H100 x16", "forestcoll-fig-4-12a", "16 boxes"),
+    ("A100 x2", "forestcoll-fig-4-11", "2 hosts"),
+    ("H100 x4", "forestcoll-fig-4-12a", "4 hosts"),
+    ("H100 x16", "forestcoll-fig-4-12a", "16 hosts"),
     ("MI250 16+16", "forestcoll-fig-4-10", "16+16"),
     ("MI250 8+8", "forestcoll-fig-4-10", "8+8"),
 )

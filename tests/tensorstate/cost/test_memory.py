@@ -74,12 +74,17 @@ def unlimited(problem: Problem) -> tuple[list, SearchResult]:
 # Models with more tokens, or pixels, than kernels, on meshes, and how far the limit goes down.
 LIMITED = {
     "mlp": ("mlp", {"batch": 512}, LINE, (1.0, 0.8, 0.65)),
-    "gpt": ("gpt", {"layers": 3, "batch": 16, "length": 32}, LINE, (1.0, 0.8, 0.65, 0.5, 0.4)),
+    "gpt": (
+        "gpt",
+        {"layers": 3, "batch": 16, "sequence_length": 32},
+        LINE,
+        (1.0, 0.8, 0.65, 0.5, 0.4),
+    ),
     "gpt_scan": ("gpt_scan", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
     "llama": ("llama", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
     "llama-2x4": ("llama", {}, PLANE, (1.0, 0.8)),
     "moe": ("moe", {}, LINE, (1.0, 0.8, 0.65)),
-    "vgg": ("vgg", {"batch": 64, "side": 16}, LINE, (1.0, 0.8, 0.65)),
+    "vgg": ("vgg", {"batch": 64, "image_size": 16}, LINE, (1.0, 0.8, 0.65)),
     "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
 SLOW = ("gpt", "gpt_scan", "llama-2x4", "moe", "vit")  # half a minute to minutes of searching

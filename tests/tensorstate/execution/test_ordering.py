@@ -70,11 +70,11 @@ def in_turn(count: int):
     """Products one after the other, though none needs what another makes."""
 
     def products(x, y):
-        clock, made = ExecutionOrder(), []
+        order, made = ExecutionOrder(), []
         for power in range(count):
-            operand = clock.hold([y * (power + 1)])[0]
+            operand = order.delay([y * (power + 1)])[0]
             made.append(operand @ x)
-            clock.tick(made[-1])
+            order.advance(made[-1])
         return made
 
     return products
@@ -87,12 +87,12 @@ def test_an_order_needs_one_barrier_for_each_token_but_the_first():
     assert sorted(barriers(in_turn(5))) == [2, 2, 2, 3, 3]
 
 
-def test_a_clock_tells_the_last_moment():
-    clock = ExecutionOrder()
-    assert clock.latest == []
-    assert clock.hold([W]) == [W]
-    clock.tick(W)
-    clock.tick(2 * W)
-    assert clock.ticks == 2
-    np.testing.assert_array_equal(clock.latest, [2 * W[0, 0]])
-    np.testing.assert_array_equal(clock.hold([W + 1])[0], W + 1)
+def test_an_order_tells_the_last_event():
+    order = ExecutionOrder()
+    assert order.latest == []
+    assert order.delay([W]) == [W]
+    order.advance(W)
+    order.advance(2 * W)
+    assert order.num_events == 2
+    np.testing.assert_array_equal(order.latest, [2 * W[0, 0]])
+    np.testing.assert_array_equal(order.delay([W + 1])[0], W + 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.models import load_model
 from tensorstate.errors import PlanError
-from tensorstate.execution.interpreter import interpret, read, run_operator
+from tensorstate.execution.interpreter import interpret, read_view, run_operator
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM
 from tensorstate.problem.microbatching import MicrobatchSplit, batch_factor, split_microbatches
@@ -69,7 +69,9 @@ def in_microbatches(microbatch_split: MicrobatchSplit, count: int, batch_shards:
             if stage == "after":
                 run(operator, values, LocalShard.all_of(operator.sizes))
         outputs = [
-            read(o.view, None if o.view.tensor is None else values[o.view.tensor], o.view.sizes)
+            read_view(
+                o.view, None if o.view.tensor is None else values[o.view.tensor], o.view.sizes
+            )
             for o in graph.outputs
         ]
         return jax.tree.unflatten(graph.out_tree, outputs)

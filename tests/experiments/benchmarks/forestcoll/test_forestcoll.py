@@ -29,7 +29,7 @@ def test_it_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(forestcoll, "SMALL", [lambda: torus(3, 3)])
     monkeypatch.setattr(forestcoll, "LARGE", [(lambda: dgx_a100(3), None)])
-    monkeypatch.setattr(forestcoll, "mi250", lambda boxes: dgx_a100(boxes))
+    monkeypatch.setattr(forestcoll, "mi250", lambda hosts: dgx_a100(hosts))
     monkeypatch.setattr(forestcoll, "PAPER_FIXED_K", {1: 320})
     forestcoll.main(["--large"])
     assert "elsewhere" in capsys.readouterr().out
