@@ -28,15 +28,20 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
     count, per_tree = len(edge), len(edge) // len(weight)
     below = _farthest(before)
     child_ptr, child = _children(before)
-    # Every link keeps the messages that wait for it in a heap of its own part of two arrays.
+    # Every link keeps a heap, in its own part of two arrays, of messages that wait for it: of those
+    # that pass through the network all, of each tree edge that starts on the link the next one, as
+    # pieces of a tree keep their order.
     heap_ptr = np.zeros(len(pace) + 1, np.int64)
     for j in range(count):
-        for h in range(path_ptr[edge[j]], path_ptr[edge[j] + 1]):
+        heap_ptr[path_link[path_ptr[edge[j]]] + 1] += 1
+        for h in range(path_ptr[edge[j]] + 1, path_ptr[edge[j] + 1]):
             heap_ptr[path_link[h] + 1] += pieces
     for link in range(len(pace)):
         heap_ptr[link + 1] += heap_ptr[link]
     key, item = np.empty(heap_ptr[-1], np.int64), np.empty(heap_ptr[-1], np.int64)
     size = np.zeros(len(pace), np.int64)
+    come = np.zeros(count, np.int64)  # pieces that have arrived where each tree edge starts
+    gone = np.zeros(count, np.int64)  # pieces that have left there
     busy = np.full(len(pace), -1, np.int64)  # the message on each link
     times, events = np.empty(len(pace) + 1, np.int64), np.empty(len(pace) + 1, np.int64)
     pending = 0
@@ -45,18 +50,16 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
     for j in range(count):
         if before[j] < 0:
             link = path_link[path_ptr[edge[j]]]
-            for p in range(pieces):
-                _push(key, item, heap_ptr[link], size, link, p - below[j], j * pieces + p)
+            come[j] = pieces
+            _push(key, item, heap_ptr[link], size, link, -below[j], j * pieces)
     for link in range(len(pace)):
         pending = _serve(
-            link, 0, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item, size,
-            busy, hop, begin, times, events, pending,
+            link, 0, pace, weight, per_tree, pieces, heap_ptr, key, item, size, come, gone, busy,
+            hop, begin, times, events, pending,
         )  # fmt: skip
     while pending:
         now, link = times[0], events[0]
-        pending = heap.pop(times, events, 0, pending)
         message = busy[link]
-        busy[link] = -1
         j, p = message // pieces, message % pieces
         hop[message] += 1
         following = path_ptr[edge[j]] + hop[message]
@@ -64,22 +67,29 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
             to = path_link[following]
             _push(key, item, heap_ptr[to], size, to, now, message)
             pending = _serve(
-                to, now, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item, size,
+                to, now, pace, weight, per_tree, pieces, heap_ptr, key, item, size, come, gone,
                 busy, hop, begin, times, events, pending,
             )  # fmt: skip
         else:
-            for c in range(child_ptr[j], child_ptr[j + 1]):
-                to = path_link[path_ptr[edge[child[c]]]]
-                rank = p - below[child[c]]
-                _push(key, item, heap_ptr[to], size, to, rank, child[c] * pieces + p)
+            for c in child[child_ptr[j] : child_ptr[j + 1]]:
+                to = path_link[path_ptr[edge[c]]]
+                come[c] += 1
+                if come[c] == gone[c] + 1:
+                    _push(key, item, heap_ptr[to], size, to, p - below[c], c * pieces + p)
                 pending = _serve(
-                    to, now, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item,
-                    size, busy, hop, begin, times, events, pending,
+                    to, now, pace, weight, per_tree, pieces, heap_ptr, key, item, size, come, gone,
+                    busy, hop, begin, times, events, pending,
                 )  # fmt: skip
-        pending = _serve(
-            link, now, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item, size,
-            busy, hop, begin, times, events, pending,
-        )  # fmt: skip
+        # Links that began now are done later, so that this one still stands first.
+        if size[link]:
+            done = _start(
+                link, now, pace, weight, per_tree, pieces, heap_ptr, key, item, size, come, gone,
+                busy, hop, begin,
+            )  # fmt: skip
+            heap.replace(times, events, 0, pending, done, link)
+        else:
+            busy[link] = -1
+            pending = heap.pop(times, events, 0, pending)
     return begin
 
 
@@ -132,20 +142,39 @@ def _children(before):
 
 @nb.njit(cache=True)
 def _serve(
-    link, now, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item, size, busy,
-    hop, begin, times, events, pending,
+    link, now, pace, weight, per_tree, pieces, heap_ptr, key, item, size, come, gone, busy, hop,
+    begin, times, events, pending,
 ):  # fmt: skip
     """Put the first waiting message on a link if it is free; the number of links at work."""
     if busy[link] >= 0 or size[link] == 0:
         return pending
+    done = _start(
+        link, now, pace, weight, per_tree, pieces, heap_ptr, key, item, size, come, gone, busy,
+        hop, begin,
+    )  # fmt: skip
+    return heap.push(times, events, 0, pending, done, link)
+
+
+@nb.njit(cache=True)
+def _start(
+    link, now, pace, weight, per_tree, pieces, heap_ptr, key, item, size, come, gone, busy, hop,
+    begin,
+):  # fmt: skip
+    """Put the first waiting message on a link; when it is done."""
     first = heap_ptr[link]
-    message = item[first]
-    size[link] = heap.pop(key, item, first, size[link])
-    busy[link] = message
+    value, message = key[first], item[first]
     j = message // pieces
-    if hop[message] == 0:
+    busy[link] = message
+    if hop[message] > 0:
+        size[link] = heap.pop(key, item, first, size[link])
+    else:
         begin[message] = now
-    return heap.push(times, events, 0, pending, now + pace[link] * weight[j // per_tree], link)
+        gone[j] += 1
+        if come[j] > gone[j]:  # the next piece waits already
+            heap.replace(key, item, first, size[link], value + 1, message + 1)
+        else:
+            size[link] = heap.pop(key, item, first, size[link])
+    return now + pace[link] * weight[j // per_tree]
 
 
 @nb.njit(cache=True)
