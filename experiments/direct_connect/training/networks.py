@@ -86,7 +86,8 @@ def dihedral_network(n: int, machine: Machine) -> Network | None:
         return None
     name, times = dihedral_digraph().name, round(math.log(n // 16, 4))
     found = collective_times(machine, n, bfb_cost(digraph), _rate(digraph))
-    return Network(f"L^{times}({name})" if times else name, found)
+    line = {0: "{}", 1: "L({})"}.get(times, f"L^{times}({{}})")
+    return Network(line.format(name), found)
 
 
 def baselines(n: int, machine: Machine) -> dict[str, Network]:

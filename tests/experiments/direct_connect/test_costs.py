@@ -44,6 +44,8 @@ def test_kautz_digraphs_are_within_twice_the_least_and_one_step():
     for row in degrees:
         assert row["most T_B/T_B*"] <= 2
         assert row["most T_L - T_L*"] <= 1
+        if row["degree"] > 2:
+            assert row["at N"] == row["degree"] * (row["degree"] + 2) // 2
     means = [row["mean T_B/T_B*"] for row in degrees]
     assert means == sorted(means, reverse=True)
 

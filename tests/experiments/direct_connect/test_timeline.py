@@ -121,7 +121,9 @@ def test_by_hand():
         Gradient(1),
     ]
     # In order: 12-15 all-to-all, compute to 19, the last gradient 19-21.
-    assert iteration(work, TIMES, 4) == Iteration(Fraction(7), Fraction(11), Fraction(3), 1)
+    assert iteration(work, TIMES, 4) == Iteration(
+        Fraction(7), Fraction(11), Fraction(3), Fraction(1)
+    )
     # All-to-all first: 7-10, compute 10-14 beside 10-15, the last gradient 15-17.
     expected = Iteration(Fraction(7), Fraction(7), Fraction(3), Fraction(5))
     assert iteration(work, TIMES, 4, EXCHANGES_FIRST) == expected

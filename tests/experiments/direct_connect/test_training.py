@@ -26,7 +26,7 @@ from experiments.direct_connect.training.switch_transformers import (
 )
 from experiments.direct_connect.training.timeline import Compute, Exchange, Gradient, best_bucket
 from experiments.errors import ConfigError
-from experiments.workloads import load_accelerator, load_model
+from experiments.workloads import Flops, load_accelerator, load_model
 from experiments.workloads.shapes import Product
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.finder import find
@@ -73,7 +73,7 @@ def test_gpt_2_has_the_published_numbers_of_parameters(size, millions):
 
 def test_an_iteration_by_hand():
     """Two blocks, the second one experts: 1 second forward for each product of 2 flops."""
-    unit = dataclasses.replace(A100, tflops=1e-12, efficiency=1.0)
+    unit = Flops(1e-12, 1.0)
     blocks = (Block((Product(1, 1, 1),), 7), Block((Product(1, 2, 1),), 0, 5))
     exchange = Exchange(5 * 3 * 2)
     assert operations(blocks, unit, samples=3, value_bytes=2) == (
