@@ -34,7 +34,7 @@ def race(
     alive = list(configs)
     for _ in range(rounds):
         for config in alive:
-            yield config
+            yield config  # noqa: UP028 (a list cannot receive the seconds)
         alive = _survivors(alive, measured, noise)
         if len(alive) <= 1:
             return
