@@ -2,8 +2,8 @@
 
 With x the logarithms of the resources, seconds are ``exp(level)`` times the maximum over phases of
 ``exp(offset) * (exp(startup - phase . x) + 1 + exp(exponents . x + congestion))``. This is the
-reciprocal of equations 4 and 5 with 1/gamma written out. A correction may be added to the logarithm,
-for machines that are not of this form.
+reciprocal of equations 4 and 5 with 1/gamma written out. A correction may be added to the
+logarithm, for machines that are not of this form.
 
 An ensemble holds several fits. Each is the most probable one for its own draw of the prior and its
 own draw of the noise (randomize-then-optimize; Bardsley, Solonen, Haario and Laine, SIAM J. Sci.

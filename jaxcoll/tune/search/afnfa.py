@@ -57,15 +57,17 @@ class Afnfa(Search):
     @property
     def best(self) -> tuple[Config, float] | None:
         """The predicted configuration once it was measured, as long as it did not fail."""
-        if self._predicted in self.times and self._predicted not in self.failures:
-            return self._predicted, self.mean(self._predicted)
+        found = self._predicted
+        if found is not None and math.isfinite(self.mean(found)):
+            return found, self.mean(found)
         return super().best
 
     def _search(self) -> Steps:
         count = min(self.most, max(2, math.ceil(self.share * self.space.size)))
         rng = np.random.default_rng(self.seed)
-        for config in _sample(self.space, count, rng):
-            yield config  # noqa: UP028 (a list cannot receive the seconds)
+        # A list cannot receive the seconds, as `yield from` would have it.
+        for config in _sample(self.space, count, rng):  # noqa: UP028
+            yield config
         measured = [(config, self.mean(config)) for config in self.times]
         finite = [(config, seconds) for config, seconds in measured if math.isfinite(seconds)]
         if len(finite) > 1:

@@ -323,7 +323,7 @@ class Fitted(Search):
         for j in np.argsort(-improvement, kind="stable"):
             if improvement[j] == 0:
                 return None
-            config = grid.subspace.config(grid.indices[j])
+            config = grid.subspace.config(grid.indices[j].tolist())
             if self._may_ask(config):
                 return config
         return None
@@ -334,7 +334,8 @@ class Fitted(Search):
         if self._may_ask(middle):
             return middle
         distances = (grid.points(grid.coarse) ** 2).sum(axis=1)
-        configs = map(grid.subspace.config, grid.coarse[np.argsort(distances, kind="stable")])
+        order = np.argsort(distances, kind="stable")
+        configs = map(grid.subspace.config, grid.coarse[order].tolist())
         return next(filter(self._may_ask, configs), None)
 
     def _may_ask(self, config: Config) -> bool:
