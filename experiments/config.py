@@ -198,6 +198,8 @@ def _convert(kind: typing.Any, value: object, where: str) -> object:
     if dataclasses.is_dataclass(kind):
         return build(typing.cast(type, kind), value, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:  # "X | None", null in YAML
+        return None if value is None else _convert(arguments[0], value, where)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} must be a list, got {value!r}")

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import direct_connect, forestcoll, multitree, tacos, tensorstate
+from experiments import autoccl, direct_connect, forestcoll, multitree, tacos, tensorstate
 from experiments.config import build
 from experiments.errors import ConfigError
 from experiments.study import Experiment
@@ -35,6 +35,7 @@ EXPERIMENTS = {
     **forestcoll.EXPERIMENTS,
     **direct_connect.EXPERIMENTS,
     **tensorstate.EXPERIMENTS,
+    **autoccl.EXPERIMENTS,
 }
 
 

@@ -1,9 +1,34 @@
 """Tuning: the configuration of each collective, chosen by measured times.
 
-``Space`` is what to choose from, ``search`` how to choose.
+``Space`` is what to choose from, ``search`` how to choose; ``Table`` keeps what was measured and
+decided, ``use`` runs programs by it, and ``nccl`` writes it for NCCL.
 """
 
-from jaxcoll.tune.config import Config, Parameter
-from jaxcoll.tune.space import Space, Subspace
+import importlib
 
-__all__ = ["Config", "Parameter", "Space", "Subspace"]
+from jaxcoll.tune import nccl
+from jaxcoll.tune.config import Config, Parameter
+from jaxcoll.tune.machine import Machine
+from jaxcoll.tune.space import Space, Subspace
+from jaxcoll.tune.table import Table
+
+# Names that need jax, by their modules.
+_NEED_JAX = {"use": "in_use", "this_machine": "in_use"}
+
+__all__ = [
+    "Config",
+    "Machine",
+    "Parameter",
+    "Space",
+    "Subspace",
+    "Table",
+    "nccl",
+    "this_machine",
+    "use",
+]
+
+
+def __getattr__(name: str):
+    if name in _NEED_JAX:
+        return getattr(importlib.import_module(f"jaxcoll.tune.{_NEED_JAX[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

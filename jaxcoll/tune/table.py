@@ -136,7 +136,7 @@ class Table:
         return None if self.is_quarantined(task, config, machine) else config
 
     def ranges(self, task: Task, machine: Machine) -> tuple[SizeRange, ...]:
-        """The configurations of a task's collective, dtype and groups, by the sizes they answer for."""
+        """The sizes that each configuration answers for, of tasks that differ in size alone."""
         return size_ranges(self._of_any_size(task, machine))
 
     def _of_any_size(self, task: Task, machine: Machine) -> dict[int, Decision]:

@@ -166,10 +166,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         beside = f"{claim.of} / {OURS}" if claim.what in RATIOS else claim.of
         rows.append({"claim": f"{claim.what}: {beside}, {where}", **claim.beside(claim.ours(runs))})
     rows += [
-        _row(case, name, here)
-        for case, here in runs.items()
-        for name in NETWORKS
-        if name in here
+        _row(case, name, here) for case, here in runs.items() for name in NETWORKS if name in here
     ]
     title = "Fig. 3.9: iterations of Switch Transformers, expert parallel, degree 4"
     publish(title, rows, config.results, figure=_draw(runs), notes=config.notes)
@@ -245,9 +242,7 @@ def _draw(runs: Mapping[tuple[str, int], Mapping[str, Run]]):
     for (model, ranks), here in runs.items():
         unit = here[OURS].iteration.total
         bars[f"{model}\n{ranks} ranks"] = {
-            name: dict(
-                zip(PARTS, (float(part / unit) for part in _parts(here[name])), strict=True)
-            )
+            name: dict(zip(PARTS, (float(part / unit) for part in _parts(here[name])), strict=True))
             for name in NETWORKS
             if name in here
         }

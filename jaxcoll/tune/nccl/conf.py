@@ -99,7 +99,7 @@ def _rule(cells: list[str]) -> NcclRule:
             f"a rule has {REQUIRED} to {len(COLUMNS)} columns ({','.join(COLUMNS)}), got "
             f"{len(cells)}; NCCL would skip it"
         )
-    cell = dict(zip(COLUMNS, cells, strict=False))
+    cell: dict[str, str] = dict(zip(COLUMNS, cells, strict=False))
     if cell["collective"] not in _KINDS:
         raise FormatError(
             f"NCCL knows the collectives {', '.join(_KINDS)} and would read "

@@ -1,0 +1,239 @@
+"""Tables 1 and 8: the collectives of a training step of four models, from their settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.autoccl.labels import MODELLED
+from experiments.config import at_least
+from experiments.errors import ConfigError
+from experiments.study import Row, publish
+from jaxcoll.draw.style import INK, PALETTE
+
+GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+_MIB = 2**20
+_OTHER = {GATHER: SCATTER, SCATTER: GATHER}
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """A language model with the settings of Table 8.
+
+    Attributes:
+        layers: of the model.
+        stages: of the pipeline ("PP").
+        width: of the model.
+        length: tokens per sequence.
+        samples: sequences per microbatch and replica ("MBS").
+        global_samples: sequences per step ("GBS").
+        tensor, replicas: ranks along each axis ("TP", "DP").
+        parameters: of the model; those that its replicas exchange, where there are several.
+        ends: per kind, collectives per microbatch outside the layers of a stage.
+        printed: the paper's number per step, by kind.
+        printed_mib: the paper's MiB per collective of activations.
+        printed_data_mib: the paper's MiB between replicas, by kind.
+        data_item_bytes: bytes per parameter that replicas exchange, by kind.
+    """
+
+    layers: int
+    stages: int
+    width: int
+    length: int
+    samples: int
+    global_samples: int
+    tensor: int
+    replicas: int
+    parameters: int
+    ends: Mapping[str, int]
+    printed: Mapping[str, int]
+    printed_mib: float
+    printed_data_mib: Mapping[str, float]
+    data_item_bytes: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "stages", "width", "length", "samples", "tensor", "replicas"):
+            at_least(f"models.{name}", getattr(self, name), 1)
+        if self.layers % self.stages or self.global_samples % (self.samples * self.replicas):
+            raise ConfigError(
+                "models: layers must be a multiple of stages, and global_samples of samples times "
+                "replicas"
+            )
+
+    @property
+    def microbatches(self) -> int:
+        """Per step: GBS / (MBS x DP)."""
+        return self.global_samples // (self.samples * self.replicas)
+
+    def per_microbatch(self, kind: str) -> int:
+        """Collectives of activations: 6 all_gathers and 4 reduce_scatters per layer, and the ends.
+
+        With sequence parallelism a layer gathers its two inputs in the forward pass, again for the
+        gradients of its weights, and twice the gradients of its outputs; it scatters two sums per
+        pass.
+        """
+        per_layer = {GATHER: 6, SCATTER: 4}[kind]
+        return per_layer * (self.layers // self.stages) + self.ends[kind]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionalConfig:
+    """VGG with data parallelism, its gradients summed in buckets.
+
+    Attributes:
+        channels: of every convolution of 3 x 3, by stage.
+        hidden: widths of the linear layers, from the flattened image to the classes.
+        replicas: ranks ("DP").
+        printed_mib: the paper's smallest and largest bucket.
+        printed_buckets: the paper's number of buckets.
+    """
+
+    channels: tuple[tuple[int, ...], ...]
+    hidden: tuple[int, ...]
+    replicas: int
+    printed_mib: tuple[float, float]
+    printed_buckets: int
+
+    def gradients(self) -> list[int]:
+        """Bytes of the float32 gradients, layer by layer, weights before biases."""
+        widths = [3, *itertools.chain(*self.channels)]
+        sizes = [9 * a * b for a, b in itertools.pairwise(widths)]
+        sizes += [a * b for a, b in itertools.pairwise(self.hidden)]
+        return [
+            4 * n for pair in zip(sizes, [*widths[1:], *self.hidden[1:]], strict=True) for n in pair
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The table.
+
+    Attributes:
+        size: the preset, "ci" or "paper".
+        transformers: by name.
+        convolutional: by name.
+        first_bucket_mib, bucket_mib: capacities of the buckets of DistributedDataParallel.
+        notes: differences from the paper.
+        results: folder to write to.
+    """
+
+    size: str
+    transformers: Mapping[str, TransformerConfig]
+    convolutional: Mapping[str, ConvolutionalConfig]
+    first_bucket_mib: float
+    bucket_mib: float
+    notes: tuple[str, ...]
+    results: Path
+
+
+def run(config: Config) -> list[Row]:
+    """A row per task: a collective, its size and how often a step runs it."""
+    rows: list[Row] = []
+    for name, model in config.transformers.items():
+        rows += _activations(name, model)
+        rows += _replicas(name, model)
+    for name, model in config.convolutional.items():
+        rows += _buckets(name, model, config)
+    title = "AutoCCL, Tables 1 and 8: collectives of a training step"
+    publish(title, rows, config.results, figure=_figure(rows), notes=config.notes)
+    return rows
+
+
+def _activations(name: str, model: TransformerConfig) -> list[Row]:
+    mib = 2 * model.samples * model.length * model.width / _MIB
+    rows: list[Row] = []
+    for kind in (GATHER, SCATTER):
+        count = model.per_microbatch(kind)
+        other = model.printed[_OTHER[kind]]
+        exchanged = count * model.microbatches == other != model.printed[kind]
+        rows.append(
+            {
+                "model": name,
+                "collective": kind,
+                "ranks": model.tensor,
+                "MiB": mib,
+                "paper MiB": model.printed_mib,
+                "layers": model.layers // model.stages,
+                "a microbatch": count,
+                "paper a microbatch": model.printed[kind] / model.microbatches,
+                "microbatches": model.microbatches,
+                "a step": count * model.microbatches,
+                "paper a step": model.printed[kind],
+                "remark": f"the paper's number of the other kind ({other})" if exchanged else None,
+                "row": MODELLED,
+            }
+        )
+    return rows
+
+
+def _replicas(name: str, model: TransformerConfig) -> list[Row]:
+    return [
+        {
+            "model": name,
+            "collective": kind,
+            "ranks": model.replicas,
+            "MiB": model.data_item_bytes[kind] * model.parameters / model.tensor / _MIB,
+            "paper MiB": printed,
+            "a step": 1,
+            "paper a step": 1,
+            "row": MODELLED,
+        }
+        for kind, printed in model.printed_data_mib.items()
+    ]
+
+
+def _buckets(name: str, model: ConvolutionalConfig, config: Config) -> list[Row]:
+    buckets = ddp_buckets(
+        model.gradients(), round(config.first_bucket_mib * _MIB), round(config.bucket_mib * _MIB)
+    )
+    ends = dict(zip((min(buckets), max(buckets)), model.printed_mib, strict=True))
+    return [
+        {
+            "model": name,
+            "collective": REDUCE,
+            "ranks": model.replicas,
+            "MiB": nbytes / _MIB,
+            "paper MiB": ends.get(nbytes),
+            "a step": 1,
+            "remark": f"bucket {i + 1} of {len(buckets)}, {model.printed_buckets} printed",
+            "row": MODELLED,
+        }
+        for i, nbytes in enumerate(buckets)
+    ]
+
+
+def ddp_buckets(sizes: Sequence[int], first: int, cap: int) -> list[int]:
+    """Bytes per bucket, by the rule of PyTorch's DistributedDataParallel.
+
+    Gradients join a bucket in the reverse order of the layers, as they become ready. A bucket is
+    closed as soon as it holds its capacity, which is smaller for the first one.
+
+    Args:
+        sizes: bytes per gradient, in the order of the layers.
+        first, cap: capacities of the first and of all other buckets in bytes.
+    """
+    buckets, held, limit = [], 0, first
+    for size in reversed(sizes):
+        held += size
+        if held >= limit:
+            buckets.append(held)
+            held, limit = 0, cap
+    return [*buckets, held] if held else buckets
+
+
+def _figure(rows: Sequence[Row]) -> Figure:
+    """Bytes per step of every task, on a logarithmic axis."""
+    figure = Figure(figsize=(7.5, 1 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    totals = [float(row["MiB"] or 0) * int(row["a step"] or 0) / 1024 for row in rows]
+    axes.barh(range(len(rows)), totals, color=PALETTE[0])
+    labels = [f"{row['model']}: {row['collective']}, {row['MiB']:.4g} MiB" for row in rows]
+    axes.set_yticks(range(len(rows)), labels)
+    axes.set_xscale("log")
+    axes.invert_yaxis()
+    axes.set_xlabel("GiB per step", color=INK)
+    return figure
