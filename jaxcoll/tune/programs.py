@@ -22,6 +22,10 @@ from jaxcoll.task import Task
 from jaxcoll.tune.config import Config
 from jaxcoll.tune.measure import Choice
 
+# Of background threads: a third of the weight of the step's own. The lowest priority starves on a
+# busy machine, and with it the tuner.
+_NICE = 5
+
 # A configuration per candidate; None is the default.
 Candidates = Mapping[Task, Sequence[Config | None]]
 
@@ -40,25 +44,47 @@ def _abstract(leaf: Any) -> Any:
     )
 
 
-def choices_of(candidates: Candidates, choice: Choice) -> active.Fixed | None:
-    """The choices under which a step runs a candidate per task; None where all are the default."""
-    chosen = {
-        task: configs[i] for (task, configs), i in zip(candidates.items(), choice, strict=True)
-    }
-    fixed = {task: config for task, config in chosen.items() if config is not None}
-    return active.Fixed(fixed) if fixed else None
+def choices_of(
+    candidates: Candidates, choice: Choice, base: active.Choices | None = None
+) -> active.Choices | None:
+    """The choices under which a step runs a candidate per task; other tasks run by ``base``."""
+    chosen = zip(candidates.items(), choice, strict=True)
+    fixed = {task: configs[i] for (task, configs), i in chosen if configs[i] is not None}
+    return Layered(fixed, base) if fixed else base  # type: ignore[arg-type]
 
 
-def compile_plain(step: Any, choices: active.Choices | None, args: tuple, kwargs: dict) -> Any:
+class Layered(active.Fixed):
+    """A configuration per task; tasks not listed run by other choices, or by the default."""
+
+    def __init__(self, configs: Mapping[Task, Config], base: active.Choices | None = None):
+        super().__init__(configs)
+        self._base = base
+
+    def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+        """The result by the configuration of the task."""
+        if task in self.configs or self._base is None:
+            return super().run(task, x, run_by)
+        return self._base.run(task, x, run_by)
+
+    def __eq__(self, other: object) -> bool:
+        is_layered = isinstance(other, Layered)
+        return is_layered and (self._key, self._base) == (other._key, other._base)
+
+    def __hash__(self) -> int:
+        return hash((self._key, self._base))
+
+
+def compile_plain(
+    step: Any, choices: active.Choices | None, args: tuple, kwargs: dict
+) -> tuple[Any, Any]:
     """Compile the step under choices, so that its next call under them compiles nothing.
 
-    Raises:
-        TuneError: the result differs from that of the step in avals or shardings.
+    Returns:
+        The lowered and the compiled program.
     """
     with active.choosing(choices):
         lowered = step.lower(*args, **kwargs)
-        compiled = lowered.compile()
-    return lowered, compiled
+        return lowered, lowered.compile()
 
 
 def check_same(step: Any, found: Any, args: tuple, kwargs: dict, what: str) -> None:
@@ -95,7 +121,13 @@ def _is_sharding(value: Any) -> bool:
 class _Switched:
     """Runs every task by the candidate that an operand of the program names."""
 
-    def __init__(self, candidates: Candidates, which: Sequence[jax.Array]):
+    def __init__(
+        self,
+        candidates: Candidates,
+        which: Sequence[jax.Array],
+        base: active.Choices | None,
+    ):
+        self._base = base
         self._branches = {
             task: (index, configs)
             for (task, configs), index in zip(candidates.items(), which, strict=True)
@@ -103,7 +135,7 @@ class _Switched:
 
     def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
         if task not in self._branches:
-            return run_by(x, None)
+            return run_by(x, None) if self._base is None else self._base.run(task, x, run_by)
         index, configs = self._branches[task]
         branches = [functools.partial(run_by, config=config) for config in configs]
         return lax.switch(index, branches, x)
@@ -133,9 +165,11 @@ class SwitchProgram:
             raise TuneError("the step has static arguments; its candidates are compiled one by one")
         donated = [1 + i for i, info in enumerate(infos) if info.donated]
 
+        base = active.current()
+
         def traced(which, *flat):
             args, kwargs = jax.tree.unflatten(structure, flat)
-            choices = _Switched(candidates, which)
+            choices = _Switched(candidates, which, base)
             try:
                 with active.choosing(choices):
                     return step(*args, **kwargs)
@@ -177,7 +211,7 @@ def _type_of(leaf: Any) -> tuple:
 
 
 class Background:
-    """One piece of work on a thread of the lowest priority; training goes on meanwhile."""
+    """One piece of work on a thread of low priority; training goes on meanwhile."""
 
     def __init__(self, work: Callable[[], Any]):
         self._work = work
@@ -205,8 +239,8 @@ class Background:
 
 
 def lower_priority() -> None:
-    """Give this thread the lowest priority where the system has one per thread (Linux)."""
+    """Give this thread a low priority where the system has one per thread (Linux)."""
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     except (AttributeError, OSError):
         return
