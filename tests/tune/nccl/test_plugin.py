@@ -55,11 +55,12 @@ class Nccl:
         self._process = subprocess.Popen(command, env=env, text=True, **pipes)  # type: ignore[call-overload]
 
     def ask(self, kind: str, nbytes: int, pipelined=1, registered=0, ignored=-1) -> tuple[int, ...]:
-        self._process.stdin.write(
-            f"{KINDS.index(kind)} {nbytes} {pipelined} {registered} {ignored}\n"
-        )
-        self._process.stdin.flush()
-        return tuple(map(int, self._process.stdout.readline().split()))
+        asked, answered = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert answered is not None
+        asked.write(f"{KINDS.index(kind)} {nbytes} {pipelined} {registered} {ignored}\n")
+        asked.flush()
+        return tuple(map(int, answered.readline().split()))
 
     def end(self) -> str:
         """Its standard error, once it ended well."""
