@@ -84,6 +84,17 @@ def questions() -> Iterator[tuple[str, int]]:
 
 
 @needs_compiler
+@pytest.mark.skipif("NCCL_TUNER_HEADERS" not in os.environ, reason="set NCCL_TUNER_HEADERS")
+def test_layouts_are_those_of_nccls_headers(tmp_path):
+    """NCCL_TUNER_HEADERS is the folder plugins/tuner/example/nccl of a checkout of NCCL 2.32."""
+    source = Path(__file__).with_name("headers_check.c")
+    folders = [f"-I{SOURCES}", f"-I{os.environ['NCCL_TUNER_HEADERS']}"]
+    command = ["cc", "-std=c11", "-fsyntax-only", *folders, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
 @pytest.mark.parametrize("version", [5, 6, 7])
 @pytest.mark.parametrize(("ranks", "nodes"), [(8, 1), (16, 2)])
 def test_nccl_is_answered_as_the_rules_say(compiled, tmp_path, version, ranks, nodes):
