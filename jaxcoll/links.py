@@ -139,13 +139,27 @@ def links_digest(
     return state.hexdigest()
 
 
-def check_automorphism(image: np.ndarray, num_ranks: int, num_vertices: int, links: tuple) -> None:
-    """Refuse a vertex permutation that is not a symmetry of the network.
+def automorphisms(
+    generators: Iterable, num_ranks: int, num_vertices: int, links: tuple
+) -> tuple[tuple[int, ...], ...]:
+    """Vertex permutations, each checked to be a symmetry of the network.
 
     Args:
-        image: the image of each vertex.
+        generators: for each the image of every vertex.
         links: src, dst, alpha, bandwidth and the exact bandwidths or None, in canonical order.
+
+    Raises:
+        TopologyError: not a permutation of the vertices that keeps ranks and links.
     """
+    images = []
+    for g, given in enumerate(checks.members(generators, "generators", TopologyError)):
+        image = checks.integers(given, f"generators[{g}]", TopologyError, least=0)
+        _check_automorphism(np.asarray(image), num_ranks, num_vertices, links)
+        images.append(image)
+    return tuple(images)
+
+
+def _check_automorphism(image: np.ndarray, num_ranks: int, num_vertices: int, links: tuple) -> None:
     if not np.array_equal(np.sort(image), np.arange(num_vertices)):
         raise TopologyError("a generator must be a permutation of the vertices")
     if (image[:num_ranks] >= num_ranks).any():

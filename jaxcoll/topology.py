@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
@@ -17,9 +18,9 @@ from jaxcoll.graphs import describe_graph, make_graph
 from jaxcoll.grid import Grid, Placement, checked_placement
 from jaxcoll.links import (
     MAX_VERTICES,
+    automorphisms,
     canonical_links,
     canonical_order,
-    check_automorphism,
     chosen_links,
     distinct_speeds,
     fractions_of,
@@ -99,12 +100,6 @@ class Topology:
         put("_exact_bandwidth", exact)
         names = checks.members(self.vertex_names, "vertex_names", TopologyError)
         put("vertex_names", tuple(str(name) for name in names))
-        given = checks.members(self.generators, "generators", TopologyError)
-        generators = (
-            checks.integers(image, f"generators[{g}]", TopologyError, least=0)
-            for g, image in enumerate(given)
-        )
-        put("generators", tuple(generators))
         checks.flag_fields(self, TopologyError, "allow_unreachable")
         self._check_descriptions()
         if not self.allow_unreachable:
@@ -121,8 +116,8 @@ class Topology:
         grid, placement = checked_placement(self.grid, self.placement, self.num_ranks)
         checks.put(self, grid=grid, placement=placement)
         links = (self.src, self.dst, self.alpha, self.bandwidth, self._exact_bandwidth)
-        for generator in self.generators:
-            check_automorphism(np.asarray(generator), self.num_ranks, self.num_vertices, links)
+        generators = automorphisms(self.generators, self.num_ranks, self.num_vertices, links)
+        checks.put(self, generators=generators)
 
     def check_connected(self) -> None:
         """Refuse a network in which some rank cannot reach another.
@@ -163,9 +158,7 @@ class Topology:
     @functools.cached_property
     def exact_bandwidth(self) -> tuple[Fraction, ...]:
         """Bandwidth of each link in bytes per second, exactly as given."""
-        return (
-            fractions_of(self.bandwidth) if self._exact_bandwidth is None else self._exact_bandwidth
-        )
+        return self._exact_bandwidth or fractions_of(self.bandwidth)
 
     @functools.cached_property
     def speeds(self) -> tuple[tuple[tuple[Fraction, Fraction], ...], np.ndarray]:
@@ -254,9 +247,7 @@ class Topology:
             [self.exact_bandwidth[i] for i in kept],  # type: ignore[arg-type]
             num_vertices=int((~lost).sum()),
             name=f"{self.name} after failures" if self.name else "",
-            vertex_names=tuple(
-                name for name, is_lost in zip(self.vertex_names, lost, strict=False) if not is_lost
-            ),
+            vertex_names=tuple(itertools.compress(self.vertex_names, ~lost)),
         )
 
     def _vertex_image(self, permutation: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -264,9 +255,6 @@ class Topology:
         return np.concatenate([image, np.arange(self.num_ranks, self.num_vertices)])
 
     def _moved(self, src: np.ndarray, dst: np.ndarray, image: np.ndarray) -> Topology:
-        placement = self.placement
-        if placement is not None:
-            placement = placement.relabel(image)
         back = np.argsort(image)
         return Topology(
             self.num_ranks,
@@ -277,16 +265,15 @@ class Topology:
             num_vertices=self.num_vertices,
             name=self.name,
             vertex_names=tuple(self.vertex_names[v] for v in back) if self.vertex_names else (),
-            placement=placement,
+            placement=None if self.placement is None else self.placement.relabel(image),
             generators=tuple(tuple(int(image[g[v]]) for v in back) for g in self.generators),
             allow_unreachable=self.allow_unreachable,
         )
 
     def _positions(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        order = canonical_order(src, dst, self.alpha, self.bandwidth, self._exact_bandwidth)
-        position = np.empty(self.num_links, np.int64)
-        position[order] = np.arange(self.num_links)
-        return position
+        return np.argsort(
+            canonical_order(src, dst, self.alpha, self.bandwidth, self._exact_bandwidth)
+        )
 
     # ------------------------------------------------------------------ equality
 
@@ -303,13 +290,9 @@ class Topology:
         return int(self.digest[:15], 16)
 
     def __repr__(self) -> str:
-        switches = self.num_vertices - self.num_ranks
-        parts = [f"{self.num_ranks} ranks"]
-        if switches:
-            parts.append(f"{switches} switches")
-        parts.append(f"{self.num_links} links")
+        switches = "" if self.is_direct else f", {self.num_vertices - self.num_ranks} switches"
         label = f"{self.name}: " if self.name else ""
-        return f"Topology({label}{', '.join(parts)})"
+        return f"Topology({label}{self.num_ranks} ranks{switches}, {self.num_links} links)"
 
     # ------------------------------------------------------------------ networkx
 

@@ -30,7 +30,7 @@ from jaxcoll.numerics import checks
 Choice = tuple[int, ...]
 
 # Weight of the steps above the fit; those below have one minus this.
-_ABOVE = 0.15
+_ABOVE = 0.3
 _ITERATIONS = 20
 # Least spread of effects and of noise, as a share of the median step.
 _LEAST = 0.01
@@ -99,13 +99,22 @@ class Race:
         self.seconds: list[float] = []
         self._rng = np.random.default_rng(checks.seed(seed, TuneError))
         self._queue: list[Choice] = []
+        self._told = 0
         # With fewer steps than this the spread about the fit says nothing of the noise.
         self._unknowns = 2 + sum(size - 1 for size in self.sizes)
 
     @property
     def done(self) -> bool:
         """Whether no more steps are wanted."""
-        return len(self.choices) >= self.most_steps or all(len(a) == 1 for a in self.alive)
+        # Times that are not numbers must not keep the race going for ever.
+        is_over = len(self.choices) >= self.most_steps or self._told >= 2 * self.most_steps
+        return is_over or all(len(a) == 1 for a in self.alive)
+
+    @property
+    def planned(self) -> int:
+        """How many steps are chosen before the times of the last ones count."""
+        longest = max(map(len, self.alive))
+        return max(2, longest // 3) if self.choices else longest
 
     def next(self) -> Choice:
         """A candidate per task for the next step."""
@@ -116,6 +125,7 @@ class Race:
 
     def tell(self, choice: Choice, seconds: float) -> None:
         """Report the time of a step; NaN and times that are not above 0 are ignored."""
+        self._told += 1
         if math.isfinite(seconds) and seconds > 0:
             self.choices.append(choice)
             self.seconds.append(seconds)
@@ -132,6 +142,23 @@ class Race:
     def best(self) -> Choice:
         """The fastest candidate of each task by the steps so far; the defaults before any."""
         return self._best(self.fit()) if self.choices else (0,) * len(self.sizes)
+
+    def runner_up(self) -> Choice:
+        """The best choice with the second candidate of the task where it may well be the faster."""
+        best = self.best()
+        if not self.choices:
+            return best
+        now, rivals = self.fit(), []
+        for task, (effects, counts) in enumerate(zip(now.effects, now.counts, strict=True)):
+            for c in self.alive[task]:
+                if c != best[task] and counts[c]:
+                    behind = float(effects[c] - effects[best[task]])
+                    error = now.error(task, c, best[task])
+                    rivals.append((behind / max(error, 1e-12), task, c))
+        if not rivals:
+            return best
+        _, task, candidate = min(rivals)
+        return (*best[:task], candidate, *best[task + 1 :])
 
     def _best(self, now: Fit) -> Choice:
         """The fastest of the candidates that ran."""
@@ -156,9 +183,8 @@ class Race:
         if len(self.choices) > self._unknowns:
             self._drop(now)
         mean = np.concatenate(now.effects)
-        number = max(2, max(map(len, self.alive)) // 3)
         spread = np.linalg.cholesky(now.covariance + 1e-9 * np.eye(len(mean)) * now.covariance.max())
-        samples = mean + self._rng.standard_normal((number, len(mean))) @ spread.T
+        samples = mean + self._rng.standard_normal((self.planned, len(mean))) @ spread.T
         start = np.cumsum([0, *self.sizes])
         return [
             tuple(

@@ -116,9 +116,7 @@ def offline(
     return result
 
 
-def tune(
-    trial: Trial, search: Search, table: Table, machine: Machine, evaluations: int
-) -> Outcome:
+def tune(trial: Trial, search: Search, table: Table, machine: Machine, evaluations: int) -> Outcome:
     """Tune one task; its times, its decision and its failures are added to the table."""
     default = search.space.default
     programs = {default: _checked(trial, default)}
@@ -154,14 +152,15 @@ def _decide(
     failed: dict[Config, str],
 ) -> Outcome:
     """Compare the fastest candidates with the default and ``jax.lax`` in alternation."""
-    default, native = search.space.default, Config({"algorithm": "native"})
-    ranked = sorted(search.times, key=search.mean)
-    ranked = [config for config in ranked if config in programs and config != default]
-    finalists = [default, *ranked[:_FINALISTS]]
-    runs = [*(programs[config] for config in finalists), trial.compile(native)]
+    default = search.space.default
+    native = default.replace(algorithm="native")
+    ranked = sorted(programs.keys() & search.times.keys(), key=search.mean)
+    finalists = list(dict.fromkeys([default, native, *ranked[:_FINALISTS]]))
+    runs = [programs.get(config) or _checked(trial, config) for config in finalists]
     times = trial.seconds(runs, _FINAL_ROUNDS)
     medians = np.median(times, axis=0)
-    winner = int(np.argmin(medians[:-1]))
+    allowed = [i for i, config in enumerate(finalists) if config in search.space]
+    winner = min(allowed, key=medians.__getitem__)
     if winner and not _is_faster(times[:, winner], times[:, 0]):
         winner = 0
     config, seconds = finalists[winner], float(medians[winner])
@@ -171,7 +170,7 @@ def _decide(
         config,
         seconds,
         float(medians[0]),
-        float(medians[-1]),
+        float(medians[1]),
         len(search.times),
         failed,
     )

@@ -187,4 +187,3 @@ class Trial:
             out = program.run(self.operand)
         jax.block_until_ready(out)
         return time.perf_counter() - started
-

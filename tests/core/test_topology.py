@@ -13,33 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Grid, Placement, Topology, TopologyError
-from jaxcoll.topologies import ring, switch, torus
+from jaxcoll import Grid, Topology, TopologyError
+from jaxcoll.topologies import ring, switch
 from tests import strategies
+from tests.core.links import links
 from tests.elsewhere import printed_elsewhere
 
 NETWORKS = strategies.topologies(switches=True, exact=True)
 
 
-def links(topology: Topology) -> list[tuple]:
-    return [
-        (int(u), int(v), a, b)
-        for u, v, a, b in zip(
-            topology.src,
-            topology.dst,
-            topology.exact_alpha,
-            topology.exact_bandwidth,
-            strict=True,
-        )
-    ]
-
-
 def from_links(num_ranks: int, rows, **more) -> Topology:
     columns: Any = zip(*rows, strict=True) if rows else ((),) * 4
     return Topology(num_ranks, *columns, **more)
-
-
-# ---------------------------------------------------------------------- content
 
 
 @given(NETWORKS, strategies.SEEDS)
@@ -169,9 +154,6 @@ def test_what_it_prints():
     assert ring(3).link_name(0) == "0->1"
 
 
-# ---------------------------------------------------------------------- round trips
-
-
 @given(NETWORKS)
 def test_transposed_twice_is_the_same(topology):
     back = topology.transpose()
@@ -223,70 +205,8 @@ def test_descriptions_move_with_the_ranks(topology, data):
     assert turned.generators == named.generators
 
 
-@given(NETWORKS | strategies.grids() | strategies.families())
-def test_networkx_there_and_back(topology):
-    graph = topology.to_networkx()
-    assert isinstance(graph, nx.MultiDiGraph) == topology.has_parallel_links
-    assert graph.number_of_edges() == topology.num_links
-    kinds = [graph.nodes[v]["kind"] for v in range(topology.num_vertices)]
-    assert kinds.count("rank") == topology.num_ranks
-    back = Topology.from_networkx(graph)
-    assert back == topology
-    assert (back.name, back.vertex_names) == (topology.name, topology.vertex_names)
-
-
-def test_networkx_keeps_names():
-    topology = Topology(
-        2,
-        [0, 2, 1, 2],  # type: ignore[arg-type]
-        [2, 1, 2, 0],  # type: ignore[arg-type]
-        [0] * 4,  # type: ignore[arg-type]
-        [1] * 4,  # type: ignore[arg-type]
-        num_vertices=3,
-        vertex_names=("a", "b", "hub"),
-    )
-    back = Topology.from_networkx(topology.to_networkx())
-    assert back == topology
-    assert back.vertex_names == topology.vertex_names
-
-
-def test_networkx_graphs_of_any_sort():
-    graph = nx.Graph(name="small")
-    graph.add_node("hub", kind="switch")
-    graph.add_edge("x", "hub", bandwidth=Fraction(1, 3))
-    graph.add_edge("hub", "y", alpha=2)
-    topology = Topology.from_networkx(graph, alpha=1, bandwidth=5)
-    assert (topology.num_ranks, topology.num_vertices, topology.name) == (2, 3, "small")
-    assert topology.vertex_names == ("x", "y", "hub")
-    third = Fraction(1, 3)
-    assert links(topology) == [(0, 2, 1, third), (1, 2, 2, 5), (2, 0, 1, third), (2, 1, 2, 5)]
-    circle = nx.cycle_graph([30, 10, 20], create_using=nx.DiGraph)
-    numbered = Topology.from_networkx(circle, alpha=0, bandwidth=1)
-    assert numbered.vertex_names == ("10", "20", "30")
-    assert links(numbered) == [(0, 1, 0, 1), (1, 2, 0, 1), (2, 0, 0, 1)]
-
-
-@pytest.mark.parametrize("missing", ["alpha", "bandwidth"])
-def test_networkx_edges_without_numbers_are_refused(missing):
-    given_one = {"alpha", "bandwidth"} - {missing}
-    graph = nx.path_graph(["x", "y"])
-    with pytest.raises(TopologyError, match=rf"'x'->'y' has no {missing}.*pass {missing}="):
-        Topology.from_networkx(graph, **dict.fromkeys(given_one, 1))
-
-
-def test_networkx_graphs_that_are_no_networks_are_refused():
-    with pytest.raises(TopologyError, match="num_ranks must be an integer of at least 1, got 0"):
-        Topology.from_networkx(nx.DiGraph())
-    with pytest.raises(TopologyError, match="no path from rank 1 to rank 0"):
-        Topology.from_networkx(nx.path_graph(2, nx.DiGraph), alpha=0, bandwidth=1)
-    loop = nx.Graph([(0, 1), (1, 1)])
-    with pytest.raises(TopologyError, match=r"\(1->1, .*two different vertices"):
-        Topology.from_networkx(loop, alpha=0, bandwidth=1)
-
-
-# ---------------------------------------------------------------------- bad input
-
 GOOD = {"num_ranks": 2, "src": [0, 1], "dst": [1, 0], "alpha": [0.0, 0.0], "bandwidth": [1.0, 1.0]}
+
 
 BAD = [
     ({"num_ranks": 0}, "num_ranks must be an integer of at least 1, got 0"),
@@ -374,99 +294,3 @@ def test_relabelling_by_no_permutation_is_refused(permutation):
     for relabel in (ring(3).relabel, ring(3).relabel_links):
         with pytest.raises(TopologyError, match="permutation of the 3 ranks"):
             relabel(permutation)
-
-
-# ---------------------------------------------------------------------- grids
-
-
-@given(strategies.grids())
-def test_grid_neighbours_are_one_apart(topology):
-    box = topology.grid
-    coordinates = box.coordinates()
-    assert coordinates.shape == (box.size, len(box.shape))
-    np.testing.assert_array_equal(
-        np.ravel_multi_index(tuple(coordinates.T), box.shape), np.arange(box.size)
-    )
-    for dimension, side in enumerate(box.shape):
-        pairs = {tuple(pair) for pair in box.neighbour_pairs(dimension).tolist()}
-        expected = set()
-        for rank in range(box.size):
-            for by in (-1, 1):
-                moved = coordinates[rank].copy()
-                moved[dimension] += by
-                if box.wrap[dimension]:
-                    moved[dimension] %= side
-                if 0 <= moved[dimension] < side:
-                    expected.add((rank, int(np.ravel_multi_index(tuple(moved), box.shape))))
-        assert pairs == expected
-        assert len(pairs) == len(box.neighbour_pairs(dimension))
-        turned = coordinates.copy()
-        turned[:, dimension] = (turned[:, dimension] + 2) % side
-        np.testing.assert_array_equal(
-            box.translation(dimension, 2), np.ravel_multi_index(tuple(turned.T), box.shape)
-        )
-
-
-def test_grid_facts():
-    assert Grid((2, 3, 1), (True, True, True)).wrap == (False, True, False)
-    assert Grid((4, 1, 4), (True, False, True)).is_equal_sided
-    assert not Grid((4, 4), (True, False)).is_equal_sided
-    assert not Grid((4, 2), (True, True)).is_equal_sided
-    assert torus(2, 3).grid == Grid((2, 3), (False, True))
-
-
-@pytest.mark.parametrize(
-    ("shape", "wrap", "match"),
-    [
-        ((), (), r"got shape \(\)"),
-        ((2, 0), (True, True), r"got shape \(2, 0\)"),
-        ((2, -1), (True, True), r"got shape \(2, -1\)"),
-        ((2, 2), (True,), r"\(2, 2\) has 2, got 1"),
-    ],
-)
-def test_bad_grids_are_refused(shape, wrap, match):
-    with pytest.raises(TopologyError, match=match):
-        Grid(shape, wrap)
-
-
-# ---------------------------------------------------------------------- placements
-
-
-def test_a_relabelled_grid_keeps_its_places():
-    topology = torus(2, 3)
-    image = [3, 0, 5, 1, 4, 2]
-    moved = topology.relabel(image)
-    assert moved.grid is None
-    assert moved.placement == Placement(Grid((2, 3), (True, True)), tuple(image))
-    back = moved.relabel(np.argsort(image))
-    assert back == topology
-    assert back.grid == topology.grid
-    assert moved.transpose().placement == moved.placement
-    assert torus(2, 3).placement == Placement(Grid((2, 3), (True, True)), tuple(range(6)))
-
-
-@pytest.mark.parametrize(
-    ("described", "match"),
-    [
-        ({"grid": Grid((2, 2), (True, True))}, r"shape \(2, 2\) has 4 ranks, the network has 6"),
-        ({"grid": Grid((10**9, 10**9), (False, False))}, "the network has 6"),
-        (
-            {
-                "grid": Grid((2, 3), (True, True)),
-                "placement": Placement(Grid((2, 3), (True, True)), (1, 0, 2, 3, 4, 5)),
-            },
-            "a grid or a placement, not two different ones",
-        ),
-    ],
-)
-def test_places_that_do_not_fit_are_refused(described, match):
-    wires = torus(2, 3)
-    columns = (wires.src, wires.dst, wires.alpha, wires.bandwidth)
-    with pytest.raises(TopologyError, match=match):
-        Topology(6, *columns, **described)
-
-
-@pytest.mark.parametrize("ranks", [(0, 1), (0, 0, 1, 2), (1, 2, 3, 4)])
-def test_a_placement_needs_every_rank_once(ranks):
-    with pytest.raises(TopologyError, match="one rank for each of the 4 places"):
-        Placement(Grid((2, 2), (False, False)), ranks)

@@ -8,8 +8,6 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxcoll import Grid, Topology, TopologyError, ideal
 from jaxcoll.paths import hop_distances
@@ -21,43 +19,13 @@ from jaxcoll.topologies import (
     dragonfly,
     fat_tree,
     flattened_butterfly,
-    fully_connected,
-    hypercube,
-    mesh,
     multi_rail,
     product,
     ring,
     ring_fc_switch,
-    star,
-    switch,
     switch_2d,
-    torus,
 )
-
-FACTORS = st.sampled_from(
-    [
-        ring(1),
-        ring(2),
-        ring(3),
-        ring(4, bidirectional=False),
-        fully_connected(3),
-        switch(3),
-        switch(4, degree=2),
-        mesh(2),
-        mesh(3),
-        star(3),
-        torus(2, 3),
-        dgx1(),
-    ]
-)
-
-
-def graph(topology: Topology) -> nx.Graph:
-    return nx.MultiDiGraph(topology.to_networkx())
-
-
-def diameter(topology: Topology) -> int:
-    return int(hop_distances(topology).max())
+from tests.topologies.measures import diameter, orbit
 
 
 def degrees(topology: Topology) -> set[int]:
@@ -66,82 +34,6 @@ def degrees(topology: Topology) -> set[int]:
     into = np.bincount(topology.dst, minlength=topology.num_vertices)
     assert np.array_equal(out, into)
     return {int(out[r]) for r in ranks}
-
-
-def orbit(topology: Topology, start: int = 0) -> set[int]:
-    reached, todo = {start}, [start]
-    while todo:
-        v = todo.pop()
-        new = {generator[v] for generator in topology.generators} - reached
-        reached |= new
-        todo += new
-    return reached
-
-
-# ---------------------------------------------------------------------- products
-
-
-@given(st.lists(FACTORS.filter(lambda t: t.is_direct), min_size=1, max_size=3))
-def test_products_of_direct_networks_are_cartesian_products(factors):
-    topology = product(*factors)
-    reference = nx.MultiDiGraph(factors[0].to_networkx())
-    for factor in factors[1:]:
-        reference = nx.cartesian_product(reference, nx.MultiDiGraph(factor.to_networkx()))
-        reference = nx.relabel_nodes(
-            reference, {(u, v): u * factor.num_ranks + v for u, v in reference.nodes}
-        )
-    assert sorted(nx.to_edgelist(graph(topology))) == sorted(nx.to_edgelist(reference))
-
-
-@given(st.lists(FACTORS, min_size=1, max_size=3))
-def test_products_keep_what_their_factors_have(factors):
-    topology = product(*factors)
-    n = math.prod(f.num_ranks for f in factors)
-    assert topology.num_ranks == n
-    assert topology.num_links == sum(n // f.num_ranks * f.num_links for f in factors)
-    extra = sum(n // f.num_ranks * (f.num_vertices - f.num_ranks) for f in factors)
-    assert topology.num_vertices == n + extra
-    assert diameter(topology) == sum(diameter(f) for f in factors)
-    assert len(topology.generators) == sum(len(f.generators) for f in factors)
-    places = math.prod(len(orbit(f)) for f in factors)
-    assert len(orbit(topology)) >= places
-    out = topology.out_bandwidth()[:n].reshape([f.num_ranks for f in factors])
-    for place in np.ndindex(out.shape):
-        rates = (f.out_bandwidth()[p] for f, p in zip(factors, place, strict=True))
-        assert out[place] == pytest.approx(sum(rates))
-
-
-def test_products_of_rings_are_tori():
-    speeds = {"alpha": (1e-6, 2e-6, 3e-6), "bandwidth": (1e9, 2e9, 3e9)}
-    lines = [
-        ring(side, alpha=a, bandwidth=b)
-        for side, a, b in zip((3, 4, 2), speeds["alpha"], speeds["bandwidth"], strict=True)
-    ]
-    expected = torus(3, 4, 2, **speeds)
-    assert product(*lines) == expected
-    assert product(*lines).grid == expected.grid
-    assert set(product(*lines).generators) == set(expected.generators)
-    assert product(*[ring(2)] * 4) == hypercube(4)
-    assert product(mesh(3), mesh(2)) == mesh(3, 2)
-    assert product(torus(2, 3)) == torus(2, 3)
-
-
-def test_grids_of_products():
-    assert product(ring(4), fully_connected(5)).grid == Grid((4, 5), (True, True))
-    assert product(mesh(3), ring(2)).grid == Grid((3, 2), (False, False))
-    assert product(torus(2, 3), mesh(4)).grid == Grid((2, 3, 4), (False, True, False))
-    assert product(ring(4), switch(3)).grid is None
-    assert product(ring(4, bidirectional=False)).grid is None
-    assert product(switch(5, degree=2)).grid is None
-    assert product(switch(5, degree=4)).grid == Grid((5,), (True,))
-
-
-def test_products_keep_exact_bandwidths():
-    topology = product(ring(2), switch(4, degree=3, bandwidth=10))
-    assert set(topology.exact_bandwidth) == {Fraction(50 * 10**9), Fraction(10, 3)}
-
-
-# ---------------------------------------------------------------------- clusters
 
 
 def test_switch_2d_as_in_tacos():
@@ -214,9 +106,6 @@ def test_multi_rail_is_a_2d_switch():
     assert topology.name == "4 hosts of 8 on rails"
 
 
-# ---------------------------------------------------------------------- dragonfly
-
-
 @pytest.mark.parametrize(("groups", "routers"), [(1, 1), (1, 4), (2, 1), (4, 5), (5, 4), (9, 4)])
 def test_dragonfly(groups, routers):
     topology = dragonfly(groups, routers)
@@ -247,9 +136,6 @@ def test_only_five_groups_of_four_allow_what_the_tacos_paper_reports():
         assert topology.bandwidth[out].sum() == links * 200e9
         cut = 1e9 / topology.bandwidth[out].sum()
         assert (float(ideal(topology, "all_reduce", 1e9)) / cut > 0.9) == (routers == 4)
-
-
-# ---------------------------------------------------------------------- boxes
 
 
 def test_dgx1():
@@ -294,9 +180,6 @@ def test_dgx2(planes):
     assert orbit(topology) == set(range(16))
 
 
-# ---------------------------------------------------------------------- fat trees, BiGraph
-
-
 @pytest.mark.parametrize(("arity", "levels"), [(2, 1), (5, 1), (2, 3), (3, 3), (8, 2), (4, 2)])
 def test_fat_tree(arity, levels):
     topology = fat_tree(arity, levels)
@@ -339,9 +222,6 @@ def test_bigraph(ranks, switches):
     if switches > 2:
         assert hops[0, ranks] == 4
     assert orbit(topology) == set(range(n))
-
-
-# ---------------------------------------------------------------------- routers
 
 
 @pytest.mark.parametrize("sides", [(4,), (4, 4), (2, 3, 4)])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.execute.differential.comparison import compared
+from tests.execute.differential.runs import compared
 
 COMMAND = [sys.executable, "-m", "tests.execute.differential"]
 

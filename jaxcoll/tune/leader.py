@@ -1,0 +1,193 @@
+"""The leader of an online tuner: from times to what the next steps run. Pure, without JAX.
+
+The states and their order are described in ``online_tuner``. A decision holds for a number of steps:
+
+- ``state``; ``program``: "plain" or "switch"; ``choices``: a candidate per task for each step in
+  turn; ``steps``: until the next decision;
+- ``compile``: choices to be compiled as plain programs meanwhile, where there are any;
+- ``chosen``: the winner, once there is one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from jaxcoll.tune.measure import Choice, Race
+
+# Steps between two questions whether compilers in the background have finished.
+POLL_STEPS = 4
+# Steps of a probe; what was under way before delays the first, which is not timed.
+PROBE_STEPS = 4
+# A settled step that is slower than when it was chosen by this factor, in so many probes in
+# succession, has drifted.
+_DRIFT = 1.25
+_PROBES = 3
+_FINALISTS = 3
+_FINAL_STEPS = 5  # per finalist
+
+Decision = dict[str, Any]
+
+
+class Leader:
+    """Decides what the steps run.
+
+    Args:
+        seed: of the order of candidates.
+        most_steps: of a search; when omitted four per candidate, six where tasks are several.
+        watch_steps: between two probes of a settled step.
+    """
+
+    def __init__(self, *, seed: int = 0, most_steps: int | None = None, watch_steps: int = 200):
+        self._seed, self._most_steps, self._watch_steps = seed, most_steps, watch_steps
+        self._state, self._searches = "warm", 0
+        self._race = self._final = Race([1])
+        self._finalists: list[Choice] = []
+        self._prepared: dict[str, Any] = {}
+        self._chosen: Choice = ()
+        self._slow, self._usual = 0, math.inf
+
+    def decide(self, reports: Sequence[dict[str, Any]]) -> Decision:
+        """The next decision from the reports of all processes, who ran the same steps.
+
+        A report says whether the background is ``ready``, whether it ``failed``, the ``times`` of
+        steps as (choice, seconds), and once it is prepared the ``sizes`` of tasks, the candidates
+        ``refused`` as (task, candidate), and whether there is a ``switch`` program.
+        """
+        times = _slowest([report["times"] for report in reports])
+        is_ready = all(report["ready"] for report in reports)
+        if is_ready and any(report["failed"] for report in reports):
+            decision = self._settle((0,) * len(self._race.sizes))
+        else:
+            after = {
+                "warm": self._after_warm,
+                "search": self._after_search,
+                "compile": self._after_compile,
+                "final": self._after_final,
+                "settled": self._after_settled,
+                "probe": self._after_probe,
+            }
+            if self._state == "warm" and is_ready:
+                self._prepare(reports)
+            decision = after[self._state](times, is_ready)
+        self._state = decision["state"]
+        return decision
+
+    # ------------------------------------------------------------------ search
+
+    def _prepare(self, reports: Sequence[dict[str, Any]]) -> None:
+        self._prepared = {
+            "sizes": reports[0]["sizes"],
+            "refused": sorted({tuple(pair) for report in reports for pair in report["refused"]}),
+            "switch": all(report["switch"] for report in reports),
+        }
+        self._start_race()
+
+    def _start_race(self) -> None:
+        sizes = self._prepared["sizes"]
+        most = self._most_steps or (4 if len(sizes) < 2 else 6) * max(sizes, default=1)
+        self._race = Race(sizes, seed=self._seed + self._searches, most_steps=most)
+        self._searches += 1
+        for task, candidate in self._prepared["refused"]:
+            self._race.fail(task, candidate)
+
+    def _after_warm(self, times, is_ready: bool) -> Decision:
+        if not is_ready:
+            return _decision("warm", "plain", [()], POLL_STEPS)
+        if all(len(alive) == 1 for alive in self._race.alive):
+            return self._settle((0,) * len(self._race.sizes))
+        return self._next_search() if self._prepared["switch"] else self._one_by_one()
+
+    def _next_search(self) -> Decision:
+        # As many as the race plans ahead: a checkpoint more often would decide nothing.
+        number = max(4, self._race.planned)
+        choices = [self._race.next() for _ in range(number)]
+        return _decision("search", "switch", choices, number)
+
+    def _after_search(self, times, is_ready: bool) -> Decision:
+        for choice, seconds in times:
+            self._race.tell(choice, seconds)
+        if not self._race.done:
+            return self._next_search()
+        best = self._race.best()
+        finalists = [(0,) * len(best), best, self._race.runner_up()]
+        self._finalists = list(dict.fromkeys(finalists))[:_FINALISTS]
+        if len(self._finalists) == 1:
+            return self._settle(best)
+        return _decision("compile", "switch", [best], POLL_STEPS, compile=self._finalists)
+
+    def _one_by_one(self) -> Decision:
+        """Without a program of all candidates: the i-th candidate of all tasks at once."""
+        alive = self._race.alive
+        longest = max(self._race.sizes)
+        chosen = [tuple(i if i in left else 0 for left in alive) for i in range(longest)]
+        self._finalists = list(dict.fromkeys(chosen))
+        zeros = (0,) * len(alive)
+        return _decision("compile", "plain", [zeros], POLL_STEPS, compile=self._finalists)
+
+    # ------------------------------------------------------------------ final
+
+    def _after_compile(self, times, is_ready: bool) -> Decision:
+        if not is_ready:
+            best = self._race.best()
+            program = "switch" if self._prepared["switch"] else "plain"
+            return _decision("compile", program, [best], POLL_STEPS)
+        number = len(self._finalists)
+        self._final = Race([number], seed=self._seed, within=0.01, most_steps=_FINAL_STEPS * number)
+        return self._next_final()
+
+    def _next_final(self) -> Decision:
+        turn = [self._finalists[self._final.next()[0]] for _ in self._finalists]
+        return _decision("final", "plain", turn, len(turn))
+
+    def _after_final(self, times, is_ready: bool) -> Decision:
+        for choice, seconds in times:
+            self._final.tell((self._finalists.index(choice),), seconds)
+        if not self._final.done:
+            return self._next_final()
+        fit = self._final.fit()
+        (winner,) = self._final.best()
+        self._usual, self._slow = fit.seconds((winner,)), 0
+        return self._settle(self._finalists[winner])
+
+    def _settle(self, choice: Choice) -> Decision:
+        self._chosen = choice
+        return _decision("settled", "plain", [choice], self._watch_steps, chosen=choice)
+
+    # ------------------------------------------------------------------ watch
+
+    def _after_settled(self, times, is_ready: bool) -> Decision:
+        if math.isinf(self._usual):  # nothing was tuned
+            return _decision("settled", "plain", [self._chosen], self._watch_steps)
+        return _decision("probe", "plain", [self._chosen], PROBE_STEPS)
+
+    def _after_probe(self, times, is_ready: bool) -> Decision:
+        seconds = [second for _, second in times if 0 < second < math.inf]
+        is_slow = bool(seconds) and statistics.median(seconds) > _DRIFT * self._usual
+        self._slow = self._slow + 1 if is_slow else 0
+        if self._slow < _PROBES:
+            steps = PROBE_STEPS if is_slow else self._watch_steps
+            return _decision("settled", "plain", [self._chosen], steps)
+        self._slow = 0
+        self._start_race()
+        return self._next_search() if self._prepared["switch"] else self._one_by_one()
+
+
+def _decision(
+    state: str, program: str, choices: Sequence[Choice], steps: int, **more: Any
+) -> Decision:
+    return {"state": state, "program": program, "choices": choices, "steps": steps, **more}
+
+
+def _slowest(times: Sequence[Sequence[tuple[Sequence[int], float]]]) -> list[tuple[Choice, float]]:
+    """The longest time that any process measured, step by step."""
+    return [
+        (tuple(steps[0][0]), max((seconds for _, seconds in steps), key=_as_time))
+        for steps in zip(*times, strict=False)
+    ]
+
+
+def _as_time(seconds: float) -> float:
+    return seconds if not math.isnan(seconds) else math.inf

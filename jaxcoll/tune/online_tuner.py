@@ -1,0 +1,411 @@
+"""The online tuner: a training step that finds its fastest configurations while it trains.
+
+AutoCCL (Xu et al., NSDI 2025, Sec. 5) tunes collectives in the first iterations of training, under
+the interference of its computation. ``online`` does so for a jitted step::
+
+    step = jc.tune.online(step)
+
+The states of a tuner, each of some steps:
+
+- *warm*: the default runs while candidates are compiled and compared with ``jax.lax``;
+- *search*: one program holds all candidates, and every task tries another in every step;
+- *compile*: the likely winner runs in that program while finalists are compiled as plain programs;
+- *final*: these and the default take turns, until one is faster beyond noise;
+- *settled*: the winner runs; a *probe* now and then times it, and if it became slower for long the
+  search begins again.
+
+All processes run the same steps. At checkpoints, steps that all of them know, the leader decides
+what runs until the next one (``leader``, ``processes``).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jaxcoll.errors import TuneError
+from jaxcoll.execute import active
+from jaxcoll.numerics import checks
+from jaxcoll.task import Task
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.in_use import ByTable, this_machine, warn_skipped
+from jaxcoll.tune.leader import Decision, Leader
+from jaxcoll.tune.measure import Choice
+from jaxcoll.tune.preparation import Preparation, Spaces
+from jaxcoll.tune.processes import Coordinator, coordinator
+from jaxcoll.tune.programs import Background, SwitchProgram, abstract, choices_of, compile_plain
+from jaxcoll.tune.report import Recording, Report
+from jaxcoll.tune.table import Table
+
+# After so many steps arguments have the shardings of every later step.
+_FIRST_STEPS = 3
+
+_TIMED = ("search", "final", "probe")
+
+
+def online(
+    step: Callable,
+    *,
+    space: Spaces | None = None,
+    candidates: int = 15,
+    table: Table | str | os.PathLike | None = None,
+    seed: int = 0,
+    steps: int | None = None,
+    programs: str = "auto",
+    watch_steps: int = 200,
+    joined: Coordinator | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    log: Callable[[str], None] | None = None,
+    replay: Recording | None = None,
+) -> Online | Replayed:
+    """A jitted step that tunes the collectives it calls without ``schedule=`` while it runs.
+
+    Call it as the step itself: arguments, results, shardings and donation are the same. It blocks
+    until the step has ended in those steps that it times. Calls by the same sequence of programs
+    give bitwise the same results (``replay``); different schedules add in different orders.
+
+    Args:
+        step: what ``jax.jit`` returns.
+        space: (task) -> the configurations to choose from, ``jax_space`` when omitted; or the
+            configurations themselves, per task.
+        candidates: most configurations per task that are tried, the default among them.
+        table: what is known. Tasks that it answers are not tuned. A path is read at first, where
+            the file exists, and written when the step is settled.
+        seed: of the order in which candidates are tried.
+        steps: most steps of a search.
+        programs: "switch" for one program of all candidates, "plain" for one each, as is needed
+            where a conditional ends the overlap of collectives with computation; "auto" is
+            "switch" on CPUs.
+        watch_steps: steps between two probes of the settled step.
+        joined: joins the processes; made by ``jaxcoll.tune.processes.coordinator`` when omitted.
+        clock: seconds.
+        log: called with a line at every change of state.
+        replay: of an earlier run's ``report().recording``: nothing is measured, and every step
+            runs the program that it ran then.
+
+    Raises:
+        TuneError: a step that is not jitted, or arguments out of range.
+    """
+    if not isinstance(step, jax.stages.Wrapped):
+        raise TuneError(
+            f"online tunes what jax.jit returns, got {checks.shown(step)}; wrap the step in jax.jit"
+        )
+    if replay is not None:
+        return Replayed(step, checks.instance(replay, Recording, "replay", TuneError))
+    checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
+    if programs == "auto":
+        programs = "switch" if jax.default_backend() == "cpu" else "plain"
+    path = None if table is None or isinstance(table, Table) else os.fspath(table)
+    if path is not None:
+        table = Table.load_usable([path] if os.path.exists(path) else [], None, warn_skipped)
+    leader = Leader(
+        seed=checks.seed(seed, TuneError),
+        most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
+        watch_steps=checks.integer(watch_steps, "watch_steps", TuneError, least=1),
+    )
+    most = checks.integer(candidates, "candidates", TuneError, least=1)
+    return Online(
+        step,
+        leader,
+        prepare=functools.partial(
+            Preparation, step, spaces=space, most=most, as_switch=programs == "switch"
+        ),
+        table=Table() if table is None else table,  # type: ignore[arg-type]
+        path=path,
+        joined=coordinator() if joined is None else joined,
+        clock=clock,
+        log=log,
+    )
+
+
+class Online:
+    """A step that tunes itself, as ``online`` returns it.
+
+    Attributes:
+        table: what is known: decisions, and candidates that failed.
+    """
+
+    def __init__(
+        self,
+        step: Any,
+        leader: Leader,
+        *,
+        prepare: Callable[..., Preparation],
+        table: Table,
+        path: str | None,
+        joined: Coordinator,
+        clock: Callable[[], float],
+        log: Callable[[str], None] | None,
+    ):
+        functools.update_wrapper(self, step, updated=())
+        self.table = table
+        self._step, self._leader, self._prepare = step, leader, prepare
+        self._path, self._joined, self._clock, self._log = path, joined, clock, log
+        self._machine = this_machine()
+        self._base = ByTable(table, self._machine) if table.decisions else None
+        self._work: Background | None = None
+        self._prepared: Preparation | None = None
+        self._refused: list[tuple[int, int]] = []
+        self._types: Any = None
+        self._state, self._program, self._queue = "warm", "plain", [()]
+        self._count, self._begun, self._checkpoint = 0, 0, _FIRST_STEPS
+        self._chosen: Choice = ()
+        self._told: list[tuple[Choice, float]] = []
+        self._has_waited = False
+        self._has_run: set[tuple[str, Choice]] = set()
+        self._history = History()
+
+    # ------------------------------------------------------------------ what a caller sees
+
+    def __call__(self, *args, **kwargs):
+        """One step."""
+        if self._count == self._checkpoint:
+            self._meet(args, kwargs)
+        choice = self._queue[(self._count - self._begun) % len(self._queue)]
+        program, is_timed = self._program, self._state in _TIMED
+        if program == "switch" and not self._switch.fits(args, kwargs):
+            # Arguments of other types, such as a last batch: the step's own jit compiles for them.
+            program, choice, is_timed = "plain", self._chosen, False
+        started = self._clock()
+        outputs = self._run(program, choice, args, kwargs)
+        key = program, choice if program == "plain" else ()
+        if is_timed:
+            self._joined.wait(outputs, f"step {self._count}")
+            # First calls of a program, and those that wait for steps before them, do not count.
+            if self._has_waited and key in self._has_run:
+                self._told.append((choice, self._clock() - started))
+        self._has_waited = is_timed
+        self._has_run.add(key)
+        self._history.ran(self._state, program, choice)
+        self._count += 1
+        return outputs
+
+    @property
+    def done(self) -> bool:
+        """Whether the configurations are chosen."""
+        return self._state in ("settled", "probe")
+
+    def report(self) -> Report:
+        """What was tried and chosen so far, and what that cost."""
+        return self._history.report(self._state, self._candidates, self._chosen)
+
+    def join(self) -> None:
+        """Wait for the compilers in the background, for scripts that end soon."""
+        if self._work is not None:
+            self._work.join()
+
+    # ------------------------------------------------------------------ running
+
+    @property
+    def _candidates(self) -> dict[Task, list[Config | None]]:
+        return self._prepared.candidates if self._prepared is not None else {}
+
+    @property
+    def _switch(self) -> SwitchProgram:
+        if self._prepared is None or self._prepared.switch is None:
+            raise TuneError("the program of all candidates was never compiled")
+        return self._prepared.switch
+
+    def _run(self, program: str, choice: Choice, args: tuple, kwargs: dict) -> Any:
+        try:
+            if program == "switch":
+                return self._switch(choice, args, kwargs)
+            with active.choosing(self._choices(choice)):
+                return self._step(*args, **kwargs)
+        except Exception as error:
+            if any(choice):
+                self._give_up(f"step {self._count} failed by {choice}: {error}")
+            raise
+
+    def _choices(self, choice: Choice) -> active.Choices | None:
+        return choices_of(self._candidates, choice, self._base) if any(choice) else self._base
+
+    def _give_up(self, why: str) -> None:
+        """Run the default from now on. Its inputs may be donated already: the step is lost."""
+        self._history.notes.append(f"{why}; the default runs from now on")
+        self._state, self._program, self._queue = "settled", "plain", [()]
+        self._chosen, self._checkpoint = (0,) * len(self._candidates), -1
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _meet(self, args: tuple, kwargs: dict) -> None:
+        """Report to the leader, and do what it decides."""
+        if self._work is None and self._state == "warm":
+            self._types = abstract((args, kwargs))
+            self._work = Background(self._prepared_in_background)
+        is_ready = self._work is None or self._work.done
+        error = self._work.error if self._work is not None and is_ready else None
+        if is_ready and self._work is not None and self._state == "warm" and error is None:
+            self._take(self._work.result)
+        if error is not None:
+            self._history.notes.append(f"tuning stopped: {error}")
+            self._work = None
+        report = {
+            "ready": is_ready,
+            "failed": error is not None,
+            "times": self._told,
+            "sizes": [len(configs) for configs in self._candidates.values()],
+            "refused": self._refused,
+            "switch": self._prepared is not None and self._prepared.switch is not None,
+        }
+        self._history.timed += [(self._program, choice, s) for choice, s in self._told]
+        self._told = []
+        self._follow(self._joined.exchange(report, self._leader.decide))
+
+    def _follow(self, decision: Decision) -> None:
+        state = decision["state"]
+        if state != self._state and self._log is not None:
+            self._log(f"step {self._count}: {self._state} -> {state}")
+        self._state, self._program = state, decision["program"]
+        self._queue = [tuple(choice) for choice in decision["choices"]]
+        self._begun, self._checkpoint = self._count, self._count + decision["steps"]
+        if "compile" in decision:
+            wanted = [tuple(choice) for choice in decision["compile"]]
+            self._work = Background(functools.partial(self._compile, wanted))
+        if "chosen" in decision:
+            self._chosen = tuple(decision["chosen"])
+            self._remember()
+
+    # ------------------------------------------------------------------ in the background
+
+    def _prepared_in_background(self) -> Preparation:
+        args, kwargs = self._types
+        return self._prepare(
+            args, kwargs, base=self._base, table=self.table, machine=self._machine
+        )
+
+    def _compile(self, wanted: Sequence[Choice]) -> None:
+        started = time.perf_counter()
+        args, kwargs = self._types
+        for choice in wanted:
+            compile_plain(self._step, self._choices(choice), args, kwargs)
+        self._history.compile_seconds += time.perf_counter() - started
+
+    # ------------------------------------------------------------------ comparisons, the table
+
+    def _take(self, prepared: Preparation) -> None:
+        """Compare the candidates on test buffers, between two steps: the devices are idle."""
+        self._prepared = prepared
+        self._history.compile_seconds += prepared.seconds
+        self._history.notes += prepared.notes
+        for (task, config), why in prepared.failures.items():
+            self._quarantine(task, config, why)
+        for position, (task, configs) in enumerate(prepared.candidates.items()):
+            for candidate, config in enumerate(configs):
+                if config is None:
+                    continue
+                why = self._compared(task, config, lambda c=candidate, t=task: prepared.equal(t, c))
+                if why:
+                    self._refused.append((position, candidate))
+                    self._quarantine(task, config, why)
+
+    def _compared(self, task: Task, config: Config, is_equal: Callable[[], bool]) -> str:
+        """Why a candidate must not be tried, or "". The table remembers one that ends the process
+        or never returns."""
+        self.table.begin_trial(task, config, self._machine)
+        self._save()
+        try:
+            why = "" if is_equal() else "its result is not that of jax.lax"
+        except Exception as error:  # whatever the runtime says of this candidate
+            why = f"it does not run: {error}"
+        self.table.end_trial(task, config, self._machine)
+        return why
+
+    def _quarantine(self, task: Task, config: Config, why: str) -> None:
+        self._history.failures[task, config] = why
+        self.table.quarantine(task, config, why, self._machine)
+
+    def _remember(self) -> None:
+        default = Config({"algorithm": "default"})
+        for (task, configs), i in zip(self._candidates.items(), self._chosen, strict=False):
+            self.table.choose(task, default, configs[i], None, self._machine)
+        self._save()
+
+    def _save(self) -> None:
+        if self._path is not None and self._joined.is_leader:
+            self.table.save(self._path)
+
+
+class History:
+    """What an online tuner did, for its report."""
+
+    def __init__(self) -> None:
+        self.steps: Counter[str] = Counter()
+        self.runs: list[tuple[str, Choice, int]] = []
+        self.timed: list[tuple[str, Choice, float]] = []
+        self.failures: dict[tuple[Task, Config], str] = {}
+        self.notes: list[str] = []
+        self.compile_seconds = 0.0
+
+    def ran(self, state: str, program: str, choice: Choice) -> None:
+        """Note what a step ran."""
+        self.steps[state] += 1
+        if self.runs and self.runs[-1][:2] == (program, choice):
+            program, choice, count = self.runs.pop()
+            self.runs.append((program, choice, count + 1))
+        else:
+            self.runs.append((program, choice, 1))
+
+    def report(self, state: str, candidates: dict, chosen: Choice) -> Report:
+        """The report so far."""
+        default = self._median((0,) * len(candidates))
+        beyond = 0.0 if default is None else sum(s - default for _, _, s in self.timed)
+        return Report(
+            state=state,
+            steps=dict(self.steps),
+            chosen={
+                task: configs[i]
+                for (task, configs), i in zip(candidates.items(), chosen, strict=False)
+            },
+            default_seconds=default,
+            tuned_seconds=self._median(chosen),
+            overhead_seconds=beyond,
+            compile_seconds=self.compile_seconds,
+            failures=dict(self.failures),
+            recording=Recording(
+                {task: tuple(configs) for task, configs in candidates.items()}, tuple(self.runs)
+            ),
+            notes=tuple(self.notes),
+        )
+
+    def _median(self, choice: Choice) -> float | None:
+        """The median time of a plain program."""
+        times = [s for program, c, s in self.timed if program == "plain" and c == choice]
+        return statistics.median(times) if times else None
+
+
+class Replayed:
+    """A step that runs what an earlier run recorded, program by program."""
+
+    def __init__(self, step: Any, recording: Recording):
+        functools.update_wrapper(self, step, updated=())
+        self._step, self._recording = step, recording
+        self._left = self._recorded()
+        self._switch: SwitchProgram | None = None
+
+    def __call__(self, *args, **kwargs):
+        """One step; after the last recorded one, as that one."""
+        program, choice = next(self._left)
+        if program == "plain":
+            choices = choices_of(self._recording.candidates, choice) if any(choice) else None
+            with active.choosing(choices):
+                return self._step(*args, **kwargs)
+        if self._switch is None:
+            types = abstract((args, kwargs))
+            self._switch = SwitchProgram(self._step, self._recording.candidates, *types)
+        return self._switch(choice, args, kwargs)
+
+    def _recorded(self) -> Iterator[tuple[str, Choice]]:
+        program, choice = "plain", ()
+        for program, choice, count in self._recording.runs:
+            for _ in range(count):
+                yield program, choice
+        while True:
+            yield program, choice

@@ -1,0 +1,134 @@
+"""Preparation: what the online tuner does in the background before it tries anything.
+
+Finds the tasks of the step, their candidates, and compiles the program of all candidates and the
+programs that compare them with ``jax.lax``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jaxcoll.errors import TuneError
+from jaxcoll.execute import active
+from jaxcoll.task import Task
+from jaxcoll.tune.backend_space import jax_space
+from jaxcoll.tune.candidates import candidates
+from jaxcoll.tune.comparison import Comparison, Recorder
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.machine import Machine
+from jaxcoll.tune.programs import SwitchProgram, check_same
+from jaxcoll.tune.space import Space
+from jaxcoll.tune.table import Table
+
+Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
+
+
+class Preparation:
+    """The candidates of a step and their program.
+
+    Args:
+        step: a jitted function.
+        args, kwargs: types of its arguments.
+        base: the choices under which it runs without tuning.
+        spaces: the space of a task, or the candidates of tasks by name.
+        most: candidates per task, the default among them.
+
+    Attributes:
+        candidates: of each task to be tuned; the first is None, the default.
+        comparisons: of each of these tasks.
+        switch: the program of all candidates; None where there is nothing to tune, or where
+            candidates are compiled one by one.
+        failures: candidates that must not be tried, and why.
+        seconds: that all of this took.
+    """
+
+    def __init__(
+        self,
+        step: Any,
+        args: tuple,
+        kwargs: dict,
+        *,
+        base: active.Choices | None,
+        spaces: Spaces | None,
+        most: int,
+        table: Table,
+        machine: Machine,
+        as_switch: bool,
+    ):
+        started = time.perf_counter()
+        recorder = Recorder()
+        with active.choosing(recorder):
+            jax.eval_shape(step, *args, **kwargs)
+        self.failures: dict[tuple[Task, Config], str] = {}
+        self.notes: list[str] = []
+        self.candidates: dict[Task, list[Config | None]] = {}
+        self.comparisons: dict[Task, Comparison] = {}
+        for task, call in recorder.found.items():
+            if table.lookup(task, machine) is not None:
+                continue
+            configs = self._configs(task, spaces, most, table, machine)
+            comparison = Comparison(call, configs)
+            for i, why in comparison.refused.items():
+                if config := configs[i]:
+                    self.failures[task, config] = why
+            kept = [c for i, c in enumerate(configs) if i not in comparison.refused or i == 0]
+            if len(kept) > 1:
+                self.candidates[task] = kept
+                self.comparisons[task] = self._compiled(call, kept)
+        # A comparison that did not compile has dropped candidates.
+        self.candidates = {task: c for task, c in self.candidates.items() if len(c) > 1}
+        self.switch = self._switch(step, args, kwargs, base) if as_switch else None
+        self.seconds = time.perf_counter() - started
+
+    def equal(self, task: Task, candidate: int) -> bool:
+        """Whether a candidate's result on test buffers is that of ``jax.lax``."""
+        return self.comparisons[task].equal(candidate)
+
+    def _configs(self, task, spaces, most, table, machine) -> list[Config | None]:
+        if isinstance(spaces, Mapping):
+            found = [None, *spaces.get(task, ())]
+        else:
+            space = jax_space(task) if spaces is None else spaces(task)
+            found = [None if c == space.default else c for c in candidates(task, space, most)]
+        kept: list[Config | None] = []
+        for config in found:
+            if config is not None and table.is_quarantined(task, config, machine):
+                self.notes.append(f"skipped {config} for {task}: it failed in an earlier run")
+            elif config not in kept:
+                kept.append(config)
+        return kept
+
+    def _compiled(self, call, configs: list[Config | None]) -> Comparison:
+        """The compiled comparison; candidates that do not compile are removed from ``configs``."""
+        comparison = Comparison(call, configs)
+        try:
+            comparison.compile()
+            return comparison
+        except Exception:  # one of them does not compile: find out which
+            for config in configs[1:]:
+                try:
+                    Comparison(call, [None, config]).compile()
+                except Exception as error:
+                    self.failures[call.task, config] = f"it does not compile: {error}"
+                    configs.remove(config)
+        comparison = Comparison(call, configs)
+        comparison.compile()
+        return comparison
+
+    def _switch(self, step, args, kwargs, base) -> SwitchProgram | None:
+        if not self.candidates:
+            return None
+        try:
+            with active.choosing(base):
+                switch = SwitchProgram(step, self.candidates, args, kwargs)
+                check_same(step, switch.stages, args, kwargs, "the program of all candidates")
+            return switch
+        except TuneError as error:
+            self.notes.append(f"candidates run as programs of their own: {error}")
+        except Exception as error:  # XLA or JAX cannot make one program of them
+            self.notes.append(f"candidates run as programs of their own: {error}")
+        return None

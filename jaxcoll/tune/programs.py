@@ -1,0 +1,246 @@
+"""Programs of a step: one that holds all candidates, and plain ones of one candidate per task.
+
+Both keep what the jitted step promises: avals, shardings and donation. The plain ones are the
+step's own jit, traced under other choices, so that they also keep its signature.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxcoll.errors import TuneError
+from jaxcoll.execute import active
+from jaxcoll.task import Task
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.measure import Choice
+
+# Of background threads: a third of the weight of the step's own. The lowest priority starves on a
+# busy machine, and with it the tuner.
+_NICE = 5
+
+# A configuration per candidate; None is the default.
+Candidates = Mapping[Task, Sequence[Config | None]]
+
+
+def abstract(tree: Any) -> Any:
+    """The types of arguments, with the shardings of committed arrays; other leaves unchanged."""
+    return jax.tree.map(_abstract, tree)
+
+
+def _abstract(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    sharding = leaf.sharding if leaf.committed else None
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding, weak_type=leaf.aval.weak_type
+    )
+
+
+def choices_of(
+    candidates: Candidates, choice: Choice, base: active.Choices | None = None
+) -> active.Choices | None:
+    """The choices under which a step runs a candidate per task; other tasks run by ``base``."""
+    chosen = zip(candidates.items(), choice, strict=True)
+    fixed = {task: configs[i] for (task, configs), i in chosen if configs[i] is not None}
+    return Layered(fixed, base) if fixed else base  # type: ignore[arg-type]
+
+
+class Layered(active.Fixed):
+    """A configuration per task; tasks not listed run by other choices, or by the default."""
+
+    def __init__(self, configs: Mapping[Task, Config], base: active.Choices | None = None):
+        super().__init__(configs)
+        self._base = base
+
+    def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+        """The result by the configuration of the task."""
+        if task in self.configs or self._base is None:
+            return super().run(task, x, run_by)
+        return self._base.run(task, x, run_by)
+
+    def __eq__(self, other: object) -> bool:
+        is_layered = isinstance(other, Layered)
+        return is_layered and (self._key, self._base) == (other._key, other._base)
+
+    def __hash__(self) -> int:
+        return hash((self._key, self._base))
+
+
+def compile_plain(
+    step: Any, choices: active.Choices | None, args: tuple, kwargs: dict
+) -> tuple[Any, Any]:
+    """Compile the step under choices, so that its next call under them compiles nothing.
+
+    Returns:
+        The lowered and the compiled program.
+    """
+    with active.choosing(choices):
+        lowered = step.lower(*args, **kwargs)
+        return lowered, lowered.compile()
+
+
+def check_same(step: Any, found: Any, args: tuple, kwargs: dict, what: str) -> None:
+    """Refuse a program whose results differ from the step's in structure, avals or shardings.
+
+    Raises:
+        TuneError: saying which result differs.
+    """
+    lowered, compiled = compile_plain(step, active.current(), args, kwargs)
+    same_lowered, same_compiled = found
+    infos = [jax.tree.flatten_with_path(low.out_info) for low in (lowered, same_lowered)]
+    if infos[0][1] != infos[1][1]:
+        raise TuneError(f"{what} changes the structure of the results; it must return the same")
+    shardings = (
+        jax.tree.leaves(c.output_shardings, is_leaf=_is_sharding)
+        for c in (compiled, same_compiled)
+    )
+    for (path, a), (_, b), s, t in zip(infos[0][0], infos[1][0], *shardings, strict=True):
+        same = (a.shape, a.dtype) == (b.shape, b.dtype) and s.is_equivalent_to(t, len(a.shape))
+        if not same:
+            raise TuneError(
+                f"{what} changes the result {jax.tree_util.keystr(path)} from {a.dtype}{a.shape} "
+                f"with {s} to {b.dtype}{b.shape} with {t}"
+            )
+
+
+def _is_sharding(value: Any) -> bool:
+    return isinstance(value, jax.sharding.Sharding)
+
+
+# ---------------------------------------------------------------------- all candidates
+
+
+class _Switched:
+    """Runs every task by the candidate that an operand of the program names."""
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        which: Sequence[jax.Array],
+        base: active.Choices | None,
+    ):
+        self._base = base
+        self._branches = {
+            task: (index, configs)
+            for (task, configs), index in zip(candidates.items(), which, strict=True)
+        }
+
+    def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
+        if task not in self._branches:
+            return run_by(x, None) if self._base is None else self._base.run(task, x, run_by)
+        index, configs = self._branches[task]
+        branches = [functools.partial(run_by, config=config) for config in configs]
+        return lax.switch(index, branches, x)
+
+    def forget(self) -> None:
+        """Let go of the tracers: caches of JAX keep this object as a key."""
+        self._branches = {}
+
+
+class SwitchProgram:
+    """A step compiled once with all candidates of all tasks, chosen by operands in every call.
+
+    Args:
+        step: a jitted function.
+        candidates: of each task.
+        args, kwargs: types of the arguments, as ``abstract`` gives them.
+
+    Raises:
+        TuneError: the step has static arguments, whose programs cannot share one.
+    """
+
+    def __init__(self, step: Any, candidates: Candidates, args: tuple, kwargs: dict):
+        default = step.lower(*args, **kwargs)
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        infos = jax.tree.leaves(default.args_info)
+        if len(infos) != len(leaves):
+            raise TuneError("the step has static arguments; its candidates are compiled one by one")
+        donated = [1 + i for i, info in enumerate(infos) if info.donated]
+
+        base = active.current()
+
+        def traced(which, *flat):
+            args, kwargs = jax.tree.unflatten(structure, flat)
+            choices = _Switched(candidates, which, base)
+            try:
+                with active.choosing(choices):
+                    return step(*args, **kwargs)
+            finally:
+                choices.forget()
+
+        shardings = default.compile().output_shardings
+        switched = jax.jit(traced, donate_argnums=donated, out_shardings=shardings)
+        self._structure = structure
+        self._types = [_type_of(leaf) for leaf in leaves]
+        self._lowered = switched.lower(tuple(np.int32(0) for _ in candidates), *leaves)
+        self._compiled = self._lowered.compile()
+
+    @property
+    def stages(self) -> tuple[Any, Any]:
+        """The lowered and the compiled program."""
+        return self._lowered, self._compiled
+
+    def fits(self, args: tuple, kwargs: dict) -> bool:
+        """Whether the program was compiled for arguments of these types."""
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        return structure == self._structure and [_type_of(leaf) for leaf in leaves] == self._types
+
+    def __call__(self, choice: Choice, args: tuple, kwargs: dict) -> Any:
+        """The step's result by a candidate per task."""
+        leaves = jax.tree.leaves((args, kwargs))
+        return self._compiled(tuple(np.int32(i) for i in choice), *leaves)
+
+
+def _type_of(leaf: Any) -> tuple:
+    sharding = getattr(leaf, "sharding", None)
+    if isinstance(leaf, jax.Array) and not leaf.committed:
+        sharding = None
+    shape = getattr(leaf, "shape", ())
+    return shape, str(getattr(leaf, "dtype", type(leaf))), sharding
+
+
+# ---------------------------------------------------------------------- in the background
+
+
+class Background:
+    """One piece of work on a thread of low priority; training goes on meanwhile."""
+
+    def __init__(self, work: Callable[[], Any]):
+        self._work = work
+        self.result: Any = None
+        self.error: Exception | None = None
+        # No daemon: a compiler that the interpreter ends under crashes the process at its exit.
+        self._thread = threading.Thread(target=self._run, name="jaxcoll-tune")
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Whether the work has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        lower_priority()
+        try:
+            self.result = self._work()
+        except Exception as error:  # reported by whoever asks for the result
+            self.error = error
+
+
+def lower_priority() -> None:
+    """Give this thread a low priority where the system has one per thread (Linux)."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    except (AttributeError, OSError):
+        return

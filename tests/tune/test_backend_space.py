@@ -1,0 +1,109 @@
+"""The configuration space of a task on a backend, and its trials beside ``jax.lax``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxcoll.errors import TuneError
+from jaxcoll.task import Task
+from jaxcoll.tune.backend_space import jax_space
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.trial import COLLECTIVES, Trial
+
+DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})
+
+
+def mesh(*shape: int) -> Mesh:
+    """Of the first devices; axes x, y."""
+    count = int(np.prod(shape))
+    return Mesh(np.array(jax.devices()[:count]).reshape(shape), ("x", "y")[: len(shape)])
+
+
+@pytest.mark.parametrize("collective", [*COLLECTIVES, "broadcast"])
+@pytest.mark.parametrize("group_size", [1, 3, 8])
+def test_what_a_space_holds(collective, group_size):
+    space = jax_space(Task(collective, 1 << 20, "float32", group_size), "cpu")
+    assert space.default == DEFAULT
+    algorithms = {part.implementation["algorithm"] for part in space.subspaces}
+    assert ("native" in algorithms) == (collective != "broadcast")
+    for config in space.configs():
+        assert int(config["in_flight"]) <= int(config["parts"])
+        assert int(config.get("chunks", 1)) <= 16
+
+
+def test_little_data_is_neither_divided_nor_cut_into_chunks():
+    space = jax_space(Task("all_gather", 1 << 10, "float32", 8), "cpu")
+    assert all(config["parts"] == config.get("chunks", 1) == 1 for config in space.configs())
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_algorithm_equals_lax(collective):
+    trial = Trial(collective, 20_000, mesh(4), "x", dtype=jnp.int32)
+    space = jax_space(trial.task)
+    drawn = np.random.default_rng(1)
+    for subspace in space.subspaces:
+        if subspace.implementation["lowering"] == "scan" and drawn.random() < 0.7:
+            continue  # the lowerings are tested by themselves
+        valid = [c for c in subspace.configs() if c in space and int(c.get("chunks", 1)) <= 4]
+        trial.check(trial.compile(valid[drawn.integers(len(valid))]))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64, jnp.uint8])
+def test_dtypes_on_an_axis_of_a_mesh(dtype):
+    trial = Trial("all_reduce", 1000, mesh(2, 3), "y", dtype=dtype)
+    assert trial.task.group_size == 3
+    assert trial.task.dtype == np.dtype(dtype).name
+    trial.check(trial.compile(Config({"algorithm": "ring", "chunks": 2})))
+
+
+def test_a_wrong_result_is_found():
+    trial = Trial("all_reduce", 1000, mesh(2), "x")
+    program = trial.compile(DEFAULT)
+    other = dataclasses.replace(program, run=lambda x: program.run(x) + 1)
+    with pytest.raises(TuneError, match="another result"):
+        trial.check(other)
+    with pytest.raises(TuneError, match="returns"):
+        trial.check(dataclasses.replace(program, run=lambda x: x))
+
+
+def test_what_fails_is_named():
+    trial = Trial("all_reduce", 1000, mesh(2), "x")
+    with pytest.raises(TuneError, match="nonsense"):
+        trial.compile(Config({"algorithm": "nonsense"}))
+    with pytest.raises(TuneError, match="no 'channels'"):
+        trial.compile(Config({"channels": 2}))
+
+
+def test_times_are_a_row_per_round():
+    trial = Trial("all_gather", 1000, mesh(2), "x")
+    programs = [trial.compile(Config({"algorithm": name})) for name in ("native", "default")]
+    times = trial.seconds(programs, 3)
+    assert times.shape == (3, 2)
+    assert (times > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"collective": "psum"}, "collective"),
+        ({"nbytes": 0}, "nbytes"),
+        ({"axis": "z"}, "axes"),
+        ({"dtype": bool}, "numbers"),
+        ({"mesh": None}, "mesh"),
+    ],
+)
+def test_misuse(change, says):
+    arguments = {"collective": "all_reduce", "nbytes": 8, "mesh": mesh(2), "axis": "x", **change}
+    with pytest.raises(TuneError, match=says):
+        Trial(**arguments)
+
+
+def test_a_backend_that_jax_has_not():
+    with pytest.raises(TuneError, match="backend"):
+        jax_space(Task("all_reduce", 8, "float32", 2), "metal")

@@ -1,0 +1,81 @@
+"""Offline tuning: tables of measured times, decisions and failures."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxcoll.errors import TuneError
+from jaxcoll.tune.backend_space import jax_space
+from jaxcoll.tune.config import Config
+from jaxcoll.tune.in_use import this_machine
+from jaxcoll.tune.offline import Outcome, offline
+from jaxcoll.tune.search.exhaustive import Exhaustive
+from jaxcoll.tune.space import Space, Subspace
+
+MESH = Mesh(np.array(jax.devices()[:2]), ("x",))
+DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})
+NATIVE = DEFAULT.replace(algorithm="native")
+BROKEN = DEFAULT.replace(algorithm="swing", lowering="broken")
+
+
+def few(task, backend) -> Space:
+    """The default, jax.lax's collective, and a configuration that does not compile."""
+    return Space(tuple(Subspace(config) for config in (DEFAULT, NATIVE, BROKEN)), DEFAULT)
+
+
+def exhaustive(space: Space, seed: int) -> Exhaustive:
+    return Exhaustive(space, seed=seed)
+
+
+def test_a_table_of_all_tasks():
+    outcomes: list[Outcome] = []
+    table = offline(
+        MESH, "x", ["all_reduce"], [64, 4096], space=few, search=exhaustive, log=outcomes.append
+    )
+    assert [outcome.task.nbytes for outcome in outcomes] == [64, 4096]
+    machine = this_machine()
+    for outcome in outcomes:
+        assert outcome.config in (DEFAULT, NATIVE)
+        assert list(outcome.failed) == [BROKEN]
+        assert table.is_quarantined(outcome.task, BROKEN, machine)
+        assert not table.is_quarantined(outcome.task, NATIVE, machine)
+        assert set(table.times(outcome.task, machine)) == {DEFAULT, NATIVE}
+        assert table.lookup(outcome.task, machine) == outcome.config
+
+
+def test_what_an_earlier_run_quarantined_is_not_tried():
+    given = offline(MESH, "x", ["all_gather"], [64], space=few, search=exhaustive)
+    before = given.show()
+    outcomes: list[Outcome] = []
+    offline(
+        MESH,
+        "x",
+        ["all_gather"],
+        [64],
+        space=few,
+        search=exhaustive,
+        table=given,
+        log=outcomes.append,
+    )
+    assert outcomes[0].failed == {}
+    assert given.show() == before
+
+
+def test_the_whole_space_by_the_default_search():
+    outcomes: list[Outcome] = []
+    offline(MESH, "x", ["all_to_all"], [256], evaluations=6, log=outcomes.append)
+    assert outcomes[0].tried <= 6
+    assert outcomes[0].config in jax_space(outcomes[0].task)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"collectives": ["psum"]}, {"sizes": [0]}, {"sizes": 8}, {"evaluations": 0}, {"axis": "z"}],
+)
+def test_misuse(change):
+    arguments = {"mesh": MESH, "axis": "x", "collectives": ["all_reduce"], "sizes": [8], **change}
+    with pytest.raises(TuneError):
+        offline(**arguments)
