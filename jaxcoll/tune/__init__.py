@@ -5,12 +5,16 @@ decided, ``use`` runs programs by it, and ``nccl`` writes it for NCCL.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from jaxcoll.tune import nccl
 from jaxcoll.tune.config import Config, Parameter
 from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.space import Space, Subspace
 from jaxcoll.tune.table import Table
+
+if TYPE_CHECKING:
+    from jaxcoll.tune.in_use import this_machine, use
 
 # Names that need jax, by their modules.
 _NEED_JAX = {"use": "in_use", "this_machine": "in_use"}
