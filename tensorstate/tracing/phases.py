@@ -32,8 +32,8 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
             for tensor in operands[i]:
                 if (p := producers[tensor]) is not None:
                     before[p] = True
-    rest: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in found]
-    return ["forward" if b else phase for b, phase in zip(before, rest, strict=True)]
+    by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in found]
+    return ["forward" if b else phase for b, phase in zip(before, by_stack, strict=True)]
 
 
 def _phase_from_stack(remat_region: int | None, stack: str) -> Phase | None:
