@@ -166,6 +166,8 @@ class Online:
 
     def __call__(self, *args, **kwargs):
         """One step."""
+        if self._count == 0 and self._base is None:
+            self._base = active.current()  # such as a table in use
         if self._count == self._checkpoint:
             self._meet(args, kwargs)
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
