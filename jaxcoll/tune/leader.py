@@ -1,6 +1,6 @@
 """The leader of an online tuner: from times to what the next steps run. Pure, without JAX.
 
-The states and their order are described in ``online_tuner``. A decision holds for a number of steps:
+The states and their order are described in ``online_tuner``. A decision holds for some steps:
 
 - ``state``; ``program``: "plain" or "switch"; ``choices``: a candidate per task for each step in
   turn; ``steps``: until the next decision;

@@ -279,9 +279,7 @@ class Online:
 
     def _prepared_in_background(self) -> Preparation:
         args, kwargs = self._types
-        return self._prepare(
-            args, kwargs, base=self._base, table=self.table, machine=self._machine
-        )
+        return self._prepare(args, kwargs, base=self._base, table=self.table, machine=self._machine)
 
     def _compile(self, wanted: Sequence[Choice]) -> None:
         started = time.perf_counter()

@@ -115,9 +115,11 @@ def test_drift_starts_the_search_again_and_noise_does_not():
     world = World(Leader(watch_steps=5), [[1, 0.5, 0]])
     world.settle()
     world.run(40)
-    assert world.states["search"] == sum(
-        n for (program, _), n in world.ran.items() if program == "switch"
-    ) - world.states["compile"]
+    assert (
+        world.states["search"]
+        == sum(n for (program, _), n in world.ran.items() if program == "switch")
+        - world.states["compile"]
+    )
     before = world.states["search"]
     world.slower = 1.6
     world.effects = [[0, 0.5, 1]]

@@ -25,17 +25,16 @@ from tests.execute.harness import mesh_of
 
 NATIVE = Config({"algorithm": "native"})
 RING = Config({"algorithm": "ring", "lowering": "scan"})
-PARTS = Config({"algorithm": "default", "parts": 2})
 
 
 def _step(vma: bool = True, **options):
-    """A jitted step with one all_reduce of its gradients and one of its loss, and its arguments."""
+    """A jitted step with one task, the all_reduce of its gradient, and its arguments."""
     mesh = mesh_of(8)
 
     def step(w, x):
         own = jax.lax.pcast(w, "x", to="varying") if vma else w
         loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(own)
-        return w - 0.1 * jc.pmean(gradient, "x"), jc.pmean(loss, "x")
+        return w - 0.1 * jc.pmean(gradient, "x"), jax.lax.pmean(loss, "x")
 
     mapped = jax.shard_map(
         step, mesh=mesh, in_specs=(P(), P("x")), out_specs=(P(), P()), check_vma=vma
@@ -73,9 +72,9 @@ def test_a_step_tunes_itself_and_a_replay_is_bitwise_the_same():
     assert tuned.done
     report = tuned.report()
     assert [line.split(": ")[1] for line in states][:2] == ["warm -> search", "search -> compile"]
-    assert len(report.chosen) == 2
+    assert len(report.chosen) == 1
     assert report.recording.steps == len(losses) == sum(report.steps.values())
-    assert report.steps["search"] <= 24  # 18, in whole decisions, and the first call
+    assert report.steps["search"] <= 16  # 12, in whole decisions, and the first call
     assert any(program == "switch" for program, _, _ in report.recording.runs)
     again, _ = _train(online(step, replay=report.recording), w.copy(), x, len(losses))
     assert again == losses
@@ -133,7 +132,7 @@ class _Net(nn.Module):
         return nn.Dense(2)(jnp.tanh(nn.Dense(8)(x)))
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_flax_and_optax_with_buckets_of_gradients(x64):
     mesh, net = mesh_of(8), _Net()
     with jax.enable_x64(x64):
@@ -150,9 +149,7 @@ def test_flax_and_optax_with_buckets_of_gradients(x64):
             def loss_fn(p):
                 return jnp.mean(net.apply(p, x) ** 2)
 
-            loss, gradients = jax.value_and_grad(loss_fn)(
-                jax.lax.pcast(params, "x", to="varying")
-            )
+            loss, gradients = jax.value_and_grad(loss_fn)(jax.lax.pcast(params, "x", to="varying"))
             updates, state = tx.update(gradients, state, params)
             return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "x")
 
@@ -240,7 +237,7 @@ def test_the_comparison_finds_wrong_results_and_refuses_other_types():
 )
 def test_training_goes_on_by_the_default_with_a_clock_that_is_none(clock):
     step, w, x = _step()
-    tuned = online(step, space=_spaces(step, w, x), clock=clock)
+    tuned = online(step, space=_spaces(step, w, x, configs=(NATIVE,)), clock=clock)
     losses, _ = _train(tuned, w, x)
     assert tuned.done
     assert set(tuned.report().chosen.values()) == {None}
@@ -307,7 +304,7 @@ def test_a_damaged_table_is_skipped_by_name(tmp_path):
 
 
 def test_misuse_is_refused_by_name():
-    step, w, x = _step()
+    step, w, _ = _step()
     with pytest.raises(TuneError, match=r"jax\.jit"):
         online(lambda w: w)
     with pytest.raises(TuneError, match="programs"):
@@ -317,8 +314,8 @@ def test_misuse_is_refused_by_name():
     with pytest.raises(TuneError, match="replay"):
         online(step, replay=[1])
     tuned = online(step)
-    with pytest.raises(TypeError):
-        tuned(w)
+    with pytest.raises(ValueError, match="in_specs"):
+        tuned(w)  # the step's own error
 
 
 def test_settings_of_a_thread_hold_in_the_background():
