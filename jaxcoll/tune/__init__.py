@@ -6,12 +6,16 @@ step while it trains.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
 from jaxcoll.tune import nccl
 from jaxcoll.tune.config import Config, Parameter
 from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.space import Space, Subspace
 from jaxcoll.tune.table import Table
+
+if TYPE_CHECKING:
+    from jaxcoll.tune.in_use import this_machine, use
 
 # Names that need jax, by their modules.
 _NEED_JAX = {

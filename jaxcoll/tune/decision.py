@@ -12,6 +12,21 @@ from jaxcoll.numerics import checks
 from jaxcoll.tune.config import Config
 
 
+def positive_seconds(seconds: float) -> float:
+    """A time as a float.
+
+    Raises:
+        TuneError: not a positive finite number.
+    """
+    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not is_number or not 0 < float(seconds) < math.inf:
+        raise TuneError(
+            f"a time must be a positive finite number of seconds, got {checks.shown(seconds)}; "
+            "tell a failed trial with quarantine()"
+        )
+    return float(seconds)
+
+
 @dataclasses.dataclass(frozen=True)
 class Decision:
     """The row of a task in the configuration table (AutoCCL, Section 5.1).
@@ -32,13 +47,15 @@ class Decision:
     generation: int = 1
 
     def __post_init__(self) -> None:
-        checks.integer(self.generation, "generation", TuneError, least=1)
-        given = self.seconds
-        if given is None:
-            return
-        is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
-        if not is_number or not 0 < float(given) < math.inf:
-            raise TuneError(f"seconds must be positive and finite, got {checks.shown(given)}")
+        for name in ("default", "tuned"):
+            value = getattr(self, name)
+            if name == "default" or value is not None:
+                checks.instance(value, Config, name, TuneError)
+        checks.put(
+            self,
+            generation=checks.integer(self.generation, "generation", TuneError, least=1),
+            seconds=checks.optional(self.seconds, positive_seconds),
+        )
 
     @property
     def in_use(self) -> Config:

@@ -1,8 +1,9 @@
 """Fits of equations 1 to 5 to few measurements, many at a time: what is known of one subspace.
 
-With x the logarithms of the resources, seconds are ``exp(level)`` times a maximum over phases of
-``exp(offset) * (exp(startup - phase . x) + 1 + exp(exponents . x + congestion))``, the reciprocal of
-equations 4 and 5 with 1/gamma written out, plus a correction for machines that are not of this form.
+With x the logarithms of the resources, seconds are ``exp(level)`` times the maximum over phases of
+``exp(offset) * (exp(startup - phase . x) + 1 + exp(exponents . x + congestion))``. This is the
+reciprocal of equations 4 and 5 with 1/gamma written out. A correction may be added to the
+logarithm, for machines that are not of this form.
 
 An ensemble holds several fits. Each is the most probable one for its own draw of the prior and its
 own draw of the noise (randomize-then-optimize; Bardsley, Solonen, Haario and Laine, SIAM J. Sci.
@@ -15,6 +16,7 @@ coordinates and Newton steps alike stall on the kink of a sharp one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,12 +32,12 @@ _OFFSET = (0.0, 0.5)
 _STARTUP = (-0.8, 1.8)
 _EXPONENT = (0.85, 0.3)
 _CONGESTION = (-1.8, 1.8)
-_LEVEL = (-0.9, 1.0)  # from the first measurement
+_LEVEL = (-0.9, 2.0)  # from the first measurement
 _LEAST_EXPONENT, _MOST_EXPONENT = 0.05, 2.5
 
 # The correction: linear and quadratic terms that grow by one over these, and waves.
 _LINEAR, _QUADRATIC = 2.5, 6.0
-_WAVES, _WAVE_LENGTH = 8, 2.0
+_WAVES, _WAVE_LENGTH, _WAVE_VARIANCE = 8, 2.0, 0.5
 
 _SHARPNESS = (1, 2, 4, 8, 12, 20, 40, 60, 60, 60)
 _RESUMED = (8, 20, 60, 60)
@@ -106,13 +108,14 @@ class Ensemble:
         )
         ends = np.cumsum([0, *(count for count, _ in blocks)])
         self._offset, self._startup, self._exponents, self._congestion, self._level, self._terms = (
-            slice(int(start), int(end)) for start, end in zip(ends[:-1], ends[1:], strict=True)
+            slice(int(start), int(end)) for start, end in itertools.pairwise(ends)
         )
         mean = np.concatenate([np.full(count, mean) for count, (mean, _) in blocks])
         self._spread = np.concatenate([np.full(count, spread) for count, (_, spread) in blocks])
         draws = self._rng.standard_normal((self.size, mean.size))
         self._prior = mean + self._spread * draws
         self._clip(self._prior)
+        self._level_mean = _LEVEL[0]
         self.fits = self._prior.copy()
         self._frequencies = self._rng.standard_normal((resources, _WAVES)) / _WAVE_LENGTH
         self._angles = self._rng.uniform(0, 2 * np.pi, _WAVES)
@@ -144,7 +147,7 @@ class Ensemble:
         """What the correction is a combination of: (points, terms)."""
         rows, columns = np.triu_indices(points.shape[1])
         squares = points[:, rows] * points[:, columns] / _QUADRATIC
-        waves = np.cos(points @ self._frequencies + self._angles) * np.sqrt(0.5 / _WAVES)
+        waves = np.cos(points @ self._frequencies + self._angles) * np.sqrt(_WAVE_VARIANCE / _WAVES)
         return self.correction * np.hstack([points / _LINEAR, squares, waves])
 
     # ------------------------------------------------------------------ fitting
@@ -152,12 +155,26 @@ class Ensemble:
     def add(self, point: Floats, log_seconds: float) -> None:
         """Takes one measurement more and fits again."""
         if not self.logs.size:
+            self._level_mean += log_seconds
             self._prior[:, self._level] += log_seconds
             self.fits[:, self._level] += log_seconds
         self.points = np.vstack([self.points, point])
         self.logs = np.append(self.logs, log_seconds)
         self._noises = np.hstack([self._noises, self._rng.standard_normal((self.size, 1))])
         self.fit(_SHARPNESS if self.logs.size <= _FEW else _RESUMED)
+
+    @property
+    def level(self) -> float:
+        """Mean logarithm of the seconds at the peak of the fits."""
+        return float(np.median(self.fits[:, self._level]))
+
+    def expect_level(self, mean: float, spread: float) -> None:
+        """Replaces the prior of the level by one from other subspaces, and fits again."""
+        draws = (self._prior[:, self._level] - self._level_mean) / self._spread[self._level]
+        self._level_mean = mean
+        self._spread[self._level] = spread
+        self._prior[:, self._level] = mean + spread * draws
+        self.fit()
 
     def correct(self, correction: float) -> None:
         """Allows deviations from equations 1 to 5 of this standard deviation, and fits again."""

@@ -30,11 +30,15 @@ def this_machine() -> Machine:
     """The machine that this process runs on: the devices of the default backend.
 
     Devices of the backend "cpu" share the cores of the host, so their number is part of the name.
+    With several processes the network between them matters: their number and that of the devices of
+    each are part of it too.
     """
     device = jax.devices()[0]
-    if device.platform == "cpu":
-        return Machine(f"cpu: {os.cpu_count()} cores", jax.__version__)
-    return Machine(f"{device.platform}: {device.device_kind}", jax.__version__)
+    kind = f"{os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
+    hardware = f"{device.platform}: {kind}"
+    if jax.process_count() > 1:
+        hardware += f", {jax.process_count()} processes of {jax.local_device_count()}"
+    return Machine(hardware, jax.__version__)
 
 
 class ByTable:

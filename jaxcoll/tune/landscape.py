@@ -126,17 +126,13 @@ class Landscape:
 def equations(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
     """A landscape of equations 1 to 5 with constants drawn for every subspace."""
     rng = np.random.default_rng([seed, 1])
-    return Landscape(
-        space, tuple(_drawn(rng)[0] for _ in space.subspaces), noise=noise, seed=seed
-    )
+    return Landscape(space, tuple(_drawn(rng)[0] for _ in space.subspaces), noise=noise, seed=seed)
 
 
 def hills(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
     """A landscape of unimodal bandwidths of another form, peaks and optima drawn likewise."""
     rng = np.random.default_rng([seed, 2])
-    return Landscape(
-        space, tuple(_drawn(rng)[1] for _ in space.subspaces), noise=noise, seed=seed
-    )
+    return Landscape(space, tuple(_drawn(rng)[1] for _ in space.subspaces), noise=noise, seed=seed)
 
 
 def _drawn(rng: np.random.Generator) -> tuple[Bandwidth, Hill]:
@@ -144,9 +140,7 @@ def _drawn(rng: np.random.Generator) -> tuple[Bandwidth, Hill]:
     peaks = _GB * rng.uniform(4, 40), _GB * rng.uniform(4, 60)
     halves = _log_uniform(rng, 8e3, 4e6), THREAD_BYTES * _log_uniform(rng, 64, 4e3)
     exponents = tuple(rng.uniform(0.5, 1.2, 3))
-    knees = [
-        _log_uniform(rng, least, most) for least, most in ((4, 64), (96, 512), (1e4, 1e6))
-    ]
+    knees = [_log_uniform(rng, least, most) for least, most in ((4, 64), (96, 512), (1e4, 1e6))]
     model = Bandwidth(
         startup=(halves[0] / peaks[0], halves[1] / peaks[1]),
         peak=peaks,

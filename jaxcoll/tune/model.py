@@ -1,9 +1,9 @@
 """The bandwidth of a collective as a function of its resources: equations 1 to 5 of AutoCCL.
 
 A collective runs in two phases, transport and protocol, and is as fast as the slower one
-(equation 1). Each phase pays a start-up time per step and moves a batch of bytes in it: NC chunks of
-C bytes (equation 4), or what NC x NT threads hold (equation 5). Congestion divides the peak
-bandwidth of both.
+(equation 1). Each phase pays a start-up time per step and moves a batch of bytes in it: NC chunks
+of C bytes (equation 4), or the bytes that NC x NT threads hold (equation 5). Congestion lowers the
+peak bandwidth of both.
 
 How gaps of the paper are read:
 

@@ -9,8 +9,6 @@ any number of machines, and a list of configurations that must not be tried agai
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +18,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune import table_file, table_text
 from jaxcoll.tune.config import Config
-from jaxcoll.tune.decision import Decision
+from jaxcoll.tune.decision import Decision, positive_seconds
 from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.size_ranges import SizeRange, nearest, size_ranges
 
@@ -43,7 +41,10 @@ class Table:
         decisions: Mapping[tuple[Machine, Task], Decision] | None = None,
         quarantined: Mapping[tuple[Machine, Task, Config], str] | None = None,
     ):
-        self.history = {key: tuple(sorted(times)) for key, times in (history or {}).items()}
+        self.history = {
+            key: tuple(sorted(map(positive_seconds, times)))
+            for key, times in (history or {}).items()
+        }
         self.decisions = dict(decisions or {})
         self.quarantined = dict(quarantined or {})
 
@@ -64,8 +65,7 @@ class Table:
             TuneError: a time that is not a positive finite number of seconds.
         """
         key = machine, task, config
-        times = [*self.history.get(key, ()), _checked_seconds(seconds)]
-        self.history[key] = tuple(sorted(times))
+        self.history[key] = tuple(sorted([*self.history.get(key, ()), positive_seconds(seconds)]))
 
     def choose(
         self,
@@ -233,16 +233,6 @@ class Table:
             except (OSError, ValueError) as error:
                 skipped(f"skipped the tuner table {os.fspath(path)}: {error}")
         return merged
-
-
-def _checked_seconds(seconds: float) -> float:
-    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-    if not is_number or not 0 < float(seconds) < math.inf:
-        raise TuneError(
-            f"a time must be a positive finite number of seconds, got {checks.shown(seconds)}; "
-            "tell a failed trial with quarantine()"
-        )
-    return float(seconds)
 
 
 def _dtype_distance(dtype: str, wanted: str) -> tuple:

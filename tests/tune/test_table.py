@@ -8,7 +8,9 @@ import json
 import os
 import re
 from fractions import Fraction
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 import jaxcoll.io.files
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.task import Task
+from jaxcoll.tune import __main__ as command
 from jaxcoll.tune import table_file
 from jaxcoll.tune.config import Config
 from jaxcoll.tune.decision import Decision
@@ -195,10 +198,26 @@ def test_a_trial_does_not_lift_a_quarantine():
     assert table.quarantined[HERE, TASK, RING] == "hung"
 
 
+def test_numbers_of_numpy_are_written_as_any_other(tmp_path):
+    numpy_table, table = Table(), Table()
+    half: Any = np.float32(0.5)
+    one: Any = np.int64(1)
+    numpy_table.record(TASK, RING, half, HERE)
+    numpy_table.choose(TASK, DEFAULT, RING, one, HERE)
+    table.record(TASK, RING, 0.5, HERE)
+    table.choose(TASK, DEFAULT, RING, 1.0, HERE)
+    assert text_of(numpy_table, tmp_path) == text_of(table, tmp_path)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0, -1e-3, True, None, "1"])
 def test_times_that_no_clock_gives_are_refused(bad):
     with pytest.raises(TuneError, match="positive finite number of seconds"):
         Table().record(TASK, RING, bad, HERE)
+    with pytest.raises(TuneError, match="positive finite number of seconds"):
+        Table({(HERE, TASK, RING): [1.0, bad]})
+    if bad is not None:
+        with pytest.raises(TuneError, match="positive finite number of seconds"):
+            Decision(DEFAULT, seconds=bad)
 
 
 # ---------------------------------------------------------------------- files
@@ -269,7 +288,7 @@ def edited(table: Table, tmp_path, change) -> None:
         (lambda w: w["history"][0].update(config=3), "must be an object"),
         (lambda w: w["history"][0].update(hardware=""), "non-empty printable"),
         (lambda w: w["decisions"][0].update(generation=0), "integer from 1"),
-        (lambda w: w["decisions"][0].update(seconds=-1.0), "positive and finite"),
+        (lambda w: w["decisions"][0].update(seconds=-1.0), "positive finite"),
         (lambda w: w["quarantine"][0].update(why=None), "must be a string"),
     ],
 )
@@ -341,3 +360,20 @@ def test_diff_names_what_changed():
     added, changed = sorted(before.diff(after).splitlines())
     assert added.startswith("+ cpu: 2 cores, jax 0.12.0: all_reduce of 4096 B")
     assert "-> default algorithm=default, not measured, generation 2" in changed
+
+
+def test_the_command_line(tmp_path, capsys):
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    a_table().save(one)
+    foreign = Table()
+    foreign.record(TASK, RING, 1.0, ELSEWHERE)
+    foreign.save(two)
+    assert command.main(["show", str(one)]) == 0
+    assert capsys.readouterr().out == a_table().show() + "\n"
+    assert command.main(["diff", str(one), str(one)]) == 0
+    assert command.main(["diff", str(one), str(two)]) == 1
+    assert "+ gpu: NVIDIA H100" in capsys.readouterr().out
+    assert command.main(["merge", str(tmp_path / "both.json"), str(one), str(two)]) == 0
+    assert Table.load(tmp_path / "both.json") == a_table().merge(foreign)
+    assert command.main(["show", str(tmp_path / "absent.json")]) == 2
+    assert "absent.json" in capsys.readouterr().err

@@ -35,7 +35,14 @@ _FINE = (-0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75)
 # Measured points per subspace from which a misfit is judged, and the mean of squared residuals over
 # the noise that no machine of equations 1 to 5 reaches.
 _JUDGED, _MISFIT = 4, 1.5
-_CORRECTION = 0.15
+_CORRECTION = 0.1
+
+# Standard deviation of the logarithm of the peaks of subspaces.
+_LEVEL_SPREAD = 0.8
+
+# By how much the spread of the predicted optima is taken to be larger: posteriors are skewed, and
+# an ensemble of this size sees little of their tails.
+_CAUTION, _CAUTION_CORRECTED = 2.0, 1.5
 
 # A subspace whose first measurements all fail is dropped after this many.
 _MOST_FAILURES = 3
@@ -50,6 +57,7 @@ class _Grid:
         self.subspace = subspace
         self.ensemble = ensemble
         self.failures = 0
+        self.measured: list[Config] = []  # in the order of the ensemble's points
         logs = [np.log(np.maximum(p.values, 0.5)) for p in subspace.resources]
         self.coordinates = [values - (values[0] + values[-1]) / 2 for values in logs]
         self.spacings = []
@@ -127,13 +135,17 @@ class Fitted(Search):
         self.first = tuple(c if isinstance(c, Config) else Config.from_json(c) for c in given)
         for config in self.first:
             if config not in space:
-                raise TuneError(f"the configuration ({config}) of first is not a point of the space")
+                raise TuneError(
+                    f"the configuration ({config}) of first is not a point of the space"
+                )
         self.budget = checks.integer(budget, "budget", TuneError, least=1)
         self.extended = checks.integer(extended, "extended", TuneError, least=self.budget)
         self.noise = float(checks.positive(noise, "noise", TuneError))
         self.small = checks.integer(small, "small", TuneError, least=0)
         self._limit = self.budget
         self._absorbed = 0
+        self._estimates: dict[Config, float] = {}
+        self._is_small = space.size <= self.small
         self._grids: dict[Subspace, _Grid] = {}
         self._refused: set[Config] = set()
 
@@ -158,13 +170,14 @@ class Fitted(Search):
     # ------------------------------------------------------------------ the search
 
     def _search(self) -> Steps:
-        if self.space.size <= self.small:
+        if self._is_small:
             yield from self._race(list(self.space.configs()), rounds=self.extended)
             return
         yield from self._ask(self.space.default)
         for config in self.first:
             yield from self._ask(config)
         yield from self._middles()
+        self._share_level()
         racers = 12
         while self.evaluations + racers < self._limit:
             self._judge()
@@ -176,13 +189,15 @@ class Fitted(Search):
 
     def _ask(self, config: Config) -> Steps:
         yield config
-        self._absorb()
+        if not self._is_small:
+            self._absorb()
 
     def _middles(self) -> Steps:
         """One measurement in every subspace that has none; up to three where it fails."""
         for subspace in self.space.subspaces:
             grid = self._grid(subspace)
-            while not grid.ensemble.logs.size and grid.failures < _MOST_FAILURES:
+            least = 2 if subspace.index(self.space.default) is not None else 1
+            while grid.ensemble.logs.size < least and grid.failures < _MOST_FAILURES:
                 config = self._nearest_valid(grid)
                 if config is None or self.evaluations >= self._limit:
                     break
@@ -229,27 +244,35 @@ class Fitted(Search):
             grid = self._grid(subspace)
             if isinstance(told, str):
                 grid.failures += 1
+                self._estimates.pop(config, None)
                 continue
-            index = subspace.index(config)
-            grid.ensemble.add(grid.point(index or ()), math.log(told))
-            grid.predict()
+            grid.ensemble.add(grid.point(subspace.index(config) or ()), math.log(told))
+            grid.measured.append(config)
+            self._predict(grid)
         self._absorbed = len(self._history)
 
-    def _estimate(self, config: Config) -> tuple[float, int]:
-        """Seconds of a measured configuration, and the number of measurements behind them.
+    def _predict(self, grid: _Grid) -> None:
+        """Renews what is predicted of the candidates and the measured points of a subspace.
 
-        The mean of the measurements and the mean of the fits, by their precisions.
+        A measured point is estimated by the mean of its measurements and the mean of the fits, by
+        their precisions.
         """
-        mean, count = self.mean(config), len(self.times.get(config, ()))
-        if math.isinf(mean) or self.space.size <= self.small:
-            return mean, count
-        subspace = self.space.subspace_of(config)
-        grid = self._grid(subspace)
-        fits = grid.ensemble.predict(grid.point(subspace.index(config) or ())[None])[:, 0]
-        measured = count / self.noise**2
-        fitted = 1 / (fits.var() + (self.noise / 2) ** 2)
-        logs = (measured * math.log(mean) + fitted * float(fits.mean())) / (measured + fitted)
-        return math.exp(logs), count
+        grid.predict()
+        fits = grid.ensemble.predict(grid.ensemble.points)
+        means, variances = fits.mean(axis=0), fits.var(axis=0)
+        for i, config in enumerate(grid.measured):
+            if config not in self.failures:
+                measured = len(self.times[config]) / self.noise**2
+                fitted = 1 / (variances[i] + (self.noise / 2) ** 2)
+                total = measured * math.log(self.mean(config)) + fitted * means[i]
+                self._estimates[config] = math.exp(total / (measured + fitted))
+
+    def _estimate(self, config: Config) -> tuple[float, int]:
+        """Seconds of a configuration, and the number of measurements behind them."""
+        count = len(self.times.get(config, ()))
+        if self._is_small:
+            return self.mean(config), count
+        return self._estimates.get(config, math.inf), count
 
     def _judge(self) -> None:
         """Extends the search where the equations do not hold."""
@@ -260,19 +283,25 @@ class Fitted(Search):
             self._limit = self.extended
             for grid in self._grids.values():
                 grid.ensemble.correct(_CORRECTION)
-                grid.predict()
+                self._predict(grid)
+
+    def _share_level(self) -> None:
+        """Subspaces share links and processors: the peak of one says something about the others."""
+        fitted = [grid for grid in self._grids.values() if grid.ensemble.logs.size]
+        mean = float(np.median([grid.ensemble.level for grid in fitted])) if fitted else 0.0
+        for grid in fitted:
+            grid.ensemble.expect_level(mean, _LEVEL_SPREAD)
+            self._predict(grid)
 
     # ------------------------------------------------------------------ where to measure
 
     def _most_promising(self) -> Config | None:
         """The next point, or None where no fit promises more than a third of a percent."""
-        fitted = [grid for grid in self._grids.values() if grid.ensemble.logs.size]
-        if not fitted:
+        fitted = [grid for grid in self._grids.values() if grid.measured]
+        if not self._estimates:
             return None
-        best = math.log(min(self._estimate(config)[0] for config in self.times))
-        promises = [
-            np.maximum(best - grid.predicted.min(axis=1), 0).mean() for grid in fitted
-        ]
+        best = math.log(min(self._estimates.values()))
+        promises = [self._promise(grid, best) for grid in fitted]
         for k in np.argsort(promises, kind="stable")[::-1]:
             if promises[k] < 1 / 300:
                 return None
@@ -281,13 +310,20 @@ class Fitted(Search):
                 return config
         return None
 
+    def _promise(self, grid: _Grid, best: float) -> float:
+        """Expected improvement on ``best`` anywhere in a subspace, in logarithms."""
+        optima = grid.predicted.min(axis=1)
+        mean = optima.mean()
+        caution = _CAUTION_CORRECTED if grid.ensemble.correction else _CAUTION
+        return float(np.maximum(best - mean - caution * (optima - mean), 0).mean())
+
     def _improving(self, grid: _Grid, best: float) -> Config | None:
         """The valid point of a subspace with the largest expected improvement."""
         improvement = np.maximum(best - grid.predicted, 0).mean(axis=0)
         for j in np.argsort(-improvement, kind="stable"):
             if improvement[j] == 0:
                 return None
-            config = grid.subspace.config(grid.indices[j])
+            config = grid.subspace.config(grid.indices[j].tolist())
             if self._may_ask(config):
                 return config
         return None
@@ -298,7 +334,8 @@ class Fitted(Search):
         if self._may_ask(middle):
             return middle
         distances = (grid.points(grid.coarse) ** 2).sum(axis=1)
-        configs = map(grid.subspace.config, grid.coarse[np.argsort(distances, kind="stable")])
+        order = np.argsort(distances, kind="stable")
+        configs = map(grid.subspace.config, grid.coarse[order].tolist())
         return next(filter(self._may_ask, configs), None)
 
     def _may_ask(self, config: Config) -> bool:
