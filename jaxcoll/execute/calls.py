@@ -20,9 +20,9 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import active, configured, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
+from jaxcoll.execute.defaults import default_topology
 from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.processes import agree
-from jaxcoll.execute.defaults import default_topology
 from jaxcoll.execute.selection import Choice, checked_groups, choose
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
@@ -157,9 +157,7 @@ class Call:
         """Run by a configuration, or as the call says."""
         if config is not None:
             groups = checked_groups(self.groups, self.axes)
-            site = configured.Site(
-                self.kind, self.axes, groups, self.root, self.op, self.invarying
-            )
+            site = configured.Site(self.kind, self.axes, groups, self.root, self.op, self.invarying)
             return configured.run(site, x, self._nbytes(x, self.groups), config)
         axes, chosen = self.resolve(x)
         return primitives.bind(

@@ -20,9 +20,9 @@ from jaxcoll.schedule import Schedule
 
 TIMEOUT_SECONDS = 300
 
-# The different schedules that a process has run at each kind of call, numbered in the order in which
-# it met them. All processes trace the same programs, so these orders are the same; between calls of
-# different kinds there is no order, since programs may also be traced in the background.
+# The different schedules that a process has run at each kind of call, in the order in which it met
+# them. All processes trace the same programs, so these orders are the same. Between calls of
+# different kinds the order may differ, since programs are also traced in the background.
 _numbers: dict[str, dict[str, int]] = {}
 _lock = threading.Lock()
 

@@ -1,6 +1,6 @@
 """The leader of an online tuner: from times to what the next steps run. Pure, without JAX.
 
-The states and their order are described in ``online_tuner``. A decision holds for a number of steps:
+The states and their order are described in ``online_tuner``. A decision holds for some steps:
 
 - ``state``; ``program``: "plain" or "switch"; ``choices``: a candidate per task for each step in
   turn; ``steps``: until the next decision;
@@ -149,6 +149,8 @@ class Leader:
             return self._next_final()
         fit = self._final.fit()
         (winner,) = self._final.best()
+        if winner and fit.effects[0][0] - fit.effects[0][winner] < fit.error(0, 0, winner):
+            winner = 0  # not faster than the default beyond noise
         self._usual, self._slow = fit.seconds((winner,)), 0
         return self._settle(self._finalists[winner])
 

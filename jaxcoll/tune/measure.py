@@ -183,7 +183,9 @@ class Race:
         if len(self.choices) > self._unknowns:
             self._drop(now)
         mean = np.concatenate(now.effects)
-        spread = np.linalg.cholesky(now.covariance + 1e-9 * np.eye(len(mean)) * now.covariance.max())
+        spread = np.linalg.cholesky(
+            now.covariance + 1e-9 * np.eye(len(mean)) * now.covariance.max()
+        )
         samples = mean + self._rng.standard_normal((self.planned, len(mean))) @ spread.T
         start = np.cumsum([0, *self.sizes])
         return [
@@ -235,8 +237,16 @@ def fit(sizes: Sequence[int], choices: Sequence[Choice], seconds: Sequence[float
         weight /= weight.mean()
         # MacKay's fixed point: effects that the steps determine count as degrees of freedom.
         ends = [(1 + s, 1 + s + size) for s, size in zip(start, sizes, strict=True)]
-        known = [max(1e-6, b - a - covariance.diagonal()[a:b].sum() / v) for (a, b), v in zip(ends, spread, strict=True)]
-        spread = np.array([max(least, float(beta[a:b] @ beta[a:b]) / k) for (a, b), k in zip(ends, known, strict=True)])
+        known = [
+            max(1e-6, b - a - covariance.diagonal()[a:b].sum() / v)
+            for (a, b), v in zip(ends, spread, strict=True)
+        ]
+        spread = np.array(
+            [
+                max(least, float(beta[a:b] @ beta[a:b]) / k)
+                for (a, b), k in zip(ends, known, strict=True)
+            ]
+        )
         free = max(1.0, len(times) - 1 - sum(known))
         noise = max(least, float(weight @ residual**2) / free)
     effects = [beta[a:b] for a, b in ends]

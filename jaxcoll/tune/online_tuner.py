@@ -166,6 +166,8 @@ class Online:
 
     def __call__(self, *args, **kwargs):
         """One step."""
+        if self._count == 0 and self._base is None:
+            self._base = active.current()  # such as a table in use
         if self._count == self._checkpoint:
             self._meet(args, kwargs)
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
@@ -277,9 +279,7 @@ class Online:
 
     def _prepared_in_background(self) -> Preparation:
         args, kwargs = self._types
-        return self._prepare(
-            args, kwargs, base=self._base, table=self.table, machine=self._machine
-        )
+        return self._prepare(args, kwargs, base=self._base, table=self.table, machine=self._machine)
 
     def _compile(self, wanted: Sequence[Choice]) -> None:
         started = time.perf_counter()

@@ -109,7 +109,7 @@ class Preparation:
             comparison.compile()
             return comparison
         except Exception:  # one of them does not compile: find out which
-            for config in configs[1:]:
+            for config in filter(None, configs[1:]):
                 try:
                     Comparison(call, [None, config]).compile()
                 except Exception as error:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import active
+from jaxcoll.execute import active, jax_internals
 from jaxcoll.task import Task
 from jaxcoll.tune.config import Config
 from jaxcoll.tune.measure import Choice
@@ -99,8 +99,7 @@ def check_same(step: Any, found: Any, args: tuple, kwargs: dict, what: str) -> N
     if infos[0][1] != infos[1][1]:
         raise TuneError(f"{what} changes the structure of the results; it must return the same")
     shardings = (
-        jax.tree.leaves(c.output_shardings, is_leaf=_is_sharding)
-        for c in (compiled, same_compiled)
+        jax.tree.leaves(c.output_shardings, is_leaf=_is_sharding) for c in (compiled, same_compiled)
     )
     for (path, a), (_, b), s, t in zip(infos[0][0], infos[1][0], *shardings, strict=True):
         same = (a.shape, a.dtype) == (b.shape, b.dtype) and s.is_equivalent_to(t, len(a.shape))
@@ -137,12 +136,16 @@ class _Switched:
         if task not in self._branches:
             return run_by(x, None) if self._base is None else self._base.run(task, x, run_by)
         index, configs = self._branches[task]
-        branches = [functools.partial(run_by, config=config) for config in configs]
+        branches = [functools.partial(_run_by, run_by, config) for config in configs]
         return lax.switch(index, branches, x)
 
     def forget(self) -> None:
         """Let go of the tracers: caches of JAX keep this object as a key."""
         self._branches = {}
+
+
+def _run_by(run_by: active.RunBy, config: Config | None, x: jax.Array) -> jax.Array:
+    return run_by(x, config)
 
 
 class SwitchProgram:
@@ -215,6 +218,7 @@ class Background:
 
     def __init__(self, work: Callable[[], Any]):
         self._work = work
+        self._settings = jax_internals.thread_settings()
         self.result: Any = None
         self.error: Exception | None = None
         # No daemon: a compiler that the interpreter ends under crashes the process at its exit.
@@ -233,7 +237,8 @@ class Background:
     def _run(self) -> None:
         lower_priority()
         try:
-            self.result = self._work()
+            with self._settings():
+                self.result = self._work()
         except Exception as error:  # reported by whoever asks for the result
             self.error = error
 
