@@ -6,7 +6,8 @@ version, when one of the things used here has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 from jax._src import config, core, distributed
@@ -132,6 +133,31 @@ def _service():
     if client is None:
         raise RuntimeError("jax.distributed.initialize has not been called in this process")
     return client
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Settings of JAX that hold in this thread alone, to be entered in another one.
+
+    Those of ``jax.enable_x64``, ``jax.default_matmul_precision`` and the like as context managers,
+    and the mesh of ``jax.set_mesh``: a program traced without them would be another one.
+    """
+    states = [s for s in config.config_states.values() if isinstance(s, config.State)]
+    local = [(s, s.get_local()) for s in states if s.get_local() is not config.config_ext.unset]
+    mesh = jax.sharding.get_mesh()
+
+    @contextlib.contextmanager
+    def entered() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for state, value in local:
+                stack.enter_context(state(value))
+            if not mesh.empty:
+                stack.enter_context(jax.set_mesh(mesh))
+            yield
+
+    return entered
 
 
 # ---------------------------------------------------------------------- primitives

@@ -1,7 +1,8 @@
 """Tuning: the configuration of each collective, chosen by measured times.
 
 ``Space`` is what to choose from, ``search`` how to choose; ``Table`` keeps what was measured and
-decided, ``use`` runs programs by it, and ``nccl`` writes it for NCCL.
+decided, ``use`` runs programs by it, and ``nccl`` writes it for NCCL. ``online`` tunes a training
+step while it trains.
 """
 
 import importlib
@@ -17,16 +18,29 @@ if TYPE_CHECKING:
     from jaxcoll.tune.in_use import this_machine, use
 
 # Names that need jax, by their modules.
-_NEED_JAX = {"use": "in_use", "this_machine": "in_use"}
+_NEED_JAX = {
+    "Recording": "report",
+    "Report": "report",
+    "jax_space": "backend_space",
+    "online": "online_tuner",
+    "tasks_of": "task",
+    "this_machine": "in_use",
+    "use": "in_use",
+}
 
 __all__ = [
     "Config",
     "Machine",
     "Parameter",
+    "Recording",
+    "Report",
     "Space",
     "Subspace",
     "Table",
+    "jax_space",
     "nccl",
+    "online",
+    "tasks_of",
     "this_machine",
     "use",
 ]

@@ -156,6 +156,8 @@ class Leader:
             return self._next_final()
         fit = self._final.fit()
         (winner,) = self._final.best()
+        if winner and fit.effects[0][0] - fit.effects[0][winner] < fit.error(0, 0, winner):
+            winner = 0  # not faster than the default beyond noise
         self._usual, self._slow = fit.seconds((winner,)), 0
         return self._settle(self._finalists[winner])
 

@@ -249,8 +249,9 @@ class Online:
         if not self._joined.is_leader:
             self.table = Table.loads(told["table"])
             self._machine = Machine(told["hardware"], told["jax"])
-        if self.table.decisions:
-            self._base = ByTable(self.table, self._machine)
+        # A table in use around the call (``use``) answers where this one is empty.
+        has_rows = bool(self.table.decisions)
+        self._base = ByTable(self.table, self._machine) if has_rows else active.current()
 
     def _meet(self, args: tuple, kwargs: dict) -> None:
         """Report to the leader, and do what it decides."""

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import active
+from jaxcoll.execute import active, jax_internals
 from jaxcoll.task import Task
 from jaxcoll.tune.config import Config
 from jaxcoll.tune.measure import Choice
@@ -215,6 +215,7 @@ class Background:
 
     def __init__(self, work: Callable[[], Any]):
         self._work = work
+        self._settings = jax_internals.thread_settings()
         self.result: Any = None
         self.error: Exception | None = None
         # No daemon: a compiler that the interpreter ends under crashes the process at its exit.
@@ -233,7 +234,8 @@ class Background:
     def _run(self) -> None:
         lower_priority()
         try:
-            self.result = self._work()
+            with self._settings():
+                self.result = self._work()
         except Exception as error:  # reported by whoever asks for the result
             self.error = error
 

@@ -1,0 +1,139 @@
+"""The leader's decisions, driven by a step whose times are made up."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+from jaxcoll.tune.leader import Leader
+
+
+class World:
+    """Runs what the leader decides, and reports times that it computes."""
+
+    def __init__(self, leader, effects, *, noise=0.02, seed=0, switch=True, refused=()):
+        self.leader, self.effects, self.noise = leader, effects, noise
+        self.rng = np.random.default_rng(seed)
+        self.static = {
+            "failed": False,
+            "candidates": [list(range(len(e))) for e in effects],
+            "refused": list(refused),
+            "switch": switch,
+        }
+        self.states = collections.Counter()
+        self.ran = collections.Counter()
+        self.decision = {"state": "warm", "choices": [()], "steps": 1}
+        self.times = []
+        self.ready = False
+        self.slower = 1.0
+
+    def run(self, decisions: int) -> None:
+        for _ in range(decisions):
+            report = {**self.static, "ready": self.ready, "times": self.times}
+            self.decision = self.leader.decide([report])
+            self.ready, self.times = True, []
+            for i in range(self.decision["steps"]):
+                choice = self.decision["choices"][i % len(self.decision["choices"])]
+                self.states[self.decision["state"]] += 1
+                self.ran[self.decision["program"], tuple(choice)] += 1
+                if self.decision["state"] in ("search", "final", "probe"):
+                    seconds = 1 + sum(e[j] for e, j in zip(self.effects, choice, strict=True))
+                    noisy = seconds * np.exp(self.noise * self.rng.normal()) * self.slower
+                    self.times.append((choice, noisy))
+
+    def settle(self) -> None:
+        for _ in range(200):
+            self.run(1)
+            if self.decision["state"] == "settled":
+                return
+        raise AssertionError("never settled")
+
+
+def test_states_follow_one_another():
+    world = World(Leader(), [[1, 0.5, 0]])
+    seen = []
+    for _ in range(40):
+        world.run(1)
+        if not seen or seen[-1] != world.decision["state"]:
+            seen.append(world.decision["state"])
+        if seen[-1] == "settled":
+            break
+    assert seen == ["warm", "search", "compile", "final", "settled"]
+    assert world.decision["chosen"] == (2,)
+
+
+@pytest.mark.parametrize("number", [15, 30])
+def test_candidates_are_settled_within_the_promised_steps(number):
+    good, most = 0, {15: 60, 30: 150}[number]
+    for seed in range(20):
+        effects = [np.random.default_rng(seed).uniform(0, 1, number)]
+        world = World(Leader(seed=seed, most_steps={15: 44, 30: 120}[number]), effects, seed=seed)
+        world.settle()
+        assert world.states["search"] + world.states["final"] <= most
+        (best,) = world.decision["chosen"]
+        good += (1 + effects[0][best]) <= 1.05 * (1 + effects[0].min())
+    assert good >= 19
+
+
+def test_a_default_that_is_fastest_stays():
+    world = World(Leader(), [[0, 0.3, 0.3], [0, 0.2]])
+    world.settle()
+    assert world.decision["chosen"] == (0, 0)
+
+
+def test_a_refused_candidate_never_runs():
+    world = World(Leader(), [[1, 1, 0]], refused=[(0, 2)])
+    world.settle()
+    assert not any(choice[:1] == (2,) for _, choice in world.ran)
+
+
+def test_without_a_program_of_all_candidates_plain_ones_take_turns():
+    world = World(Leader(), [[1, 0.5, 0], [0, 1]], switch=False)
+    world.settle()
+    assert {program for program, _ in world.ran} == {"plain"}
+    assert world.decision["chosen"] in ((2, 0), (1, 1))
+
+
+def test_nothing_to_tune_settles_at_once():
+    world = World(Leader(), [])
+    world.settle()
+    assert set(world.states) == {"warm", "settled"}
+
+
+def test_a_failure_in_the_background_settles_on_the_default():
+    world = World(Leader(), [[1, 0]])
+    world.run(1)
+    world.static["failed"] = True
+    world.run(1)
+    assert world.decision["state"] == "settled"
+    assert world.decision["chosen"] == (0,)
+
+
+def test_drift_starts_the_search_again_and_noise_does_not():
+    world = World(Leader(watch_steps=5), [[1, 0.5, 0]])
+    world.settle()
+    world.run(40)
+    assert world.states["search"] == sum(
+        n for (program, _), n in world.ran.items() if program == "switch"
+    ) - world.states["compile"]
+    before = world.states["search"]
+    world.slower = 1.6
+    world.effects = [[0, 0.5, 1]]
+    world.run(14)
+    assert world.states["search"] > before
+    world.settle()
+    assert world.decision["chosen"] == (0,)
+
+
+def test_the_slowest_process_counts():
+    leader = Leader(most_steps=12)
+    report = {"failed": False, "candidates": [[0, 1]], "refused": [], "switch": True, "ready": True}
+    decision = leader.decide([{**report, "times": []}] * 2)
+    while decision["state"] == "search":
+        # Candidate 1 is fast on process 0 and slow on process 1.
+        times = [[(c, (1.0, 0.5)[c[0]]) for c in decision["choices"]]]
+        times.append([(c, (1.0, 2.0)[c[0]]) for c in decision["choices"]])
+        decision = leader.decide([{**report, "times": t} for t in times])
+    assert decision["state"] == "settled" or decision["choices"] == [(0,)]

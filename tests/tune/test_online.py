@@ -1,0 +1,329 @@
+"""The online tuner on eight devices: small steps, and few candidates that compile fast."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll as jc
+from jaxcoll import TuneError
+from jaxcoll.execute import active
+from jaxcoll.tune import Config, Table, online, tasks_of, this_machine
+from jaxcoll.tune.comparison import Comparison, Occurrence
+from jaxcoll.tune.programs import Background
+from tests.execute.harness import mesh_of
+
+NATIVE = Config({"algorithm": "native"})
+RING = Config({"algorithm": "ring", "lowering": "scan"})
+PARTS = Config({"algorithm": "default", "parts": 2})
+
+
+def _step(vma: bool = True, **options):
+    """A jitted step with one all_reduce of its gradients and one of its loss, and its arguments."""
+    mesh = mesh_of(8)
+
+    def step(w, x):
+        own = jax.lax.pcast(w, "x", to="varying") if vma else w
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(own)
+        return w - 0.1 * jc.pmean(gradient, "x"), jc.pmean(loss, "x")
+
+    mapped = jax.shard_map(
+        step, mesh=mesh, in_specs=(P(), P("x")), out_specs=(P(), P()), check_vma=vma
+    )
+    rng = np.random.default_rng(0)
+    w = jax.device_put(rng.normal(size=(16, 8)).astype(np.float32), NamedSharding(mesh, P()))
+    x = jax.device_put(rng.normal(size=(16, 16)).astype(np.float32), NamedSharding(mesh, P("x")))
+    return jax.jit(mapped, **options), w, x
+
+
+def _spaces(step, *args, configs=(NATIVE, RING)):
+    """The same few candidates for every task."""
+    return dict.fromkeys(tasks_of(step, *args), configs)
+
+
+def _train(tuned, w, x, steps: int = 400, after: int = 3):
+    """Train until some steps after the tuner is done; the losses."""
+    losses = []
+    for _ in range(steps):
+        if tuned.__class__.__name__ == "Online":
+            tuned.join()
+        w, loss = tuned(w, x)
+        losses.append(float(loss))
+        after -= getattr(tuned, "done", False)
+        if after < 0:
+            break
+    return losses, w
+
+
+def test_a_step_tunes_itself_and_a_replay_is_bitwise_the_same():
+    step, w, x = _step(donate_argnums=0)
+    states = []
+    tuned = online(step, space=_spaces(step, w, x), log=states.append)
+    losses, _ = _train(tuned, w.copy(), x)
+    assert tuned.done
+    report = tuned.report()
+    assert [line.split(": ")[1] for line in states][:2] == ["warm -> search", "search -> compile"]
+    assert len(report.chosen) == 2
+    assert report.recording.steps == len(losses) == sum(report.steps.values())
+    assert report.steps["search"] <= 24  # 18, in whole decisions, and the first call
+    assert any(program == "switch" for program, _, _ in report.recording.runs)
+    again, _ = _train(online(step, replay=report.recording), w.copy(), x, len(losses))
+    assert again == losses
+    plain, _ = _train(step, w.copy(), x, len(losses))
+    np.testing.assert_allclose(losses, plain, rtol=1e-4)
+    assert all(str(task) in str(report) for task in report.chosen)
+
+
+def test_donation_shardings_and_signature_are_kept():
+    step, w, x = _step(donate_argnums=0)
+    wanted = step(w.copy(), x)
+    tuned = online(step, space=_spaces(step, w, x))
+    assert tuned.__name__ == step.__name__
+    seen = set()
+    for _ in range(60):
+        tuned.join()
+        before = w
+        w, loss = tuned(w, x)
+        seen.add(tuned.report().state)
+        assert before.is_deleted()
+        assert not x.is_deleted()
+        for found, like in zip((w, loss), wanted, strict=True):
+            assert found.sharding.is_equivalent_to(like.sharding, found.ndim)
+            assert found.aval == like.aval
+    assert {"warm", "search", "final", "settled"} <= seen
+
+
+def test_no_step_waits_for_a_compiler():
+    step, w, x = _step()
+    tuned = online(step, space=_spaces(step, w, x))
+    w, _ = step(w, x)
+    for _ in range(3):
+        w, _ = tuned(w, x)
+    threads = []
+
+    def heard(event, duration, **_):
+        if "backend_compile" in event:
+            threads.append(threading.current_thread() is threading.main_thread())
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+    try:
+        _train(tuned, w, x)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert tuned.done
+    assert threads, "the background compiled nothing: the test hears no compiler"
+    assert not any(threads)
+
+
+class _Net(nn.Module):
+    """Two layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(jnp.tanh(nn.Dense(8)(x)))
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_flax_and_optax_with_buckets_of_gradients(x64):
+    mesh, net = mesh_of(8), _Net()
+    with jax.enable_x64(x64):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(16, 4)), float)
+        params = net.init(jax.random.key(0), x)
+        params = jax.tree.map(lambda leaf: leaf.astype(x.dtype), params)
+        tx = optax.chain(jc.optax.all_reduce_gradients("x", bucket_bytes=128), optax.adam(1e-2))
+
+        @jax.jit
+        @functools.partial(
+            jax.shard_map, mesh=mesh, in_specs=(P(), P(), P("x")), out_specs=(P(), P(), P())
+        )
+        def step(params, state, x):
+            def loss_fn(p):
+                return jnp.mean(net.apply(p, x) ** 2)
+
+            loss, gradients = jax.value_and_grad(loss_fn)(
+                jax.lax.pcast(params, "x", to="varying")
+            )
+            updates, state = tx.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "x")
+
+        state = tx.init(params)
+        tuned = online(step, space=_spaces(step, params, state, x, configs=(NATIVE,)))
+        for _ in range(200):
+            tuned.join()
+            params, state, loss = tuned(params, state, x)
+            if tuned.done:
+                break
+        assert tuned.done
+        assert {task.dtype for task in tuned.report().chosen} == {"float64" if x64 else "float32"}
+        assert len(tuned.report().chosen) >= 2
+        assert loss.dtype == x.dtype
+        assert not tuned.report().notes
+
+
+def test_a_last_batch_of_another_size_runs_by_the_step_itself():
+    step, w, x = _step()
+    tuned = online(step, space=_spaces(step, w, x))
+    for i in range(80):
+        tuned.join()
+        batch = x[:8] if i % 5 == 4 else x
+        wanted = step(w, batch)
+        found = tuned(w, batch)
+        np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+    assert tuned.done
+
+
+# ---------------------------------------------------------------------- safety
+
+
+def test_candidates_that_cannot_run_are_quarantined_by_name():
+    step, w, x = _step()
+    bad = Config({"algorithm": "no such algorithm"})
+    odd = Config({"algorithm": "ring", "colour": "red"})
+    tuned = online(step, space=_spaces(step, w, x, configs=(bad, NATIVE, odd)))
+    _train(tuned, w, x)
+    failures = tuned.report().failures
+    assert {config for _, config in failures} == {bad, odd}
+    assert all("no such algorithm" in why or "colour" in why for why in failures.values())
+    for task in tuned.report().chosen:
+        assert tuned.table.is_quarantined(task, bad, this_machine())
+
+
+def test_a_quarantined_candidate_is_not_tried_again():
+    step, w, x = _step()
+    table = Table()
+    for task in tasks_of(step, w, x):
+        table.begin_trial(task, RING, this_machine())  # and that process ended
+    tuned = online(step, space=_spaces(step, w, x), table=table)
+    _train(tuned, w, x)
+    assert all(RING not in configs for configs in tuned.report().recording.candidates.values())
+    assert any("failed in an earlier run" in note for note in tuned.report().notes)
+
+
+def test_the_comparison_finds_wrong_results_and_refuses_other_types():
+    step, w, x = _step()
+    task = next(iter(tasks_of(step, w, x)))
+
+    def run_by(x, config):
+        kind = config["algorithm"] if config else "default"
+        total = jax.lax.psum(x, "x")
+        if kind == "raises":
+            raise ValueError("not here")
+        if kind == "shape":
+            return total[:1]
+        if kind == "dtype":
+            return total.astype(jnp.bfloat16)
+        return total + (jax.lax.axis_index("x") == 3) if kind == "wrong" else total
+
+    call = Occurrence(task, run_by, (128,), (("x", 8),))
+    names = ("native", "wrong", "shape", "dtype", "raises")
+    compared = Comparison(call, [None, *(Config({"algorithm": name}) for name in names)])
+    assert set(compared.refused) == {3, 4, 5}
+    assert "not here" in compared.refused[5]
+    compared.compile()
+    assert [compared.equal(i) for i in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [lambda: float("nan"), itertools.count(0, -1).__next__, itertools.repeat(1.0).__next__],
+    ids=["nan", "backwards", "stopped"],
+)
+def test_training_goes_on_by_the_default_with_a_clock_that_is_none(clock):
+    step, w, x = _step()
+    tuned = online(step, space=_spaces(step, w, x), clock=clock)
+    losses, _ = _train(tuned, w, x)
+    assert tuned.done
+    assert set(tuned.report().chosen.values()) == {None}
+    plain, _ = _train(step, w, x, len(losses))
+    np.testing.assert_allclose(losses, plain, rtol=1e-4)
+
+
+def test_what_fails_in_the_background_stops_the_tuner_and_not_the_training():
+    step, w, x = _step()
+
+    def broken(task):
+        raise RuntimeError("the disk is full")
+
+    tuned = online(step, space=broken)
+    losses, _ = _train(tuned, w, x)
+    assert tuned.done
+    assert losses == _train(step, w, x, len(losses))[0]
+    assert any("the disk is full" in note for note in tuned.report().notes)
+
+
+def test_static_arguments_make_programs_of_their_own():
+    mesh = mesh_of(8)
+
+    @functools.partial(jax.jit, static_argnames="scale")
+    def step(x, scale):
+        mapped = jax.shard_map(
+            lambda x: scale * jc.psum(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P()
+        )
+        return mapped(x)
+
+    x = jnp.arange(16.0)
+    (task,) = tasks_of(functools.partial(step, scale=2), x)
+    tuned = online(step, space={task: (NATIVE,)})
+    for _ in range(60):
+        tuned.join()
+        np.testing.assert_array_equal(tuned(x, scale=2), step(x, scale=2))
+    assert tuned.done
+    assert any("static arguments" in note for note in tuned.report().notes)
+
+
+def test_a_second_run_with_the_table_tunes_nothing(tmp_path):
+    step, w, x = _step()
+    path = tmp_path / "table.json"
+    first = online(step, space=_spaces(step, w, x), table=path)
+    _train(first, w, x)
+    second = online(step, space=_spaces(step, w, x), table=path)
+    losses, _ = _train(second, w, x)
+    assert set(second.report().steps) <= {"warm", "settled"}
+    assert not second.report().recording.candidates
+    fixed = {task: config for task, config in first.report().chosen.items() if config}
+    with active.choosing(active.Fixed(fixed) if fixed else None):
+        wanted, _ = _train(step, w, x, len(losses))
+    assert losses == wanted
+
+
+def test_a_damaged_table_is_skipped_by_name(tmp_path):
+    step, w, x = _step()
+    path = tmp_path / "table.json"
+    path.write_text("{")
+    with pytest.warns(UserWarning, match=r"table\.json"):
+        tuned = online(step, space=_spaces(step, w, x, configs=()), table=path)
+    _train(tuned, w, x)
+    assert tuned.done
+
+
+def test_misuse_is_refused_by_name():
+    step, w, x = _step()
+    with pytest.raises(TuneError, match=r"jax\.jit"):
+        online(lambda w: w)
+    with pytest.raises(TuneError, match="programs"):
+        online(step, programs="both")
+    with pytest.raises(TuneError, match="candidates"):
+        online(step, candidates=0)
+    with pytest.raises(TuneError, match="replay"):
+        online(step, replay=[1])
+    tuned = online(step)
+    with pytest.raises(TypeError):
+        tuned(w)
+
+
+def test_settings_of_a_thread_hold_in_the_background():
+    with jax.enable_x64(True), jax.default_matmul_precision("float32"):
+        work = Background(lambda: (jnp.ones(1).dtype, jax.config.jax_default_matmul_precision))
+    work.join()
+    assert work.error is None
+    assert work.result == (jnp.float64, "float32")
