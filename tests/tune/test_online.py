@@ -150,9 +150,7 @@ def test_flax_and_optax_with_buckets_of_gradients(x64):
             def loss_fn(p):
                 return jnp.mean(net.apply(p, x) ** 2)
 
-            loss, gradients = jax.value_and_grad(loss_fn)(
-                jax.lax.pcast(params, "x", to="varying")
-            )
+            loss, gradients = jax.value_and_grad(loss_fn)(jax.lax.pcast(params, "x", to="varying"))
             updates, state = tx.update(gradients, state, params)
             return optax.apply_updates(params, updates), state, jax.lax.pmean(loss, "x")
 
