@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from experiments.config import at_least
 from experiments.direct_connect.printed import plain_axes
 from experiments.errors import CheckError, ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
+from experiments.study import publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, moore_steps
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.finder.measured import measured_bases

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from experiments.config import above, at_least, one_of
 from experiments.direct_connect.printed import plain_axes
 from experiments.errors import CheckError, ConfigError
-from experiments.experiment import publish
+from experiments.study import publish
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost
 from jaxcoll.collective import Collective
 from jaxcoll.draw.style import INK, MARKERS, PALETTE

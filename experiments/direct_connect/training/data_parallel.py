@@ -25,11 +25,11 @@ from experiments.direct_connect.training.timeline import (
     best_bucket,
 )
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import Accelerator, Model, load_accelerator, load_model
 from experiments.workloads.models import known_models
-from experiments.workloads.pictures import stacked_bars
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.synth.direct_connect import bfb_cost
 

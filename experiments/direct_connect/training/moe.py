@@ -26,10 +26,10 @@ from experiments.direct_connect.training.timeline import (
     best_bucket,
 )
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import load_accelerator
-from experiments.workloads.pictures import stacked_bars
 from jaxcoll.draw import format_bytes
 
 DIHEDRAL = "dihedral"

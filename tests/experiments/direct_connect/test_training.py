@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from experiments.configure import configure
 from experiments.direct_connect.baselines import Machine, shifted_ring
 from experiments.direct_connect.training import data_parallel
 from experiments.direct_connect.training.dihedral import dihedral_digraph, dihedral_line_graph
@@ -26,6 +25,7 @@ from experiments.direct_connect.training.switch_transformers import (
 )
 from experiments.direct_connect.training.timeline import Compute, Exchange, Gradient, best_bucket
 from experiments.errors import ConfigError
+from experiments.registry import configure
 from experiments.workloads import Flops, load_accelerator, load_model
 from experiments.workloads.shapes import Product
 from jaxcoll.bounds.moore import Cost
