@@ -42,9 +42,9 @@ def rests(
     carries are at most its bandwidth times the integral over t of N(t), or of M(T - t), whichever
     kind of cut traffic it carries then. Before N reaches 1 there are no complete sums at src l, as
     some member is too far; once M has fallen below 1, a sum that crosses cannot come back to all
-    members. So at t the weight is at most N(t) until N is 1, and at most M(T - t) after M was 1: of
-    T seconds a link loses the integral of 1 - N and that of 1 - M, which are the means of the
-    latencies.
+    members. So at t the weight is at most N(t) until N is 1, and at most M(T - t) after M was 1:
+    every link loses the integral of 1 - N and that of 1 - M, which are the means of the latencies,
+    of the T seconds.
 
     Args:
         members: ranks of the only group, int64.
