@@ -29,10 +29,13 @@ from experiments.registry import configure
 from experiments.workloads import Flops, load_accelerator, load_model
 from experiments.workloads.shapes import Product
 from jaxcoll.bounds.moore import Cost
+from jaxcoll.bounds.moore import cost as schedule_cost
 from jaxcoll.finder import find
 from jaxcoll.synth.direct_connect import bfb_cost
+from jaxcoll.synth.direct_connect.expansions import bfb_all_gather, line_graph_power_cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.topologies.generative import double_binary_tree, is_reverse_symmetric
+from jaxcoll.verifier import verify
 from tests.experiments.runs import small_run
 
 MACHINE = Machine(10.0, 0.0, 100.0)
@@ -173,8 +176,14 @@ def test_dihedral_line_graphs_cost_less_than_kautz_digraphs():
         assert bfb_cost(digraph) == bfb_cost(digraph.transpose()) == cost
         kautz = find(n, 4, rates=False).points[0]
         assert kautz.cost.steps == cost.steps
+    predicted = line_graph_power_cost(Cost(2, Fraction(1)), 16, 4, 3)
+    assert predicted == Cost(5, Fraction(277, 256))
+    assert round(MACHINE.time_us(predicted, 2**20), 1) == 281.5  # of 1024 ranks; Table 3.4: 291.0
     digraph = dihedral_line_graph(64)
     assert digraph is not None
+    schedule = bfb_all_gather(digraph)
+    verify(schedule)
+    assert schedule_cost(schedule, 4) == Cost(3, Fraction(17, 16))
     rate = digraph_flow(64, digraph.tails, digraph.heads)
     assert rate.is_exact
     assert rate.lower > Fraction("0.0236")  # of Pi(4,64) 0.0217, and 0.0242 the bound
