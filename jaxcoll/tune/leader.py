@@ -28,7 +28,7 @@ PROBE_STEPS = 4
 _DRIFT = 1.25
 _PROBES = 3
 _FINALISTS = 3
-_FINAL_STEPS = 5  # per finalist
+_FINAL_STEPS = 4  # per finalist
 
 Decision = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Leader:
 
     Args:
         seed: of the order of candidates.
-        most_steps: of a search; when omitted four per candidate, six where tasks are several.
+        most_steps: of a search; see ``_most_steps`` when omitted.
         watch_steps: between two probes of a settled step.
     """
 
@@ -90,7 +90,7 @@ class Leader:
 
     def _start_race(self) -> None:
         sizes = self._prepared["sizes"]
-        most = self._most_steps or (4 if len(sizes) < 2 else 6) * max(sizes, default=1)
+        most = self._most_steps or _most_steps(sizes)
         self._race = Race(sizes, seed=self._seed + self._searches, most_steps=most)
         self._searches += 1
         for task, candidate in self._prepared["refused"]:
@@ -111,7 +111,9 @@ class Leader:
         # As many as the race plans ahead: a checkpoint more often would decide nothing.
         number = max(4, self._race.planned)
         choices = [self._race.next() for _ in range(number)]
-        return _decision("search", "switch", choices, number)
+        if self._state != "search":
+            choices = [choices[0], *choices]  # the first call is not timed
+        return _decision("search", "switch", choices, len(choices))
 
     def _after_search(self, times, is_ready: bool) -> Decision:
         for choice, seconds in times:
@@ -182,6 +184,17 @@ class Leader:
         self._slow = 0
         self._start_race()
         return self._next_search() if self._prepared["switch"] else self._one_by_one()
+
+
+def _most_steps(sizes: Sequence[int]) -> int:
+    """Steps of a search: together with the final, 60 for 15 candidates and 150 for 30.
+
+    More candidates lie closer together, hence more steps for each. Several tasks, which a step
+    measures together, take a quarter more than one.
+    """
+    longest = max(sizes, default=1)
+    one = 8 * longest // 3 if longest <= 15 else 4 * longest
+    return max(2, one if len(sizes) < 2 else 5 * one // 4)
 
 
 def _decision(

@@ -195,6 +195,11 @@ class Online:
         """Whether the configurations are chosen."""
         return self._state in ("settled", "probe")
 
+    @property
+    def chosen(self) -> Choice:
+        """The position of each task's choice among its candidates; empty before there is one."""
+        return self._chosen
+
     def report(self) -> Report:
         """What was tried and chosen so far, and what that cost."""
         return self._history.report(self._state, self._candidates, self._chosen)

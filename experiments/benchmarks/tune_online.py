@@ -1,0 +1,213 @@
+"""The online tuner: steps until it settles, how near the best, and what it costs meanwhile.
+
+A data-parallel network on CPU devices, its gradients summed in as many tasks as asked for. The
+candidates of each task are compiled once; every run then tunes anew with a seed of its own. The
+chosen candidates are compared with the best by times of all candidates in alternation, taken after
+the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.benchmarks.report import report
+
+_LAYERS = 6
+
+
+def main(argv: Sequence[str]) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(prog="tune_online", description=__doc__)
+    parser.add_argument("--tasks", nargs="+", type=int, choices=(1, 2, 3, 6), default=[1, 3])
+    parser.add_argument("--candidates", nargs="+", type=int, default=[15])
+    parser.add_argument("--runs", type=int, default=20, help="per row (%(default)s)")
+    parser.add_argument("--width", type=int, default=256, help="of a layer (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="of the comparison (%(default)s)")
+    options = parser.parse_args(argv)
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    rows = [
+        measure(tasks, most, options.width, options.runs, options.rounds)
+        for most in options.candidates
+        for tasks in options.tasks
+    ]
+    report("tune_online", rows)
+    print("Steps are those of search and final; gaps are to the fastest candidate of each task.")
+
+
+def measure(tasks: int, most: int, width: int, runs: int, rounds: int) -> dict[str, Any]:
+    """A row: one network, tuned several times."""
+    import jax
+
+    from jaxcoll.tune import Table, this_machine
+    from jaxcoll.tune.preparation import Preparation
+    from jaxcoll.tune.programs import Background, abstract
+
+    step, params, batch = network(tasks, width)
+    params = _run(step, params, batch, 3)[0]
+    params, quiet = _run(step, params, batch, 40)
+    prepare = functools.partial(
+        Preparation,
+        step,
+        *abstract(((params, *batch), {})),
+        base=None,
+        spaces=None,
+        most=most,
+        table=Table(),
+        machine=this_machine(),
+        as_switch=True,
+    )
+    work, busy = Background(prepare), []
+    while not work.done:
+        params, times = _run(step, params, batch, 5)
+        busy += times
+    if work.error is not None:
+        raise work.error
+    prepared = work.result
+    outcomes = [tune(step, prepared, params, batch, seed) for seed in range(runs)]
+    seconds = alternate(prepared, params, batch, rounds)
+    gaps = [gap for outcome in outcomes for gap in _gaps(outcome["chosen"], seconds)]
+    jax.clear_caches()
+    return {
+        "tasks": tasks,
+        "candidates": max(map(len, prepared.candidates.values())),
+        "steps": statistics.median(outcome["steps"] for outcome in outcomes),
+        "most steps": max(outcome["steps"] for outcome in outcomes),
+        "within 5 %": f"{sum(gap <= 0.05 for gap in gaps)} of {len(gaps)}",
+        "median gap %": 100 * statistics.median(gaps),
+        "quiet ms": 1e3 * statistics.median(quiet),
+        "compiling / quiet": statistics.median(busy) / statistics.median(quiet),
+        "compile s": prepared.seconds,
+        "swap ms": statistics.median(outcome["swap_ms"] for outcome in outcomes),
+        "lost steps": statistics.median(outcome["lost"] for outcome in outcomes),
+    }
+
+
+# ---------------------------------------------------------------------- the network
+
+
+def network(tasks: int, width: int):
+    """A jitted training step whose gradients are summed in several tasks of different sizes."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    import jaxcoll as jc
+
+    mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
+    rows = [width + 8 * (i * tasks // _LAYERS) for i in range(_LAYERS)]
+
+    def step(params, x):
+        def loss_fn(params):
+            h = x
+            for w in params:
+                h = jnp.tanh(h[:, :1] + (h @ w[:width]))
+            return jnp.mean(h**2)
+
+        own = jax.lax.pcast(params, "data", to="varying")
+        loss, gradients = jax.value_and_grad(loss_fn)(own)
+        summed = []
+        for i in range(tasks):
+            part = gradients[i * _LAYERS // tasks : (i + 1) * _LAYERS // tasks]
+            joined = jnp.concatenate([g.reshape(-1) for g in part])
+            total = jc.psum(joined, "data")
+            sizes = np.cumsum([g.size for g in part])[:-1]
+            summed += [
+                v.reshape(g.shape) for v, g in zip(jnp.split(total, sizes), part, strict=True)
+            ]
+        new = [w - 1e-3 * g for w, g in zip(params, summed, strict=True)]
+        return new, jax.lax.pmean(loss, "data")
+
+    replicated, sharded = PartitionSpec(), PartitionSpec("data")
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(replicated, sharded), out_specs=replicated)
+    rng = np.random.default_rng(0)
+    params = [
+        jax.device_put(
+            rng.normal(size=(row, width)).astype(np.float32) / width**0.5,
+            NamedSharding(mesh, replicated),
+        )
+        for row in rows
+    ]
+    x = jax.device_put(
+        rng.normal(size=(64, width)).astype(np.float32), NamedSharding(mesh, sharded)
+    )
+    return jax.jit(mapped), params, (x,)
+
+
+# ---------------------------------------------------------------------- measurements
+
+
+def _run(step, params, batch, steps: int) -> tuple[Any, list[float]]:
+    import jax
+
+    times = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        params, loss = step(params, *batch)
+        jax.block_until_ready((params, loss))
+        times.append(time.perf_counter() - started)
+    return params, times
+
+
+def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
+    """One run of the tuner on candidates that are compiled already."""
+    from jaxcoll.tune import Table
+    from jaxcoll.tune.leader import Leader
+    from jaxcoll.tune.online_tuner import Online
+    from jaxcoll.tune.processes import Alone
+
+    tuned = Online(
+        step,
+        Leader(seed=seed),
+        prepare=lambda *_, **__: prepared,
+        table=Table(),
+        path=None,
+        joined=Alone(),
+        clock=time.perf_counter,
+        log=None,
+    )
+    after: list[float] = []
+    while len(after) < 6:
+        tuned.join()
+        params, (taken,) = _run(tuned, params, batch, 1)
+        after += [taken] if tuned.done else []
+    result = tuned.report()
+    tried = result.steps.get("search", 0) + result.steps.get("final", 0)
+    default = result.default_seconds or result.tuned_seconds or 1.0
+    return {
+        "steps": tried,
+        "chosen": tuned.chosen,
+        "swap_ms": 1e3 * max(0.0, after[0] - statistics.median(after[1:])),
+        "lost": result.overhead_seconds / default,
+    }
+
+
+def alternate(prepared, params, batch, rounds: int) -> list[list[float]]:
+    """Median seconds of a step by each candidate of each task, the others by their default."""
+    import jax
+
+    sizes = [len(configs) for configs in prepared.candidates.values()]
+    zeros = (0,) * len(sizes)
+    times: dict[tuple[int, int], list[float]] = {}
+    for _ in range(rounds):
+        for task, size in enumerate(sizes):
+            for candidate in range(size):
+                choice = (*zeros[:task], candidate, *zeros[task + 1 :])
+                started = time.perf_counter()
+                jax.block_until_ready(prepared.switch(choice, (params, *batch), {}))
+                times.setdefault((task, candidate), []).append(time.perf_counter() - started)
+    return [
+        [statistics.median(times[task, candidate]) for candidate in range(size)]
+        for task, size in enumerate(sizes)
+    ]
+
+
+def _gaps(chosen: Sequence[int], seconds: list[list[float]]) -> list[float]:
+    return [times[i] / min(times) - 1 for i, times in zip(chosen, seconds, strict=True)]

@@ -1,0 +1,135 @@
+"""Configurations that are active while tracing, and what processes agree on."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll as jc
+from jaxcoll import CollectiveError, FormatError
+from jaxcoll.execute import active
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.processes import agreement_key
+from jaxcoll.task import Task
+from jaxcoll.tune.task import tasks_of
+from tests.execute.harness import integers, mesh_of, sharded
+
+CONFIGS = (
+    {"algorithm": "native"},
+    {"algorithm": "native", "parts": 3, "in_flight": 2},
+    {"algorithm": "default", "lowering": "scan"},
+    {"algorithm": "default", "parts": 4, "in_flight": 1},
+)
+
+
+def _every(x):
+    blocks = x.reshape(8, -1)
+    return (
+        jc.psum(x, "x"),
+        jc.pmax(x, "x"),
+        jc.all_gather(x, "x", tiled=True),
+        jc.psum_scatter(blocks, "x"),
+        jc.all_to_all(blocks, "x", 0, 0),
+        jc.pbroadcast(x, "x", 2),
+    )
+
+
+@pytest.mark.parametrize("vma", [True, False])
+def test_every_collective_by_every_configuration_is_the_same(vma):
+    specs = (P(), P(), P("x"), P("x"), P("x"), P("x"))
+    step = sharded(_every, mesh_of(8), P("x"), specs, check_vma=vma)
+    x = integers((8 * 40,), np.float32)
+    wanted, tasks = step(x), tasks_of(step, x)
+    assert len(tasks) == 5  # the sum and the maximum are one task
+    for config in CONFIGS:
+        fixed = {
+            task: config
+            for task in tasks
+            if task.collective != "broadcast" or config["algorithm"] != "native"
+        }
+        with active.choosing(active.Fixed(fixed)):
+            found = step(x)
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_gradients_go_through_every_configuration():
+    def loss(x):
+        gathered = jc.all_gather(x, "x", tiled=True)
+        return lax.psum((gathered**2).sum() * (1.0 + lax.axis_index("x")), "x")
+
+    step = sharded(jax.grad(loss), mesh_of(8), P("x"), P("x"))
+    x = integers((16,), np.float32)
+    wanted = step(x)
+    for config in CONFIGS:
+        with active.choosing(active.Fixed(dict.fromkeys(tasks_of(step, x), config))):
+            np.testing.assert_array_equal(step(x), wanted)
+
+
+def test_programs_of_different_choices_never_mix():
+    step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
+    x = integers((64,), np.float32)
+    (task,) = tasks_of(step, x)
+    native = active.Fixed({task: {"algorithm": "native"}})
+
+    def permutes(choices) -> int:
+        with active.choosing(choices):
+            return step.lower(x).as_text().count("collective_permute")
+
+    assert permutes(None) > 0
+    assert permutes(native) == 0
+    seen = []
+    with active.choosing(native):
+        thread = threading.Thread(target=lambda: seen.append(permutes(active.current())))
+        thread.start()
+        thread.join()
+    assert seen[0] > 0, "choices are those of a thread"
+    assert native == active.Fixed({task: {"algorithm": "native"}})
+    assert native != active.Fixed({task: {"algorithm": "default"}})
+
+
+def test_calls_that_say_how_they_run_are_no_tasks():
+    mesh = mesh_of(8)
+    x = integers((64,), np.float32)
+    for options in ({"schedule": "ring"}, {"lowering": "scan"}):
+        step = sharded(lambda x, o=options: jc.psum(x, "x", **o), mesh, P("x"), P())
+        assert not tasks_of(step, x)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"colour": 1}, {"parts": 0}, {"algorithm": "no such"}, {"algorithm": "ring", "chunks": "2"}],
+)
+def test_bad_configurations_are_refused(config):
+    step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
+    x = integers((64,), np.float32)
+    fixed = active.Fixed(dict.fromkeys(tasks_of(step, x), config))
+    with active.choosing(fixed), pytest.raises(CollectiveError):
+        step(x)
+
+
+def test_processes_agree_in_any_order_of_tracing():
+    axes = Axes(("x",), (8,), ("x",))
+    first = {call: agreement_key(call, axes, "ring") for call in ("psum of 7 B", "psum of 9 B")}
+    assert len(set(first.values())) == 2
+    # Traced again, in another order, by a background thread: the same keys.
+    assert {call: agreement_key(call, axes, "ring") for call in reversed(first)} == first
+    # Another schedule of the same call has a number of its own.
+    assert agreement_key("psum of 7 B", axes, "tree") not in first.values()
+
+
+def test_tasks_round_trip_and_bad_ones_are_refused():
+    task = Task("all_gather", 320, "float32", 8, 2, "ab" * 32)
+    assert Task.from_json(task.to_json()) == task
+    assert str(task) == "all_gather of 320 B float32 on 8 in 2 groups"
+    with pytest.raises(CollectiveError, match="psum"):
+        Task("psum", 1, "float32", 8)
+    with pytest.raises(CollectiveError, match="nbytes"):
+        Task("all_reduce", -1, "float32", 8)
+    with pytest.raises(FormatError, match="extra"):
+        Task.from_json({**task.to_json(), "extra": 1})
