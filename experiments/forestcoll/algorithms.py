@@ -30,7 +30,7 @@ from jaxcoll.topology import Topology
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 # A kind of collective that an algorithm is not for, or a network that it cannot search.
-Refused = (CollectiveError, TopologyError)
+NotApplicable = (CollectiveError, TopologyError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _step_milp(case: Case) -> Iterator[Schedule]:
     """One chunk per rank, and two where they are found in time."""
     milp = StepMilp(nbytes=case.nbytes, seconds=10.0)
     yield case.made(milp, 1)
-    with contextlib.suppress(*Refused):
+    with contextlib.suppress(*NotApplicable):
         yield case.made(milp, 2)
 
 

@@ -14,7 +14,7 @@ from experiments.errors import ConfigError
 from experiments.paper import IDEAL
 from experiments.study import Row, publish
 from experiments.tacos.claims import out_of_reach, overtaken
-from experiments.tacos.comparison import said_of
+from experiments.tacos.comparison import footnotes_of
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
 from experiments.timing import time_it
@@ -80,7 +80,7 @@ def run(config: Config) -> list[Row]:
     )
     rows = [row for network in config.networks for row in rows_of(network, runs, config)]
     rows += means(runs, config)
-    remarks = said_of(config.link_model, config.size, config.algorithms)
+    remarks = footnotes_of(config.link_model, config.size, config.algorithms)
     remarks += [*_kind_of_mean(config), *refused, *out_of_reach(runs), *overtaken(runs)]
     figure, notes = draw(rows, [*config.networks]), config.notes
     publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
