@@ -1,4 +1,4 @@
-"""MSCCL programs: round trips, what they refuse, and programs that stop."""
+"""MSCCL programs: round trips, refusals, and programs that stop."""
 
 from __future__ import annotations
 
