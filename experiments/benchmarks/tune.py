@@ -29,7 +29,7 @@ def measure(kind: str, size: str, evaluations: int, seed: int) -> Iterator[dict[
     from jaxcoll.tune.backend_space import jax_space
     from jaxcoll.tune.config import Config
     from jaxcoll.tune.in_use import this_machine
-    from jaxcoll.tune.offline import tune
+    from jaxcoll.tune.offline_tuner import tune
     from jaxcoll.tune.search.exhaustive import Exhaustive
     from jaxcoll.tune.search.fitted import Fitted
     from jaxcoll.tune.table import Table
