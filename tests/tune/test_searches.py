@@ -331,10 +331,11 @@ def test_the_released_search_drops_slow_subspaces_and_smooths():
 
 
 def test_the_fitted_search_is_near_the_best_of_both_families():
+    """On a few landscapes; ``scripts/bench tune_search`` measures quantiles on a thousand."""
     space = landscape_space()
-    for family, most, median, largest in ((equations, 75, 0.01, 0.08), (hills, 120, 0.03, 0.25)):
+    for family, most, median, largest in ((equations, 75, 0.01, 0.08), (hills, 120, 0.06, 0.15)):
         gaps = []
-        for seed in range(2000, 2008):
+        for seed in range(2000, 2006):
             landscape = family(space, seed)
             search = Fitted(space, seed=seed)
             finish(search, landscape.measure)
@@ -400,10 +401,10 @@ def test_a_race_keeps_the_best_and_drops_the_slow(seed):
 
 def test_afnfa_measures_a_share_and_predicts_one_configuration_for_all_tasks():
     space = landscape_space()
-    search = Afnfa(space, share=0.002)
+    search = Afnfa(space, share=0.001)
     landscape = equations(space, 0)
     asked = finish(search, landscape.measure)
-    assert len(asked) == math.ceil(0.002 * space.size) + 1
+    assert len(asked) == math.ceil(0.001 * space.size) + 1
     assert search.best is not None
     assert search.best[0] == asked[-1]
     low, high = Config({"code": "a", "chunks": 4, "lanes": 1}), {"code": "a", "chunks": 4}

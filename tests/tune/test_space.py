@@ -122,7 +122,7 @@ def test_subspaces_may_have_different_resources():
         (lambda: Parameter("", (1,), "resource"), "must not be empty"),
         (lambda: Config({"x": None}), "strings, finite numbers"),  # pyright: ignore[reportArgumentType]
         (lambda: Config.from_json([1]), "must be an object"),
-        (lambda: Subspace(Config({}), (CODE,)), "is no resource"),
+        (lambda: Subspace(Config({}), (CODE,)), "is not a resource"),
         (lambda: Subspace(Config({"chunks": 1}), (CHUNKS,)), "must differ in name"),
         (lambda: SMALL.subspace_of(Config({"x": 1})), "outside the configuration space"),
     ],

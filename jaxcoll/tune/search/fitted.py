@@ -46,6 +46,9 @@ _LEVEL_SPREAD = 0.8
 # an ensemble of this size sees little of their tails.
 _CAUTION, _CAUTION_CORRECTED = 2.0, 1.5
 
+# Measurements that the race at the end may take.
+_RACE = 12
+
 # A subspace whose first measurements all fail is dropped after this many.
 _MOST_FAILURES = 3
 
@@ -72,7 +75,6 @@ class _Grid:
         self.coarse = _product(coarse)
         self.indices = self.coarse
         self.predicted = np.empty((ensemble.size, len(self.coarse)))
-        self.refused: set[Index] = set()
 
     def point(self, index: Iterable[int]) -> Floats:
         """Centred logarithms of the resources at a position."""
@@ -193,8 +195,7 @@ class Fitted(Search):
             yield from self._ask(config)
         yield from self._middles()
         self._share_level()
-        racers = 12
-        while self.evaluations + racers < self._limit:
+        while self.evaluations + _RACE < self._limit:
             self._judge()
             config = self._most_promising() or self._neighbour()
             if config is None:
