@@ -10,7 +10,7 @@ The states of a tuner, each of some steps:
 - *warm*: the default runs while candidates are compiled and compared with ``jax.lax``;
 - *search*: one program holds all candidates, and every task tries another in every step;
 - *compile*: the likely winner runs in that program while finalists are compiled as plain programs;
-- *final*: these and the default take turns, until one is faster beyond noise;
+- *final*: these and the default run in alternation, until the difference is known;
 - *settled*: the winner runs; a *probe* now and then times it, and if it became slower for long the
   search begins again.
 
