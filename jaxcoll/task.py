@@ -1,4 +1,4 @@
-"""Tasks: what is tuned. Calls that are the same task run by the same configuration.
+"""Tasks: the units of tuning. Calls that are the same task run by the same configuration.
 
 A task is a primitive, a group and a message size (AutoCCL: Xu et al., NSDI 2025, Sec. 4.1),
 together with the dtype and the network, which JAX also fixes while tracing.

@@ -1,4 +1,4 @@
-"""The leader of an online tuner: from times to what the next steps run. Pure, without JAX.
+"""The leader of an online tuner: from times to the programs of the next steps. No JAX.
 
 The states and their order are described in ``online_tuner``. A decision holds for some steps:
 
@@ -19,7 +19,7 @@ from jaxcoll.tune.measure import Choice, Race
 
 # Steps between two questions whether compilers in the background have finished.
 POLL_STEPS = 4
-# Steps of a probe; what was under way before delays the first, which is not timed.
+# Steps of a probe; work already under way delays the first, which is not timed.
 PROBE_STEPS = 4
 # A settled step that is slower than when it was chosen by this factor, in so many probes in
 # succession, has drifted.

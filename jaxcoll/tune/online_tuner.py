@@ -76,8 +76,8 @@ def online(
         space: (task) -> the configurations to choose from, ``jax_space`` when omitted; or the
             configurations themselves, per task.
         candidates: most configurations per task that are tried, the default among them.
-        table: what is known. Tasks that it answers are not tuned. A path is read at first, where
-            the file exists, and written when the step is settled.
+        table: of earlier decisions. Tasks that it answers are not tuned. A path is read at first,
+            where the file exists, and written when the step is settled.
         seed: of the order in which candidates are tried.
         steps: most steps of a search.
         programs: "switch" for one program of all candidates, "plain" for one each, as is needed
@@ -129,7 +129,7 @@ class Online:
     """A step that tunes itself, as ``online`` returns it.
 
     Attributes:
-        table: what is known: decisions, and candidates that failed.
+        table: decisions, and candidates that failed.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Online:
         return self._chosen
 
     def report(self) -> Report:
-        """What was tried and chosen so far, and what that cost."""
+        """The programs tried, the configurations chosen so far, and their cost."""
         return self._history.report(self._state, self._candidates, self._chosen)
 
     def join(self) -> None:
@@ -339,7 +339,7 @@ class Online:
 
 
 class History:
-    """What an online tuner did, for its report."""
+    """The steps, times and failures of an online tuner, for its report."""
 
     def __init__(self) -> None:
         self.steps: Counter[str] = Counter()
