@@ -1,7 +1,7 @@
-"""The online tuner: steps until it settles, distance from the best choice, and overhead.
+"""The online tuner: steps until it settles, the gap to the best candidate, and the cost.
 
 A data-parallel network on CPU devices, its gradients summed in as many tasks as asked for. The
-candidates of each task are compiled once; every run then tunes again with a seed of its own. The
+candidates of each task are compiled once; every run then tunes with a seed of its own. The
 chosen candidates are compared with the best by times of all candidates in alternation, taken after
 the runs.
 """

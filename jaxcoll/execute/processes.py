@@ -34,7 +34,7 @@ def agree(schedule: Schedule, axes: Axes, lowering: str, call: str) -> None:
     cannot be known while tracing).
 
     Args:
-        call: the rest of the call: kind, size, groups and configuration.
+        call: all but the schedule: kind, size, groups, and the configuration.
 
     Raises:
         ScheduleError: on every process, if some differ, or one does not say within

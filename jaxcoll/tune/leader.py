@@ -1,4 +1,4 @@
-"""The leader of an online tuner: from times to what the next steps run. Pure, without JAX.
+"""The leader of an online tuner: from times to the programs of the next steps. No JAX.
 
 The states and their order are described in ``online_tuner``. A decision holds for some steps:
 
@@ -21,14 +21,18 @@ from jaxcoll.tune.measure import Choice, Race
 
 # Steps between two questions whether compilers in the background have finished.
 POLL_STEPS = 4
-# Steps of a probe; what was under way before delays the first, which is not timed.
+# Steps of a probe; work already under way delays the first, which is not timed.
 PROBE_STEPS = 4
 # A settled step that is slower than when it was chosen by this factor, in so many probes in
 # succession, has drifted.
 _DRIFT = 1.25
 _PROBES = 3
 _FINALISTS = 3
-_FINAL_STEPS = 4  # per finalist
+# Steps per finalist: enough on a calm machine, and at most where noise hides the difference.
+_FINAL_STEPS = 4
+_MOST_FINAL_STEPS = 12
+# Share of a step to which the finalists' difference from the default is to be known.
+_FINAL_ERROR = 0.05
 
 Decision = dict[str, Any]
 
@@ -144,7 +148,8 @@ class Leader:
             program = "switch" if self._prepared["switch"] else "plain"
             return _decision("compile", program, [best], POLL_STEPS)
         number = len(self._finalists)
-        self._final = Race([number], seed=self._seed, within=0.01, most_steps=_FINAL_STEPS * number)
+        most = _MOST_FINAL_STEPS * number
+        self._final = Race([number], seed=self._seed, within=0.01, most_steps=most)
         return self._next_final()
 
     def _next_final(self) -> Decision:
@@ -154,14 +159,23 @@ class Leader:
     def _after_final(self, times, is_ready: bool) -> Decision:
         for choice, seconds in times:
             self._final.tell((self._finalists.index(choice),), seconds)
-        if not self._final.done:
-            return self._next_final()
-        fit = self._final.fit()
         (winner,) = self._final.best()
-        if winner and fit.effects[0][0] - fit.effects[0][winner] < fit.error(0, 0, winner):
-            winner = 0  # not faster than the default beyond noise
+        if not self._final.done and not self._is_known(winner):
+            return self._next_final()
+        if not self._final.choices:  # no step was timed
+            return self._settle(self._finalists[0])
+        fit = self._final.fit()
         self._usual, self._slow = fit.seconds((winner,)), 0
         return self._settle(self._finalists[winner])
+
+    def _is_known(self, winner: int) -> bool:
+        """Whether the finalists were tried often enough to tell the winner from the default."""
+        if len(self._final.choices) < _FINAL_STEPS * len(self._finalists):
+            return False
+        fit = self._final.fit()
+        rivals = (i for i in range(len(self._finalists)) if i != winner)
+        worst = max(fit.error(0, winner, i) for i in rivals)
+        return worst <= _FINAL_ERROR * fit.seconds((winner,))
 
     def _settle(self, choice: Choice) -> Decision:
         self._chosen = choice

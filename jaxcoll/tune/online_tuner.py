@@ -10,7 +10,7 @@ The states of a tuner, each of some steps:
 - *warm*: the default runs while candidates are compiled and compared with ``jax.lax``;
 - *search*: one program holds all candidates, and every task tries another in every step;
 - *compile*: the likely winner runs in that program while finalists are compiled as plain programs;
-- *final*: these and the default take turns, until one is faster beyond noise;
+- *final*: these and the default run in alternation, until the difference is known;
 - *settled*: the winner runs; a *probe* now and then times it, and if it became slower for long the
   search begins again.
 
@@ -77,8 +77,8 @@ def online(
         space: (task) -> the configurations to choose from, ``jax_space`` when omitted; or the
             configurations themselves, per task.
         candidates: most configurations per task that are tried, the default among them.
-        table: what is known. Tasks that it answers are not tuned. A path is read at first, where
-            the file exists, and written when the step is settled.
+        table: of earlier decisions. Tasks that it answers are not tuned. A path is read at first,
+            where the file exists, and written when the step is settled.
         seed: of the order in which candidates are tried.
         steps: most steps of a search.
         programs: "switch" for one program of all candidates, "plain" for one each, as is needed
@@ -130,7 +130,7 @@ class Online:
     """A step that tunes itself, as ``online`` returns it.
 
     Attributes:
-        table: what is known: decisions, and candidates that failed.
+        table: decisions, and candidates that failed.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Online:
         return self._chosen
 
     def report(self) -> Report:
-        """What was tried and chosen so far, and what that cost."""
+        """The programs tried, the configurations chosen so far, and their cost."""
         return self._history.report(self._state, self._candidates, self._chosen)
 
     def join(self) -> None:
@@ -359,7 +359,7 @@ class Online:
 
 
 class History:
-    """What an online tuner did, for its report."""
+    """The steps, times and failures of an online tuner, for its report."""
 
     def __init__(self) -> None:
         self.steps: Counter[str] = Counter()

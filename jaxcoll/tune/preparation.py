@@ -1,4 +1,4 @@
-"""Preparation: what the online tuner does in the background before it tries anything.
+"""Preparation: the background work of the online tuner before it tries a candidate.
 
 Finds the tasks of the step, their candidates, and compiles the program of all candidates and the
 programs that compare them with ``jax.lax``.

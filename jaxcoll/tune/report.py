@@ -1,4 +1,4 @@
-"""Reports of the online tuner: what it tried, what it chose, and what that cost."""
+"""Reports of the online tuner: programs tried, configurations chosen, and their cost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Report:
         chosen: configuration of each task; None for the default.
         default_seconds: median step by the default, of those that were timed; None if none was.
         tuned_seconds: median step by the choice, likewise.
-        overhead_seconds: what the timed steps took beyond as many steps by the default.
+        overhead_seconds: of the timed steps, beyond as many steps by the default.
         compile_seconds: spent by compilers in the background.
         failures: why a candidate of a task is in quarantine.
         recording: what every step ran.

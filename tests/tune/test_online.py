@@ -87,7 +87,7 @@ def test_donation_shardings_and_signature_are_kept():
     step, w, x = _step(donate_argnums=0)
     wanted = step(w.copy(), x)
     tuned = online(step, space=_spaces(step, w, x))
-    assert tuned.__name__ == step.__name__
+    assert tuned.__name__ == step.__name__  # type: ignore[attr-defined]
     seen = set()
     for _ in range(60):
         tuned.join()
@@ -110,7 +110,7 @@ def test_no_step_waits_for_a_compiler():
         w, _ = tuned(w, x)
     threads = []
 
-    def heard(event, duration, **_):
+    def heard(event: str, duration_secs: float, **_: str | int) -> None:
         if "backend_compile" in event:
             threads.append(threading.current_thread() is threading.main_thread())
 
@@ -147,7 +147,7 @@ def test_flax_and_optax_with_buckets_of_gradients(x64):
         )
         def step(params, state, x):
             def loss_fn(p):
-                return jnp.mean(net.apply(p, x) ** 2)
+                return jnp.mean(jnp.square(net.apply(p, x)))  # type: ignore[arg-type]
 
             loss, gradients = jax.value_and_grad(loss_fn)(jax.lax.pcast(params, "x", to="varying"))
             updates, state = tx.update(gradients, state, params)
