@@ -46,6 +46,12 @@ def test_the_training_page_trains(tmp_path):
     assert third < 2
 
 
+def test_the_page_of_the_tuner_searches(tmp_path):
+    points, share = run_page("tuner.md", 1, tmp_path)
+    assert points == "251,658,240"
+    assert float(share) > 0.95
+
+
 def test_the_page_of_plans_plans_and_runs(tmp_path):
     printed = run_page("tensorstate.md", 3, tmp_path)
     assert printed[1].startswith("= ")
