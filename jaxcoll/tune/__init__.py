@@ -15,7 +15,11 @@ from jaxcoll.tune.space import Space, Subspace
 from jaxcoll.tune.table import Table
 
 if TYPE_CHECKING:
+    from jaxcoll.tune.backend_space import jax_space
     from jaxcoll.tune.in_use import this_machine, use
+    from jaxcoll.tune.online_tuner import online
+    from jaxcoll.tune.report import Recording, Report
+    from jaxcoll.tune.task import tasks_of
 
 # Names that need jax, by their modules.
 _NEED_JAX = {
