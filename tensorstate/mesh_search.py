@@ -94,9 +94,9 @@ def _assign(
 ) -> MeshAssignment:
     """The mesh whose axis a takes ``parts[d][a]`` of dimension d, nested in the given order."""
     shape = [split[a] for split, nest in zip(parts, nesting, strict=True) for a in nest]
-    places = [(d, a) for d, nest in enumerate(nesting) for a in nest]
+    mesh_dims = [(d, a) for d, nest in enumerate(nesting) for a in nest]
     # Row-major over mesh axes: all factors of the first axis precede those of the second.
-    order = sorted(range(len(places)), key=lambda i: (places[i][1], places[i][0]))
+    order = sorted(range(len(mesh_dims)), key=lambda i: (mesh_dims[i][1], mesh_dims[i][0]))
     device_order = np.arange(math.prod(shape)).reshape(shape).transpose(order).ravel()
     sizes = {name: math.prod(split[a] for split in parts) for a, name in enumerate(axes)}
     return MeshAssignment(MeshShape.of(sizes), tuple(device_order.tolist()), parts)

@@ -214,11 +214,13 @@ def _regathered_in_backward(
     """
     saved: dict[int, Placements] = {}
     for reshard in result.cost.reshards:
-        group, own = problem.tensor_groups[reshard.group], reshard.produced_placements
+        group, produced = problem.tensor_groups[reshard.group], reshard.produced_placements
         if group.is_input and "fsdp" in baselines:
-            saved |= dict.fromkeys(reshard.tensors, own)
+            saved |= dict.fromkeys(reshard.tensors, produced)
         if not group.is_input and "megatron-sp" in baselines and reshard.saved is not None:
-            larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(group, own)
-            if has_no_partial(own) and larger:
-                saved |= dict.fromkeys(reshard.tensors, own)
+            larger = problem.local_bytes(group, reshard.saved) > problem.local_bytes(
+                group, produced
+            )
+            if has_no_partial(produced) and larger:
+                saved |= dict.fromkeys(reshard.tensors, produced)
     return saved

@@ -1,7 +1,9 @@
 """What every test process needs: 16 CPU devices, and property tests without a stop-watch.
 
-Sixteen devices, so that meshes of 8 and of 16 can be built in one process. JAX reads both variables
-once, when it starts, which is after this file is imported.
+Sixteen devices, so that meshes of 8 and of 16 can be built in one process. Tests spend most of
+their time in XLA's compiler and run each program once, so LLVM does not optimize: neither the HLO,
+its collectives and its memory nor the operations depend on that. JAX reads both variables once,
+when it starts, which is after this file is imported.
 
 Property tests draw the same examples in every run, and many fresh ones with
 HYPOTHESIS_PROFILE=thorough.
@@ -14,9 +16,14 @@ import os
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_FLAG = "--xla_force_host_platform_device_count"
-if _FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_FLAG}=16".strip()
+_FLAGS = {
+    "--xla_force_host_platform_device_count": "16",
+    "--xla_backend_optimization_level": "0",
+    "--xla_llvm_disable_expensive_passes": "true",
+}
+_given = os.environ.get("XLA_FLAGS", "")
+_added = [f"{flag}={value}" for flag, value in _FLAGS.items() if flag not in _given]
+os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
 
 # The first example of a test may compile for seconds; a deadline would only measure that, and a
 # slow machine is not an error of a test.

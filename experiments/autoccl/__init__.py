@@ -2,8 +2,9 @@
 
 In reading order: ``tasks`` (Tables 1 and 8: what is communicated), ``spaces`` (Table 2, Fig. 2),
 ``optima`` (Fig. 3, Table 7: what printed optima say about the model), ``fitted`` (Tables 3 to 5,
-Fig. 1: the model fitted to printed bandwidths), ``workflow`` (Fig. 4 to 6), ``claims`` (Sec. 6 and
-the abstract, and where the paper contradicts itself). ``labels`` says what a row is.
+Fig. 1: the model fitted to printed bandwidths), ``workflow`` (Fig. 4 to 6), ``tuners`` (Fig. 7 to 9
+in the model), ``claims`` (Sec. 6 and the abstract, and where the paper contradicts itself).
+``labels`` says what a row is.
 
 Every row says how its numbers came about: measured here, modelled, or needs NCCL.
 """
@@ -19,5 +20,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "autoccl-fig-1": Experiment("experiments.autoccl.fitted"),
     "autoccl-table-5": Experiment("experiments.autoccl.fitted"),
     "autoccl-fig-6": Experiment("experiments.autoccl.workflow"),
+    "autoccl-fig-9": Experiment("experiments.autoccl.tuners"),
     "autoccl-claims": Experiment("experiments.autoccl.claims"),
 }

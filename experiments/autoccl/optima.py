@@ -2,7 +2,7 @@
 
 The paper prints four optima of one resource while the others are fixed. They suffice to tell which
 way congestion goes, and roughly how: where the transport limits, the best NC x C is one number if
-NC and C congest alike; where the protocol limits, NT has an optimum only if threads congest.
+NC and C congest equally; where the protocol limits, NT has an optimum only if threads congest.
 """
 
 from __future__ import annotations

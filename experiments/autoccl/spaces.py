@@ -83,7 +83,7 @@ def run(config: Config) -> list[Row]:
 def different(space: Space, shard_bytes: int) -> int:
     """Points of which a step of NC chunks of C bytes is not larger than a shard.
 
-    A larger step moves the whole shard at once, as a smaller one does: the point is no new one.
+    A larger step moves the whole shard at once, as a smaller one does: the two do not differ.
     """
     total = 0
     for subspace in space.subspaces:

@@ -25,12 +25,12 @@ def measure(kind: str, size: str, evaluations: int, seed: int) -> Iterator[dict[
     """A row with ``jax.lax`` in the space and one without."""
     import jax
     import numpy as np
-    from jaxcoll.tune.search.exhaustive import Exhaustive
 
     from jaxcoll.tune.backend_space import jax_space
     from jaxcoll.tune.config import Config
     from jaxcoll.tune.in_use import this_machine
-    from jaxcoll.tune.offline import tune
+    from jaxcoll.tune.offline_tuner import tune
+    from jaxcoll.tune.search.exhaustive import Exhaustive
     from jaxcoll.tune.search.fitted import Fitted
     from jaxcoll.tune.table import Table
     from jaxcoll.tune.trial import Trial

@@ -1,8 +1,8 @@
 """Searches of the tuner: how far from the best they end, and after how many measurements.
 
-On landscapes of 12 subspaces and 129,600 points with 2 % noise, drawn by equations 1 to 5 of AutoCCL
-("equations") and by another unimodal form ("hills"): AutoCCL's algorithm as printed and as released,
-AFNFA and this library's search. A last row times the latter on the whole of Table 2.
+On landscapes of 12 subspaces and 129,600 points with 2 % noise, drawn by equations 1 to 5 of
+AutoCCL ("equations") and by another unimodal form ("hills"): AutoCCL's algorithm as printed and as
+released, AFNFA and this library's search. A last row times the latter on the whole of Table 2.
 
 A gap is the share of the best bandwidth that is lost, without noise.
 """

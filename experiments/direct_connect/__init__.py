@@ -21,4 +21,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "direct-connect-fig-a-4": Experiment("experiments.direct_connect.best"),
     "direct-connect-fig-3-7": Experiment("experiments.direct_connect.large"),
     "direct-connect-fig-3-9": Experiment("experiments.direct_connect.training.moe"),
+    "direct-connect-fig-3-8": Experiment("experiments.direct_connect.training.data_parallel"),
+    "direct-connect-fig-3-10": Experiment("experiments.direct_connect.costs.synthesizers"),
+    "direct-connect-fig-a-7": Experiment("experiments.direct_connect.costs.kautz"),
 }

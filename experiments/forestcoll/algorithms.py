@@ -30,7 +30,7 @@ from jaxcoll.topology import Topology
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 # A kind of collective that an algorithm is not for, or a network that it cannot search.
-Refused = (CollectiveError, TopologyError)
+NotApplicable = (CollectiveError, TopologyError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Case:
     """One case of a comparison.
 
     Attributes:
-        cluster: the boxes.
+        cluster: the hosts.
         topology: their network.
         kind: of the collective.
         pieces: into which the data that crosses a connection is cut, smallest first.
@@ -74,7 +74,7 @@ def _blink(case: Case) -> Iterator[Schedule]:
 
 
 def _vendor_ring(case: Case) -> Iterator[Schedule]:
-    """NCCL's and RCCL's, at best: a ring for each link between boxes, one way and both ways."""
+    """NCCL's and RCCL's, at best: a ring for each link between hosts, one way and both ways."""
     circles = case.cluster.circles()
     for both in (False, True):
         ring = Ring(bidirectional=both, circles=circles)
@@ -83,10 +83,10 @@ def _vendor_ring(case: Case) -> Iterator[Schedule]:
 
 
 def _vendor_tree(case: Case) -> Iterator[Schedule]:
-    """NCCL's and RCCL's: chains inside boxes, two trees across them, a channel for each rank."""
+    """NCCL's and RCCL's: chains inside hosts, two trees across them, a channel for each rank."""
     chains = case.cluster.chains()
     for pieces in case.pieces:
-        chunks = -(-2 * pieces // case.cluster.boxes)
+        chunks = -(-2 * pieces // case.cluster.hosts)
         for nbytes in (1 << 20, case.nbytes):
             tree = HierarchicalTree(chains=chains, pieces=pieces, nbytes=nbytes)
             yield case.made(tree, chunks)
@@ -115,7 +115,7 @@ def _step_milp(case: Case) -> Iterator[Schedule]:
     """One chunk per rank, and two where they are found in time."""
     milp = StepMilp(nbytes=case.nbytes, seconds=10.0)
     yield case.made(milp, 1)
-    with contextlib.suppress(*Refused):
+    with contextlib.suppress(*NotApplicable):
         yield case.made(milp, 2)
 
 
@@ -132,7 +132,7 @@ ALGORITHMS: Mapping[str, Callable[[Case], Iterator[Schedule]]] = {
 
 
 def _nvls(case: Case, sizes: Sequence[int]) -> Iterator[tuple[int, float]]:
-    """ForestColl's trees, with switches of the boxes that copy and add (Sec. 4.5.6)."""
+    """ForestColl's trees, with switches of the hosts that copy and add (Sec. 4.5.6)."""
     topology = case.topology
     flow = forest(topology if case.kind == "all_gather" else topology.transpose())
     for pieces in case.pieces:

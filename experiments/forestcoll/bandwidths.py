@@ -1,4 +1,4 @@
-"""Bandwidth against size on boxes of accelerators, by algorithm (Fig. 4.10, 4.11, 4.12)."""
+"""Bandwidth against size on hosts of accelerators, by algorithm (Fig. 4.10, 4.11, 4.12)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.forestcoll.algorithms import KINDS, NAMES, Case, Refused, fastest_times
+from experiments.forestcoll.algorithms import KINDS, NAMES, Case, NotApplicable, fastest_times
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.paper import PaperValue
 from experiments.plots import panels
@@ -119,7 +119,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             for algorithm in config.algorithms:
                 try:
                     times = fastest_times(algorithm, case, config.nbytes)
-                except Refused as error:
+                except NotApplicable as error:
                     refused[algorithm, name, kind] = str(error)
                     continue
                 lines[algorithm] = {size: size / time / 1e9 for size, time in times.items()}

@@ -34,21 +34,21 @@ class ModelConfig:
 
     Attributes:
         table: a name in ``configs/workload/fsdp``.
-        samples: of every rank.
+        batch_per_rank: of every rank.
         overlap: whether communication runs beside compute; one after the other otherwise.
         printed_compute: percent of NCCL's iteration that is compute, as printed; 0 for nothing.
         printed_reduction: percent that ForestColl takes off NCCL's iteration; 0 for nothing.
     """
 
     table: str
-    samples: int
+    batch_per_rank: int
     overlap: bool
     printed_compute: float
     printed_reduction: float
 
     def __post_init__(self) -> None:
         one_of("models.table", self.table, names_in(MODELS))
-        at_least("models.samples", self.samples, 1)
+        at_least("models.batch_per_rank", self.batch_per_rank, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Config:
 
     Attributes:
         size: the preset, "ci" or "paper".
-        cluster: the boxes.
+        cluster: the hosts.
         models: smallest first.
         accelerator: a name in ``configs/accelerator``.
-        value_bytes: bytes of a weight or gradient.
+        element_bytes: bytes of a weight or gradient.
         pieces: that are tried, smallest first.
         notes: differences from the paper.
         results: folder to write to.
@@ -70,7 +70,7 @@ class Config:
     cluster: ClusterConfig
     models: tuple[ModelConfig, ...]
     accelerator: str
-    value_bytes: int
+    element_bytes: int
     pieces: tuple[int, ...]
     notes: tuple[str, ...]
     results: Path
@@ -78,7 +78,7 @@ class Config:
     def __post_init__(self) -> None:
         if not self.models or not self.pieces:
             raise ConfigError("needs models and pieces")
-        at_least("value_bytes", self.value_bytes, 1)
+        at_least("element_bytes", self.element_bytes, 1)
 
 
 def run(config: Config) -> list[dict[str, Any]]:
@@ -124,9 +124,9 @@ def _workload(config: Config, model: ModelConfig) -> Workload:
     return workload(
         load_model(model.table, MODELS),
         load_accelerator(config.accelerator),
-        samples=model.samples,
-        value_bytes=config.value_bytes,
-        ranks=config.cluster.boxes * config.cluster.ranks,
+        batch_per_rank=model.batch_per_rank,
+        element_bytes=config.element_bytes,
+        ranks=config.cluster.hosts * config.cluster.ranks,
     )
 
 

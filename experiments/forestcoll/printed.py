@@ -14,11 +14,11 @@ GB = 10**9
 # search for the optimum, the removal of switches and the packing of trees.
 PAPER_STAGES = {"A100 x128": (2.2, 979.0, 1209.0), "MI250 64 x 16": (3.8, 550.0, 1708.0)}
 
-# Table 4.1: k trees a rank on two MI250 boxes, GB/s.
+# Table 4.1: k trees per rank on two MI250 hosts, GB/s.
 PAPER_FIXED_K = {1: 320, 2: 341, 3: 343, 4: 341, 5: 348, 83: 354}
 
 
 def fixed_row(topology: Topology, k: int, paper: float | None) -> dict[str, Any]:
     """One row of Table 4.1."""
     algbw = Fraction(topology.num_ranks) / fixed_k(topology, k).inverse / GB
-    return {"trees a rank": k, "algbw GB/s": float(algbw), "paper GB/s": paper}
+    return {"trees per rank": k, "algbw GB/s": float(algbw), "paper GB/s": paper}

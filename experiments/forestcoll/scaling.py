@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
-from experiments.forestcoll.algorithms import Refused
+from experiments.forestcoll.algorithms import NotApplicable
 from experiments.forestcoll.networks import ClusterConfig
 from experiments.forestcoll.printed import PAPER_STAGES
 from experiments.study import publish
@@ -78,7 +78,7 @@ def run(config: Config) -> list[dict[str, Any]]:
                 row["paper seconds"] = _paper_seconds(name, cluster, topology)
                 row["algbw GB/s"] = float(1 / inverse) / 1e9
                 row["% of optimum"] = float(100 * best.inverse / n / inverse)
-            except Refused as error:
+            except NotApplicable as error:
                 row["refused"] = str(error).partition(":")[0]
             rows.append(row)
     title = "ForestColl, Fig. 4.14: all_gather schedules of large clusters"

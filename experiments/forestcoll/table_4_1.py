@@ -1,4 +1,4 @@
-"""ForestColl, Table 4.1: bandwidth of a fixed number of trees per rank on two MI250 boxes."""
+"""ForestColl, Table 4.1: bandwidth of a fixed number of trees per rank on two MI250 hosts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             row["height"] = flow.height
         row["% of optimum"] = 100 * row["algbw GB/s"] / float(best.algbw / GB)
         rows.append(row)
-    title = "ForestColl, Table 4.1: algbw of a fixed number of trees a rank on two MI250 boxes"
+    title = "ForestColl, Table 4.1: algbw of a fixed number of trees per rank on two MI250 hosts"
     figure = draw(rows, float(best.algbw / GB))
     publish(title, rows, config.results, figure=figure, notes=config.notes)
     return rows
@@ -66,12 +66,12 @@ def draw(rows: Sequence[Mapping[str, Any]], best: float) -> Figure:
     """Bandwidth against trees per rank, with the optimum and the numbers that the paper prints."""
     figure = Figure(figsize=(6.0, 3.6), layout="constrained")
     axes = figure.subplots()
-    trees = [row["trees a rank"] for row in rows]
+    trees = [row["trees per rank"] for row in rows]
     axes.axhline(best, color=INK, linestyle=":", label="optimum")
     axes.plot(trees, [row["algbw GB/s"] for row in rows], "o-", color=PALETTE[0], label="ours")
     printed = [row for row in rows if row["paper GB/s"] is not None]
     axes.plot(
-        [row["trees a rank"] for row in printed],
+        [row["trees per rank"] for row in printed],
         [row["paper GB/s"] for row in printed],
         "x",
         color=PALETTE[1],
@@ -81,7 +81,7 @@ def draw(rows: Sequence[Mapping[str, Any]], best: float) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_xticks(trees, map(str, trees), fontsize=8)
     axes.minorticks_off()
-    axes.set_xlabel("trees a rank", color=INK)
+    axes.set_xlabel("trees per rank", color=INK)
     axes.set_ylabel("algbw (GB/s)", color=INK)
     axes.grid(color=FAINT, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)

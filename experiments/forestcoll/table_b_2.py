@@ -21,7 +21,7 @@ from jaxcoll.draw.style import FAINT, INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
 from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
-from jaxcoll.synth.forestcoll.rail_trees import Boxes, find_boxes, inner_scaling, joined_trees
+from jaxcoll.synth.forestcoll.rail_trees import Hosts, find_hosts, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.stages import assemble
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -31,7 +31,7 @@ STAGES: tuple[str, ...] = (
     "optimum",
     "switch removal",
     "tree packing",
-    "joining boxes",
+    "joining hosts",
     "counting links",
 )
 
@@ -42,7 +42,7 @@ class Config:
 
     Attributes:
         size: the preset, "ci" or "paper".
-        clusters: by name; boxes on rails, as the paper's are.
+        clusters: by name; hosts on rails, as the paper's are.
         notes: differences from the paper.
         results: folder to write to.
     """
@@ -114,24 +114,24 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def staged(topology: Topology) -> tuple[TreeFlow, dict[str, float]]:
-    """The forest of boxes on rails, and the wall seconds of each stage.
+    """The forest of hosts on rails, and the wall seconds of each stage.
 
     Raises:
-        ConfigError: the network is not boxes on rails.
+        ConfigError: the network is not hosts on rails.
     """
     watch = _Watch(dict.fromkeys(STAGES, 0.0))
     scaling = watch.timed("optimum", optimum, topology).scaling
-    for boxes in watch.timed("joining boxes", list, find_boxes(topology, scaling)):
-        flow = _joined(topology, scaling, boxes, watch)
+    for hosts in watch.timed("joining hosts", list, find_hosts(topology, scaling)):
+        flow = _joined(topology, scaling, hosts, watch)
         if flow is not None:
             watch.timed("counting links", flow.check_load)
             return flow, watch.seconds
-    raise ConfigError(f"{topology} is not boxes on rails, which this table is about")
+    raise ConfigError(f"{topology} is not hosts on rails, which this table is about")
 
 
-def _joined(topology: Topology, scaling: Scaling, boxes: Boxes, watch: _Watch) -> TreeFlow | None:
+def _joined(topology: Topology, scaling: Scaling, hosts: Hosts, watch: _Watch) -> TreeFlow | None:
     """As ``jaxcoll.synth.forest`` does, stage by stage."""
-    inner, inside = inner_scaling(boxes, scaling), boxes.inside
+    inner, inside = inner_scaling(hosts, scaling), hosts.inside
     if inner is None:
         return None
     try:
@@ -140,8 +140,8 @@ def _joined(topology: Topology, scaling: Scaling, boxes: Boxes, watch: _Watch) -
         return None
     capacity = logical.capacity()
     trees = watch.timed("tree packing", pack_trees, inside.num_ranks, capacity, inner.trees)
-    spread = watch.timed("joining boxes", assemble, inside, inner, logical, trees)
-    return watch.timed("joining boxes", joined_trees, topology, scaling, boxes, spread)
+    spread = watch.timed("joining hosts", assemble, inside, inner, logical, trees)
+    return watch.timed("joining hosts", joined_trees, topology, scaling, hosts, spread)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,8 +18,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool = True) 
     """
     scores = jnp.einsum("bqghd,bkgd->bghqk", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
     if causal:
-        places = jnp.arange(q.shape[1])
-        scores = jnp.where(places[:, None] >= places[None, :], scores, -1e30)
+        positions = jnp.arange(q.shape[1])
+        scores = jnp.where(positions[:, None] >= positions[None, :], scores, -1e30)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("bghqk,bkgd->bqghd", weights, v)
 

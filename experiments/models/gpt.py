@@ -12,7 +12,7 @@ from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.models.attention import attention
 from experiments.models.functional import init_params
-from experiments.models.training_step import Model, cross_entropy, trained
+from experiments.models.training_step import Model, cross_entropy, make_training_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Config:
         layers, width, heads: of the transformer.
         hidden: width inside its perceptrons.
         vocabulary: tokens there are.
-        length: tokens of a sequence.
+        sequence_length: tokens of a sequence.
         batch: sequences a step.
-        accumulate: microbatches of a step.
+        grad_accumulation: microbatches of a step.
         dropout: fraction of every block's output that is dropped.
         dtype: in which it computes; parameters are float32.
     """
@@ -35,23 +35,31 @@ class Config:
     heads: int
     hidden: int
     vocabulary: int
-    length: int
+    sequence_length: int
     batch: int
-    accumulate: int
+    grad_accumulation: int
     dropout: float
     dtype: str
 
     def __post_init__(self) -> None:
-        for name in ("layers", "width", "heads", "hidden", "vocabulary", "length", "batch"):
+        for name in (
+            "layers",
+            "width",
+            "heads",
+            "hidden",
+            "vocabulary",
+            "sequence_length",
+            "batch",
+        ):
             at_least(f"model.{name}", getattr(self, name), 1)
-        at_least("model.accumulate", self.accumulate, 1)
+        at_least("model.grad_accumulation", self.grad_accumulation, 1)
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
         if self.width % self.heads:
             raise ConfigError(f"model.heads must divide the width {self.width}, got {self.heads}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"model.dropout must be from 0 to below 1, got {self.dropout}")
-        if self.dropout and self.accumulate > 1:
-            raise ConfigError("model.dropout and model.accumulate exclude each other")
+        if self.dropout and self.grad_accumulation > 1:
+            raise ConfigError("model.dropout and model.grad_accumulation exclude each other")
 
 
 class Block(nnx.Module):
@@ -85,13 +93,13 @@ class GPT(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs):
         options = {"dtype": jnp.dtype(config.dtype), "rngs": rngs}
         self.tokens = nnx.Embed(config.vocabulary, config.width, **options)
-        self.places = nnx.Embed(config.length, config.width, **options)
+        self.position_embedding = nnx.Embed(config.sequence_length, config.width, **options)
         self.layers = nnx.List([Block(config, rngs) for _ in range(config.layers)])
         self.norm = nnx.LayerNorm(config.width, **options)
         self.head = nnx.Linear(config.width, config.vocabulary, use_bias=False, **options)
 
     def __call__(self, tokens: jax.Array, rngs: nnx.Rngs | None) -> jax.Array:
-        x = self.tokens(tokens) + self.places.embedding[...].astype(self.tokens.dtype)
+        x = self.tokens(tokens) + self.position_embedding.embedding[...].astype(self.tokens.dtype)
         for layer in self.layers:
             x = layer(x, rngs)
         return self.head(self.norm(x))
@@ -107,8 +115,8 @@ def model(config: Config) -> Model:
         rngs = nnx.Rngs(batch["key"]) if config.dropout else None
         return cross_entropy(module(batch["tokens"], rngs), batch["next"])
 
-    tokens = jax.ShapeDtypeStruct((config.batch, config.length), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((config.batch, config.sequence_length), jnp.int32)
     batch = {"tokens": tokens, "next": tokens}
     if config.dropout:
         batch["key"] = jax.eval_shape(lambda: jax.random.key(0))
-    return trained(loss_of, init, batch, config.vocabulary, config.accumulate)
+    return make_training_step(loss_of, init, batch, config.vocabulary, config.grad_accumulation)

@@ -23,9 +23,9 @@ class Config:
     heads: int
     hidden: int
     vocabulary: int
-    length: int
+    sequence_length: int
     batch: int
-    accumulate: int
+    grad_accumulation: int
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -61,7 +61,10 @@ class GPT(nn.Module):
         config = self.config
         x = nn.Embed(config.vocabulary, config.width, name="tokens")(tokens)
         x = x + self.param(
-            "places", nn.initializers.normal(0.02), (config.length, config.width), jnp.float32
+            "position_embedding",
+            nn.initializers.normal(0.02),
+            (config.sequence_length, config.width),
+            jnp.float32,
         )
         layers = nn.scan(
             Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=config.layers
@@ -72,5 +75,5 @@ class GPT(nn.Module):
 
 def model(config: Config) -> Model:
     """Its training step, on sequences and the tokens that follow each of theirs."""
-    shape = (config.batch, config.length)
-    return language_model(GPT(config), shape, config.vocabulary, config.accumulate)
+    shape = (config.batch, config.sequence_length)
+    return language_model(GPT(config), shape, config.vocabulary, config.grad_accumulation)

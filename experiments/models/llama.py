@@ -20,12 +20,12 @@ class Config:
 
     Attributes:
         layers, width, heads: of the transformer.
-        groups: of heads that share a key and a value.
+        num_kv_heads: of heads that share a key and a value.
         hidden: width inside its perceptrons.
         vocabulary: tokens there are.
-        length: tokens of a sequence.
+        sequence_length: tokens of a sequence.
         batch: sequences a step.
-        accumulate: microbatches of a step.
+        grad_accumulation: microbatches of a step.
         scan: whether layers are one, scanned over stacked parameters.
         remat: whether layers are recomputed in the backward pass.
         dtype: in which it computes; parameters are float32.
@@ -34,25 +34,34 @@ class Config:
     layers: int
     width: int
     heads: int
-    groups: int
+    num_kv_heads: int
     hidden: int
     vocabulary: int
-    length: int
+    sequence_length: int
     batch: int
-    accumulate: int
+    grad_accumulation: int
     scan: bool
     remat: bool
     dtype: str
 
     def __post_init__(self) -> None:
-        sizes = ("layers", "width", "heads", "groups", "hidden", "vocabulary", "length", "batch")
-        for name in (*sizes, "accumulate"):
+        sizes = (
+            "layers",
+            "width",
+            "heads",
+            "num_kv_heads",
+            "hidden",
+            "vocabulary",
+            "sequence_length",
+            "batch",
+        )
+        for name in (*sizes, "grad_accumulation"):
             at_least(f"model.{name}", getattr(self, name), 1)
         one_of("model.dtype", self.dtype, ("float32", "bfloat16"))
-        if self.width % (2 * self.heads) or self.heads % self.groups:
+        if self.width % (2 * self.heads) or self.heads % self.num_kv_heads:
             raise ConfigError(
                 f"model.heads={self.heads} must divide the width {self.width} into even parts, and "
-                f"be a multiple of model.groups={self.groups}"
+                f"be a multiple of model.num_kv_heads={self.num_kv_heads}"
             )
 
 
@@ -65,15 +74,15 @@ class Layer(nn.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, None]:
         config = self.config
         dtype, width = jnp.dtype(config.dtype), config.width
-        head, each = width // config.heads, config.heads // config.groups
+        head, each = width // config.heads, config.heads // config.num_kv_heads
 
         def linear(features, name: str, axis: int | tuple[int, ...] = -1):
             return nn.DenseGeneral(features, axis, use_bias=False, dtype=dtype, name=name)
 
         y = nn.RMSNorm(dtype=dtype, name="before_attention")(x)
-        q = rotary(linear((config.groups, each, head), "query")(y))
-        k = rotary(linear((config.groups, head), "key")(y))
-        v = linear((config.groups, head), "value")(y)
+        q = rotary(linear((config.num_kv_heads, each, head), "query")(y))
+        k = rotary(linear((config.num_kv_heads, head), "key")(y))
+        v = linear((config.num_kv_heads, head), "value")(y)
         x = x + linear(width, "out", (-3, -2, -1))(attention(q, k, v))
         y = nn.RMSNorm(dtype=dtype, name="before_mlp")(x)
         y = nn.silu(linear(config.hidden, "gate")(y)) * linear(config.hidden, "up")(y)
@@ -108,5 +117,5 @@ class Llama(nn.Module):
 
 def model(config: Config) -> Model:
     """Its training step, on sequences and the tokens that follow each of theirs."""
-    shape = (config.batch, config.length)
-    return language_model(Llama(config), shape, config.vocabulary, config.accumulate)
+    shape = (config.batch, config.sequence_length)
+    return language_model(Llama(config), shape, config.vocabulary, config.grad_accumulation)

@@ -11,7 +11,7 @@ from flax import nnx
 
 from experiments.config import at_least
 from experiments.models.functional import init_params
-from experiments.models.training_step import Model, cross_entropy, trained
+from experiments.models.training_step import Model, cross_entropy, make_training_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,17 +21,17 @@ class Config:
     Attributes:
         widths: features of the input, of every hidden layer, and the classes.
         batch: vectors a step.
-        accumulate: microbatches of a step.
+        grad_accumulation: microbatches of a step.
     """
 
     widths: tuple[int, ...]
     batch: int
-    accumulate: int
+    grad_accumulation: int
 
     def __post_init__(self) -> None:
         at_least("model.widths", len(self.widths), 2)
         at_least("model.batch", self.batch, 1)
-        at_least("model.accumulate", self.accumulate, 1)
+        at_least("model.grad_accumulation", self.grad_accumulation, 1)
 
 
 class Perceptron(nnx.Module):
@@ -58,4 +58,4 @@ def model(config: Config) -> Model:
         "x": jax.ShapeDtypeStruct((config.batch, config.widths[0]), jnp.float32),
         "label": jax.ShapeDtypeStruct((config.batch,), jnp.int32),
     }
-    return trained(loss_of, init, batch, config.widths[-1], config.accumulate)
+    return make_training_step(loss_of, init, batch, config.widths[-1], config.grad_accumulation)

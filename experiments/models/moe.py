@@ -1,6 +1,6 @@
 """A transformer whose perceptrons are a mixture of experts (Flax nnx).
 
-Tokens are sent to their experts by einsums with one-hot places, as in GShard (Lepikhin et al.,
+Tokens are sent to their experts by einsums with one-hot slots, as in GShard (Lepikhin et al.,
 2020): expert parallelism is then a matter of sharding the experts' axis.
 """
 
@@ -16,7 +16,7 @@ from experiments.config import above, at_least
 from experiments.errors import ConfigError
 from experiments.models.attention import attention
 from experiments.models.functional import init_params
-from experiments.models.training_step import Model, cross_entropy, trained
+from experiments.models.training_step import Model, cross_entropy, make_training_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Config:
         layers, width, heads: of the transformer.
         hidden: width inside an expert.
         experts: how many there are in a layer.
-        chosen: how many a token is sent to.
+        top_k: how many a token is sent to.
         capacity: tokens of a sequence that an expert takes, as a multiple of its fair share.
         vocabulary: tokens there are.
-        length: tokens of a sequence.
+        sequence_length: tokens of a sequence.
         batch: sequences a step.
     """
 
@@ -39,25 +39,34 @@ class Config:
     heads: int
     hidden: int
     experts: int
-    chosen: int
+    top_k: int
     capacity: float
     vocabulary: int
-    length: int
+    sequence_length: int
     batch: int
 
     def __post_init__(self) -> None:
-        names = ("layers", "width", "heads", "hidden", "chosen", "vocabulary", "length", "batch")
+        names = (
+            "layers",
+            "width",
+            "heads",
+            "hidden",
+            "top_k",
+            "vocabulary",
+            "sequence_length",
+            "batch",
+        )
         for name in names:
             at_least(f"model.{name}", getattr(self, name), 1)
-        at_least("model.experts", self.experts, self.chosen)
+        at_least("model.experts", self.experts, self.top_k)
         above("model.capacity", self.capacity, 0)
         if self.width % self.heads:
             raise ConfigError(f"model.heads must divide the width {self.width}, got {self.heads}")
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """Tokens of a sequence that an expert takes."""
-        return max(1, round(self.capacity * self.length * self.chosen / self.experts))
+        return max(1, round(self.capacity * self.sequence_length * self.top_k / self.experts))
 
 
 class Experts(nnx.Module):
@@ -86,16 +95,16 @@ class Experts(nnx.Module):
             scores: of shape (batch, length, experts).
 
         Returns:
-            Two arrays of shape (batch, length, experts, places).
+            Two arrays of shape (batch, length, experts, slots).
         """
-        experts, places = self.config.experts, self.config.places
-        weights, chosen = jax.lax.top_k(scores, self.config.chosen)
+        experts, slots = self.config.experts, self.config.slots
+        weights, chosen = jax.lax.top_k(scores, self.config.top_k)
         hot = jax.nn.one_hot(chosen, experts)  # (batch, length, chosen, experts)
         # First come, first served: first choices of all tokens before second ones.
         order = hot.swapaxes(1, 2).reshape(hot.shape[0], -1, experts)
         before = (jnp.cumsum(order, axis=1) - order).reshape(hot.swapaxes(1, 2).shape)
         before = before.swapaxes(1, 2)
-        place = jax.nn.one_hot(before.astype(jnp.int32), places) * hot[..., None]
+        place = jax.nn.one_hot(before.astype(jnp.int32), slots) * hot[..., None]
         return place.sum(2), (place * weights[..., None, None]).sum(2)
 
 
@@ -141,5 +150,5 @@ def model(config: Config) -> Model:
     def loss_of(params, batch):
         return cross_entropy(nnx.merge(graph, params)(batch["tokens"]), batch["next"])
 
-    tokens = jax.ShapeDtypeStruct((config.batch, config.length), jnp.int32)
-    return trained(loss_of, init, {"tokens": tokens, "next": tokens}, config.vocabulary)
+    tokens = jax.ShapeDtypeStruct((config.batch, config.sequence_length), jnp.int32)
+    return make_training_step(loss_of, init, {"tokens": tokens, "next": tokens}, config.vocabulary)

@@ -40,12 +40,12 @@ def adamw() -> optax.GradientTransformation:
     return optax.adamw(1e-3, b1=0.9, b2=0.95, eps=1e-5, weight_decay=0.1)
 
 
-def trained(
+def make_training_step(
     loss_of: Callable[[Tree, Tree], jax.Array],
     init_params: Callable[[jax.Array], Tree],
     batch: Tree,
     integers_below: int,
-    accumulate: int = 1,
+    grad_accumulation: int = 1,
 ) -> Model:
     """The training step of a loss.
 
@@ -54,22 +54,22 @@ def trained(
         init_params: parameters from a random key.
         batch: shapes of a batch.
         integers_below: of the integers of a random batch.
-        accumulate: microbatches in a step: its gradients are the mean of theirs, added up in a
-            ``lax.scan`` over parts of the batch's first dimension.
+        grad_accumulation: microbatches in a step: its gradients are the mean of theirs, added up in
+            a ``lax.scan`` over parts of the batch's first dimension.
     """
     optimizer = adamw()
 
     def gradients_of(params, batch):
-        if accumulate == 1:
+        if grad_accumulation == 1:
             return jax.value_and_grad(loss_of)(params, batch)
 
         def add(total, part):
             return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, part)), None
 
-        parts = jax.tree.map(lambda x: x.reshape(accumulate, -1, *x.shape[1:]), batch)
+        parts = jax.tree.map(lambda x: x.reshape(grad_accumulation, -1, *x.shape[1:]), batch)
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
         total, _ = jax.lax.scan(add, zero, parts)
-        return jax.tree.map(lambda x: x / accumulate, total)
+        return jax.tree.map(lambda x: x / grad_accumulation, total)
 
     def step(params, state, batch):
         loss, gradients = gradients_of(params, batch)
@@ -105,14 +105,14 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def language_model(
-    module: nn.Module, shape: tuple[int, int], vocabulary: int, accumulate: int
+    module: nn.Module, shape: tuple[int, int], vocabulary: int, grad_accumulation: int
 ) -> Model:
     """The training step of a linen module that gives logits of the tokens that follow.
 
     Args:
         module: called with tokens of shape (batch, length).
         shape: of a batch.
-        vocabulary, accumulate: as for ``trained``.
+        vocabulary, grad_accumulation: as for ``make_training_step``.
     """
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
 
@@ -123,4 +123,6 @@ def language_model(
         logits = cast(jax.Array, module.apply({"params": params}, batch["tokens"]))
         return cross_entropy(logits, batch["next"])
 
-    return trained(loss_of, init, {"tokens": tokens, "next": tokens}, vocabulary, accumulate)
+    return make_training_step(
+        loss_of, init, {"tokens": tokens, "next": tokens}, vocabulary, grad_accumulation
+    )

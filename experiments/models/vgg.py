@@ -12,7 +12,7 @@ from flax import nnx
 from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.models.functional import init_params
-from experiments.models.training_step import Model, cross_entropy, trained
+from experiments.models.training_step import Model, cross_entropy, make_training_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,22 +23,23 @@ class Config:
         channels: of every convolution of every stage; a stage ends by halving the image.
         hidden: width of the two layers before the last.
         classes: to tell apart.
-        side: pixels of the image's side.
+        image_size: pixels of the image's side.
         batch: images a step.
     """
 
     channels: tuple[tuple[int, ...], ...]
     hidden: int
     classes: int
-    side: int
+    image_size: int
     batch: int
 
     def __post_init__(self) -> None:
         for name in ("hidden", "classes", "batch"):
             at_least(f"model.{name}", getattr(self, name), 1)
-        if self.side < 2 ** len(self.channels) or self.side % 2 ** len(self.channels):
+        halvings = 2 ** len(self.channels)
+        if self.image_size < halvings or self.image_size % halvings:
             raise ConfigError(
-                f"model.side must be a multiple of {2 ** len(self.channels)}, got {self.side}"
+                f"model.image_size must be a multiple of {halvings}, got {self.image_size}"
             )
 
 
@@ -54,7 +55,7 @@ class VGG(nnx.Module):
                 before = count
             stages.append(nnx.List(stage))
         self.stages = nnx.List(stages)
-        side = config.side // 2 ** len(config.channels)
+        side = config.image_size // 2 ** len(config.channels)
         widths = (side * side * before, config.hidden, config.hidden, config.classes)
         pairs = itertools.pairwise(widths)
         self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in pairs])
@@ -78,7 +79,9 @@ def model(config: Config) -> Model:
         return cross_entropy(nnx.merge(graph, params)(batch["image"]), batch["label"])
 
     batch = {
-        "image": jax.ShapeDtypeStruct((config.batch, config.side, config.side, 3), jnp.float32),
+        "image": jax.ShapeDtypeStruct(
+            (config.batch, config.image_size, config.image_size, 3), jnp.float32
+        ),
         "label": jax.ShapeDtypeStruct((config.batch,), jnp.int32),
     }
-    return trained(loss_of, init, batch, config.classes)
+    return make_training_step(loss_of, init, batch, config.classes)

@@ -12,7 +12,7 @@ from experiments.config import at_least
 from experiments.errors import ConfigError
 from experiments.models.attention import attention
 from experiments.models.functional import init_params
-from experiments.models.training_step import Model, cross_entropy, trained
+from experiments.models.training_step import Model, cross_entropy, make_training_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Config:
         layers, width, heads: of the transformer.
         hidden: width inside its perceptrons.
         classes: to tell apart.
-        side: pixels of the image's side.
+        image_size: pixels of the image's side.
         patch: pixels of a patch's side.
         batch: images a step.
     """
@@ -33,7 +33,7 @@ class Config:
     heads: int
     hidden: int
     classes: int
-    side: int
+    image_size: int
     patch: int
     batch: int
 
@@ -42,8 +42,10 @@ class Config:
             at_least(f"model.{field.name}", getattr(self, field.name), 1)
         if self.width % self.heads:
             raise ConfigError(f"model.heads must divide the width {self.width}, got {self.heads}")
-        if self.side % self.patch:
-            raise ConfigError(f"model.patch must divide the side {self.side}, got {self.patch}")
+        if self.image_size % self.patch:
+            raise ConfigError(
+                f"model.patch must divide the side {self.image_size}, got {self.patch}"
+            )
 
 
 class Block(nnx.Module):
@@ -72,15 +74,17 @@ class VisionTransformer(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs):
         side = (config.patch, config.patch)
         self.patches = nnx.Conv(3, config.width, side, side, padding="VALID", rngs=rngs)
-        count = (config.side // config.patch) ** 2
-        self.places = nnx.Param(0.02 * jax.random.normal(rngs.params(), (count, config.width)))
+        count = (config.image_size // config.patch) ** 2
+        self.position_embedding = nnx.Param(
+            0.02 * jax.random.normal(rngs.params(), (count, config.width))
+        )
         self.layers = nnx.List([Block(config, rngs) for _ in range(config.layers)])
         self.norm = nnx.LayerNorm(config.width, rngs=rngs)
         self.head = nnx.Linear(config.width, config.classes, rngs=rngs)
 
     def __call__(self, image: jax.Array) -> jax.Array:
         x = self.patches(image)
-        x = x.reshape(x.shape[0], -1, x.shape[-1]) + self.places[...]
+        x = x.reshape(x.shape[0], -1, x.shape[-1]) + self.position_embedding[...]
         for layer in self.layers:
             x = layer(x)
         return self.head(self.norm(x).mean(1))
@@ -94,7 +98,9 @@ def model(config: Config) -> Model:
         return cross_entropy(nnx.merge(graph, params)(batch["image"]), batch["label"])
 
     batch = {
-        "image": jax.ShapeDtypeStruct((config.batch, config.side, config.side, 3), jnp.float32),
+        "image": jax.ShapeDtypeStruct(
+            (config.batch, config.image_size, config.image_size, 3), jnp.float32
+        ),
         "label": jax.ShapeDtypeStruct((config.batch,), jnp.int32),
     }
-    return trained(loss_of, init, batch, config.classes)
+    return make_training_step(loss_of, init, batch, config.classes)

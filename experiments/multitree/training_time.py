@@ -26,15 +26,15 @@ class Setting:
         sides: of the torus; the first even.
         models: names in ``configs/workload``.
         accelerator: a name in ``configs/accelerator``.
-        samples: of every rank.
-        value_bytes: bytes of a gradient.
+        batch_per_rank: of every rank.
+        element_bytes: bytes of a gradient.
     """
 
     sides: tuple[int, ...]
     models: tuple[str, ...]
     accelerator: str
-    samples: int
-    value_bytes: int
+    batch_per_rank: int
+    element_bytes: int
 
     def __post_init__(self) -> None:
         if len(self.sides) != 2 or min(self.sides) < 2 or self.sides[0] % 2:
@@ -52,8 +52,8 @@ class Setting:
             model.name: workload(
                 model,
                 accelerator,
-                samples=self.samples,
-                value_bytes=self.value_bytes,
+                batch_per_rank=self.batch_per_rank,
+                element_bytes=self.element_bytes,
                 ranks=math.prod(self.sides),
             )
             for model in models

@@ -103,46 +103,20 @@ def train(
         reduce: takes the mean of gradients over the mesh's axis; called inside ``jax.shard_map``.
         after_step: called after every step, for progress.
     """
-    model = Classifier(config.hidden)
     # Adam divides a gradient by its own size. With its usual eps of 1e-8 it would make whole steps
     # of what rounding leaves where a gradient cancels, and runs would part for no reason of theirs.
     optimizer = optax.chain(reduce, optax.adam(config.learning_rate, eps=1e-5))
-    predict = cast(Callable[[Any, Any], jax.Array], model.apply)
     params = jax.jit(lambda: _init(config, seed))()
     state = optimizer.init(params)
-    n = mesh.size
-
-    def loss_of(params, pixels, labels):
-        logits = predict(params, pixels)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-    def step(params, state, pixels, labels, held_out_pixels, held_out_labels):
-        # Every rank differentiates its own copy; otherwise jax.grad would sum the gradients itself.
-        own = jax.lax.pcast(params, AXIS, to="varying")
-        loss, gradients = jax.value_and_grad(loss_of)(own, pixels, labels)
-        updates, state = optimizer.update(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-        guess = predict(params, held_out_pixels).argmax(axis=-1)
-        correct = jax.lax.psum((guess == held_out_labels).sum(), AXIS)
-        return params, state, jax.lax.pmean(loss, AXIS), correct
-
-    copied, shared = PartitionSpec(), PartitionSpec(AXIS)
-    run = jax.jit(
-        jax.shard_map(
-            step,
-            mesh=mesh,
-            in_specs=(copied, copied, shared, shared, shared, shared),
-            out_specs=copied,
-        )
-    )
+    run = _training_step(config, mesh, optimizer)
     # No digit is labelled -1: the padding of the last rank's share is never counted as correct.
-    fill = -len(digits.held_out_labels) % n
+    fill = -len(digits.held_out_labels) % mesh.size
     held_out_pixels = jnp.asarray(np.pad(digits.held_out_pixels, ((0, fill), (0, 0))))
     held_out_labels = jnp.asarray(np.pad(digits.held_out_labels, (0, fill), constant_values=-1))
 
     losses, correct = [], []
     for batch in digits.batches(config.batch, config.steps, seed):
-        params, state, loss, right = run(
+        params, state, loss, num_correct = run(
             params,
             state,
             digits.train_pixels[batch],
@@ -151,10 +125,36 @@ def train(
             held_out_labels,
         )
         losses.append(float(loss))
-        correct.append(int(right))
+        correct.append(int(num_correct))
         after_step()
     accuracy = np.asarray(correct, float) / len(digits.held_out_labels)
     return Curves(np.asarray(losses), accuracy)
+
+
+def _training_step(
+    config: TrainConfig, mesh: Mesh, optimizer: optax.GradientTransformation
+) -> Callable[..., Any]:
+    """A jitted step: new parameters and state, the mean loss, and how many guesses are correct."""
+    model = Classifier(config.hidden)
+    predict = cast(Callable[[Any, Any], jax.Array], model.apply)
+
+    def loss_of(params, pixels, labels):
+        logits = predict(params, pixels)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    def step(params, state, pixels, labels, held_out_pixels, held_out_labels):
+        # Every rank differentiates its own copy; otherwise jax.grad would sum the gradients itself.
+        local = jax.lax.pcast(params, AXIS, to="varying")
+        loss, gradients = jax.value_and_grad(loss_of)(local, pixels, labels)
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        guess = predict(params, held_out_pixels).argmax(axis=-1)
+        correct = jax.lax.psum((guess == held_out_labels).sum(), AXIS)
+        return params, state, jax.lax.pmean(loss, AXIS), correct
+
+    replicated, sharded = PartitionSpec(), PartitionSpec(AXIS)
+    in_specs = (replicated, replicated, sharded, sharded, sharded, sharded)
+    return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=in_specs, out_specs=replicated))
 
 
 def _init(config: TrainConfig, seed: int):

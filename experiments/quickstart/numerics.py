@@ -16,7 +16,7 @@ AXIS = "rank"
 
 
 @dataclasses.dataclass(frozen=True)
-class Agreement:
+class NumericsCheck:
     """How a schedule's sums compare with ``lax.psum``'s.
 
     Attributes:
@@ -57,7 +57,7 @@ def rank_mesh(num_ranks: int) -> Mesh:
     return Mesh(np.array(devices[:num_ranks]), (AXIS,))
 
 
-def compare_with_psum(schedule: Schedule, mesh: Mesh, elements: int, seed: int) -> Agreement:
+def compare_with_psum(schedule: Schedule, mesh: Mesh, elements: int, seed: int) -> NumericsCheck:
     """Sum the same random arrays, ``elements`` a rank, by the schedule and by ``lax.psum``."""
     n = mesh.size
     rng = np.random.default_rng(seed)
@@ -77,4 +77,4 @@ def compare_with_psum(schedule: Schedule, mesh: Mesh, elements: int, seed: int) 
     ints_equal = np.array_equal(ours[0], theirs[0])
     difference = np.abs(ours[1].astype(np.float64) - theirs[1])
     tolerance = n * np.finfo(np.float32).eps * np.abs(floats).sum(axis=0, dtype=np.float64)
-    return Agreement(ints_equal, float((difference / tolerance).max()))
+    return NumericsCheck(ints_equal, float((difference / tolerance).max()))

@@ -27,7 +27,7 @@ from experiments.quickstart.candidates import (
 )
 from experiments.quickstart.digits import Curves, Digits, gradient_buckets, train
 from experiments.quickstart.figures import pictures
-from experiments.quickstart.numerics import AXIS, Agreement, compare_with_psum, rank_mesh
+from experiments.quickstart.numerics import AXIS, NumericsCheck, compare_with_psum, rank_mesh
 from jaxcoll import Bound, Topology
 from jaxcoll.draw import format_bytes
 
@@ -58,16 +58,16 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
     for line in tables.undefined(found):
         console.print(line)
 
-    agreements = {}
+    checks = {}
     quiet = not console.is_terminal
     for candidate in track(found, "running on devices", console=console, disable=quiet):
         if candidate.schedule is not None:
-            agreements[candidate.label] = compare_with_psum(
+            checks[candidate.label] = compare_with_psum(
                 candidate.schedule, mesh, config.elements, config.seed
             )
-    console.print(tables.agreement_table(agreements, config.elements))
+    console.print(tables.numerics_table(checks, config.elements))
 
-    rows = _rows(found, config.sizes, bounds, agreements)
+    rows = _rows(found, config.sizes, bounds, checks)
     content: dict[str, object] = {
         "topology": topology.name,
         "link_model": config.link_model,
@@ -79,8 +79,8 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
     write_json(config.results / "table.json", content)
     for name, figure in pictures(topology, found, config.sizes, bounds, config.seed).items():
         write_figure(config.results / f"{name}.png", figure)
-    for label, agreement in agreements.items():
-        agreement.check(label)
+    for label, check in checks.items():
+        check.check(label)
 
     content["training"] = _train(config, found, mesh, console)
     write_json(config.results / "table.json", content)
@@ -103,7 +103,7 @@ def _rows(
     found: list[Candidate],
     sizes: tuple[int, ...],
     bounds: list[Bound],
-    agreements: dict[str, Agreement],
+    checks: dict[str, NumericsCheck],
 ) -> list[dict[str, Any]]:
     best = [best_at(found, i) for i in range(len(sizes))]
     rows: list[dict[str, Any]] = []
@@ -113,7 +113,7 @@ def _rows(
             rows.append({**row, "defined": False, "reason": candidate.reason})
             continue
         times = candidate.times
-        agreement = agreements[candidate.label]
+        check = checks[candidate.label]
         row |= {
             "defined": True,
             "digest": candidate.schedule.digest,
@@ -124,8 +124,8 @@ def _rows(
             "algbw": [size / time for size, time in zip(sizes, times, strict=True)],
             "percent_of_bound": [100 * b.time / t for b, t in zip(bounds, times, strict=True)],
             "best_at": [s for s, winner in zip(sizes, best, strict=True) if winner is candidate],
-            "ints_equal": agreement.ints_equal,
-            "float_error": agreement.float_error,
+            "ints_equal": check.ints_equal,
+            "float_error": check.float_error,
         }
         rows.append(row)
     return rows

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.quickstart.candidates import Candidate, best_at
-from experiments.quickstart.numerics import Agreement
+from experiments.quickstart.numerics import NumericsCheck
 from experiments.timing import format_seconds
 from jaxcoll import Bound
 from jaxcoll.draw import format_bytes
@@ -58,14 +58,14 @@ def undefined(found: Sequence[Candidate]) -> list[str]:
     ]
 
 
-def agreement_table(agreements: Mapping[str, Agreement], elements: int) -> Table:
+def numerics_table(checks: Mapping[str, NumericsCheck], elements: int) -> Table:
     """How the schedules' sums compare with ``lax.psum``'s."""
     table = Table(title=f"Run on devices beside lax.psum, {elements} elements a rank", **_STYLE)
     table.add_column("psum", no_wrap=True)
     table.add_column("int32")
     table.add_column("float32: largest difference / (n eps sum|x|)", justify="right")
-    for label, agreement in agreements.items():
-        ints = "bitwise equal" if agreement.ints_equal else "differ"
-        passes = "passes" if agreement.float_error <= 1.0 else "too much"
-        table.add_row(label, ints, f"{agreement.float_error:.3f} of 1, {passes}")
+    for label, check in checks.items():
+        ints = "bitwise equal" if check.ints_equal else "differ"
+        passes = "passes" if check.float_error <= 1.0 else "too much"
+        table.add_row(label, ints, f"{check.float_error:.3f} of 1, {passes}")
     return table

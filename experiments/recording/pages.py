@@ -1,11 +1,13 @@
 """Tables and sentences with figures in other pages of docs/, generated from recorded rows.
 
 A page marks them by ``<!-- rows: NAME -->`` and ``<!-- end of rows -->``; the text between the two
-is that of ``BLOCKS[NAME]``. ``python -m experiments.overview`` writes it, and a test compares it.
+is that of ``BLOCKS[NAME]``. ``python -m experiments.overview`` writes it, and
+so does a benchmark that records rows of its own; a test compares it.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +16,8 @@ from experiments.recording import records
 from jaxcoll.io.files import write_text
 
 DOCS = records.ROOT / "docs"
+# Rows that ``scripts/bench forestcoll --scale --record`` records, by network.
+SCALE = records.ROOT / "experiments" / "benchmarks" / "forestcoll_scale.json"
 GIB = "1 GiB"
 _BLOCK = re.compile(r"(<!-- rows: ([\w-]+) -->\n).*?(<!-- end of rows -->)", re.DOTALL)
 
@@ -57,9 +61,9 @@ def _rows(name: str) -> Iterator[Mapping[str, Any]]:
 # ---------------------------------------------------------------------- docs/forestcoll.md
 
 _CLUSTERS = (
-    ("A100 x2", "forestcoll-fig-4-11", "2 boxes"),
-    ("H100 x4", "forestcoll-fig-4-12a", "4 boxes"),
-    ("H100 x16", "forestcoll-fig-4-12a", "16 boxes"),
+    ("A100 x2", "forestcoll-fig-4-11", "2 hosts"),
+    ("H100 x4", "forestcoll-fig-4-12a", "4 hosts"),
+    ("H100 x16", "forestcoll-fig-4-12a", "16 hosts"),
     ("MI250 16+16", "forestcoll-fig-4-10", "16+16"),
     ("MI250 8+8", "forestcoll-fig-4-10", "8+8"),
 )
@@ -93,6 +97,16 @@ def _all_reduces() -> str:
     return _bandwidths("all_reduce", "two phases allow", {**names, "MultiTree": "MultiTree"})
 
 
+def _scale() -> str:
+    rows = json.loads(SCALE.read_text()).values()
+    seconds = ("search CPU s", "forest CPU s", "limit CPU s")
+    cells = [
+        [row["network"], row["ranks"], *(f"{row[c]:.2g}" for c in seconds), row["height"]]
+        for row in rows
+    ]
+    return table(["network, `--scale`", "ranks", "search", "whole", "limit", "height"], cells)
+
+
 # ---------------------------------------------------------------------- docs/workloads.md
 
 
@@ -123,6 +137,7 @@ def _cascade() -> str:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "all-gathers": _all_gathers,
     "all-reduces": _all_reduces,
+    "forests-at-scale": _scale,
     "overlaps": _overlaps,
     "cascade": _cascade,
 }

@@ -31,7 +31,7 @@ def run(config: Comparison) -> list[Row]:
         config.results,
         figure=draw(runs, config.nbytes),
         notes=config.notes,
-        remarks=[*config.said(), *refused, *out_of_reach(runs), *overtaken(runs)],
+        remarks=[*config.footnotes(), *refused, *out_of_reach(runs), *overtaken(runs)],
     )
     return rows
 

@@ -63,12 +63,14 @@ class Comparison:
         """The runs, and a line for each algorithm that is not defined on a network."""
         return measure(self.networks, self.algorithms, self.nbytes, self.link_model, self.seed)
 
-    def said(self) -> list[str]:
+    def footnotes(self) -> list[str]:
         """The notes below every table."""
-        return said_of(self.link_model, self.size, self.algorithms)
+        return footnotes_of(self.link_model, self.size, self.algorithms)
 
 
-def said_of(link_model: str, size: str, algorithms: Mapping[str, AlgorithmConfig]) -> list[str]:
+def footnotes_of(
+    link_model: str, size: str, algorithms: Mapping[str, AlgorithmConfig]
+) -> list[str]:
     """Remarks on the setting: the link model, which TACOS is meant, whether the run is small."""
     found = [f"Link model {link_model}."]
     if "tacos random" in algorithms:

@@ -29,7 +29,7 @@ def publish_heat(config: Comparison, heat: Callable[[Run], np.ndarray], label: s
     """
     runs, refused = config.measure()
     rows = [row(run) for run in runs] + [claim.row(runs) for claim in config.claims]
-    remarks = [*config.said(), *refused, *out_of_reach(runs)]
+    remarks = [*config.footnotes(), *refused, *out_of_reach(runs)]
     figure, notes = draw(runs, heat, label), config.notes
     publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
     return rows

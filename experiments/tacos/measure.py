@@ -51,25 +51,25 @@ class AlgorithmConfig:
     """An algorithm, in one or more variants, and the numbers of chunks per shard it is tried with.
 
     Attributes:
-        by: names in ``SYNTHESIZERS`` or ``VARIANTS``.
+        candidates: names in ``SYNTHESIZERS`` or ``VARIANTS``.
         chunks: chunks per shard. At each size the fastest variant and number count.
     """
 
-    by: tuple[str, ...]
+    candidates: tuple[str, ...]
     chunks: tuple[int, ...]
 
     def __post_init__(self) -> None:
         known = (*SYNTHESIZERS, *VARIANTS)
-        for name in self.by:
+        for name in self.candidates:
             one_of("synthesizer", name, known)
-        if not self.by or not self.chunks:
+        if not self.candidates or not self.chunks:
             raise ConfigError(f"an algorithm needs `by` and `chunks`, got {self}")
         for count in self.chunks:
-            at_least(f"chunks of {self.by[0]}", count, 1)
+            at_least(f"chunks of {self.candidates[0]}", count, 1)
 
     def tried(self, sides: tuple[int, ...], model: str) -> list[tuple[Synthesizer, int]]:
         """Every variant with every number of chunks."""
-        named = [self._synthesizer(name, sides, model) for name in self.by]
+        named = [self._synthesizer(name, sides, model) for name in self.candidates]
         return list(itertools.product(named, self.chunks))
 
     def _synthesizer(self, name: str, sides: tuple[int, ...], model: str) -> Synthesizer:
@@ -176,7 +176,7 @@ def _both_ways(ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def snake(sides: Sequence[int]) -> tuple[int, ...]:
-    """The ranks of a box, innermost side first, so that each differs from the next in one place.
+    """The ranks of a host, innermost side first, so that each differs from the next in one place.
 
     The last is next to the first, too, if the outermost dimension is closed and its side even.
     """

@@ -26,7 +26,7 @@ def run(config: Comparison) -> list[Row]:
     ours = {(run.network, run.nbytes): run.time for run in runs if run.algorithm == OURS}
     rows = [row(run, ours[run.network, run.nbytes]) for run in runs]
     rows += [claim.row(runs) for claim in config.claims]
-    remarks = [*config.said(), *refused, *out_of_reach(runs), *overtaken(runs)]
+    remarks = [*config.footnotes(), *refused, *out_of_reach(runs), *overtaken(runs)]
     figure, notes = draw(runs), config.notes
     publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
     return rows

@@ -32,8 +32,8 @@ class Config:
         title: the figure of the paper.
         size: "ci" or "paper".
         planar, cubic: sides of 2D and 3D meshes, rising, for TACOS.
-        solved: sides of 2D meshes for the integer program.
-        limit_s: seconds that it may take.
+        solve_milp_for: sides of 2D meshes for the integer program.
+        time_limit_s: seconds that it may take.
         threads: of TACOS.
         notes: differences from the paper.
         seed: of everything random.
@@ -44,8 +44,8 @@ class Config:
     size: str
     planar: tuple[int, ...]
     cubic: tuple[int, ...]
-    solved: tuple[int, ...]
-    limit_s: float
+    solve_milp_for: tuple[int, ...]
+    time_limit_s: float
     threads: int
     notes: tuple[str, ...]
     seed: int
@@ -56,9 +56,9 @@ class Config:
             sides = getattr(self, name)
             if len(sides) < 2 or sorted(set(sides)) != [*sides] or sides[0] < 2:
                 raise ConfigError(f"{name} must be two sides or more, rising, got {sides}")
-        for side in self.solved:
-            at_least("solved", side, 2)
-        above("limit_s", self.limit_s, 0)
+        for side in self.solve_milp_for:
+            at_least("solve_milp_for", side, 2)
+        above("time_limit_s", self.time_limit_s, 0)
         at_least("threads", self.threads, 1)
         at_least("seed", self.seed, 0)
 
@@ -88,9 +88,9 @@ def run(config: Config) -> list[Row]:
         for dimensions, measured in zip((2, 3), rows, strict=True)
     ]
     solved, refused = [], []
-    for side in config.solved:
+    for side in config.solve_milp_for:
         try:
-            solved.append(measure_program(side, config.limit_s))
+            solved.append(measure_program(side, config.time_limit_s))
         except TopologyError as error:
             refused.append(str(error))
     found = [*rows[0], *rows[1], *solved, *grows]
@@ -99,7 +99,7 @@ def run(config: Config) -> list[Row]:
     return found
 
 
-def measure_program(side: int, limit_s: float) -> Row:
+def measure_program(side: int, time_limit_s: float) -> Row:
     """One row: the cost of the integer program for an all-gather on a square mesh.
 
     Raises:
@@ -107,7 +107,7 @@ def measure_program(side: int, limit_s: float) -> Row:
     """
     topology = mesh(side, side)
     collective = Collective("all_gather", topology.num_ranks)
-    program = StepMilp(seconds=limit_s, most_ranks=topology.num_ranks)
+    program = StepMilp(seconds=time_limit_s, most_ranks=topology.num_ranks)
     started = time.perf_counter()
     schedule = program.synthesize(topology, collective)
     seconds = time.perf_counter() - started

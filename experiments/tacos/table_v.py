@@ -1,4 +1,4 @@
-"""All-reduces on 3D-RFS of 2 to 16 boxes, and the time to synthesize them (Table V)."""
+"""All-reduces on 3D-RFS of 2 to 16 hosts, and the time to synthesize them (Table V)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from experiments.errors import ConfigError
 from experiments.paper import IDEAL
 from experiments.study import Row, publish
 from experiments.tacos.claims import out_of_reach, overtaken
-from experiments.tacos.comparison import said_of
+from experiments.tacos.comparison import footnotes_of
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
 from experiments.timing import time_it
@@ -41,7 +41,7 @@ class Config:
         printed_ms: of each network, the milliseconds that the paper's syntheses took.
         printed_mean: the paper's mean time of algorithms, in times of TACOS.
         printed_of_ideal: the paper's mean of Ideal in percent of TACOS's time.
-        timed: algorithms whose synthesis is timed.
+        time_synthesis_of: algorithms whose synthesis is timed.
         notes: differences from the paper, and settings that it does not give.
         seed: of everything random.
         results: folder to write to.
@@ -58,7 +58,7 @@ class Config:
     printed_ms: Mapping[str, Mapping[str, float]]
     printed_mean: Mapping[str, float]
     printed_of_ideal: float
-    timed: tuple[str, ...]
+    time_synthesis_of: tuple[str, ...]
     notes: tuple[str, ...]
     seed: int
     results: Path
@@ -68,7 +68,7 @@ class Config:
         for name in ("nbytes", "repeat"):
             at_least(name, getattr(self, name), 1)
         at_least("seed", self.seed, 0)
-        for name in (OURS, *self.timed, *self.printed_mean):
+        for name in (OURS, *self.time_synthesis_of, *self.printed_mean):
             if name not in self.algorithms:
                 raise ConfigError(f"algorithms must have {name!r}, which the table names")
 
@@ -80,7 +80,7 @@ def run(config: Config) -> list[Row]:
     )
     rows = [row for network in config.networks for row in rows_of(network, runs, config)]
     rows += means(runs, config)
-    remarks = said_of(config.link_model, config.size, config.algorithms)
+    remarks = footnotes_of(config.link_model, config.size, config.algorithms)
     remarks += [*_kind_of_mean(config), *refused, *out_of_reach(runs), *overtaken(runs)]
     figure, notes = draw(rows, [*config.networks]), config.notes
     publish(config.title, rows, config.results, figure=figure, notes=notes, remarks=remarks)
@@ -146,7 +146,7 @@ def _kind_of_mean(config: Config) -> list[str]:
 
 def _synthesis(run: Run | None, config: Config) -> float | None:
     """Milliseconds of the calls that the paper times or the configuration names."""
-    if run is None or run.algorithm not in config.timed:
+    if run is None or run.algorithm not in config.time_synthesis_of:
         return None
     synthesizer, schedule = run.synthesizer, run.schedule
     if isinstance(synthesizer, StepMilp):  # nothing to compile, and once is long enough

@@ -118,7 +118,7 @@ def _draw_expanded(axes: Axes, schedule: Schedule) -> None:
 
 
 def _number(axes: Axes, x: float, y: float, chunk: int, color: str) -> None:
-    box = {"boxstyle": "circle,pad=0.15", "facecolor": color, "linewidth": 0}
+    host = {"boxstyle": "circle,pad=0.15", "facecolor": color, "linewidth": 0}
     axes.text(
-        x, y, str(chunk), ha="center", va="center", fontsize=7, color="white", zorder=3, bbox=box
+        x, y, str(chunk), ha="center", va="center", fontsize=7, color="white", zorder=3, bbox=host
     )

@@ -39,13 +39,13 @@ class Case:
     Attributes:
         model: a name in ``configs/workload``.
         network: the network of the cluster.
-        samples: of a rank; with ``model_ranks``, of those ranks together.
+        batch_per_rank: of a rank; with ``model_ranks``, of those ranks together.
         model_ranks: consecutive ranks that share out the weights of layers with hybrid parallelism.
     """
 
     model: str
     network: NetworkConfig
-    samples: int
+    batch_per_rank: int
     model_ranks: int
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Config:
             cases: switches unwound, say.
         base: the algorithm that iterations are normalized to.
         accelerator: a name in ``configs/accelerator``.
-        value_bytes: bytes of a gradient or activation.
+        element_bytes: bytes of a gradient or activation.
         overlap: which exchanges run beside compute.
         link_model: of the simulation.
         claims: the numbers that the paper prints.
@@ -81,7 +81,7 @@ class Config:
     families: Mapping[str, str]
     base: str
     accelerator: str
-    value_bytes: int
+    element_bytes: int
     overlap: Overlap
     link_model: str
     claims: tuple[shared.PrintedPick, ...]
@@ -120,8 +120,8 @@ def _run_case(config: Config, case: Case) -> dict[str, shared.Iteration]:
     work = workload(
         load_model(case.model),
         load_accelerator(config.accelerator),
-        samples=case.samples,
-        value_bytes=config.value_bytes,
+        batch_per_rank=case.batch_per_rank,
+        element_bytes=config.element_bytes,
         ranks=topology.num_ranks,
         model_ranks=case.model_ranks,
     )

@@ -34,8 +34,8 @@ class ModelConfig:
         name: in ``configs/model``.
         layers: number of layers.
         strategy: the baseline (see ``tensorstate.problem.baselines``).
-        samples: sequences per microbatch and per device along the data axis ("MBS").
-        global_samples: sequences per step ("GBS").
+        microbatch_size: sequences per microbatch and per device along the data axis ("MBS").
+        global_batch: sequences per step ("GBS").
         message_mib: MiB of an activation collective along the model axis.
         printed: the paper's number of collectives of ``message_mib`` per step, by kind.
         printed_data_mib: the paper's MiB along the data axis, by kind.
@@ -44,14 +44,14 @@ class ModelConfig:
     name: str
     layers: int
     strategy: str
-    samples: int
-    global_samples: int
+    microbatch_size: int
+    global_batch: int
     message_mib: int
     printed: Mapping[str, int]
     printed_data_mib: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        for name in ("layers", "samples", "global_samples", "message_mib"):
+        for name in ("layers", "microbatch_size", "global_batch", "message_mib"):
             at_least(f"models.{name}", getattr(self, name), 1)
 
 
@@ -80,10 +80,10 @@ class Config:
         if not self.models or len(self.axes) != 2:
             raise ConfigError("needs models, and two axes: a data axis and a model axis")
         for model in self.models:
-            if model.global_samples % (model.samples * self.axes[0].devices):
+            if model.global_batch % (model.microbatch_size * self.axes[0].devices):
                 raise ConfigError(
-                    f"global_samples={model.global_samples} must be a multiple of samples="
-                    f"{model.samples} times {self.axes[0].devices} devices"
+                    f"global_batch={model.global_batch} must be a multiple of microbatch_size="
+                    f"{model.microbatch_size} times {self.axes[0].devices} devices"
                 )
 
 
@@ -93,7 +93,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     for model in config.models:
         problem, result = planned(config, model)
         counts = activation_collectives(problem, result, model.message_mib * _MIB)
-        microbatches = model.global_samples // (model.samples * config.axes[0].devices)
+        microbatches = model.global_batch // (model.microbatch_size * config.axes[0].devices)
         bars[model.name] = counts
         rows += _activations(config, model, counts, microbatches)
         rows += _along_data(config, model, result)
@@ -104,7 +104,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 def planned(config: Config, model: ModelConfig) -> tuple[Problem, Plan]:
     """The best plan of the model's baseline for one microbatch."""
-    batch = model.samples * sizes_of(config.axes)[config.axes[0].name]
+    batch = model.microbatch_size * sizes_of(config.axes)[config.axes[0].name]
     traced = load_model(model.name, layers=model.layers, batch=batch)
     graph = trace(traced.step, traced.abstract_args)
     problem = Problem(graph, rings(config.axes), HARDWARE[config.hardware])

@@ -36,7 +36,7 @@ class ClusterCosts(CollectiveCostModel):
     """
 
     def __init__(self, cluster: ClusterConfig, algorithm: str, pieces: Sequence[int]):
-        self.mesh = MeshShape.of({"data": cluster.boxes * cluster.ranks})
+        self.mesh = MeshShape.of({"data": cluster.hosts * cluster.ranks})
         self.cluster, self.algorithm, self.pieces = cluster, algorithm, tuple(pieces)
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
@@ -68,16 +68,16 @@ class ModelConfig:
         name: in ``configs/model``.
         layers: number of layers.
         length: tokens per sequence.
-        samples: sequences per rank.
+        batch_per_rank: sequences per rank.
     """
 
     name: str
     layers: int
     length: int
-    samples: int
+    batch_per_rank: int
 
     def __post_init__(self) -> None:
-        for name in ("layers", "length", "samples"):
+        for name in ("layers", "length", "batch_per_rank"):
             at_least(f"models.{name}", getattr(self, name), 1)
 
 
@@ -103,7 +103,7 @@ class Config:
 
     Attributes:
         size: "ci" or "paper".
-        boxes: clusters to train on.
+        hosts: clusters to train on.
         models: smallest first.
         strategy: the baseline (see ``tensorstate.problem.baselines``).
         pieces: numbers of pipeline segments, smallest first.
@@ -112,7 +112,7 @@ class Config:
     """
 
     size: str
-    boxes: tuple[BoxesConfig, ...]
+    hosts: tuple[BoxesConfig, ...]
     models: tuple[ModelConfig, ...]
     strategy: str
     pieces: tuple[int, ...]
@@ -120,21 +120,21 @@ class Config:
     results: Path
 
     def __post_init__(self) -> None:
-        if not self.boxes or not self.models or not self.pieces:
-            raise ConfigError("needs boxes, models and pieces")
+        if not self.hosts or not self.models or not self.pieces:
+            raise ConfigError("needs hosts, models and pieces")
 
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Two rows for each model and cluster."""
     rows, bars = [], {}
-    for boxes in config.boxes:
-        cluster = boxes.cluster
-        label = f"{cluster.boxes} x {cluster.ranks} {cluster.fabric}"
+    for hosts in config.hosts:
+        cluster = hosts.cluster
+        label = f"{cluster.hosts} x {cluster.ranks} {cluster.fabric}"
         networks = {name: ClusterCosts(cluster, name, config.pieces) for name in (RING, FOREST)}
         for model in config.models:
             graph = _traced(model, networks[RING].mesh.num_devices)
-            costs = {name: _cost(config, boxes, graph, net) for name, net in networks.items()}
-            rows += _rows({"boxes": label, "model": model.name, "layers": model.layers}, costs)
+            costs = {name: _cost(config, hosts, graph, net) for name, net in networks.items()}
+            rows += _rows({"hosts": label, "model": model.name, "layers": model.layers}, costs)
             bars[f"{label}\n{model.name}"] = {
                 name: {
                     "compute": cost.compute / costs[RING].serial_seconds,
@@ -151,13 +151,13 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def _traced(model: ModelConfig, ranks: int) -> Graph:
-    batch = model.samples * ranks
-    traced = load_model(model.name, layers=model.layers, length=model.length, batch=batch)
+    batch = model.batch_per_rank * ranks
+    traced = load_model(model.name, layers=model.layers, sequence_length=model.length, batch=batch)
     return trace(traced.step, traced.abstract_args)
 
 
-def _cost(config: Config, boxes: BoxesConfig, graph: Graph, network: CollectiveCostModel) -> Cost:
-    problem = Problem(graph, network, HARDWARE[boxes.hardware])
+def _cost(config: Config, hosts: BoxesConfig, graph: Graph, network: CollectiveCostModel) -> Cost:
+    problem = Problem(graph, network, HARDWARE[hosts.hardware])
     return solve_baseline(problem, config.strategy).cost
 
 

@@ -42,7 +42,7 @@ class Config:
         layers, width, heads, hidden, length, batch: of the GPT.
         steps: training steps.
         tolerance: largest relative difference from the loss on one device, at any step.
-        fall: largest allowed ratio of the last loss to the first.
+        max_final_loss_ratio: largest allowed ratio of the last loss to the first.
     """
 
     size: str
@@ -63,14 +63,14 @@ class Config:
     batch: int
     steps: int
     tolerance: float
-    fall: float
+    max_final_loss_ratio: float
 
     def __post_init__(self) -> None:
         for name in ("layers", "width", "heads", "hidden", "length", "batch", "steps"):
             at_least(name, getattr(self, name), 1)
         at_least("seed", self.seed, 0)
         at_least("recompute", self.recompute, 0)
-        for name in ("memory_mb", "gap", "tolerance", "fall"):
+        for name in ("memory_mb", "gap", "tolerance", "max_final_loss_ratio"):
             above(name, getattr(self, name), 0)
         if math.prod(self.mesh.values()) != self.topology.num_ranks:
             raise ConfigError(
@@ -99,7 +99,7 @@ def run(config: Config, console: Console | None = None) -> list[dict[str, Any]]:
         heads=config.heads,
         hidden=config.hidden,
         vocabulary=VOCABULARY,
-        length=config.length,
+        sequence_length=config.length,
         batch=config.batch,
     )
     plan = plan_for(config, model)
@@ -171,10 +171,10 @@ def _check(config: Config, planned: list[float], alone: list[float]) -> None:
             f"the losses differ by {differ.max():.2g} at step {int(differ.argmax())}, more than "
             f"{config.tolerance:g}"
         )
-    if planned[-1] > config.fall * planned[0]:
+    if planned[-1] > config.max_final_loss_ratio * planned[0]:
         raise CheckError(
             f"the loss fell from {planned[0]:.3f} to {planned[-1]:.3f} only, not to "
-            f"{config.fall:g} of it"
+            f"{config.max_final_loss_ratio:g} of it"
         )
 
 

@@ -85,8 +85,8 @@ def workload(
     model: Model,
     accelerator: Accelerator,
     *,
-    samples: int,
-    value_bytes: int,
+    batch_per_rank: int,
+    element_bytes: int,
     ranks: int,
     model_ranks: int = 1,
 ) -> Workload:
@@ -98,15 +98,19 @@ def workload(
     model parallelism share out to all ranks.
 
     Args:
-        samples: of a rank; of a group of ``model_ranks`` ranks with hybrid parallelism.
-        value_bytes: bytes of a weight, gradient or activation.
+        batch_per_rank: of a rank; of a group of ``model_ranks`` ranks with hybrid parallelism.
+        element_bytes: bytes of a weight, gradient or activation.
         ranks: of the cluster.
         model_ranks: ranks that share out one copy of the weights.
 
     Raises:
         ConfigError: ranks that ``model_ranks`` does not divide, or a number below 1.
     """
-    for name, value in (("samples", samples), ("value_bytes", value_bytes), ("ranks", ranks)):
+    for name, value in (
+        ("batch_per_rank", batch_per_rank),
+        ("element_bytes", element_bytes),
+        ("ranks", ranks),
+    ):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
     if model_ranks < 1 or ranks % model_ranks:
@@ -116,7 +120,7 @@ def workload(
         sharers = {"data": 1, "model": ranks, "hybrid": model_ranks}[row.parallelism]
 
         def seconds(products, sharers=sharers) -> Fraction:
-            return accelerator.seconds(products, samples, sharers)
+            return accelerator.seconds(products, batch_per_rank, sharers)
 
         layers.append(
             Layer(
@@ -124,8 +128,8 @@ def workload(
                 seconds(row.shape.forward),
                 seconds(row.shape.input_gradient) if place else Fraction(0),
                 seconds(row.shape.weight_gradient),
-                _activations(row, sharers, ranks, samples * value_bytes),
-                _gradient(row, sharers, ranks, value_bytes),
+                _activations(row, sharers, ranks, batch_per_rank * element_bytes),
+                _gradient(row, sharers, ranks, element_bytes),
             )
         )
     return Workload(model.name, tuple(layers))
@@ -137,8 +141,8 @@ def _activations(row: Row, sharers: int, ranks: int, bytes_per_value: int) -> Ex
     return Exchange(ALL if sharers == ranks else MODEL, row.shape.outputs * bytes_per_value)
 
 
-def _gradient(row: Row, sharers: int, ranks: int, value_bytes: int) -> Exchange | None:
+def _gradient(row: Row, sharers: int, ranks: int, element_bytes: int) -> Exchange | None:
     weights = -(-row.parameters // sharers)
     if sharers == ranks or not weights:
         return None
-    return Exchange(ALL if sharers == 1 else DATA, weights * value_bytes)
+    return Exchange(ALL if sharers == 1 else DATA, weights * element_bytes)

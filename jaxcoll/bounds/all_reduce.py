@@ -55,7 +55,7 @@ def all_reduce_bound(topology: Topology) -> AllReduceBound:
         raise TopologyError(
             f"the all_reduce program on {topology} has no dual variables that prove it"
         )
-    seconds = max(1 / min(proved), _crossing(topology))
+    seconds = max(1 / min(proved), _smallest_cut_seconds(topology))
     two_phases = (gather.inverse + scatter.inverse) / n
     found: list[_Reached] = []
     if _is_balanced(topology):
@@ -66,7 +66,7 @@ def all_reduce_bound(topology: Topology) -> AllReduceBound:
     return AllReduceBound(seconds, two_phases, reached, roots, shared)
 
 
-def _crossing(topology: Topology) -> Fraction:
+def _smallest_cut_seconds(topology: Topology) -> Fraction:
     """Seconds per byte of the vector to cross the smallest cut, as a part or as a sum; exact.
 
     The solver does not see the slowest links of a cut with others 10^9 times as fast.

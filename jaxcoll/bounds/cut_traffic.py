@@ -1,7 +1,7 @@
 """When links between parts of a network can be of use to an all_reduce: not from start to end.
 
 Sums and copies of a byte cross links out of parts at least 2(p-1) times in all, if ranks of p parts
-take part (the traffic bound). A crossing at a bad time does less. Soon after the start no rank has
+take part (the traffic bound). Cut traffic at a bad time does less. Soon after the start no rank has
 the contributions of its whole part, and what leaves brings only some of them out; what enters a
 part shortly before the end comes too late for most of it.
 """
@@ -30,20 +30,21 @@ def rests(
     the p parts with members, but that of the meeting place:
 
     - Every contribution of the part crosses out of it. A sum that crosses on link l at time s
-      contains no contribution of a rank u with a latency d(u, src l) > s. Give the crossing the
-      weight N(s), the share of the part's members that are near enough: over all crossings of the
+      contains no contribution of a rank u with a latency d(u, src l) > s. Give it the
+      weight N(s), the share of the part's members that are near enough: over all cut traffic of the
       byte out of the part the weights add up to 1 or more.
     - Every member gets a copy that came into the part. One whose last bit crosses on link l at s
       comes too late for ranks v with alpha(l) + d(dst l, v) > T - s. Give it the weight M(T - s),
       the largest share of any part's members that it does not miss. Those add up to 1 or more, too.
 
-    So all crossings of all bytes weigh 2(p-1) times the buffer or more. N(s) only grows and holds
-    at the first bit, M(T - s) only falls and holds at the last: the weights that a link carries are
-    at most its bandwidth times the integral over t of N(t), or of M(T - t), whichever kind of
-    crossing it carries then. Before N reaches 1 there are no complete sums at src l, as some member
-    is too far; once M has fallen below 1, a sum that crosses cannot come back to all members. So at
-    t the weight is at most N(t) until N is 1, and at most M(T - t) after M was 1: of T seconds a
-    link loses the integral of 1 - N and that of 1 - M, which are the means of the latencies.
+    So the cut traffic of all bytes weighs 2(p-1) times the buffer or more. N(s) only grows and
+    holds at the first bit, M(T - s) only falls and holds at the last: the weights that a link
+    carries are at most its bandwidth times the integral over t of N(t), or of M(T - t), whichever
+    kind of cut traffic it carries then. Before N reaches 1 there are no complete sums at src l, as
+    some member is too far; once M has fallen below 1, a sum that crosses cannot come back to all
+    members. So at t the weight is at most N(t) until N is 1, and at most M(T - t) after M was 1:
+    every link loses the integral of 1 - N and that of 1 - M, which are the means of the latencies,
+    of the T seconds.
 
     Args:
         members: ranks of the only group, int64.

@@ -6,11 +6,11 @@ Every number here is a ``Fraction``: whatever a solver's floats were, the result
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
+import networkx as nx
 import numpy as np
 
 from jaxcoll.numerics.max_flow import FlowNetwork
@@ -92,19 +92,12 @@ def _cost(topology: Topology, dual: DualVariables, worth: Numbers) -> Fraction |
 def _distances(
     count: int, arcs: Sequence[Arc], lengths: Numbers, start: int, reverse: bool
 ) -> dict[int, Fraction]:
-    """Shortest distances from ``start``, or to it, by vertex."""
-    near: list[list[tuple[int, Fraction]]] = [[] for _ in range(count)]
+    """Shortest distances from ``start``, or to it, by vertex; exact, for networkx only adds."""
+    graph = nx.MultiDiGraph()
+    graph.add_nodes_from(range(count))
     for (u, v), length in zip(arcs, lengths, strict=True):
-        near[v if reverse else u].append((u if reverse else v, length))
-    apart: dict[int, Fraction] = {}
-    waiting = [(Fraction(0), start)]
-    while waiting:
-        far, u = heapq.heappop(waiting)
-        if u not in apart:
-            apart[u] = far
-            for v, length in near[u]:
-                heapq.heappush(waiting, (far + length, v))
-    return apart
+        graph.add_edge(*((v, u) if reverse else (u, v)), weight=length)
+    return nx.single_source_dijkstra_path_length(graph, start)
 
 
 def reached_rate(n: int, arcs: Sequence[Arc], capacity: Numbers, roots: Numbers) -> Fraction:

@@ -213,7 +213,7 @@ def fixed_k(
         arcs = capacity + [k * w for w in whole]
         return network.first_short(arcs, topology.num_vertices, turn, k * total)
 
-    scale = least_scale(Counter(_crossing(topology, links, best.cut)), k * best.cut_weight)
+    scale = least_scale(Counter(_cut_bandwidths(topology, links, best.cut)), k * best.cut_weight)
     while True:
         capacity = [math.floor(b * scale) for b in links]
         short = short_of(capacity)
@@ -222,7 +222,7 @@ def fixed_k(
         last = short.target
         cut = frozenset(np.flatnonzero(short.source_side[:-1]).tolist())
         weight = sum(whole[v] for v in cut if v < n)
-        scale = least_scale(Counter(_crossing(topology, links, cut)), k * weight)
+        scale = least_scale(Counter(_cut_bandwidths(topology, links, cut)), k * weight)
     if not topology.is_direct and any(_surplus(topology, capacity)):
         # The optimum's own scale, repeated, is balanced and suffices.
         limit = best.U * unit * math.ceil(Fraction(k, best.k))
@@ -340,14 +340,14 @@ def _surplus(topology: Topology, bandwidth: Sequence) -> list:
     return surplus
 
 
-def _crossing(topology: Topology, links: Sequence[int], cut: frozenset[int]) -> list[int]:
+def _cut_bandwidths(topology: Topology, links: Sequence[int], cut: frozenset[int]) -> list[int]:
     """Bandwidths of the links that leave a cut."""
     ends = zip(topology.src.tolist(), topology.dst.tolist(), links, strict=True)
     return [b for u, v, b in ends if u in cut and v not in cut]
 
 
 def _leaving(topology: Topology, links: Sequence[int], cut: frozenset[int]) -> int:
-    return sum(_crossing(topology, links, cut))
+    return sum(_cut_bandwidths(topology, links, cut))
 
 
 def _rate(

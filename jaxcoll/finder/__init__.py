@@ -3,6 +3,7 @@
 - ``construction``: bases and expansions that make a topology, built on demand;
 - ``candidates``: predicted costs and properties, and the bases; ``measured``: costs no formula has;
 - ``search``: bottom-up over sizes and degrees;
+- ``prices``: the fixed cost of ports, circuits and cables;
 - ``found``: a frontier, printed beside the paper's, and the choice for a workload;
 - ``entry``: ``find`` for one size, ``frontiers`` for all, saved and loaded.
 """
@@ -10,15 +11,19 @@
 from jaxcoll.finder.candidates import Candidate, Has
 from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.entry import Frontiers, find, frontiers
-from jaxcoll.finder.found import Found, FoundTopology
+from jaxcoll.finder.found import Choice, Found, FoundTopology
+from jaxcoll.finder.prices import FixedCost, Prices
 
 __all__ = [
     "Candidate",
+    "Choice",
     "Construction",
+    "FixedCost",
     "Found",
     "FoundTopology",
     "Frontiers",
     "Has",
+    "Prices",
     "find",
     "frontiers",
 ]

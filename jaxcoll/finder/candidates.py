@@ -30,7 +30,7 @@ class Has(enum.IntFlag):
 
 _SIMPLE = Has.NO_LOOPS | Has.NO_PARALLEL
 _DIRECTED = _SIMPLE | Has.REVERSAL | Has.BFB
-_UNDIRECTED = _DIRECTED | Has.BOTH_WAYS
+UNDIRECTED = _DIRECTED | Has.BOTH_WAYS
 
 # Diameters of the graphs of Table A.2, by size.
 _TABLE_A2 = {
@@ -120,9 +120,9 @@ def _made(name: str, arguments: tuple, steps: int, has: int, bandwidth: Fraction
 def _complete_ones(n: int, d: int) -> Iterator[Candidate]:
     optimum = bandwidth_optimum(n)
     if n == d + 1:
-        yield _made("complete", (n,), 1, _UNDIRECTED, optimum)
+        yield _made("complete", (n,), 1, UNDIRECTED, optimum)
     if n == 2 * d and d > 1:
-        yield _made("complete_bipartite", (d,), 2, _UNDIRECTED, optimum)
+        yield _made("complete_bipartite", (d,), 2, UNDIRECTED, optimum)
     if n == d + 2 and d > 1:
         yield _made("dense_circulant", (d,), 2, _DIRECTED, optimum)
 
@@ -132,21 +132,21 @@ def _rings(n: int, d: int) -> Iterator[Candidate]:
     if d == 1 and n > 2:  # of two vertices it is K2
         yield _made("unidirectional_ring", (1, n), n - 1, _DIRECTED, optimum)
     if d == 2 and n > 3:
-        yield _made("bidirectional_ring", (2, n), n // 2, _UNDIRECTED, optimum)
+        yield _made("bidirectional_ring", (2, n), n // 2, UNDIRECTED, optimum)
     if d == 4 and n > 6:
         m = theorem_22_offset(n)
-        yield _made("circulant", (n, (m, m + 1)), m, _UNDIRECTED, optimum)
+        yield _made("circulant", (n, (m, m + 1)), m, UNDIRECTED, optimum)
     found = measured_bases().get(("circulant", d, n))
     if found is not None:
         cost = found.cost
-        yield _made("circulant", found.arguments, cost.steps, _UNDIRECTED, cost.inverse_bandwidth)
+        yield _made("circulant", found.arguments, cost.steps, UNDIRECTED, cost.inverse_bandwidth)
 
 
 def _optimal_undirected(n: int, d: int) -> Iterator[Candidate]:
     """Distance-regular graphs: a bandwidth-optimal BFB in as many steps as the diameter."""
 
     def graph(name: str, steps: int, *arguments: int) -> Candidate:
-        return _made(name, arguments, steps, _UNDIRECTED, bandwidth_optimum(n))
+        return _made(name, arguments, steps, UNDIRECTED, bandwidth_optimum(n))
 
     if d == 4 and n in TABLE_A2_SIZES:
         yield graph("distance_regular", _TABLE_A2[n], d, n)
@@ -185,7 +185,7 @@ def _twisted(n: int, d: int) -> Iterator[Candidate]:
 def _measured_once(name: str, argument: int | tuple[int, ...]) -> Candidate:
     construction = Construction(name, (argument,))
     cost = bfb_cost(construction.digraph())
-    return Candidate(cost.steps, cost.inverse_bandwidth, int(_UNDIRECTED), construction)
+    return Candidate(cost.steps, cost.inverse_bandwidth, int(UNDIRECTED), construction)
 
 
 def _searched(n: int, d: int) -> Iterator[Candidate]:

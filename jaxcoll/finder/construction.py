@@ -143,7 +143,7 @@ class Construction:
         return self._built_up(of_part, Expansion.reduce_scatter)
 
     def _built_up(self, of_part, expand) -> tuple[Digraph, Schedule]:
-        """The digraph and a schedule: ``of_part`` of what is scheduled whole, then expanded."""
+        """The digraph and a schedule: ``of_part`` of a part scheduled whole, then expanded."""
         if not self.parts or self.operation in _SCHEDULED_WHOLE:
             digraph = self.digraph()
             return digraph, of_part(digraph)

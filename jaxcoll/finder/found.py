@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from importlib import resources
@@ -16,6 +16,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder.candidates import Candidate, Has
 from jaxcoll.finder.construction import Construction
+from jaxcoll.finder.prices import FixedCost, Prices, tori
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.schedule import Schedule
@@ -146,6 +147,15 @@ class FoundTopology:
 
 
 @dataclasses.dataclass(frozen=True)
+class Choice:
+    """A topology, the time of a workload on it in seconds, and its fixed cost."""
+
+    point: FoundTopology
+    seconds: float
+    fixed: FixedCost
+
+
+@dataclasses.dataclass(frozen=True)
 class Found:
     """The frontier of a size and degree; ``print`` it for a table beside the paper's.
 
@@ -166,6 +176,9 @@ class Found:
         bandwidth: Number,
         all_reduce: Mapping[Number, Number] | None = None,
         all_to_all: Mapping[Number, Number] | None = None,
+        *,
+        prices: Prices | None = None,
+        budget: Number | None = None,
     ) -> FoundTopology:
         """The topology on which a distribution of collectives takes the least time together.
 
@@ -174,23 +187,56 @@ class Found:
             bandwidth: B, bytes per second of all links of a rank together.
             all_reduce: how often an all_reduce of each number of bytes is run.
             all_to_all: how often an all_to_all of each number of bytes per rank is run.
+            prices: of ports, circuits and cables.
+            budget: the most that they may cost together, of ``choices``; None for any amount.
 
         Raises:
-            TopologyError: no collectives, or numbers out of range.
+            TopologyError: no collectives, numbers out of range, a budget without prices or below
+                the cost of every topology.
         """
-        reduces, exchanges = _counted(all_reduce, "all_reduce"), _counted(all_to_all, "all_to_all")
-        if not reduces and not exchanges:
-            raise TopologyError("give all_reduce={bytes: count}, all_to_all={bytes: count} or both")
-
-        def seconds(point: FoundTopology) -> float:
-            total = sum(
-                count * point.all_reduce_time(alpha, size, bandwidth) for size, count in reduces
+        seconds = _seconds(alpha, bandwidth, all_reduce, all_to_all)
+        if budget is None:
+            return min(self.points, key=seconds)
+        budget = float(checks.positive(budget, "budget", TopologyError))
+        if prices is None:
+            raise TopologyError("a budget needs prices=Prices(...)")
+        choices = self.choices(prices, alpha, bandwidth, all_reduce, all_to_all)
+        within = [choice for choice in choices if choice.fixed.total <= budget]
+        if not within:
+            least = choices[0]
+            raise TopologyError(
+                f"no topology costs {budget:g} or less; the cheapest is "
+                f"{least.point.construction}, {least.fixed.total:g}"
             )
-            return total + sum(
-                count * point.all_to_all_time(size, bandwidth) for size, count in exchanges
-            )
+        return within[-1].point
 
-        return min(self.points, key=seconds)
+    def choices(
+        self,
+        prices: Prices,
+        alpha: Number,
+        bandwidth: Number,
+        all_reduce: Mapping[Number, Number] | None = None,
+        all_to_all: Mapping[Number, Number] | None = None,
+    ) -> tuple[Choice, ...]:
+        """Topologies that no other beats in both time and fixed cost, the cheapest first.
+
+        The frontier's, and tori, which T_L and T_B alone leave out, for their short cables.
+
+        Args:
+            prices: of ports, circuits and cables; others are those of ``best``.
+        """
+        checks.instance(prices, Prices, "prices", TopologyError)
+        seconds = _seconds(alpha, bandwidth, all_reduce, all_to_all)
+        more = (FoundTopology(self.size, self.degree, c) for c in tori(self.size, self.degree))
+        all_of_them = [
+            Choice(point, seconds(point), prices.fixed_cost(point.digraph))
+            for point in (*self.points, *more)
+        ]
+        kept: list[Choice] = []
+        for choice in sorted(all_of_them, key=lambda each: (each.fixed.total, each.seconds)):
+            if not kept or choice.seconds < kept[-1].seconds:
+                kept.append(choice)
+        return tuple(kept)
 
     def __str__(self) -> str:
         if self.with_rates:
@@ -247,6 +293,19 @@ def _rate_bound(size: int, degree: int) -> str:
         total += distance * min(frontier, size - reached)
         reached, frontier, distance = reached + frontier, frontier * degree, distance + 1
     return f"{degree / total:.3g}"
+
+
+def _seconds(alpha, bandwidth, all_reduce, all_to_all) -> Callable[[FoundTopology], float]:
+    """The time that a distribution of collectives takes on a topology."""
+    reduces, exchanges = _counted(all_reduce, "all_reduce"), _counted(all_to_all, "all_to_all")
+    if not reduces and not exchanges:
+        raise TopologyError("give all_reduce={bytes: count}, all_to_all={bytes: count} or both")
+
+    def seconds(point: FoundTopology) -> float:
+        times = [n * point.all_reduce_time(alpha, size, bandwidth) for size, n in reduces]
+        return sum(times + [n * point.all_to_all_time(size, bandwidth) for size, n in exchanges])
+
+    return seconds
 
 
 def _counted(given: Mapping[Number, Number] | None, what: str) -> list[tuple[Number, Number]]:

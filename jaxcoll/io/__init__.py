@@ -3,11 +3,12 @@
 - ``load``, ``save``, ``loads`` and ``dumps``: the library's own JSON, from ``json``;
 - ``open_compact``: schedules that ``jc.synthesize_compact`` has written, mapped into memory;
 - ``multitree``: the schedule tables of MultiTree's network interfaces;
+- ``msccl``: programs of MSCCL, in XML;
 - ``files``: whole files, bounded when read and replaced in one step when written.
 """
 
 from jaxcoll.compact import open_compact
-from jaxcoll.io import multitree
+from jaxcoll.io import msccl, multitree
 from jaxcoll.io.json import dumps, load, loads, save
 
-__all__ = ["dumps", "load", "loads", "multitree", "open_compact", "save"]
+__all__ = ["dumps", "load", "loads", "msccl", "multitree", "open_compact", "save"]

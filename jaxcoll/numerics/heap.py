@@ -1,6 +1,7 @@
 """Binary heaps of (key, item) in parts of two columns, for compiled kernels: one per link, or one.
 
-The least pair stands first: ``key[first], item[first]`` is read, then taken by ``pop``.
+The least pair stands first: ``key[first], item[first]`` is read, then taken by ``pop``, or
+``replace``d by another, which is one pass through the heap instead of two.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ def push(key, item, first, size, value, number):
 def pop(key, item, first, size):
     """Take the least from the heap that starts at ``first``; its new size."""
     size -= 1
-    value, number = key[first + size], item[first + size]
+    replace(key, item, first, size, key[first + size], item[first + size])
+    return size
+
+
+@nb.njit(cache=True, nogil=True)
+def replace(key, item, first, size, value, number):
+    """Put (value, number) in the place of the least of the heap that starts at ``first``."""
     i = 0
     while True:
         child = 2 * i + 1
@@ -41,4 +48,3 @@ def pop(key, item, first, size):
         key[first + i], item[first + i] = key[a], item[a]
         i = child
     key[first + i], item[first + i] = value, number
-    return size

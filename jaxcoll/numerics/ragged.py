@@ -38,6 +38,28 @@ def take_rows(
     return taken, found
 
 
+@nb.njit(cache=True, nogil=True)
+def followers(before):
+    """The items that follow each item directly, as (ptr, items), in ascending order.
+
+    Args:
+        before: the item before each item, of shape (items,); -1 for the first of a chain.
+    """
+    ptr = np.zeros(len(before) + 1, np.int64)
+    for i in range(len(before)):
+        if before[i] >= 0:
+            ptr[before[i] + 1] += 1
+    for i in range(len(before)):
+        ptr[i + 1] += ptr[i]
+    end = ptr[:-1].copy()
+    following = np.empty(ptr[-1], np.int64)
+    for i in range(len(before)):
+        if before[i] >= 0:
+            following[end[before[i]]] = i
+            end[before[i]] += 1
+    return ptr, following
+
+
 @nb.njit(cache=True)
 def _compare(ptr, values, a, b):
     """Less than, equal to or above 0 as row a comes before, equals or comes after row b."""

@@ -68,23 +68,44 @@ class Queues(NamedTuple):
     message: np.ndarray
 
 
+class _Traffic(NamedTuple):
+    """Messages on their way.
+
+    Attributes:
+        hop: the hop that each message takes next.
+        free: when each link is free again, ticks.
+        behind: the message behind each on the link that both are on, or -1.
+        last: the last message on each link, or -1.
+        times, events: the heap of arrivals: of the first message on each link, and of messages
+            that wait for service.
+        start: filled with the start of each hop, ticks.
+    """
+
+    hop: np.ndarray
+    free: np.ndarray
+    behind: np.ndarray
+    last: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
+    start: np.ndarray
+
+
 class _Replay(NamedTuple):
     """The state of a replay.
 
     Attributes:
         head: next message of each first link that has not joined the link's queue.
+        is_shared: whether each link also serves messages that other links bring.
         arrived: arrivals of every chunk at every rank, (ranks, chunks).
         waiting: first message that waits for a further arrival there, (ranks, chunks), or -1.
         next_waiting: next message that waits for the same arrival as each, or -1.
-        times, events: the heap of arrivals.
     """
 
     head: np.ndarray
+    is_shared: np.ndarray
     arrived: np.ndarray
     waiting: np.ndarray
     next_waiting: np.ndarray
-    times: np.ndarray
-    events: np.ndarray
 
 
 @nb.njit(cache=True, nogil=True)
@@ -145,39 +166,84 @@ def run_routed(queues, hops, num_links, arrived, waiting, start):
     every one is served.
     """
     count = len(queues.message_ptr) - 1
-    free = np.zeros(num_links, np.int64)
-    times, events = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
-    hop = hops.ptr[:-1].copy()
+    traffic = _traffic(hops, num_links, start)
+    is_shared = np.zeros(num_links, np.bool_)
+    for m in range(count):
+        for h in range(hops.ptr[m] + 1, hops.ptr[m + 1]):
+            is_shared[hops.link[h]] = True
     next_waiting = np.full(count, _NONE, np.int64)
-    replay = _Replay(queues.ptr[:-1].copy(), arrived, waiting, next_waiting, times, events)
+    replay = _Replay(queues.ptr[:-1].copy(), is_shared, arrived, waiting, next_waiting)
     size = 0
     for q in range(num_links):
-        size = _join(q, 0, queues, replay, size)
+        size = _join(q, 0, queues, replay, hops, traffic, size)
     while size:
-        now, m = times[0], events[0]
-        size = heap.pop(times, events, 0, size)
-        h = hop[m]
-        if h == hops.ptr[m + 1]:  # at its destination: its chunks have arrived
-            for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):
-                rank, chunk = queues.dst[m], queues.chunk[i]
-                arrived[rank, chunk] += 1
-                waiter = waiting[rank, chunk]
-                waiting[rank, chunk] = _NONE
-                while waiter != _NONE:
-                    following = next_waiting[waiter]
-                    size = _join(hops.link[hops.ptr[waiter]], now, queues, replay, size)
-                    waiter = following
+        now, m = traffic.times[0], traffic.events[0]
+        size = _take(m, hops, traffic, size)
+        if traffic.hop[m] < hops.ptr[m + 1]:
+            size = _serve(m, now, hops, traffic, size)
             continue
-        begin = max(now, free[hops.link[h]])
-        start[h] = begin
-        free[hops.link[h]] = begin + hops.busy[h]
-        hop[m] = h + 1
-        size = heap.push(times, events, 0, size, begin + hops.delay[h], m)
+        for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):  # at its destination
+            rank, chunk = queues.dst[m], queues.chunk[i]
+            arrived[rank, chunk] += 1
+            waiter = waiting[rank, chunk]
+            waiting[rank, chunk] = _NONE
+            while waiter != _NONE:
+                following = next_waiting[waiter]
+                q = hops.link[hops.ptr[waiter]]
+                size = _join(q, now, queues, replay, hops, traffic, size)
+                waiter = following
 
 
 @nb.njit(cache=True, nogil=True)
-def _join(q, now, queues, replay, size):
-    """Let messages of link q join its queue in order, until one lacks a chunk and waits for it."""
+def _traffic(hops, num_links, start):
+    """No message on any link."""
+    count = len(hops.ptr) - 1
+    behind, last = np.full(count, _NONE, np.int64), np.full(num_links, _NONE, np.int64)
+    times, events = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
+    free = np.zeros(num_links, np.int64)
+    return _Traffic(hops.ptr[:-1].copy(), free, behind, last, times, events, start)
+
+
+@nb.njit(cache=True, nogil=True)
+def _take(m, hops, traffic, size):
+    """Take the earliest event, an arrival of message m; the message behind it is next."""
+    h = traffic.hop[m] - 1
+    if h < hops.ptr[m]:  # waited for its first link
+        return heap.pop(traffic.times, traffic.events, 0, size)
+    following = traffic.behind[m]
+    if following == _NONE:
+        traffic.last[hops.link[h]] = _NONE
+        return heap.pop(traffic.times, traffic.events, 0, size)
+    traffic.behind[m] = _NONE
+    g = traffic.hop[following] - 1
+    arrival = traffic.start[g] + hops.delay[g]
+    heap.replace(traffic.times, traffic.events, 0, size, arrival, following)
+    return size
+
+
+@nb.njit(cache=True, nogil=True)
+def _serve(m, now, hops, traffic, size):
+    """Let a message take its next hop as soon as the link is free."""
+    h = traffic.hop[m]
+    link = hops.link[h]
+    begin = max(now, traffic.free[link])
+    traffic.start[h] = begin
+    traffic.free[link] = begin + hops.busy[h]
+    traffic.hop[m] = h + 1
+    before = traffic.last[link]
+    traffic.last[link] = m
+    if before == _NONE:
+        return heap.push(traffic.times, traffic.events, 0, size, begin + hops.delay[h], m)
+    traffic.behind[before] = m
+    return size
+
+
+@nb.njit(cache=True, nogil=True)
+def _join(q, now, queues, replay, hops, traffic, size):
+    """Let messages of link q join its queue in order, until one lacks a chunk and waits for it.
+
+    Where nobody else joins, the order in the queue is that of the schedule, and they are served.
+    """
     while replay.head[q] < queues.ptr[q + 1]:
         m = queues.message[replay.head[q]]
         rank = queues.src[m]
@@ -188,7 +254,10 @@ def _join(q, now, queues, replay, size):
                 replay.waiting[rank, chunk] = m
                 return size
         replay.head[q] += 1
-        size = heap.push(replay.times, replay.events, 0, size, now, m)
+        if replay.is_shared[q]:
+            size = heap.push(traffic.times, traffic.events, 0, size, now, m)
+        else:
+            size = _serve(m, now, hops, traffic, size)
     return size
 
 
@@ -203,31 +272,24 @@ def run_messages(waits, hops, num_links, start, end):
     Returns:
         Number of messages that arrived.
     """
-    count = len(waits.release)
-    free = np.zeros(num_links, np.int64)
-    times, events = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
-    hop = hops.ptr[:-1].copy()
+    traffic = _traffic(hops, num_links, start)
     size = done = 0
-    for m in range(count):
+    for m in range(len(waits.release)):
         if waits.pending[m] == 0:
-            size = heap.push(times, events, 0, size, waits.release[m], m)
+            size = heap.push(traffic.times, traffic.events, 0, size, waits.release[m], m)
     while size:
-        now, m = times[0], events[0]
-        size = heap.pop(times, events, 0, size)
-        h = hop[m]
-        if h < hops.ptr[m + 1]:
-            begin = max(now, free[hops.link[h]])
-            start[h] = begin
-            free[hops.link[h]] = begin + hops.busy[h]
-            hop[m] = h + 1
-            size = heap.push(times, events, 0, size, begin + hops.delay[h], m)
+        now, m = traffic.times[0], traffic.events[0]
+        size = _take(m, hops, traffic, size)
+        if traffic.hop[m] < hops.ptr[m + 1]:
+            size = _serve(m, now, hops, traffic, size)
             continue
         end[m] = now
         done += 1
         for i in range(waits.ptr[m], waits.ptr[m + 1]):
             waiter = waits.after[i]
             if _is_released(waits, waiter, now):
-                size = heap.push(times, events, 0, size, waits.release[waiter], waiter)
+                release = waits.release[waiter]
+                size = heap.push(traffic.times, traffic.events, 0, size, release, waiter)
     return done
 
 

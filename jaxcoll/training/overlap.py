@@ -85,20 +85,7 @@ def overlap(
                 f"overlap needs params for each of {len(layers)} layers, got {len(params)}"
             )
         value, pulls = _forward(layers, loss, _own(params, axis_name), x, arguments)
-        active = _ActiveSums()
-        (cotangent,) = pulls.pop()(jnp.ones_like(value))
-        gradients: list[Any] = [None] * len(layers)
-        for i in reversed(range(len(layers))):
-            gradients[i], *before = pulls[i](cotangent)
-            gradients[i], before = active.advance((gradients[i], before))
-            cotangent = before[0] if before else None
-            leaves, structure = jax.tree.flatten_with_path(gradients[i])
-            gradients[i] = structure, [leaf for _, leaf in leaves]
-            for members in plan_buckets(leaves, bucket_bytes):
-                active.add(gradients[i][1], members, reduce)
-        while active.sums:
-            active.advance(())
-        return value, [jax.tree.unflatten(structure, leaves) for structure, leaves in gradients]
+        return value, _backward(pulls, jnp.ones_like(value), bucket_bytes, reduce)
 
     return value_and_grad
 
@@ -123,6 +110,24 @@ def _forward(layers, loss, params, x, arguments) -> tuple[jax.Array, list[Callab
     if jnp.shape(value) != ():
         raise CollectiveError(f"the loss must be a scalar, got shape {jnp.shape(value)}")
     return value, [*pulls, pull]
+
+
+def _backward(pulls: list[Callable], cotangent, bucket_bytes: int, reduce) -> list:
+    """The gradients of all layers, last layer first, each summed by ``reduce`` under the others."""
+    active = _ActiveSums()
+    (cotangent,) = pulls.pop()(cotangent)
+    gradients: list[Any] = [None] * len(pulls)
+    for i in reversed(range(len(pulls))):
+        gradients[i], *before = pulls[i](cotangent)
+        gradients[i], before = active.advance((gradients[i], before))
+        cotangent = before[0] if before else None
+        leaves, structure = jax.tree.flatten_with_path(gradients[i])
+        gradients[i] = structure, [leaf for _, leaf in leaves]
+        for members in plan_buckets(leaves, bucket_bytes):
+            active.add(gradients[i][1], members, reduce)
+    while active.sums:
+        active.advance(())
+    return [jax.tree.unflatten(structure, leaves) for structure, leaves in gradients]
 
 
 # ---------------------------------------------------------------------- sums under way

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,47 +71,87 @@ def zero(
             bound and there is no mesh, a state for another number of ranks, or as for
             ``all_reduce_gradients``.
     """
-    full = optax.with_extra_args_support(inner)
     if mesh is not None:
         _check_mesh(mesh, axis_name)
+    full = optax.with_extra_args_support(inner)
+    wire = _Wire(axis_name, schedule, mean, bucket_bytes, accum_dtype, order, lowering, window)
+    sharded = _Sharded(full, wire, mesh)
+    return optax.GradientTransformationExtraArgs(sharded.init, sharded.update)
 
-    def init(params) -> ZeroState:
+
+@dataclasses.dataclass(frozen=True)
+class _Wire:
+    """The two collectives of an update, in buckets; fields as the arguments of ``zero``."""
+
+    axis_name: AxisName
+    schedule: Choice
+    mean: bool
+    bucket_bytes: int
+    accum_dtype: Any
+    order: Order
+    lowering: str
+    window: int
+
+    def scatter(self, gradients):
+        """This rank's shard of every leaf of the averaged (or summed) gradients."""
+        n = _ranks(self.axis_name)
+        return self._in_buckets(self._scatter, gradients, lambda x: shards_of(x, n))
+
+    def gather(self, shards):
+        """The shards of all ranks, one row per rank."""
+        return self._in_buckets(self._gather, shards, lambda x: x)
+
+    def _in_buckets(self, function: Callable, tree, rows: Callable):
+        return in_buckets(function, tree, self.bucket_bytes, self.order, rows, self.window)
+
+    def _scatter(self, rows: jax.Array) -> jax.Array:
+        total = functions.psum_scatter(
+            widened(rows, self.accum_dtype),
+            self.axis_name,
+            schedule=self.schedule,
+            lowering=self.lowering,
+        )
+        total = total / _ranks(self.axis_name) if self.mean else total
+        return total if self.accum_dtype is None else total.astype(rows.dtype)
+
+    def _gather(self, row: jax.Array) -> jax.Array:
+        # Ranks of vmap are not tracked by types, so none is needed.
+        to = "invarying" if tracked(self.axis_name) else "varying"
+        return functions.all_gather(
+            row, self.axis_name, to=to, schedule=self.schedule, lowering=self.lowering
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sharded:
+    """The functions ``init`` and ``update`` of the optimizer that ``zero`` returns."""
+
+    inner: optax.GradientTransformationExtraArgs
+    wire: _Wire
+    mesh: Mesh | None
+
+    def init(self, params) -> ZeroState:
+        axis_name = self.wire.axis_name
         if _is_bound(axis_name):
-            return as_row(full.init(own_shards(params)), tracked(axis_name))
-        return _on_mesh(init, _mesh_for(axis_name, mesh), axis_name, params)
+            return as_row(self.inner.init(self._own_shards(params)), tracked(axis_name))
+        return _on_mesh(self.init, _mesh_for(axis_name, self.mesh), axis_name, params)
 
-    def update(updates, state, params=None, **extra):
+    def update(self, updates, state, params=None, **extra):
+        axis_name = self.wire.axis_name
         if not _is_bound(axis_name):
             raise _unbound(axis_name)
         check_own(updates, axis_name)
-        n = _ranks(axis_name)
-        kept = of_row(state, axis_name, n)
-        shards = in_buckets(
-            scatter, updates, bucket_bytes, order, lambda x: shards_of(x, n), window
-        )
-        own = None if params is None else own_shards(params)
-        steps, kept = full.update(shards, kept, own, **extra)
-        rows = in_buckets(gather, steps, bucket_bytes, order, lambda x: x, window)
-        return jax.tree.map(joined_shards, rows, updates), as_row(kept, tracked(axis_name))
+        kept = of_row(state, axis_name, _ranks(axis_name))
+        own = None if params is None else self._own_shards(params)
+        steps, kept = self.inner.update(self.wire.scatter(updates), kept, own, **extra)
+        whole = jax.tree.map(joined_shards, self.wire.gather(steps), updates)
+        return whole, as_row(kept, tracked(axis_name))
 
-    def own_shards(tree):
-        n, rank = _ranks(axis_name), lax.axis_index(axis_name)
+    def _own_shards(self, tree):
+        n, rank = _ranks(self.wire.axis_name), lax.axis_index(self.wire.axis_name)
         return jax.tree.map(
             lambda x: lax.dynamic_index_in_dim(shards_of(x, n), rank, 0, False), tree
         )
-
-    def scatter(rows: jax.Array) -> jax.Array:
-        wide = widened(rows, accum_dtype)
-        total = functions.psum_scatter(wide, axis_name, schedule=schedule, lowering=lowering)
-        total = total / _ranks(axis_name) if mean else total
-        return total if accum_dtype is None else total.astype(rows.dtype)
-
-    def gather(row: jax.Array) -> jax.Array:
-        # Ranks of vmap are not tracked by types, so none is needed.
-        to = "invarying" if tracked(axis_name) else "varying"
-        return functions.all_gather(row, axis_name, to=to, schedule=schedule, lowering=lowering)
-
-    return optax.GradientTransformationExtraArgs(init, update)
 
 
 # ---------------------------------------------------------------------- outside of shard_map

@@ -105,8 +105,9 @@ def edge_before(flow: TreeFlow) -> np.ndarray:
 
 def _network(flow: TreeFlow) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Path of each tree edge's edge, and how long a tree of weight 1 takes on each link."""
-    fastest = max(flow.topology.exact_bandwidth)
+    speeds, which = flow.topology.speeds
+    fastest = max(bandwidth for _, bandwidth in speeds)
     room = max(1, 2**40 // int(flow.weight.max()))
     # Rounded: these times only decide an order.
-    pace = [max(1, round(room * min(fastest / b, 2**10))) for b in flow.topology.exact_bandwidth]
-    return flow.edge, flow.edges.path_ptr, flow.edges.path_link, np.asarray(pace, np.int64)
+    pace = [max(1, round(room * min(fastest / b, 2**10))) for _, b in speeds]
+    return flow.edge, flow.edges.path_ptr, flow.edges.path_link, np.asarray(pace, np.int64)[which]

@@ -12,6 +12,7 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.numerics import heap
+from jaxcoll.numerics.ragged import followers
 
 
 @nb.njit(cache=True)
@@ -25,62 +26,69 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
         before: the tree edge that brings what each tree edge carries on, -1 at the root.
         weight: weight of each tree.
     """
-    count, per_tree = len(edge), len(edge) // len(weight)
+    count, links, per_tree = len(edge), len(pace), len(edge) // len(weight)
     below = _farthest(before)
-    child_ptr, child = _children(before)
+    child_ptr, child = followers(before)
     # Every link keeps the messages that wait for it in a heap of its own part of two arrays.
-    heap_ptr = np.zeros(len(pace) + 1, np.int64)
-    for j in range(count):
-        for h in range(path_ptr[edge[j]], path_ptr[edge[j] + 1]):
-            heap_ptr[path_link[h] + 1] += pieces
-    for link in range(len(pace)):
-        heap_ptr[link + 1] += heap_ptr[link]
+    heap_ptr = queue_starts(edge, path_ptr, path_link, links) * pieces
     key, item = np.empty(heap_ptr[-1], np.int64), np.empty(heap_ptr[-1], np.int64)
-    size = np.zeros(len(pace), np.int64)
-    busy = np.full(len(pace), -1, np.int64)  # the message on each link
-    times, events = np.empty(len(pace) + 1, np.int64), np.empty(len(pace) + 1, np.int64)
-    pending = 0
-    hop = np.zeros(count * pieces, np.int64)
-    begin = np.zeros(count * pieces, np.int64)
+    size = np.zeros(links, np.int64)
+    hop, begin = np.zeros(count * pieces, np.int64), np.zeros(count * pieces, np.int64)
     for j in range(count):
         if before[j] < 0:
             link = path_link[path_ptr[edge[j]]]
             for p in range(pieces):
-                _push(key, item, heap_ptr[link], size, link, p - below[j], j * pieces + p)
-    for link in range(len(pace)):
-        pending = _serve(
-            link, 0, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item, size,
-            busy, hop, begin, times, events, pending,
-        )  # fmt: skip
+                first, message = heap_ptr[link], j * pieces + p
+                size[link] = heap.push(key, item, first, size[link], p - below[j], message)
+    # Events: a link is done with its message, or at first with none. They ascend by time and link.
+    on_link, pending = np.full(links, -1, np.int64), links
+    times, events = np.zeros(links + 1, np.int64), np.arange(links + 1)
     while pending:
-        now, link = times[0], events[0]
+        now, done = times[0], events[0]
         pending = heap.pop(times, events, 0, pending)
-        message = busy[link]
-        busy[link] = -1
+        message = on_link[done]
+        on_link[done] = -1
         j, p = message // pieces, message % pieces
-        hop[message] += 1
-        following = path_ptr[edge[j]] + hop[message]
-        if following < path_ptr[edge[j] + 1]:
-            to = path_link[following]
-            _push(key, item, heap_ptr[to], size, to, now, message)
-            pending = _serve(
-                to, now, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item, size,
-                busy, hop, begin, times, events, pending,
-            )  # fmt: skip
-        else:
-            for c in range(child_ptr[j], child_ptr[j + 1]):
-                to = path_link[path_ptr[edge[child[c]]]]
-                rank = p - below[child[c]]
-                _push(key, item, heap_ptr[to], size, to, rank, child[c] * pieces + p)
-                pending = _serve(
-                    to, now, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item,
-                    size, busy, hop, begin, times, events, pending,
-                )  # fmt: skip
-        pending = _serve(
-            link, now, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item, size,
-            busy, hop, begin, times, events, pending,
-        )  # fmt: skip
+        arrivals, moves_on = 0, False
+        if message >= 0:
+            hop[message] += 1
+            moves_on = hop[message] < path_ptr[edge[j] + 1] - path_ptr[edge[j]]
+            arrivals = 1 if moves_on else child_ptr[j + 1] - child_ptr[j]
+        for a in range(arrivals + 1):
+            link = done
+            if a < arrivals:
+                # The message waits for the next link of its path, or its copies for their first.
+                c = j if moves_on else child[child_ptr[j] + a]
+                waiting, rank = c * pieces + p, now if moves_on else p - below[c]
+                link = path_link[path_ptr[edge[c]] + hop[waiting]]
+                size[link] = heap.push(key, item, heap_ptr[link], size[link], rank, waiting)
+            if on_link[link] < 0 and size[link] > 0:
+                message = item[heap_ptr[link]]
+                size[link] = heap.pop(key, item, heap_ptr[link], size[link])
+                on_link[link] = message
+                if hop[message] == 0:
+                    begin[message] = now
+                end = now + pace[link] * weight[message // pieces // per_tree]
+                pending = heap.push(times, events, 0, pending, end, link)
     return begin
+
+
+@nb.njit(cache=True, nogil=True)
+def queue_starts(edge, path_ptr, path_link, links):
+    """First place of each link in a column with a place for every (send, link of its path).
+
+    Args:
+        edge: edge of each send.
+        path_ptr, path_link: links of each edge.
+        links: how many links there are.
+    """
+    ptr = np.zeros(links + 1, np.int64)
+    for e in edge:
+        for h in range(path_ptr[e], path_ptr[e + 1]):
+            ptr[path_link[h] + 1] += 1
+    for link in range(links):
+        ptr[link + 1] += ptr[link]
+    return ptr
 
 
 @nb.njit(cache=True)
@@ -110,44 +118,3 @@ def _farthest(before):
         if before[j] >= 0:
             below[before[j]] = max(below[before[j]], below[j] + 1)
     return below
-
-
-@nb.njit(cache=True)
-def _children(before):
-    """The tree edges that carry on what each brings, as (ptr, child)."""
-    ptr = np.zeros(len(before) + 1, np.int64)
-    for j in range(len(before)):
-        if before[j] >= 0:
-            ptr[before[j] + 1] += 1
-    for j in range(len(before)):
-        ptr[j + 1] += ptr[j]
-    at = ptr[:-1].copy()
-    child = np.empty(ptr[-1], np.int64)
-    for j in range(len(before)):
-        if before[j] >= 0:
-            child[at[before[j]]] = j
-            at[before[j]] += 1
-    return ptr, child
-
-
-@nb.njit(cache=True)
-def _serve(
-    link, now, edge, path_ptr, pace, weight, per_tree, pieces, heap_ptr, key, item, size, busy,
-    hop, begin, times, events, pending,
-):  # fmt: skip
-    """Put the first waiting message on a link if it is free; the number of links at work."""
-    if busy[link] >= 0 or size[link] == 0:
-        return pending
-    first = heap_ptr[link]
-    message = item[first]
-    size[link] = heap.pop(key, item, first, size[link])
-    busy[link] = message
-    j = message // pieces
-    if hop[message] == 0:
-        begin[message] = now
-    return heap.push(times, events, 0, pending, now + pace[link] * weight[j // per_tree], link)
-
-
-@nb.njit(cache=True)
-def _push(key, item, first, size, link, value, message):
-    size[link] = heap.push(key, item, first, size[link], value, message)

@@ -1,4 +1,4 @@
-"""Parameters and configurations: what a collective can be run with, by name."""
+"""Parameters and configurations: the named choices that a collective can be run with."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Config(Mapping[str, Value]):
     Two configurations are equal when they give the same values to the same names, in any order.
 
     Raises:
-        TuneError: a name that is not a string; a value that is no string, finite number or bool.
+        TuneError: a name that is not a string; a value other than a string, finite number or bool.
     """
 
     __slots__ = ("_hash", "_values")

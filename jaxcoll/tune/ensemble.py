@@ -1,4 +1,4 @@
-"""Fits of equations 1 to 5 to few measurements, many at a time: what is known of one subspace.
+"""Fits of equations 1 to 5 to few measurements, many at a time: the knowledge of one subspace.
 
 With x the logarithms of the resources, seconds are ``exp(level)`` times the maximum over phases of
 ``exp(offset) * (exp(startup - phase . x) + 1 + exp(exponents . x + congestion))``. This is the
@@ -10,7 +10,7 @@ own draw of the noise (randomize-then-optimize; Bardsley, Solonen, Haario and La
 Comput. 36(4), 2014), so that their spread says how much the measurements leave open: a phase that
 never was the slower one keeps the spread of its prior. All are solved together by
 Levenberg-Marquardt steps on a smoothed maximum that becomes sharper from step to step, since
-coordinates and Newton steps alike stall on the kink of a sharp one.
+both coordinates and Newton steps stall on the kink of a sharp one.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Ensemble:
         return startup * per_batch, np.exp(np.clip(exponent, -_LARGEST, _LARGEST))
 
     def _features(self, points: Floats) -> Floats:
-        """What the correction is a combination of: (points, terms)."""
+        """The functions that the correction combines: (points, terms)."""
         rows, columns = np.triu_indices(points.shape[1])
         squares = points[:, rows] * points[:, columns] / _QUADRATIC
         waves = np.cos(points @ self._frequencies + self._angles) * np.sqrt(_WAVE_VARIANCE / _WAVES)

@@ -26,7 +26,7 @@ _CONSTANTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """A model and how far it is from what it was fitted to.
+    """A model and its distance from the measurements that it was fitted to.
 
     Attributes:
         model: the fitted model.

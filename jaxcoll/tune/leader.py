@@ -5,11 +5,13 @@ The states and their order are described in ``online_tuner``. A decision holds f
 - ``state``; ``program``: "plain" or "switch"; ``choices``: a candidate per task for each step in
   turn; ``steps``: until the next decision;
 - ``compile``: choices to be compiled as plain programs meanwhile, where there are any;
+- ``compare``: compare the candidates with ``jax.lax`` now, which all processes do together;
 - ``chosen``: the winner, once there is one.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -52,29 +54,30 @@ class Leader:
         self._prepared: dict[str, Any] = {}
         self._chosen: Choice = ()
         self._slow, self._usual = 0, math.inf
+        self._has_compared = False
 
     def decide(self, reports: Sequence[dict[str, Any]]) -> Decision:
         """The next decision from the reports of all processes, who ran the same steps.
 
         A report says whether the background is ``ready``, whether it ``failed``, the ``times`` of
-        steps as (choice, seconds), and once it is prepared the ``sizes`` of tasks, the candidates
+        steps as (choice, seconds), and once it is prepared the ``candidates`` of each task, those
         ``refused`` as (task, candidate), and whether there is a ``switch`` program.
         """
         times = _slowest([report["times"] for report in reports])
         is_ready = all(report["ready"] for report in reports)
-        if is_ready and any(report["failed"] for report in reports):
-            decision = self._settle((0,) * len(self._race.sizes))
+        candidates = [report["candidates"] for report in reports]
+        differ = any(theirs != candidates[0] for theirs in candidates)
+        if is_ready and (differ or any(report["failed"] for report in reports)):
+            decision = self._settle((0,) * len(candidates[0]))
         else:
             after = {
-                "warm": self._after_warm,
+                "warm": functools.partial(self._after_warm, reports),
                 "search": self._after_search,
                 "compile": self._after_compile,
                 "final": self._after_final,
                 "settled": self._after_settled,
                 "probe": self._after_probe,
             }
-            if self._state == "warm" and is_ready:
-                self._prepare(reports)
             decision = after[self._state](times, is_ready)
         self._state = decision["state"]
         return decision
@@ -83,7 +86,7 @@ class Leader:
 
     def _prepare(self, reports: Sequence[dict[str, Any]]) -> None:
         self._prepared = {
-            "sizes": reports[0]["sizes"],
+            "sizes": [len(candidates) for candidates in reports[0]["candidates"]],
             "refused": sorted({tuple(pair) for report in reports for pair in report["refused"]}),
             "switch": all(report["switch"] for report in reports),
         }
@@ -97,9 +100,13 @@ class Leader:
         for task, candidate in self._prepared["refused"]:
             self._race.fail(task, candidate)
 
-    def _after_warm(self, times, is_ready: bool) -> Decision:
+    def _after_warm(self, reports, times, is_ready: bool) -> Decision:
         if not is_ready:
             return _decision("warm", "plain", [()], POLL_STEPS)
+        if not self._has_compared:
+            self._has_compared = True
+            return _decision("warm", "plain", [()], 1, compare=True)
+        self._prepare(reports)
         if all(len(alive) == 1 for alive in self._race.alive):
             return self._settle((0,) * len(self._race.sizes))
         return self._next_search() if self._prepared["switch"] else self._one_by_one()

@@ -37,9 +37,10 @@ from jaxcoll.task import Task
 from jaxcoll.tune.config import Config
 from jaxcoll.tune.in_use import ByTable, this_machine, warn_skipped
 from jaxcoll.tune.leader import Decision, Leader
+from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.measure import Choice
 from jaxcoll.tune.preparation import Preparation, Spaces
-from jaxcoll.tune.processes import Coordinator, coordinator
+from jaxcoll.tune.processes import FIRST_TIMEOUT_SECONDS, Coordinator, coordinator
 from jaxcoll.tune.programs import Background, SwitchProgram, abstract, choices_of, compile_plain
 from jaxcoll.tune.report import Recording, Report
 from jaxcoll.tune.table import Table
@@ -149,7 +150,7 @@ class Online:
         self._step, self._leader, self._prepare = step, leader, prepare
         self._path, self._joined, self._clock, self._log = path, joined, clock, log
         self._machine = this_machine()
-        self._base = ByTable(table, self._machine) if table.decisions else None
+        self._base: active.Choices | None = None
         self._work: Background | None = None
         self._prepared: Preparation | None = None
         self._refused: list[tuple[int, int]] = []
@@ -166,8 +167,8 @@ class Online:
 
     def __call__(self, *args, **kwargs):
         """One step."""
-        if self._count == 0 and self._base is None:
-            self._base = active.current()  # such as a table in use
+        if self._count == 0:
+            self._begin()
         if self._count == self._checkpoint:
             self._meet(args, kwargs)
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
@@ -242,6 +243,21 @@ class Online:
 
     # ------------------------------------------------------------------ checkpoints
 
+    def _begin(self) -> None:
+        """All processes take the leader's table, and its machine to look tasks up by."""
+        mine = {
+            "table": self.table.dumps(),
+            "hardware": self._machine.hardware,
+            "jax": self._machine.jax,
+        }
+        told = self._joined.exchange({}, lambda _: mine, FIRST_TIMEOUT_SECONDS)
+        if not self._joined.is_leader:
+            self.table = Table.loads(told["table"])
+            self._machine = Machine(told["hardware"], told["jax"])
+        # A table in use around the call (``use``) answers where this one is empty.
+        has_rows = bool(self.table.decisions)
+        self._base = ByTable(self.table, self._machine) if has_rows else active.current()
+
     def _meet(self, args: tuple, kwargs: dict) -> None:
         """Report to the leader, and do what it decides."""
         if self._work is None and self._state == "warm":
@@ -249,16 +265,19 @@ class Online:
             self._work = Background(self._prepared_in_background)
         is_ready = self._work is None or self._work.done
         error = self._work.error if self._work is not None and is_ready else None
-        if is_ready and self._work is not None and self._state == "warm" and error is None:
-            self._take(self._work.result)
         if error is not None:
             self._history.notes.append(f"tuning stopped: {error}")
             self._work = None
+        elif is_ready and self._work is not None and self._state == "warm":
+            self._prepared = self._work.result
         report = {
             "ready": is_ready,
             "failed": error is not None,
             "times": self._told,
-            "sizes": [len(configs) for configs in self._candidates.values()],
+            "candidates": [
+                [None if config is None else config.to_json() for config in configs]
+                for configs in self._candidates.values()
+            ],
             "refused": self._refused,
             "switch": self._prepared is not None and self._prepared.switch is not None,
         }
@@ -273,6 +292,8 @@ class Online:
         self._state, self._program = state, decision["program"]
         self._queue = [tuple(choice) for choice in decision["choices"]]
         self._begun, self._checkpoint = self._count, self._count + decision["steps"]
+        if "compare" in decision and self._prepared is not None:
+            self._compare(self._prepared)
         if "compile" in decision:
             wanted = [tuple(choice) for choice in decision["compile"]]
             self._work = Background(functools.partial(self._compile, wanted))
@@ -295,9 +316,8 @@ class Online:
 
     # ------------------------------------------------------------------ comparisons, the table
 
-    def _take(self, prepared: Preparation) -> None:
+    def _compare(self, prepared: Preparation) -> None:
         """Compare the candidates on test buffers, between two steps: the devices are idle."""
-        self._prepared = prepared
         self._history.compile_seconds += prepared.seconds
         self._history.notes += prepared.notes
         for (task, config), why in prepared.failures.items():

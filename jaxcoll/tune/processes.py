@@ -27,6 +27,8 @@ from jaxcoll.execute import jax_internals
 from jaxcoll.numerics import checks
 
 TIMEOUT_SECONDS = 20.0
+# Processes start, and compile their first step, at different speeds.
+FIRST_TIMEOUT_SECONDS = 300.0
 
 Message = dict[str, Any]  # a JSON object
 Decide = Callable[[list[Message]], Message]
@@ -43,12 +45,13 @@ class Coordinator(Protocol):
         """Whether this process decides."""
         ...
 
-    def exchange(self, report: Message, decide: Decide) -> Message:
+    def exchange(self, report: Message, decide: Decide, seconds: float | None = None) -> Message:
         """The decision at this checkpoint, the same on all processes.
 
         Args:
             report: what this process tells the leader.
             decide: called on the leader alone, with the reports of all processes in their order.
+            seconds: to wait for the others instead of the timeout.
         """
         ...
 
@@ -62,7 +65,7 @@ class Alone:
 
     is_leader = True
 
-    def exchange(self, report: Message, decide: Decide) -> Message:
+    def exchange(self, report: Message, decide: Decide, seconds: float | None = None) -> Message:
         """What this process decides."""
         return decide([report])
 
@@ -90,7 +93,7 @@ class Connected:
         """Whether this is process 0."""
         return self._me == 0
 
-    def exchange(self, report: Message, decide: Decide) -> Message:
+    def exchange(self, report: Message, decide: Decide, seconds: float | None = None) -> Message:
         """The leader's decision from the reports of all processes.
 
         Raises:
@@ -98,10 +101,11 @@ class Connected:
                 program; on those that wait for the leader, when it does not decide in time.
         """
         turn, self._checkpoint = self._checkpoint, self._checkpoint + 1
+        seconds = self._timeout if seconds is None else seconds
         if not self.is_leader:
-            return self._follow(turn, report)
+            return self._follow(turn, report, seconds)
         try:
-            decision = decide(self._reports(turn, report))
+            decision = decide(self._reports(turn, report, seconds))
         except Exception as error:
             self._publish(turn, {"error": f"process 0 stopped tuning: {error}"})
             raise
@@ -123,13 +127,13 @@ class Connected:
 
     # ------------------------------------------------------------------ messages
 
-    def _follow(self, turn: int, report: Message) -> Message:
+    def _follow(self, turn: int, report: Message, seconds: float) -> Message:
         jax_internals.publish(f"{self._prefix}/{turn}/{self._me}", json.dumps(report))
         # The leader's own timeout ends first, and its error says which process did not report.
-        found = jax_internals.fetch(f"{self._prefix}/{turn}/decision", 1.25 * self._timeout)
+        found = jax_internals.fetch(f"{self._prefix}/{turn}/decision", 1.25 * seconds)
         if found is None:
             raise TuneError(
-                f"process 0 did not decide within {1.25 * self._timeout:g} s at checkpoint {turn} "
+                f"process 0 did not decide within {1.25 * seconds:g} s at checkpoint {turn} "
                 f"of the tuner; process {self._me} waits for it"
             )
         message = json.loads(found)
@@ -137,13 +141,13 @@ class Connected:
             raise TuneError(message["error"])
         return message["decision"]
 
-    def _reports(self, turn: int, mine: Message) -> list[Message]:
+    def _reports(self, turn: int, mine: Message, seconds: float) -> list[Message]:
         reports = [mine]
         for process in range(1, self._count):
-            found = jax_internals.fetch(f"{self._prefix}/{turn}/{process}", self._timeout)
+            found = jax_internals.fetch(f"{self._prefix}/{turn}/{process}", seconds)
             if found is None:
                 raise TuneError(
-                    f"process {process} did not report within {self._timeout:g} s at checkpoint "
+                    f"process {process} did not report within {seconds:g} s at checkpoint "
                     f"{turn} of the tuner: it stalls or has ended"
                 )
             reports.append(json.loads(found))

@@ -41,8 +41,8 @@ class Subspace:
             checks.instance(parameter, Parameter, "a resource of a subspace", TuneError)
             if not parameter.is_resource:
                 raise TuneError(
-                    f"parameter {parameter.name!r} is no resource parameter; its value belongs to "
-                    "the subspace's implementation"
+                    f"parameter {parameter.name!r} is not a resource parameter; its value "
+                    "belongs to the subspace's implementation"
                 )
         names = [*self.implementation, *(parameter.name for parameter in resources)]
         if len(set(names)) < len(names):
@@ -82,7 +82,7 @@ class Subspace:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """What a tuner may choose from.
+    """The configurations that a tuner may choose from.
 
     Args:
         subspaces: of different implementations.

@@ -185,6 +185,19 @@ class Table:
 
     # ------------------------------------------------------------------ files
 
+    def dumps(self) -> str:
+        """The table as JSON, as ``save`` writes it."""
+        return table_file.dumps(self._parts())
+
+    @classmethod
+    def loads(cls, text: str) -> Table:
+        """The table of a JSON text.
+
+        Raises:
+            FormatError: not a table, damaged, or of a newer version.
+        """
+        return cls(*table_file.loads(text))
+
     def save(self, path: str | os.PathLike) -> None:
         """Write the table, all or nothing; an interrupted write leaves the old file unchanged.
 

@@ -139,7 +139,7 @@ class Trial:
         calls = [self._calls(program) for program in programs]
         times = np.empty((rounds, len(programs)))
         for i in range(rounds):
-            for j in np.roll(np.arange(len(programs)), i):
+            for j in np.roll(np.arange(len(programs)), i).tolist():
                 times[i, j] = self._timed(programs[j], calls[j]) / calls[j]
         return times
 

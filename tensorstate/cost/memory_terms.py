@@ -125,13 +125,13 @@ def _reshard_terms(
     problem: Problem, group: TensorGroup, live: LiveRanges, shares: Shares[Share]
 ) -> Iterator[Term[Share]]:
     """Copies made by resharding, and the buffers in which they are received."""
-    spans: tuple[tuple[ReshardPhase, np.ndarray, np.ndarray], ...] = (
+    ranges: tuple[tuple[ReshardPhase, np.ndarray, np.ndarray], ...] = (
         ("in_forward", live.resharded_in_forward, live.receive_buffer_in_forward),
         ("after_forward", live.resharded_after_forward, live.receive_buffer_after_forward),
         ("after_loop", live.resharded_after_loop, live.receive_buffer_after_loop),
         ("for_recompute", live.resharded_for_recompute, live.receive_buffer_for_recompute),
     )
-    by_phase = [(shares.resharded(phase), copy, buffer) for phase, copy, buffer in spans]
+    by_phase = [(shares.resharded(phase), copy, buffer) for phase, copy, buffer in ranges]
     for steps, copy, buffer in by_phase:
         for step, share in steps.items():
             yield Term("temporaries", share, resharded_bytes(problem, group, step) * copy)

@@ -234,15 +234,15 @@ class _Planner:
         if not self.group.in_forward:
             return NO_RESHARD, None, cheapest_tree(start, after_forward)
         if self.is_recomputed or not self.passes.can_save(len(self.later_consumers)):
-            first = cheapest_tree(start, in_forward)
-            return first, None, cheapest_tree(start, after_forward)
+            in_forward_tree = cheapest_tree(start, in_forward)
+            return in_forward_tree, None, cheapest_tree(start, after_forward)
         saved = self.saved
         if saved is None:
             saved = self._cheapest_saved(start, in_forward, after_forward)
         inputs = start if self.group.is_input else frozenset()
-        first = cheapest_tree(start, in_forward | {saved})
-        second = cheapest_tree(inputs | {saved}, after_forward)
-        return first, None if saved in inputs else saved, second
+        in_forward_tree = cheapest_tree(start, in_forward | {saved})
+        after_forward_tree = cheapest_tree(inputs | {saved}, after_forward)
+        return in_forward_tree, None if saved in inputs else saved, after_forward_tree
 
     def _after_loop(self, start: frozenset[Placements]) -> ReshardTree:
         """The steps after the microbatch loop."""

@@ -104,3 +104,18 @@ def local_shard(x: jax.Array, placements: Placements, mesh: MeshShape) -> jax.Ar
             x, shard_index(placements, position, mesh) * size, size, position
         )
     return x
+
+
+def all_gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[ReshardStep]:
+    """The all-gathers that replicate a tensor, the minor mesh axis first."""
+    steps = []
+    for axis in reversed(range(len(placements))):
+        if placements[axis] != REPLICATED:
+            target = (*placements[:axis], REPLICATED, *placements[axis + 1 :])
+            steps.append(
+                ReshardStep(
+                    "all_gather", axis, placements, target, nbytes // mesh.num_shards(target)
+                )
+            )
+            placements = target
+    return steps

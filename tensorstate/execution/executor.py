@@ -19,16 +19,23 @@ import jax.numpy as jnp
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.execution.collectives import (
     Collectives,
+    all_gathers,
     apply_reshard_step,
     local_shard,
     shard_index,
 )
-from tensorstate.execution.interpreter import read, run_operator
+from tensorstate.execution.interpreter import read_view, run_operator
 from tensorstate.execution.microbatch_loop import Copies, MicrobatchLoop
-from tensorstate.execution.ordering import ExecutionOrder, completion_scalar, materialize, wait_for
+from tensorstate.execution.ordering import (
+    ExecutionOrder,
+    completion_scalar,
+    materialize,
+    updated_args,
+    wait_for,
+)
 from tensorstate.execution.placement_table import PlacementTable
-from tensorstate.ir.graph import Graph, Operator, Output
-from tensorstate.ir.placements import REPLICATED, MeshShape, Placements, num_shards
+from tensorstate.ir.graph import Operator, Output
+from tensorstate.ir.placements import REPLICATED, Placements, num_shards
 from tensorstate.problem.reshard import ReshardStep
 from tensorstate.rules.local_shard import LocalShard, MicrobatchSlice
 
@@ -64,20 +71,19 @@ class LocalExecutor:
         self.pending: dict[int, Copies] = {}  # to be resharded at the first read
         self.last: jax.Array | None = None  # the last result so far
         self.forward_done: list[jax.Array] | None = None  # tokens of the end of the forward pass
-        self.clock = (
-            ExecutionOrder()
-        )  # advances at matrix products and at the end of the forward pass
-        # The tick after which all copies of a tensor in a pass are available; 0 if unknown.
+        # Advances at matrix products and at the end of the forward pass.
+        self.order = ExecutionOrder()
+        # The event after which all copies of a tensor in a pass are available; 0 if unknown.
         self.ready_at: dict[tuple[int, bool], int] = defaultdict(int)
         self._gradients: dict[tuple[int, Placements], jax.Array] = {}
-        self._updates = _updates(self.graph)
-        self._made_of: dict[int, list[jax.Array]] = defaultdict(list)
+        self._updated_args = updated_args(self.graph)
+        self._results_that_read: dict[int, list[jax.Array]] = defaultdict(list)
 
     def run(self, leaves: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """The local results of a step, from the local arguments."""
-        self.take(leaves)
+        self.load_inputs(leaves)
         if self.table.problem.microbatch_split is None:
-            self.work(self.graph.operators)
+            self.run_operators(self.graph.operators)
             return tuple(map(self.result, self.graph.outputs))
         last = self.after_loop(MicrobatchLoop(self.table))
         return tuple(map(last.result, self.graph.outputs))
@@ -94,17 +100,17 @@ class LocalExecutor:
             executor = LocalExecutor(
                 self.table, self.collectives, self.overlap, microbatch, inputs=inputs
             )
-            executor.work(loop.in_loop)
-            return executor.made
+            executor.run_operators(loop.in_loop)
+            return executor.final_copy
 
         inputs = {**self.inputs, **loop.run(body)}
         last = LocalExecutor(
             self.table, self.collectives, self.overlap, reshards=loop.reshards(), inputs=inputs
         )
-        last.work(loop.after_loop, after_forward=True)
+        last.run_operators(loop.after_loop, after_forward=True)
         return last
 
-    def work(self, operators: Sequence[Operator], after_forward: bool = False) -> None:
+    def run_operators(self, operators: Sequence[Operator], after_forward: bool = False) -> None:
         """Run operators in order; with ``after_forward``, all of them after the forward pass."""
         for operator in operators:
             in_forward = operator.phase == "forward" and not after_forward
@@ -115,12 +121,12 @@ class LocalExecutor:
     def end_forward(self) -> None:
         """Reshard the saved tensors to their saved placements."""
         for tensor in tuple(self.pending):
-            self.copies(tensor, in_forward=True)
+            self.read_all(tensor, in_forward=True)
         if self.last is not None:
-            self.clock.tick(self.last)
-        self.forward_done = self.clock.latest if self.overlap else []
+            self.order.advance(self.last)
+        self.forward_done = self.order.latest if self.overlap else []
 
-    def take(self, leaves: Sequence[jax.Array]) -> None:
+    def load_inputs(self, leaves: Sequence[jax.Array]) -> None:
         """Load the local arguments and constants; they are resharded at their first read."""
         for tensor, leaf in zip(self.graph.inputs, leaves, strict=True):
             placements = self.table.produced_placements(tensor)
@@ -135,18 +141,18 @@ class LocalExecutor:
         sizes = enumerate(self.table.traced.tensors[tensor].sizes)
         return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
-    def era(self, in_forward: bool) -> dict[int, Copies]:
+    def env(self, in_forward: bool) -> dict[int, Copies]:
         """The copies in the forward pass, or after it."""
         return self.in_forward if in_forward else self.after_forward
 
-    def put(self, tensor: int, made: jax.Array, ready_at: int, in_forward: bool) -> None:
+    def write(self, tensor: int, made: jax.Array, ready_at: int, in_forward: bool) -> None:
         """Store a result: in the forward pass it is resharded when read, after it at once."""
         self.last = made
         self.ready_at[tensor, in_forward] = ready_at
         reshard = self.reshards.get(tensor)
         if reshard is None:  # only its own node reads it
             placements = self.table.produced_placements(tensor)
-            self.era(in_forward)[tensor] = {placements: made}
+            self.env(in_forward)[tensor] = {placements: made}
         elif in_forward:
             self.pending[tensor] = {reshard.produced_placements: made}
         else:
@@ -161,13 +167,15 @@ class LocalExecutor:
             copies[step.target] = apply_reshard_step(step, x, self.mesh, self.collectives)
         return copies
 
-    def copies(self, tensor: int, in_forward: bool) -> Copies:
+    def read_all(self, tensor: int, in_forward: bool) -> Copies:
         """The copies of a tensor in a pass, resharded or recomputed on demand."""
         if tensor in self.inputs and tensor not in self.in_forward:
             self.pending[tensor] = dict(self.inputs[tensor])
         if tensor in self.pending:
             copies, steps = self.pending.pop(tensor), self.reshards[tensor].in_forward.steps
-            self.bring(tensor, copies, steps, self.ready_at[tensor, True], in_forward=True)
+            self.reshard_when_ready(
+                tensor, copies, steps, self.ready_at[tensor, True], in_forward=True
+            )
         if in_forward:
             return self.in_forward[tensor]
         if tensor not in self.after_forward:
@@ -177,17 +185,19 @@ class LocalExecutor:
             if tensor not in self.inputs and self.is_recomputed(producer):
                 self.execute(self.graph.operators[producer or 0], in_forward=False, recomputed=True)
             elif reshard is None:
-                self.bring(tensor, dict(self.in_forward[tensor]), (), ready_at, in_forward=False)
-            else:
-                there = self.inputs.get(tensor, ()) or (
-                    [] if reshard.saved else [reshard.produced_placements]
+                self.reshard_when_ready(
+                    tensor, dict(self.in_forward[tensor]), (), ready_at, in_forward=False
                 )
-                wanted = [*there, *([reshard.saved] if reshard.saved else [])]
-                base = {s: self.in_forward[tensor][s] for s in wanted}
-                self.bring(tensor, base, reshard.after_forward.steps, ready_at, in_forward=False)
+            else:
+                produced = [] if reshard.saved else [reshard.produced_placements]
+                kept = [*(self.inputs.get(tensor, ()) or produced)]
+                kept += [reshard.saved] if reshard.saved else []
+                saved = {placements: self.in_forward[tensor][placements] for placements in kept}
+                steps = reshard.after_forward.steps
+                self.reshard_when_ready(tensor, saved, steps, ready_at, in_forward=False)
         return self.after_forward[tensor]
 
-    def bring(
+    def reshard_when_ready(
         self,
         tensor: int,
         copies: Copies,
@@ -198,34 +208,33 @@ class LocalExecutor:
         """Reshard a tensor in a pass, by collectives that wait as long as the plan says.
 
         Args:
-            ready_at: the tick after which all copies are available.
+            ready_at: the event after which all copies are available.
         """
         if any(step.kind != "slice" for step in steps):
-            there = [*copies.values()]
+            arrays = [*copies.values()]
             if not self.overlap:
-                there, ready_at = self.clock.hold(there), self.clock.ticks
+                arrays, ready_at = self.order.delay(arrays), self.order.num_events
             elif not in_forward:
-                there = wait_for(there, *self.forward_done or ())
-            copies = dict(zip(copies, there, strict=True))
-        self.era(in_forward)[tensor] = self.reshard(copies, steps)
+                arrays = wait_for(arrays, *self.forward_done or ())
+            copies = dict(zip(copies, arrays, strict=True))
+        self.env(in_forward)[tensor] = self.reshard(copies, steps)
         self.ready_at[tensor, in_forward] = ready_at
 
-    def copy(self, tensor: int, placements: Placements, in_forward: bool) -> jax.Array:
+    def read(self, tensor: int, placements: Placements, in_forward: bool) -> jax.Array:
         """The copy of a tensor in given placements.
 
         It may be missing if two nodes of a class read one tensor and only one is recomputed, since
         both share a reshard plan: then the tensor is resharded here.
         """
-        there = self.copies(tensor, in_forward)
-        if placements not in there:
+        copies = self.read_all(tensor, in_forward)
+        if placements not in copies:
             reshard = self.reshards[tensor]
             reshard_graph = self.table.problem.reshard_graph(
                 self.table.problem.tensor_groups[reshard.group]
             )
-            self.reshard(
-                there, reshard_graph.cheapest_tree(frozenset(there), frozenset({placements})).steps
-            )
-        return there[placements]
+            tree = reshard_graph.cheapest_tree(frozenset(copies), frozenset({placements}))
+            self.reshard(copies, tree.steps)
+        return copies[placements]
 
     def is_recomputed(self, producer: int | None) -> bool:
         """Whether an operator's node is recomputed."""
@@ -236,62 +245,63 @@ class LocalExecutor:
 
     def execute(self, operator: Operator, in_forward: bool, recomputed: bool = False) -> None:
         """Run an operator on the local shards of its operands, and store its results."""
-        wanted = [
+        required = [
             self.table.operand_placements(operator.index, k)
             or self.table.produced_placements(use.tensor)
             for k, use in enumerate(operator.operands)
         ]
         tensors = [use.tensor for use in operator.operands]
-        arrays = [self.copy(*which, in_forward) for which in zip(tensors, wanted, strict=True)]
+        arrays = [self.read(*which, in_forward) for which in zip(tensors, required, strict=True)]
         if operator.phase == "optimizer":
-            arrays = [*map(self.gradient, tensors, wanted, arrays)]
-        arrays, ready_at = self.hold(operator, wanted, arrays, in_forward, recomputed)
-        zeroed = self.clock.latest if operator.kind == "scatter" else ()
+            arrays = [*map(self.gradient_after_uses, tensors, required, arrays)]
+        arrays, ready_at = self.wait_in_order(operator, required, arrays, in_forward, recomputed)
+        zeroed = self.order.latest if operator.kind == "scatter" else ()
         made = run_operator(operator, arrays, self.shard(operator), *zeroed)
         if operator.kind in MATMUL_KINDS:
-            self.clock.tick(made[0])
-            ready_at = self.clock.ticks
+            self.order.advance(made[0])
+            ready_at = self.order.num_events
         elif operator.kind == "reduction" and not (in_forward or self.overlap):
             made = [*map(materialize, made)]
         for use, x in zip(operator.results, made, strict=True):
-            self.put(use.tensor, x, ready_at, in_forward)
+            self.write(use.tensor, x, ready_at, in_forward)
         if not in_forward and operator.phase != "optimizer":
             for tensor in tensors:
                 if tensor in self.inputs:
-                    self._made_of[tensor].append(made[0])
+                    self._results_that_read[tensor].append(made[0])
 
-    def hold(
+    def wait_in_order(
         self,
         operator: Operator,
-        wanted: Sequence[Placements],
+        required: Sequence[Placements],
         arrays: list[jax.Array],
         in_forward: bool,
         recomputed: bool,
     ) -> tuple[list[jax.Array], int]:
-        """The operands behind the barriers that the operator needs, and the tick it depends on."""
-        tensors, now = [use.tensor for use in operator.operands], self.clock.ticks
+        """The operands behind the barriers that the operator needs, and the event it depends on."""
+        tensors, latest = [use.tensor for use in operator.operands], self.order.num_events
         ready_at = max((self.ready_at[tensor, in_forward] for tensor in tensors), default=0)
         pending = [
             k
             for k, tensor in enumerate(tensors)
-            if self.ready_at[tensor, in_forward] < now and self.waits(operator, tensor, recomputed)
+            if self.ready_at[tensor, in_forward] < latest
+            and self.must_wait(operator, tensor, recomputed)
         ]
-        in_turn = operator.kind in (MATMUL_KINDS if in_forward else (*MATMUL_KINDS, "opaque"))
-        every = in_turn and not (self.overlap or pending) and ready_at < now
-        chosen = [*range(len(arrays))] if every else pending
+        ordered = operator.kind in (MATMUL_KINDS if in_forward else (*MATMUL_KINDS, "opaque"))
+        delay_all = ordered and not (self.overlap or pending) and ready_at < latest
+        chosen = [*range(len(arrays))] if delay_all else pending
         if not chosen:
             return arrays, ready_at
-        loop_resident = self.clock.hold([arrays[k] for k in chosen])
-        for k, x in zip(chosen, loop_resident, strict=True):
+        delayed = self.order.delay([arrays[k] for k in chosen])
+        for k, x in zip(chosen, delayed, strict=True):
             arrays[k] = x
         for k in pending:  # shared with the other consumers
-            copies = self.era(in_forward)[tensors[k]]
-            copies[wanted[k]] = arrays[k]
+            copies = self.env(in_forward)[tensors[k]]
+            copies[required[k]] = arrays[k]
             if len(copies) == 1:
-                self.ready_at[tensors[k], in_forward] = now
-        return arrays, now
+                self.ready_at[tensors[k], in_forward] = latest
+        return arrays, latest
 
-    def waits(self, operator: Operator, tensor: int, recomputed: bool) -> bool:
+    def must_wait(self, operator: Operator, tensor: int, recomputed: bool) -> bool:
         """Whether an operand must not be available before this point of the backward pass.
 
         A recomputed operand needs no barrier: its own operands wait.
@@ -304,15 +314,16 @@ class LocalExecutor:
         same = region is not None and self.graph.operators[producer].eqn.remat_region == region
         return not (same or self.is_recomputed(producer))
 
-    def gradient(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
+    def gradient_after_uses(self, tensor: int, placements: Placements, x: jax.Array) -> jax.Array:
         """The gradient of an argument, after all other operators have read the argument.
 
         A weight's gradient does not depend on the backward operators that read the weight. Without
         this dependency XLA copies the weight at the beginning of the step.
         """
         if (tensor, placements) not in self._gradients:
-            made = [m for inputs in self._updates.get(tensor, ()) for m in self._made_of[inputs]]
-            self._gradients[tensor, placements] = wait_for([x], *map(completion_scalar, made))[0]
+            updated = self._updated_args.get(tensor, ())
+            reads = [result for arg in updated for result in self._results_that_read[arg]]
+            self._gradients[tensor, placements] = wait_for([x], *map(completion_scalar, reads))[0]
         return self._gradients[tensor, placements]
 
     def shard(self, operator: Operator) -> LocalShard:
@@ -323,16 +334,16 @@ class LocalExecutor:
         )
         counts = tuple(num_shards(strategy, label, self.mesh) for label in labels)
         indices = {
-            own: shard_index(strategy, label, self.mesh)
-            for own, label in enumerate(labels)
-            if counts[own] > 1
+            k: shard_index(strategy, label, self.mesh)
+            for k, label in enumerate(labels)
+            if counts[k] > 1
         }
         microbatch_split, microbatch = self.table.problem.microbatch_split, self.microbatch
         batch = None if microbatch_split is None else microbatch_split.labels[operator.index]
         if microbatch is None or batch is None:
             return LocalShard(operator.sizes, counts, indices)
         counts = tuple(
-            n * (microbatch.count if own == batch else 1) for own, n in enumerate(counts)
+            n * (microbatch.count if label == batch else 1) for label, n in enumerate(counts)
         )
         sizes = self.table.traced.operators[operator.index].sizes
         return LocalShard(sizes, counts, indices, microbatch, batch)
@@ -341,62 +352,23 @@ class LocalExecutor:
         """A local result of the step, in its returned placements."""
         tensor, placements = out.view.tensor, self.table.returned_placements(out)
         if tensor is None:
-            return read(out.view, None, out.view.sizes)
-        x = self.made(tensor, placements)
+            return read_view(out.view, None, out.view.sizes)
+        x = self.final_copy(tensor, placements)
         sizes = iter(self.sizes(tensor, placements))
         by_position = dict(enumerate(sizes))
         local = [
             [size if p is None else by_position[p] for p, size in zip(*pair, strict=True)]
             for pair in zip(out.view.positions, out.view.sizes, strict=True)
         ]
-        return read(out.view, x, local)
+        return read_view(out.view, x, local)
 
-    def made(self, tensor: int, placements: Placements) -> jax.Array:
+    def final_copy(self, tensor: int, placements: Placements) -> jax.Array:
         """The final copy of a tensor in given placements."""
         if self.microbatch is not None and placements in self.in_forward.get(tensor, {}):
             return self.in_forward[tensor][placements]
-        there = self.copies(tensor, in_forward=False)
-        if placements not in there:  # no copy has a PartitionSpec
-            replicated = next(s for s in there if min(s, default=0) >= REPLICATED)
-            gathers = _gathers(replicated, self.graph.tensors[tensor].nbytes, self.mesh)
-            there = self.reshard(dict(there), gathers)
-        return there[placements]
-
-
-def _updates(graph: Graph) -> dict[int, set[int]]:
-    """By gradient, the arguments that it updates.
-
-    A gradient reaches its argument's new value through operators on tensors of that size.
-    """
-    found: dict[int, set[int]] = defaultdict(set)
-    for out in graph.outputs:
-        if out.updates is None or out.view.tensor is None:
-            continue
-        inputs, pending, seen = graph.inputs[out.updates], [out.view.tensor], set()
-        while pending:
-            tensor = graph.tensors[pending.pop()]
-            if tensor.producer is None or tensor.index in seen:
-                continue
-            seen.add(tensor.index)
-            operator = graph.operators[tensor.producer]
-            if operator.phase != "optimizer":
-                found[tensor.index].add(inputs)
-                continue
-            same = [use.tensor for use in operator.operands]
-            pending += [t for t in same if graph.tensors[t].size == tensor.size]
-    return found
-
-
-def _gathers(placements: Placements, nbytes: int, mesh: MeshShape) -> list[ReshardStep]:
-    """The all-gathers that replicate a tensor, the minor mesh axis first."""
-    steps = []
-    for axis in reversed(range(len(placements))):
-        if placements[axis] != REPLICATED:
-            target = (*placements[:axis], REPLICATED, *placements[axis + 1 :])
-            steps.append(
-                ReshardStep(
-                    "all_gather", axis, placements, target, nbytes // mesh.num_shards(target)
-                )
-            )
-            placements = target
-    return steps
+        copies = self.read_all(tensor, in_forward=False)
+        if placements not in copies:  # no copy has a PartitionSpec
+            whole = next(source for source in copies if min(source, default=0) >= REPLICATED)
+            gathers = all_gathers(whole, self.graph.tensors[tensor].nbytes, self.mesh)
+            copies = self.reshard(dict(copies), gathers)
+        return copies[placements]

@@ -39,7 +39,7 @@ def run_operator(
     call = operator.eqn
     given = iter(arrays)
     arguments = [
-        read(view, next(given) if view.tensor is not None else None, sizes)
+        read_view(view, next(given) if view.tensor is not None else None, sizes)
         for view, sizes in zip(call.inputs, _sizes(call.input_labels, shard), strict=True)
     ]
     if operator.kind == "scatter" and token is not None and call.inputs[0].tensor is None:
@@ -49,31 +49,33 @@ def run_operator(
     equation = LocalEqn(call.primitive, call.params, call.input_labels, call.output_labels, outputs)
     results = call.rule.run_local(equation, arguments, shard)
     return [
-        result.reshape([size for one in sizes for size in one])
+        result.reshape([size for dimension in sizes for size in dimension])
         for result, sizes in zip(results, _sizes(call.output_labels, shard), strict=True)
     ]
 
 
 def _sizes(labels, shard: LocalShard) -> list[list[list[int]]]:
-    return [[[shard.local_size(label) for label in one] for one in dims] for dims in labels]
+    return [
+        [[shard.local_size(label) for label in dimension] for dimension in dims] for dims in labels
+    ]
 
 
-def read(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
+def read_view(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
     """An array of the traced program, read from its tensor.
 
     Args:
         array: the tensor's, one dimension per position; ``None`` for a constant.
         sizes: for every dimension what it is the product of, on this device.
     """
-    shape = [math.prod(one) for one in sizes]
+    shape = [math.prod(dimension) for dimension in sizes]
     if array is None:
         return lax.full(shape, view.value, view.dtype)
-    positions = [position for one in view.positions for position in one]
+    positions = [position for dimension in view.positions for position in dimension]
     order = [position for position in positions if position is not None]
     if order != sorted(order):
         array = lax.transpose(array, order)
     if len(order) < len(positions):
-        flat = [size for one in sizes for size in one]
+        flat = [size for dimension in sizes for size in dimension]
         at = [i for i, position in enumerate(positions) if position is not None]
         array = lax.broadcast_in_dim(array, flat, at)
     return array.reshape(shape)
@@ -101,7 +103,7 @@ def interpret(graph: Graph) -> Callable[..., Any]:
             raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
         values = values_of(graph, leaves)
         outputs = [
-            read(
+            read_view(
                 out.view,
                 None if out.view.tensor is None else values[out.view.tensor],
                 out.view.sizes,

@@ -129,8 +129,8 @@ class MicrobatchLoop:
                 step.kind != "slice"
                 for step in (*reshard.in_forward.steps, *reshard.after_forward.steps)
             ):
-                there = wait_for([*copies.values()], microbatch.index)
-                found[tensor] = dict(zip(copies, there, strict=True))
+                arrays = wait_for([*copies.values()], microbatch.index)
+                found[tensor] = dict(zip(copies, arrays, strict=True))
             else:
                 found[tensor] = copies
         return found
@@ -153,34 +153,43 @@ class MicrobatchLoop:
         carried = [where for where in self.uses_after_loop if where not in keys]
         stacked = [*self.returned, *keys]
 
-        def one(total: list[jax.Array], index: jax.Array):
-            there = body(MicrobatchSlice(index, self.count, self.batch_shards))
-            made = [there(*where) for where in carried]
+        def microbatch(total: list[jax.Array], index: jax.Array):
+            final_copy = body(MicrobatchSlice(index, self.count, self.batch_shards))
             total = [
-                jnp.where(index == 0, now, ACCUMULATE[self.batch_placement(tensor)](before, now))
-                if self.batch_placement(tensor) in (MAX, MIN)
-                else ACCUMULATE[self.batch_placement(tensor)](before, now)
-                for (tensor, _), before, now in zip(carried, total, made, strict=True)
+                self._accumulated(tensor, before, final_copy(tensor, placements), index)
+                for (tensor, placements), before in zip(carried, total, strict=True)
             ]
-            return total, [there(*where) for where in stacked]
+            return total, [final_copy(*where) for where in stacked]
 
         zeros = [jnp.zeros(self._sizes(*where), dtypes[where[0]]) for where in carried]
-        totals, pieces = lax.scan(one, zeros, jnp.arange(self.count))
+        totals, stacks = lax.scan(microbatch, zeros, jnp.arange(self.count))
         found: dict[int, Copies] = {}
         for (tensor, placements), x in zip(carried, totals, strict=True):
             found.setdefault(tensor, {})[placements] = x
-        for (tensor, placements), x in zip(stacked, pieces, strict=True):
-            found.setdefault(tensor, {})[placements] = self._joined(tensor, placements, x)
+        for (tensor, placements), x in zip(stacked, stacks, strict=True):
+            found.setdefault(tensor, {})[placements] = self._join_microbatches(
+                tensor, placements, x
+            )
         return found
 
     def _sizes(self, tensor: int, placements: Placements) -> list[int]:
         sizes = enumerate(self.table.graph.tensors[tensor].sizes)
         return [size // num_shards(placements, position, self.mesh) for position, size in sizes]
 
-    def _joined(self, tensor: int, placements: Placements, pieces: jax.Array) -> jax.Array:
+    def _accumulated(
+        self, tensor: int, before: jax.Array, now: jax.Array, index: jax.Array
+    ) -> jax.Array:
+        """A carried tensor after microbatch ``index``; the first replaces a maximum or minimum."""
+        placement = self.batch_placement(tensor)
+        total = ACCUMULATE[placement](before, now)
+        return jnp.where(index == 0, now, total) if placement in (MAX, MIN) else total
+
+    def _join_microbatches(
+        self, tensor: int, placements: Placements, stack: jax.Array
+    ) -> jax.Array:
         if self.batch_placement(tensor) < 0:
-            return pieces[-1]
+            return stack[-1]
         microbatch = MicrobatchSlice(0, self.count, self.batch_shards)
         return microbatch.join_batch(
-            pieces, self.batch_placement(tensor), self._devices(tensor, placements)
+            stack, self.batch_placement(tensor), self._devices(tensor, placements)
         )

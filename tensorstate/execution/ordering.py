@@ -10,11 +10,14 @@ pointers for the whole program: hence as few barriers as possible.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from tensorstate.ir.graph import Graph
 
 
 def completion_scalar(x: jax.Array) -> jax.Array:
@@ -44,30 +47,54 @@ class ExecutionOrder:
     by two barriers.
 
     Attributes:
-        ticks: number of results that arrays can wait for.
+        num_events: number of results that arrays can wait for.
     """
 
     def __init__(self):
-        self.ticks = 0
+        self.num_events = 0
         self._made: jax.Array | None = None
         self._tokens: list[jax.Array] = []  # the last two tokens, the latest first
 
-    def tick(self, made: jax.Array) -> None:
-        """Arrays that are held from here on wait for a result."""
-        self.ticks += 1
+    def advance(self, made: jax.Array) -> None:
+        """Arrays that are delayed from here on wait for a result."""
+        self.num_events += 1
         self._made = made
 
     @property
     def latest(self) -> list[jax.Array]:
-        """The token of the last tick, if any."""
+        """The token of the last event, if any."""
         if self._made is not None:
             self._tokens = [completion_scalar(self._made), *self._tokens[:1]]
             self._made = None
         return self._tokens[:1]
 
-    def hold(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """The arrays, none available before all of them and the last tick are."""
-        now = self.latest
+    def delay(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        """The arrays, none available before all of them and the last event are."""
+        latest = self.latest
         if len(self._tokens) < 2:
-            return wait_for(arrays, *now)
+            return wait_for(arrays, *latest)
         return list(lax.optimization_barrier((*arrays, *self._tokens))[: len(arrays)])
+
+
+def updated_args(graph: Graph) -> dict[int, set[int]]:
+    """By gradient, the arguments that it updates.
+
+    A gradient reaches its argument's new value through operators on tensors of that size.
+    """
+    args: dict[int, set[int]] = defaultdict(set)
+    for out in graph.outputs:
+        if out.updates is None or out.view.tensor is None:
+            continue
+        updated, pending, seen = graph.inputs[out.updates], [out.view.tensor], set()
+        while pending:
+            tensor = graph.tensors[pending.pop()]
+            if tensor.producer is None or tensor.index in seen:
+                continue
+            seen.add(tensor.index)
+            operator = graph.operators[tensor.producer]
+            if operator.phase != "optimizer":
+                args[tensor.index].add(updated)
+                continue
+            same = [use.tensor for use in operator.operands]
+            pending += [t for t in same if graph.tensors[t].size == tensor.size]
+    return args

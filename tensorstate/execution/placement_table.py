@@ -55,14 +55,14 @@ class PlacementTable:
         producer = self.graph.tensors[tensor].producer
         if producer is None:
             inputs = self._given[tensor]
-            labels, class_id, place = tuple(range(len(inputs.sizes))), inputs.class_id, (0, 0)
+            labels, class_id, slot = tuple(range(len(inputs.sizes))), inputs.class_id, (0, 0)
         else:
             at, result = self.positions[producer], self.graph.tensors[tensor].result
             use = self.graph.operators[producer].results[result]
             labels = tuple(at.labels[label] for label in use.labels)
-            class_id, place = at.class_id, (at.member, result)
+            class_id, slot = at.class_id, (at.member, result)
         return self.problem.strategies[class_id].output_placements(
-            self.strategies[class_id], labels, place
+            self.strategies[class_id], labels, slot
         )
 
     def operand_placements(self, operator: int, operand: int) -> Placements | None:
@@ -125,11 +125,11 @@ def placements_through_view(
     source: View, placements: Placements, target: View
 ) -> Placements | None:
     """Placements of a second view that shard its array as given placements shard the first."""
-    here = [p for dimension in source.positions for p in dimension]
-    there = [p for dimension in target.positions for p in dimension]
-    if source.sizes != target.sizes or None in there:
+    from_positions = [p for dimension in source.positions for p in dimension]
+    to_positions = [p for dimension in target.positions for p in dimension]
+    if source.sizes != target.sizes or None in to_positions:
         return None
-    other = dict(zip(here, there, strict=True))
+    other = dict(zip(from_positions, to_positions, strict=True))
     moved = [placement if placement == REPLICATED else other[placement] for placement in placements]
     return tuple(placement for placement in moved if placement is not None)
 
@@ -143,10 +143,10 @@ def to_partition_spec(view: View, placements: Placements, mesh: MeshShape) -> Pa
         names: list[str] = []
         replicated = True  # whether all major factors are fully sharded
         for position, size in zip(positions, sizes, strict=True):
-            cuts = [n for n, e in zip(mesh.names, placements, strict=True) if e == position]
-            if cuts and not replicated:
+            axes = [n for n, e in zip(mesh.names, placements, strict=True) if e == position]
+            if axes and not replicated:
                 return None
-            names += cuts
+            names += axes
             replicated = (
                 replicated
                 and position is not None

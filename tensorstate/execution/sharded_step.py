@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.decisions import Decisions
@@ -123,14 +123,7 @@ def apply(
         raise PlanError(f"the plan is for a mesh of {axes}, got one of {dict(mesh.shape)}")
     table = PlacementTable(problem, decisions, cost)
     graph = problem.graph
-    in_specs = [
-        to_partition_spec(table.input_view(i), table.produced_placements(i), problem.mesh)
-        for i in graph.inputs
-    ]
-    out_specs = [
-        to_partition_spec(o.view, table.returned_placements(o), problem.mesh) for o in graph.outputs
-    ]
-
+    in_specs, out_specs = _partition_specs(table)
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     collectives = collectives or scheduled_collectives(problem.network.schedule)
 
@@ -138,12 +131,41 @@ def apply(
         return LocalExecutor(table, collectives, overlap=not on_cpu).run(leaves)
 
     body = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=tuple(in_specs),
-        out_specs=tuple(out_specs),
-        check_vma=False,
+        on_device, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+
+    def shardings(tree, specs):
+        return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
+
+    return ShardedStep(
+        _on_trees(graph, body),
+        shardings(graph.in_tree, in_specs),
+        shardings(graph.out_tree, out_specs),
+        _donatable_args(graph),
+        CPU_OPTIONS if on_cpu else {},
+        _not_expressible(table),
+    )
+
+
+def _partition_specs(
+    table: PlacementTable,
+) -> tuple[tuple[PartitionSpec | None, ...], tuple[PartitionSpec | None, ...]]:
+    """The specs of the step's arguments, and of its results."""
+    graph, mesh = table.graph, table.mesh
+    return (
+        tuple(
+            to_partition_spec(table.input_view(i), table.produced_placements(i), mesh)
+            for i in graph.inputs
+        ),
+        tuple(
+            to_partition_spec(out.view, table.returned_placements(out), mesh)
+            for out in graph.outputs
+        ),
+    )
+
+
+def _on_trees(graph: Graph, body: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of leaves, with the signature of the traced function."""
 
     def step(*args):
         leaves, tree = jax.tree.flatten(args)
@@ -151,17 +173,7 @@ def apply(
             raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
         return jax.tree.unflatten(graph.out_tree, body(*leaves))
 
-    def shardings(tree, specs):
-        return jax.tree.unflatten(tree, [NamedSharding(mesh, spec) for spec in specs])
-
-    return ShardedStep(
-        step,
-        shardings(graph.in_tree, in_specs),
-        shardings(graph.out_tree, out_specs),
-        _donatable_args(graph),
-        CPU_OPTIONS if on_cpu else {},
-        _not_expressible(table),
-    )
+    return step
 
 
 def _not_expressible(table: PlacementTable) -> tuple[str, ...]:

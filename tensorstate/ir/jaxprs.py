@@ -69,7 +69,7 @@ UNINITIALIZED = frozenset({"empty", "empty2"})
 
 # Parameter sets of the primitives whose parameters this file or ``rules`` reads by name.
 PARAMETERS: dict[str, tuple[frozenset[str], ...]] = {
-    name: tuple(frozenset(one.split()) for one in sets)
+    name: tuple(frozenset(names.split()) for names in sets)
     for name, sets in {
         "scan": (
             "reverse length jaxpr num_consts num_carry unroll",  # 0.10.2
@@ -204,7 +204,7 @@ def branches_of(eqn: Any) -> list[tuple[Any, Sequence[Any]]]:
     exist, or a ``cond`` with a ``while_loop`` in a branch, which might not end when not chosen.
     """
     branches = [unpack_jaxpr(branch) for branch in eqn.params["branches"]]
-    if eqn.params.get("branches_platforms") or any(_holds(one, "while") for one, _ in branches):
+    if eqn.params.get("branches_platforms") or any(_holds(jaxpr, "while") for jaxpr, _ in branches):
         return []
     return branches
 
@@ -264,7 +264,7 @@ def decomposition(primitive: core.Primitive) -> Callable[..., Any] | None:
     if primitive.name == "call_hi_primitive":
         return primitive.to_lojax  # pyright: ignore[reportAttributeAccessIssue]
     rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
-    if any(primitive in one for one in mlir._platform_specific_lowerings.values()):
+    if any(primitive in table for table in mlir._platform_specific_lowerings.values()):
         return None
     if rule is None or not getattr(rule, "__qualname__", "").startswith("lower_fun."):
         return None

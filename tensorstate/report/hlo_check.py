@@ -240,10 +240,10 @@ def compare_with_hlo(compiled: jax.stages.Compiled, mesh: MeshShape, cost: Cost)
     program = read_hlo(compiled.as_text() or "", mesh)
     count: dict[tuple[str, str], int] = defaultdict(int)
     nbytes: dict[tuple[str, str], int] = defaultdict(int)
-    for one in program.collectives:
-        key = one.kind, _format_axes(one.axes, mesh)
-        count[key] += one.arrays * one.times
-        nbytes[key] += one.nbytes * one.times
+    for collective in program.collectives:
+        key = collective.kind, _format_axes(collective.axes, mesh)
+        count[key] += collective.arrays * collective.times
+        nbytes[key] += collective.nbytes * collective.times
     expected = {(kind, mesh.names[axis]): (kind, axis) for kind, axis in cost.count_by_collective}
     rows = tuple(
         Row(

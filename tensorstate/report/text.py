@@ -133,8 +133,8 @@ def _inputs(problem: Problem, found: SearchResult) -> list[str]:
             rows.append((-full, name, format_placements(problem, tensor, placements), local))
         if rows:
             total = sum(-row[0] for row in rows)
-            here = sum(row[3] for row in rows)
-            lines.append(f"{role}: {size(total)}, {size(here)} per device")
+            local_total = sum(row[3] for row in rows)
+            lines.append(f"{role}: {size(total)}, {size(local_total)} per device")
             lines += [f"  {name:44} {text}" for _, name, text, _ in sorted(rows)[:16]]
             if len(rows) > 16:
                 lines.append(f"  and {len(rows) - 16} smaller ones")
@@ -246,15 +246,15 @@ def explain(problem: Problem, found: SearchResult, name: str) -> str:
         if reshard.is_recomputed:
             lines.append("recomputed in the backward pass")
         times = f", {reshard.num_repeats} times" if reshard.num_repeats > 1 else ""
-        eras = (
+        trees = (
             ("before the microbatches", reshard.before_loop),
             (f"forward{times}", reshard.in_forward),
             (f"backward{times}", reshard.after_forward),
             ("after the microbatches", reshard.after_loop),
         )
-        for era, tree in eras:
+        for when, tree in trees:
             lines += [
-                f"  {era}: {step.kind} over {problem.mesh.names[step.axis]}, {size(step.nbytes)}, "
+                f"  {when}: {step.kind} over {problem.mesh.names[step.axis]}, {size(step.nbytes)}, "
                 f"to {format_placements(problem, tensor, step.target)}: "
                 f"{seconds(problem.reshard_graph(group).seconds(step))}"
                 for step in tree.steps

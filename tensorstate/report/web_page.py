@@ -61,14 +61,14 @@ def _table(title: str, rows: list[str]) -> list[str]:
 
 
 def _inputs(problem: Problem) -> list[int]:
-    every = range(len(problem.graph.node_classes))
-    return [g for g in every if problem.node(g).tensor is not None]
+    classes = range(len(problem.graph.node_classes))
+    return [g for g in classes if problem.node(g).tensor is not None]
 
 
 def _in_phase(problem: Problem, phase: str) -> list[int]:
-    every = range(len(problem.graph.node_classes))
-    chosen = [g for g in every if problem.node(g).phase == phase]
-    return sorted(chosen, key=lambda g: problem.node(g).index)
+    classes = range(len(problem.graph.node_classes))
+    in_phase = [g for g in classes if problem.node(g).phase == phase]
+    return sorted(in_phase, key=lambda g: problem.node(g).index)
 
 
 def strategy_text(problem: Problem, strategy: Strategy) -> str:

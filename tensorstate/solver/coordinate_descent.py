@@ -242,9 +242,11 @@ def _expand_merged(
     nearest = {
         strategy: max(choices, key=lambda choice: agrees(strategy, choice)) for strategy in fewer
     }
-    most = max(agrees(strategy, choice) for strategy, choice in nearest.items())
+    best_agreement = max(agrees(strategy, choice) for strategy, choice in nearest.items())
     return {
-        strategy: choice for strategy, choice in nearest.items() if agrees(strategy, choice) == most
+        strategy: choice
+        for strategy, choice in nearest.items()
+        if agrees(strategy, choice) == best_agreement
     }
 
 

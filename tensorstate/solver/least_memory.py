@@ -90,8 +90,10 @@ def _persistent_bytes(problem: Problem, reshard: ReshardPlan) -> int:
     """Bytes per device of an input, and of saved and loop-resident copies."""
     group = problem.tensor_groups[reshard.group]
     copies = [copy for copy in (reshard.saved, reshard.loop_resident) if copy is not None]
-    own = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
-    return reshard.multiplicity * (own + sum(problem.local_bytes(group, copy) for copy in copies))
+    input_bytes = problem.input_bytes(group, reshard.produced_placements) if group.is_input else 0
+    return reshard.multiplicity * (
+        input_bytes + sum(problem.local_bytes(group, copy) for copy in copies)
+    )
 
 
 def _bytes(nbytes: float) -> str:

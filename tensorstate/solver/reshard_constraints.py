@@ -157,11 +157,11 @@ class _GroupConstraints:
     def _wanted_by_axis(self) -> list[set[int]]:
         """By mesh axis, the placements that the producer or a consumer may use."""
         wanted: list[set[int]] = [{REPLICATED} for _ in self.problem.mesh.sizes]
-        every = [*self.sources]
+        usable = [*self.sources]
         for consumer_class in self.group.consumer_classes:
             if consumer_class.class_id is not None:
-                every += self.choices.target_terms(consumer_class)
-        for placements in every:
+                usable += self.choices.target_terms(consumer_class)
+        for placements in usable:
             for axis, placement in enumerate(placements):
                 wanted[axis].add(placement)
         return wanted

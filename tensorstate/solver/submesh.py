@@ -81,7 +81,7 @@ class MergedAxesCosts(CollectiveCostModel):
         spent = []
         for a in first:
             kinds = ("reduce_scatter", "all_gather") if kind == "all_reduce" else (kind,)
-            spent += [collective_seconds(one, a, nbytes) for one in kinds]
+            spent += [collective_seconds(step_kind, a, nbytes) for step_kind in kinds]
             nbytes //= sizes[a]
         return math.fsum([*spent, collective_seconds(kind, last, nbytes)])
 

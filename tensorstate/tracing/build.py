@@ -7,57 +7,32 @@ view becomes an operator whose labels are the unsplit factors of its dimensions.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import NamedTuple, TypeVar, cast
 
-from tensorstate.ir.graph import Kind, Reduce, SourceLocation, TracedEqn, Use, View
+from tensorstate.ir.graph import Operator, Reduce, Tensor, TracedEqn, Use, View
 from tensorstate.rules import PrimitiveRule, ShardingRule
 from tensorstate.tracing.flat_jaxpr import FlatAtom, FlatEqn, FlatJaxpr, FlatVar, SplatConstant
 from tensorstate.tracing.propagate import FactorTable, propagate_factors
 
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Value:
-    """A tensor before it is known what it is for."""
-
-    dims: tuple[int, ...]
-    sizes: tuple[int, ...]
-    dtype: Any
-    producer: int | None
-    result: int
+_Item = TypeVar("_Item")
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Operation:
-    """An operator before it is known when it runs. See ``graph.Operator``."""
+class GraphParts(NamedTuple):
+    """Tensors and operators of a program; its inputs and constants are the first tensors.
 
-    kind: Kind
-    primitive: str
-    sizes: tuple[int, ...]
-    operands: tuple[Use, ...]
-    results: tuple[Use, ...]
-    reductions: dict[int, Reduce]
-    linear: tuple[frozenset[int], ...]
-    need_replication: frozenset[int]
-    flops: int
-    source: SourceLocation
-    call: TracedEqn
+    Every operator has the phase "forward" and every tensor the role "activation" and no consumers
+    until ``trace_step`` fills them in.
+    """
 
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Body:
-    """Tensors and operators of a program; its inputs and constants are the first tensors."""
-
-    values: list[Value]
-    operations: list[Operation]
+    tensors: list[Tensor]
+    operators: list[Operator]
     outputs: list[View]
-    array_dims: list[tuple[tuple[int, ...], ...]]  # of the inputs and constants
     factors: tuple[int, ...]
 
 
-def build(program: FlatJaxpr, unknown: str) -> Body:
+def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     """The tensors and operators of a flat program.
 
     Args:
@@ -72,15 +47,13 @@ def build(program: FlatJaxpr, unknown: str) -> Body:
     builder = _GraphBuilder(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
         builder.add_tensor(variable, None, 0)
-    array_dims = [builder.array_dims(v) for v in program.inputs]
-    array_dims += [builder.array_dims(v) for v, _ in program.constants]
     for eqn, found in zip(program.eqns, related, strict=True):
         if found is None:
             builder.add_view(eqn)
         else:
             builder.operator(eqn, *found)
     outputs = [builder.view(atom) for atom in program.outputs]
-    return Body(builder.values, builder.operations, outputs, array_dims, builder.factors())
+    return GraphParts(builder.tensors, builder.operators, outputs, builder.factors())
 
 
 # ---------------------------------------------------------------------- views and operators
@@ -91,8 +64,8 @@ class _GraphBuilder:
 
     def __init__(self, dims: FactorTable) -> None:
         self.dims = dims
-        self.values: list[Value] = []
-        self.operations: list[Operation] = []
+        self.tensors: list[Tensor] = []
+        self.operators: list[Operator] = []
         self._views: dict[FlatVar, View] = {}
         self._factor_ids: dict[int, int] = {}
         self._sizes_of: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -112,17 +85,22 @@ class _GraphBuilder:
         leaves = self.dims.leaves(variable)
         flat = tuple(itertools.chain.from_iterable(leaves))
         factor_sizes = tuple(map(self._sizes, leaves))
-        tensor = len(self.values)
-        self.values.append(
-            Value(
+        tensor = len(self.tensors)
+        grouped = _regroup(range(len(flat)), leaves)
+        self.tensors.append(
+            Tensor(
+                tensor,
                 tuple(map(self._factor_id, flat)),
                 tuple(itertools.chain.from_iterable(factor_sizes)),
                 variable.dtype,
+                "activation",
+                f"t{tensor}",
                 producer,
                 result,
+                (),
+                grouped if producer is None else None,
             )
         )
-        grouped = _regroup(range(len(flat)), leaves)
         self._views[variable] = View(tensor, grouped, factor_sizes, variable.dtype)
 
     def _factor_id(self, factor: int) -> int:
@@ -134,9 +112,6 @@ class _GraphBuilder:
             size = self.dims.factors.size
             known = self._sizes_of[leaves] = tuple(map(size, leaves))
         return known
-
-    def array_dims(self, variable: FlatVar) -> tuple[tuple[int, ...], ...]:
-        return self._views[variable].positions  # pyright: ignore[reportReturnType]
 
     def view(self, atom: FlatAtom) -> View:
         if isinstance(atom, FlatVar):
@@ -166,7 +141,7 @@ class _GraphBuilder:
 
     def operator(self, eqn: FlatEqn, rule: PrimitiveRule, sharding: ShardingRule) -> None:
         """Append an operator and its results."""
-        index, first = len(self.operations), len(self.values)
+        index, first = len(self.operators), len(self.tensors)
         for k, out in enumerate(eqn.outputs):
             self.add_tensor(out, index, k)
         labels = _Labels(self, eqn, sharding)
@@ -180,7 +155,7 @@ class _GraphBuilder:
             Use(first + k, tuple(itertools.chain.from_iterable(names)))
             for k, names in enumerate(labels.results)
         )
-        call = TracedEqn(
+        traced = TracedEqn(
             eqn.primitive,
             eqn.params,
             inputs,
@@ -190,8 +165,9 @@ class _GraphBuilder:
             rule,
             eqn.remat_region,
         )
-        self.operations.append(
-            Operation(
+        self.operators.append(
+            Operator(
+                index,
                 sharding.kind,
                 eqn.primitive.name,
                 tuple(labels.sizes),
@@ -201,8 +177,9 @@ class _GraphBuilder:
                 _linear(sharding, eqn, list(operands)),
                 frozenset(labels.need_replication),
                 sharding.flops,
+                "forward",
                 eqn.source,
-                call,
+                traced,
             )
         )
 
@@ -308,9 +285,7 @@ def _linear(
     return tuple(operand_set for operand_set in linear if operand_set)
 
 
-def _regroup(
-    flat: Iterable[int | None], like: Sequence[Sequence[int]]
-) -> tuple[tuple[int | None, ...], ...]:
+def _regroup(flat: Iterable[_Item], like: Sequence[Sequence[int]]) -> tuple[tuple[_Item, ...], ...]:
     """A flat sequence in groups of the lengths of others."""
     items = iter(flat)
     return tuple(tuple(itertools.islice(items, len(group))) for group in like)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tensorstate.ir.graph import Phase, Role, View
-from tensorstate.tracing.build import Body
+from tensorstate.ir.graph import Operator, Phase, Role, Tensor, View
 
 
-def phases(body: Body) -> list[Phase]:
+def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Phase]:
     """The phase of every operator.
 
     Operators that ``jax.grad`` differentiated, and all that they depend on (such as gradients
@@ -20,12 +19,12 @@ def phases(body: Body) -> list[Phase]:
     function without gradients run in the forward pass.
     """
     found: list[Phase | None] = [
-        _phase_from_stack(o.call.remat_region, o.source.stack) for o in body.operations
+        _phase_from_stack(o.eqn.remat_region, o.source.stack) for o in operators
     ]
     if all(phase is None for phase in found):
         return [*itertools.repeat("forward", len(found))]
-    operands = [[use.tensor for use in o.operands] for o in body.operations]
-    producers = [value.producer for value in body.values]
+    operands = [[use.tensor for use in o.operands] for o in operators]
+    producers = [tensor.producer for tensor in tensors]
 
     before = [phase == "forward" for phase in found]
     for i in reversed(range(len(found))):
@@ -33,8 +32,8 @@ def phases(body: Body) -> list[Phase]:
             for tensor in operands[i]:
                 if (p := producers[tensor]) is not None:
                     before[p] = True
-    rest: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in found]
-    return ["forward" if b else phase for b, phase in zip(before, rest, strict=True)]
+    by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in found]
+    return ["forward" if b else phase for b, phase in zip(before, by_stack, strict=True)]
 
 
 def _phase_from_stack(remat_region: int | None, stack: str) -> Phase | None:
@@ -44,8 +43,8 @@ def _phase_from_stack(remat_region: int | None, stack: str) -> Phase | None:
 
 
 def roles(
-    body: Body,
-    phases: Sequence[Phase],
+    tensors: Sequence[Tensor],
+    operators: Sequence[Operator],
     outputs: Sequence[View],
     updates: Mapping[int, int],
     inputs: int,
@@ -53,33 +52,34 @@ def roles(
     """The role of every tensor.
 
     Args:
+        operators: with their phases.
         updates: maps outputs to the inputs whose new values they are.
         inputs: the number of inputs, which are the first tensors; other tensors without a producer
             are constants.
     """
-    consumers: list[set[Phase]] = [set() for _ in body.values]
-    for operation, phase in zip(body.operations, phases, strict=True):
-        for use in operation.operands:
-            consumers[use.tensor].add(phase)
+    consumers: list[set[Phase]] = [set() for _ in tensors]
+    for operator in operators:
+        for use in operator.operands:
+            consumers[use.tensor].add(operator.phase)
     updated = set(updates.values())
     found: list[Role] = []
-    for index, value in enumerate(body.values):
+    for index, tensor in enumerate(tensors):
         if index < inputs:
-            found.append(_input_role(value.dtype, index in updated, consumers[index]))
-        elif value.producer is None:
+            found.append(_input_role(tensor.dtype, index in updated, consumers[index]))
+        elif tensor.producer is None:
             found.append("constant")
-        elif not value.sizes:
+        elif not tensor.sizes:
             found.append("scalar/output")
-        elif phases[value.producer] == "optimizer":
+        elif operators[tensor.producer].phase == "optimizer":
             found.append("optimizer")
-        elif phases[value.producer] == "backward" and "optimizer" in consumers[index]:
+        elif operators[tensor.producer].phase == "backward" and "optimizer" in consumers[index]:
             found.append("gradient")
         else:
             found.append("activation")
     for output, updated_input in updates.items():
-        tensor = outputs[output].tensor
-        if tensor is not None and body.values[tensor].producer is not None:
-            found[tensor] = found[updated_input]
+        result = outputs[output].tensor
+        if result is not None and tensors[result].producer is not None:
+            found[result] = found[updated_input]
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,8 @@ import jax
 import numpy as np
 
 from tensorstate.errors import PlanError
-from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Phase, Tensor
-from tensorstate.tracing.build import Body, Operation, build
+from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Tensor
+from tensorstate.tracing.build import GraphParts, build
 from tensorstate.tracing.flat_jaxpr import drop_remat
 from tensorstate.tracing.inline import inline_and_unroll
 from tensorstate.tracing.node_classes import group_nodes
@@ -78,14 +79,14 @@ def _trace(step_fn, args: tuple[Any, ...], updates, unknown: str, drop: bool) ->
     shapes = [jax.tree.map_with_path(_shape, arg) for arg in args]
     closed, out_shape = _jaxpr(step_fn, shapes)
     program = drop_remat(inline_and_unroll(closed)) if drop else inline_and_unroll(closed)
-    body = build(program, unknown)
+    parts = build(program, unknown)
 
     in_tree = jax.tree.structure(tuple(shapes))
     out_tree = jax.tree.structure(out_shape)
     results = _results(out_shape)
     pairs = _leaf_updates(shapes, results, _updated_args(shapes, results, updates))
     return _graph(
-        body,
+        parts,
         _names(tuple(shapes), _argument_names(step_fn, len(args))),
         _names(out_shape, None),
         pairs,
@@ -238,7 +239,7 @@ def _path(path) -> str:
 
 
 def _graph(
-    body: Body,
+    parts: GraphParts,
     input_names: Sequence[str],
     output_names: Sequence[str],
     updates: Mapping[int, int],
@@ -247,35 +248,10 @@ def _graph(
     out_tree,
 ) -> Graph:
     """Tensors and operators with their roles and phases, and the nodes that they form."""
-    operator_phases = phases(body)
-    tensor_roles = roles(body, operator_phases, body.outputs, updates, len(input_names))
-    consumers: list[list[Consumer]] = [[] for _ in body.values]
-    operators = []
-    for index, (operation, phase) in enumerate(zip(body.operations, operator_phases, strict=True)):
-        for k, use in enumerate(operation.operands):
-            consumers[use.tensor].append(Consumer(index, k, phase))
-        operators.append(_operator(index, operation, phase))
-    tensors = []
-    for index, value in enumerate(body.values):
-        has_array = index < len(body.array_dims)
-        name = input_names[index] if index < len(input_names) else f"t{index}"
-        tensors.append(
-            Tensor(
-                index,
-                value.dims,
-                value.sizes,
-                value.dtype,
-                tensor_roles[index],
-                name,
-                value.producer,
-                value.result,
-                tuple(consumers[index]),
-                body.array_dims[index] if has_array else None,
-            )
-        )
+    tensors, operators = _with_phases(parts, input_names, updates)
     outputs = tuple(
         Output(name, view, updates.get(i))
-        for i, (name, view) in enumerate(zip(output_names, body.outputs, strict=True))
+        for i, (name, view) in enumerate(zip(output_names, parts.outputs, strict=True))
     )
     nodes, node_classes, edges = group_nodes(tensors, operators, outputs)
     first = len(input_names)
@@ -285,7 +261,7 @@ def _graph(
         inputs=tuple(range(first)),
         constants=tuple((first + i, value) for i, value in enumerate(constants)),
         outputs=outputs,
-        factors=body.factors,
+        factors=parts.factors,
         nodes=nodes,
         node_classes=node_classes,
         edges=edges,
@@ -294,19 +270,23 @@ def _graph(
     )
 
 
-def _operator(index: int, operation: Operation, phase: Phase) -> Operator:
-    return Operator(
-        index,
-        operation.kind,
-        operation.primitive,
-        operation.sizes,
-        operation.operands,
-        operation.results,
-        operation.reductions,
-        operation.linear,
-        operation.need_replication,
-        operation.flops,
-        phase,
-        operation.source,
-        operation.call,
-    )
+def _with_phases(
+    parts: GraphParts, input_names: Sequence[str], updates: Mapping[int, int]
+) -> tuple[list[Tensor], list[Operator]]:
+    """Tensors with roles, consumers and the names of inputs, and operators with phases."""
+    in_order = phases(parts.tensors, parts.operators)
+    operators = [
+        operator if phase == operator.phase else dataclasses.replace(operator, phase=phase)
+        for operator, phase in zip(parts.operators, in_order, strict=True)
+    ]
+    consumers: list[list[Consumer]] = [[] for _ in parts.tensors]
+    for operator in operators:
+        for k, use in enumerate(operator.operands):
+            consumers[use.tensor].append(Consumer(operator.index, k, operator.phase))
+    found = roles(parts.tensors, operators, parts.outputs, updates, len(input_names))
+    names = [*input_names, *(tensor.name for tensor in parts.tensors[len(input_names) :])]
+    tensors = [
+        dataclasses.replace(tensor, role=role, name=name, consumers=tuple(uses))
+        for tensor, role, name, uses in zip(parts.tensors, found, names, consumers, strict=True)
+    ]
+    return tensors, operators

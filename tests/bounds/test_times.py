@@ -127,7 +127,7 @@ def test_all_reduce_sends_every_byte_2n_minus_2_times():
 
 
 def test_all_reduce_crosses_slow_links_between_boxes():
-    """3D-RFS: 16 boxes of 8 ranks, each with 8 links of 50 GB/s to switches, twice 0.5 us.
+    """3D-RFS: 16 hosts of 8 ranks, each with 8 links of 50 GB/s to switches, twice 0.5 us.
 
     From a rank to one of its box it is 0 us once, 0.5 four times and 1 three times. What leaves a
     box is as much behind on average, and what enters it, after 1 us, has as far to go.

@@ -1,4 +1,4 @@
-"""Grids and placements of ranks: coordinates, neighbours, what is refused."""
+"""Grids and placements of ranks: coordinates, neighbours, refusals."""
 
 from __future__ import annotations
 

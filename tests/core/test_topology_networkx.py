@@ -1,4 +1,4 @@
-"""Networks as networkx graphs: there and back, and what is refused."""
+"""Networks as networkx graphs: there and back, and refusals."""
 
 from __future__ import annotations
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,3 +50,38 @@ def test_psum_and_its_halves_equal_those_of_lax(network, dtype):
         sharded(call, mesh, P("x"), P("x"), check_vma=False)(operand) for call in (ours, native)
     )
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_psum_on_the_line_graph_of_k44_equals_that_of_lax_on_32_devices():
+    """L(K4,4), of one-way links, by the finder's verified schedule; in a process of 32 devices."""
+    code = """
+        import jax, numpy as np
+        from jax.sharding import Mesh, PartitionSpec as P
+        import jaxcoll as jc
+        from jaxcoll.finder import find
+
+        point = find(32, 4, rates=False).points[0]
+        assert str(point.construction) == "L(K4,4)", point.construction
+        schedule = point.schedule("all_reduce")
+        mesh = Mesh(np.array(jax.devices()), "x")
+        x = np.random.default_rng(0).integers(0, 9, (32 * 3, 11)).astype(np.float32)
+
+        def on_devices(call):
+            mapped = jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P())
+            return np.asarray(jax.jit(mapped)(x))
+
+        ours = on_devices(lambda v: jc.psum(v, "x", schedule=schedule))
+        lax = on_devices(lambda v: jax.lax.psum(v, "x"))
+        assert np.array_equal(ours, lax) and np.array_equal(ours, x.reshape(32, 3, 11).sum(0))
+        print(len(jax.devices()), schedule.num_steps)
+    """
+    flags = "--xla_force_host_platform_device_count=32"
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": "."},
+        check=False,
+    )
+    assert done.stdout.split() == ["32", "6"], done.stderr

@@ -12,10 +12,19 @@ from hypothesis import strategies as st
 
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
 from jaxcoll.errors import FormatError, TopologyError
-from jaxcoll.finder import Construction, Frontiers, Has, find, frontiers
+from jaxcoll.finder import (
+    Construction,
+    FixedCost,
+    Frontiers,
+    Has,
+    Prices,
+    find,
+    frontiers,
+)
 from jaxcoll.finder.candidates import bases
 from jaxcoll.finder.found import paper_table
 from jaxcoll.finder.measured import circulant_rows, kautz_rows, measured_bases
+from jaxcoll.finder.prices import tori
 from jaxcoll.finder.search import search
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.topologies.generative import is_reverse_symmetric
@@ -217,6 +226,51 @@ def test_choice_follows_the_workload():
     assert found.best(1e-9, 1e9, all_to_all={2**30: 2.5}) is fastest
 
 
+def test_fixed_cost_counts_ports_circuits_and_cables():
+    """A ring of 8 ranks in 4 racks, two in each row: cables of 0, 1, 0, 1.. racks, and back."""
+    ring = Construction("bidirectional_ring", (2, 8)).digraph()
+    one_way = Construction("unidirectional_ring", (2, 8)).digraph()
+    prices = Prices(port=1, circuit=10, cable=100, metre=1000, ranks_per_rack=2, rack_metres=3,
+                    spare_metres=0.5)  # fmt: skip
+    # Racks 0 1 / 2 3: ranks 1-2 and 5-6 are one apart, 3-4 two, 7-0 two.
+    assert prices.fixed_cost(ring) == FixedCost(16, 16, 8, 22.0, 16 + 160 + 800 + 22_000.0)
+    assert prices.fixed_cost(one_way) == FixedCost(16, 16, 16, 44.0, 16 + 160 + 1600 + 44_000.0)
+    loops = Construction("de_bruijn", (2, 2)).digraph()
+    assert prices.fixed_cost(loops).ports == 8
+    assert prices.fixed_cost(loops).circuits == 6
+
+
+def test_cheaper_topologies_are_slower_and_tori_are_among_them():
+    found = find(64, 4, rates=False)
+    prices = Prices(metre=1, ranks_per_rack=1)
+    choices = found.choices(prices, 10e-6, 12.5e9, all_reduce={2**20: 1})
+    costs = [choice.fixed.total for choice in choices]
+    times = [choice.seconds for choice in choices]
+    assert costs == sorted(costs)
+    assert times == sorted(times, reverse=True)
+    assert str(choices[0].point.construction) == "BiRing(2,8) x BiRing(2,8)"
+    every = {str(c.construction): c for c in tori(64, 4)}
+    assert every.keys() == {
+        "BiRing(2,16) x BiRing(2,4)", "BiRing(2,16) x K2 x K2", "BiRing(2,8) x BiRing(2,8)"
+    }  # fmt: skip
+    fast = found.best(10e-6, 12.5e9, all_reduce={2**20: 1}, prices=prices, budget=costs[-1])
+    assert fast == found.best(10e-6, 12.5e9, all_reduce={2**20: 1})
+    slow = found.best(10e-6, 12.5e9, all_reduce={2**20: 1}, prices=prices, budget=costs[0])
+    assert slow == choices[0].point
+    assert cost(slow.schedule("all_reduce"), 4) == Cost(16, 2 * bandwidth_optimum(64))
+
+
+@pytest.mark.parametrize(("size", "degree"), [(12, 3), (24, 4), (8, 3), (60, 6)])
+def test_tori_are_all_boxes_at_their_cost(size: int, degree: int):
+    found = list(tori(size, degree))
+    assert found
+    for candidate in found:
+        digraph = candidate.construction.digraph()
+        assert (digraph.size, digraph.degree) == (size, degree)
+        assert bfb_cost(digraph) == candidate.cost
+    assert len({str(c.construction) for c in found}) == len(found)
+
+
 def test_winner_has_verified_schedules():
     point = find(32, 4).best(10e-6, 12.5e9, all_reduce={2**20: 1})
     both = point.schedule("all_reduce")
@@ -237,6 +291,13 @@ def test_winner_has_verified_schedules():
         (lambda: find(8, 4, rates=False).best(1e-6, 1e9, all_reduce={0: 1}), "bytes"),
         (lambda: find(8, 4, rates=False).points[0].schedule("gather"), "kind"),
         (lambda: frontiers(1, 4), "largest"),
+        (lambda: Prices(port=-1), "port"),
+        (lambda: Prices(ranks_per_rack=0), "ranks_per_rack"),
+        (lambda: find(8, 4, rates=False).best(1, 1, {1: 1}, budget=1), "prices"),
+        (
+            lambda: find(8, 4, rates=False).best(1, 1, {1: 1}, prices=Prices(port=1), budget=1),
+            "the cheapest is",
+        ),
         (lambda: search([], 4) or search([1], 4), "sizes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""JSON that is no network, schedule or tree: refused with one sentence that names the cause."""
+"""JSON of no valid object: refused with one sentence that names the cause."""
 
 from __future__ import annotations
 

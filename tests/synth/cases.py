@@ -213,8 +213,8 @@ CASES = [
         )
     ),
     *(Case(Tacos(rule, 2), "mixed links", MIXED, KINDS) for rule in RULES),
-    Case(Tacos(nbytes=1e3, aggregate=None), "mixed links", MIXED, KINDS),
-    Case(Tacos(nbytes=1e3, aggregate=2), "grids", EVEN_GRIDS, KINDS),
+    Case(Tacos(attempts=3, nbytes=1e3, aggregate=None), "mixed links", MIXED, KINDS),
+    Case(Tacos(attempts=3, nbytes=1e3, aggregate=2), "grids", EVEN_GRIDS, KINDS),
     Case(Tacos(attempts=2), "switches", SWITCHED, KINDS),
     Case(Tacos(attempts=1, degree=2), "switches", SWITCHED, KINDS),
     Case(Tacos(), "one or two ranks", SMALL, KINDS),

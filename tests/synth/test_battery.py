@@ -26,7 +26,6 @@ def draw_problem(case: Case, data):
 
 
 @every_case
-@settings(max_examples=100)
 @given(data=st.data())
 def test_schedules_are_sound_and_no_faster_than_the_bounds(case, data):
     topology, collective = draw_problem(case, data)

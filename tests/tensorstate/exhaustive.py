@@ -66,10 +66,10 @@ class Every:
         self.program_points = len(problem.liveness.program_points) if save else 0
         self._tables: dict[Hashable, tuple[tuple[int, ...], np.ndarray]] = {}
         found: dict[Hashable, Decisions] = {}
-        helds = list(_loop_resident_plan(problem, candidates)) if save else [{}]
+        resident_choices = list(_loop_resident_plan(problem, candidates)) if save else [{}]
         for recomputed in _recomputed_sets(problem) if recompute else [frozenset()]:
             for saved in _kept(problem, candidates, recomputed) if save else [{}]:
-                for loop_resident in helds:
+                for loop_resident in resident_choices:
                     decisions = Decisions((), recomputed, saved, loop_resident)
                     recomputed_nodes = find_recomputed_nodes(problem, decisions)
                     needed_after_forward = (
@@ -161,7 +161,7 @@ def _costs(
 ) -> np.ndarray:
     try:
         reshards = list(reshard_plans(problem, decisions, recomputed_nodes, number))
-    except PlanError:  # it cannot be kept so
+    except PlanError:  # it cannot be saved in these placements
         return np.full(2 + len(problem.liveness.program_points), math.inf)
     seconds = sum(t.multiplicity * t.seconds for t in reshards)
     there = bytes_by_point(problem, number, decisions.strategies, reshards, recomputed_nodes).sum(0)
@@ -180,7 +180,7 @@ def _recomputed_sets(problem: Problem) -> Iterator[frozenset[int]]:
 def _loop_resident_plan(
     problem: Problem, candidates: CandidateStrategies
 ) -> Iterator[Mapping[int, Placements]]:
-    """Every choice of a state held through the loop over microbatches, for every tensor."""
+    """Every choice of loop-resident placements for every tensor."""
     tensor_groups = [
         group for group in problem.tensor_groups if reshard_passes(problem, group).resident_from
     ]

@@ -132,18 +132,18 @@ def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=No
     shapes = [jax.ShapeDtypeStruct(tensor.sizes, tensor.dtype) for tensor in given]
     operands = [*map(_plain, arguments(shapes) if operands is None else operands)]
     shard = LocalShard.all_of(operator.sizes)
-    whole = [*map(_plain, run_operator(operator, operands, shard))]
+    full = [*map(_plain, run_operator(operator, operands, shard))]
     checked = 0
     for label, size in enumerate(operator.sizes):
         if label in operator.need_replication or size % parts:
             continue
         found = _by_label(operator, operands, label, parts)
-        for x, y in zip(found, whole, strict=True):
+        for x, y in zip(found, full, strict=True):
             close(x, y)
         checked += 1
     for linear in operator.linear:
         found = _by_sums(operator, operands, linear)
-        for x, y in zip(found, whole, strict=True):
+        for x, y in zip(found, full, strict=True):
             close(x, y, 1e-4)
         checked += 1
     return checked

@@ -19,7 +19,7 @@ def matmul(x, w):
 
 
 def attention(x, wq, wk, wv, wo):
-    """Heads made by reshapes of a product of all heads, as (batch, sequence, 4 * 2)."""
+    """Heads reshaped from a product of all heads, as (batch, sequence, 4 * 2)."""
     batch, length, width = x.shape
     heads = [(x @ w).reshape(batch, length, 4, width // 4) for w in (wq, wk, wv)]
     scores = jnp.einsum("bqhd,bkhd->bhqk", heads[0], heads[1])

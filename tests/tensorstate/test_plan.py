@@ -204,7 +204,7 @@ def test_limits_only_cost():
 
 
 @pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
-def test_whole_layers_fit(share):
+def test_full_layers_fit(share):
     """Many identical layers, of which the relaxation takes fractions: rounded, they still fit."""
 
     def layers(params, x):
@@ -343,7 +343,7 @@ def test_a_plan_in_microbatches_is_printed(pipelined_plan):
     assert "ddp" in str(pipelined_plan.compare("ddp"))
 
 
-def test_a_plan_in_microbatches_runs_as_priced(pipelined_plan):
+def test_a_plan_in_microbatches_runs_as_predicted(pipelined_plan):
     checked = pipelined_plan.check()
     assert checked.agrees, str(checked)
     assert checked.predicted_inputs == checked.compiled_inputs

@@ -75,7 +75,17 @@ TINY = {
     "layers": (_sgd(lambda ws, x: _tied(x, ws)), s(2, 4, 4), X),
 }
 # The functions that can be split into microbatches.
-CUT = ("chain", "einsums", "greatest", "embedding", "linear", "twice", "tanh", "slope", "layers")
+SPLITTABLE = (
+    "chain",
+    "einsums",
+    "greatest",
+    "embedding",
+    "linear",
+    "twice",
+    "tanh",
+    "slope",
+    "layers",
+)
 LINES = (MeshShape.of({"data": 2}), MeshShape.of({"data": 4}))
 MESHES = (*LINES, MeshShape.of({"data": 2, "model": 2}))
 
@@ -108,7 +118,7 @@ def problems(draw, names=tuple(TINY), meshes=MESHES, microbatches=(1,)) -> Probl
 
 
 @st.composite
-def some_ways(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, ...], ...]:
+def some_strategies(draw, problem: Problem, most: int) -> tuple[tuple[Strategy, ...], ...]:
     """Candidate strategies: some of each class, so that their product stays small.
 
     A class keeps the replicated strategy and, if it can be sharded, a sharded one, so that a

@@ -18,7 +18,7 @@ class World:
         self.rng = np.random.default_rng(seed)
         self.static = {
             "failed": False,
-            "sizes": [len(e) for e in effects],
+            "candidates": [list(range(len(e))) for e in effects],
             "refused": list(refused),
             "switch": switch,
         }
@@ -148,11 +148,12 @@ def test_drift_starts_the_search_again_and_noise_does_not():
 
 def test_the_slowest_process_counts():
     leader = Leader(most_steps=12)
-    report = {"failed": False, "sizes": [2], "refused": [], "switch": True, "ready": True}
+    report = {"failed": False, "candidates": [[0, 1]], "refused": [], "switch": True, "ready": True}
     decision = leader.decide([{**report, "times": []}] * 2)
-    while decision["state"] == "search":
+    while decision["state"] in ("warm", "search"):
         # Candidate 1 is fast on process 0 and slow on process 1.
-        times = [[(c, (1.0, 0.5)[c[0]]) for c in decision["choices"]]]
-        times.append([(c, (1.0, 2.0)[c[0]]) for c in decision["choices"]])
+        choices = decision["choices"] if decision["state"] == "search" else []
+        times = [[(c, (1.0, 0.5)[c[0]]) for c in choices]]
+        times.append([(c, (1.0, 2.0)[c[0]]) for c in choices])
         decision = leader.decide([{**report, "times": t} for t in times])
     assert decision["state"] == "settled" or decision["choices"] == [(0,)]

@@ -11,7 +11,7 @@ from jaxcoll.errors import TuneError
 from jaxcoll.tune.backend_space import jax_space
 from jaxcoll.tune.config import Config
 from jaxcoll.tune.in_use import this_machine
-from jaxcoll.tune.offline import Outcome, offline
+from jaxcoll.tune.offline_tuner import Outcome, offline
 from jaxcoll.tune.search.exhaustive import Exhaustive
 from jaxcoll.tune.space import Space, Subspace
 

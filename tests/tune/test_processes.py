@@ -13,18 +13,19 @@ import pytest
 
 from jaxcoll.errors import TuneError
 from jaxcoll.tune.processes import Alone, Connected, coordinator
+from jaxcoll.tune.table import Table
 
 ROOT = Path(__file__).parents[2]
 
 
-def start(processes: int, what: str, count: int) -> list[str]:
-    """Run the worker in some processes; what each of them printed."""
+def start(processes: int, what: str, count: int, script: str = "process_worker.py") -> list[str]:
+    """Run the script in some processes; what each of them printed."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     environment["PYTHONPATH"] = str(ROOT)
-    worker = str(Path(__file__).with_name("process_worker.py"))
+    worker = str(Path(__file__).with_name(script))
     started = [
         subprocess.Popen(
             [sys.executable, worker, *map(str, (port, processes, process, what, count))],
@@ -66,6 +67,17 @@ def test_survivors_name_the_process_that_is_missing(what):
         assert "TuneError" in text, text
         assert "process 2 did not report within 6 s" in text, text
         assert float(re.findall(r"^after ([\d.]+) s$", text, re.MULTILINE)[0]) < 30
+
+
+def test_a_step_is_tuned_by_all_processes_together(tmp_path):
+    table = tmp_path / "table.json"
+    printed = start(2, str(table), 4000, "online_worker.py")
+    assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
+    # The programs that ran, the parameters bit by bit, and what was chosen.
+    (said,) = {tuple(text.splitlines()[-4:]) for text in printed}
+    assert said[2].startswith("settled")
+    assert "switch" in said[0]
+    assert len(Table.load(table).decisions) == 2
 
 
 def test_one_process_decides_alone():

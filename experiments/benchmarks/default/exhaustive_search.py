@@ -11,8 +11,8 @@ once it has taken its CPU seconds; no schedule has more sends than asked for. A 
 the registry's estimate takes more CPU seconds than a variant has is not tried. The record says how
 far each variant got.
 
-Every network and collective is recorded as soon as it was searched. With ``--missing`` only the
-sizes that have no record are, so that a search that was stopped goes on where it was.
+Every network and collective is recorded as soon as it was searched. ``--missing`` searches only the
+sizes that have no record, so that a search that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Limits:
 
 @dataclasses.dataclass
 class Found:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         best: by size.
@@ -186,7 +186,7 @@ def _chunk_counts(variant: Synthesizer, topology: Topology) -> Sequence[int]:
 def record(
     name: str, topology: Topology, kinds: Sequence[str], limits: Limits, *, missing: bool = False
 ) -> None:
-    """Search one network, and add what was found to the record.
+    """Search one network, and add the fastest schedules to the record.
 
     Args:
         missing: whether sizes that have a record are left alone.

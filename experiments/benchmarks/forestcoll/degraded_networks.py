@@ -139,8 +139,8 @@ def _ports(topology: Topology, ranks: Iterable[int]) -> list[Pair]:
     return [(rank, topology.num_vertices - 1) for rank in ranks]
 
 
-def _cluster(make: Callable[[int], Topology], boxes: int, dead=(), slow=()) -> Topology:
-    topology = make(boxes)
+def _cluster(make: Callable[[int], Topology], hosts: int, dead=(), slow=()) -> Topology:
+    topology = make(hosts)
     if slow:
         topology = slowed(topology, Fraction(1, 2), *_ports(topology, slow))
     return less(topology, *_ports(topology, dead)) if dead else topology
@@ -174,7 +174,7 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "H100 x128 with a slow NIC": lambda: _cluster(dgx_h100, 128, slow=[77]),
     "MI250 x32 with a dead NIC": lambda: _cluster(mi250, 32, dead=[5]),
     "MI250 x64 with a slow NIC": lambda: _cluster(mi250, 64, slow=[5]),
-    "64 boxes of 8 on rails less a wire": lambda: less(multi_rail(64, 8), (3, 512 + 3)),
+    "64 hosts of 8 on rails less a wire": lambda: less(multi_rail(64, 8), (3, 512 + 3)),
     "dragonfly 33x16": lambda: listed(dragonfly(33, 16)),
     "dragonfly 32x32 less 8 wires": lambda: less_some(dragonfly(32, 32), 8, 2),
     "two rings of 128": lambda: two_rings(128),

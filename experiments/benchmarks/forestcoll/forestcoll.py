@@ -3,13 +3,17 @@
 The authors' Python takes the exact way only, so its seconds stand beside ours of the same stages
 without guesses; the last columns are what a user gets, guesses first, every forest counted link
 by link. Its seconds were taken on another machine: they tell orders of magnitude, not ratios.
+
+``--scale --record`` adds the rows of the networks it measures to ``forestcoll_scale.json``, from
+which ``docs/forestcoll.md`` has its table of networks without a grid, and writes that page.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +21,11 @@ import numpy as np
 from experiments.benchmarks.forestcoll.degraded_networks import NETWORKS, less, two_rings
 from experiments.benchmarks.report import report
 from experiments.forestcoll.printed import GB, PAPER_FIXED_K, PAPER_STAGES, fixed_row
+from experiments.machine import describe_machine
+from experiments.recording import pages, records
 from jaxcoll.bounds.throughput import optimum
 from jaxcoll.collective import Collective
+from jaxcoll.io.files import write_text
 from jaxcoll.simulation import simulate
 from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
@@ -161,6 +168,16 @@ def measure_scale(name: str, topology: Topology) -> dict[str, Any]:
     }
 
 
+def record_scale(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add rows to the record, each with its commit and machine, and write the page with them."""
+    record = json.loads(pages.SCALE.read_text()) if pages.SCALE.exists() else {}
+    where = {"commit": records.commit(), "machine": describe_machine()["cpu"]}
+    record |= {str(row["network"]): {**row, **where} for row in rows}
+    ordered = {name: record[name] for name in NETWORKS if name in record}
+    write_text(pages.SCALE, json.dumps(ordered, indent=1) + "\n")
+    pages.write()
+
+
 def converge(topology: Topology, pieces: Sequence[int]) -> dict[str, Any]:
     """One row: simulated time over the optimum, by pieces, for 1 GB."""
     best = float(optimum(topology).inverse) * GB / topology.num_ranks
@@ -183,7 +200,10 @@ def main(argv: Sequence[str]) -> None:
         metavar="WORD",
         help="only networks without a grid whose names contain one of the words, or all of them",
     )
+    parser.add_argument("--record", action="store_true", help="what --scale measures")
     options = parser.parse_args(argv)
+    if options.record and options.scale is None:
+        parser.error("--record is for what --scale measures; give both")
     for topology in (torus(3, 3), dgx_a100(2), dgx_a100(3)):  # compile
         measure(topology)
     if options.scale is not None:
@@ -194,7 +214,10 @@ def main(argv: Sequence[str]) -> None:
         ]
         for make in (lambda: less(mesh(9, 9)), lambda: two_rings(33)):  # compile
             forest(make())
-        report("forestcoll-scale", [measure_scale(name, make()) for name, make in chosen])
+        rows = [measure_scale(name, make()) for name, make in chosen]
+        report("forestcoll-scale", rows)
+        if options.record:
+            record_scale(rows)
         return
     report("forestcoll", [measure(make()) for make in SMALL])
     report("forestcoll-table-4-1", [fixed_row(mi250(2), k, x) for k, x in PAPER_FIXED_K.items()])

@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+
 from experiments.config import above, at_least, one_of
 from experiments.direct_connect.baselines import Machine
 from experiments.direct_connect.large import BOUND, OURS, RING, TORUS, TREES
-from experiments.direct_connect.training.networks import Network, baselines, found_networks
+from experiments.direct_connect.training.networks import (
+    Network,
+    baselines,
+    dihedral_network,
+    found_networks,
+)
 from experiments.direct_connect.training.switch_transformers import SwitchTransformer, operations
 from experiments.direct_connect.training.timeline import (
     EXCHANGES_FIRST,
@@ -19,13 +26,14 @@ from experiments.direct_connect.training.timeline import (
     best_bucket,
 )
 from experiments.errors import ConfigError
-from experiments.experiment import publish
 from experiments.paper import PaperValue
+from experiments.plots import stacked_bars
+from experiments.study import publish
 from experiments.workloads import load_accelerator
-from experiments.workloads.pictures import stacked_bars
 from jaxcoll.draw import format_bytes
 
-NETWORKS = (OURS, TORUS, RING, TREES, BOUND)
+DIHEDRAL = "dihedral"
+NETWORKS = (OURS, DIHEDRAL, TORUS, RING, TREES, BOUND)
 PARTS = ("compute", "exposed all_reduce", "all-to-all")
 SHARE = "share of all-to-all, %"
 OVER_BOUND = "most over the bound, %"
@@ -183,6 +191,9 @@ def run_case(config: Config, case: Case) -> dict[str, Run]:
         value_bytes=config.value_bytes,
     )
     others = baselines(case.ranks, config.machine)
+    dihedral = dihedral_network(case.ranks, config.machine)
+    if dihedral is not None:
+        others[DIHEDRAL] = dihedral
     return {
         OURS: fastest_found(config, work, case.ranks),
         **{name: _best(config, work, network) for name, network in others.items()},
@@ -237,7 +248,7 @@ def _row(case: tuple[str, int], name: str, here: Mapping[str, Run]) -> dict[str,
     }
 
 
-def _draw(runs: Mapping[tuple[str, int], Mapping[str, Run]]):
+def _draw(runs: Mapping[tuple[str, int], Mapping[str, Run]]) -> Figure:
     bars = {}
     for (model, ranks), here in runs.items():
         unit = here[OURS].iteration.total

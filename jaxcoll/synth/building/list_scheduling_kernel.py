@@ -11,6 +11,8 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.numerics import heap
+from jaxcoll.numerics.ragged import followers
+from jaxcoll.trees.stream import queue_starts
 
 
 @nb.njit(cache=True, nogil=True)
@@ -27,14 +29,9 @@ def served(before, edge, path_ptr, path_link, busy, delay):
     """
     sends, links = len(edge), len(busy)
     left = _time_left(before, edge, path_ptr, path_link, delay)
-    next_ptr, following = _followers(before)
+    next_ptr, following = followers(before)
     # Every link keeps the sends that wait for it in a heap of its own part of two arrays.
-    heap_ptr = np.zeros(links + 1, np.int64)
-    for i in range(sends):
-        for h in range(path_ptr[edge[i]], path_ptr[edge[i] + 1]):
-            heap_ptr[path_link[h] + 1] += 1
-    for link in range(links):
-        heap_ptr[link + 1] += heap_ptr[link]
+    heap_ptr = queue_starts(edge, path_ptr, path_link, links)
     key, item = np.empty(heap_ptr[-1], np.int64), np.empty(heap_ptr[-1], np.int64)
     size = np.zeros(links, np.int64)
     awake = np.zeros(links, np.bool_)  # whether a link has an event ahead of it
@@ -45,10 +42,11 @@ def served(before, edge, path_ptr, path_link, busy, delay):
     begin, hop = np.zeros(sends, np.int64), path_ptr[edge]
     for i in range(sends):
         if before[i] < 0:
-            pending = _wait(
-                i, 0, -left[i], path_link[hop[i]], sends, heap_ptr, key, item, size, awake, times,
-                events, pending,
-            )  # fmt: skip
+            link = path_link[hop[i]]
+            size[link] = heap.push(key, item, heap_ptr[link], size[link], -left[i], i)
+            if not awake[link]:
+                awake[link] = True
+                pending = heap.push(times, events, 0, pending, 0, sends + link)
     while pending:
         now, event = times[0], events[0]
         pending = heap.pop(times, events, 0, pending)
@@ -63,31 +61,18 @@ def served(before, edge, path_ptr, path_link, busy, delay):
                 hop[i] += 1
                 pending = heap.push(times, events, 0, pending, now + delay[link], i)
                 pending = heap.push(times, events, 0, pending, now + busy[link], event)
-        elif hop[event] < path_ptr[edge[event] + 1]:
-            pending = _wait(
-                event, now, now, path_link[hop[event]], sends, heap_ptr, key, item, size, awake,
-                times, events, pending,
-            )  # fmt: skip
-        else:
-            for n in range(next_ptr[event], next_ptr[event + 1]):
-                i = following[n]
-                pending = _wait(
-                    i, now, -left[i], path_link[hop[i]], sends, heap_ptr, key, item, size,
-                    awake, times, events, pending,
-                )  # fmt: skip
+            continue
+        # The send waits for the next link of its path, or those that follow it for their first.
+        moves_on = hop[event] < path_ptr[edge[event] + 1]
+        arrivals = 1 if moves_on else next_ptr[event + 1] - next_ptr[event]
+        for a in range(arrivals):
+            i = event if moves_on else following[next_ptr[event] + a]
+            link, rank = path_link[hop[i]], now if moves_on else -left[i]
+            size[link] = heap.push(key, item, heap_ptr[link], size[link], rank, i)
+            if not awake[link]:
+                awake[link] = True
+                pending = heap.push(times, events, 0, pending, now, sends + link)
     return begin
-
-
-@nb.njit(cache=True, nogil=True)
-def _wait(
-    i, now, rank, link, sends, heap_ptr, key, item, size, awake, times, events, pending
-):  # fmt: skip
-    """Put a send in the queue of a link by its rank, and wake the link if it has nothing to do."""
-    size[link] = heap.push(key, item, heap_ptr[link], size[link], rank, i)
-    if awake[link]:
-        return pending
-    awake[link] = True
-    return heap.push(times, events, 0, pending, now, sends + link)
 
 
 @nb.njit(cache=True, nogil=True)
@@ -100,21 +85,3 @@ def _time_left(before, edge, path_ptr, path_link, delay):
         if before[i] >= 0:
             left[before[i]] = max(left[before[i]], left[i])
     return left
-
-
-@nb.njit(cache=True, nogil=True)
-def _followers(before):
-    """The sends that carry on what each brings, as (ptr, send)."""
-    ptr = np.zeros(len(before) + 1, np.int64)
-    for i in range(len(before)):
-        if before[i] >= 0:
-            ptr[before[i] + 1] += 1
-    for i in range(len(before)):
-        ptr[i + 1] += ptr[i]
-    at = ptr[:-1].copy()
-    following = np.empty(ptr[-1], np.int64)
-    for i in range(len(before)):
-        if before[i] >= 0:
-            following[at[before[i]]] = i
-            at[before[i]] += 1
-    return ptr, following

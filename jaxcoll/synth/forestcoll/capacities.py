@@ -24,7 +24,7 @@ _SAFE = 2**61
 
 
 @dataclasses.dataclass
-class Piece:
+class PathCapacity:
     """Part of a capacity from vertex to vertex that runs over one path.
 
     Attributes:
@@ -43,19 +43,19 @@ class Capacities:
         topology: the network at first.
         trees: trees each rank is the root of.
         capacity: trees from vertex to vertex, above 0.
-        pieces: the paths that make up each capacity.
+        paths: the paths that make up each capacity.
     """
 
     def __init__(self, topology: Topology, scaling: Scaling):
         self.topology = topology
         self.trees = scaling.trees
         self.capacity: dict[Pair, int] = {}
-        self.pieces: dict[Pair, list[Piece]] = {}
+        self.paths: dict[Pair, list[PathCapacity]] = {}
         self._ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
         for link, (pair, amount) in enumerate(zip(self._ends, scaling.capacity, strict=True)):
             if amount:
                 self.capacity[pair] = self.capacity.get(pair, 0) + amount
-                self.pieces.setdefault(pair, []).append(Piece((link,), amount))
+                self.paths.setdefault(pair, []).append(PathCapacity((link,), amount))
 
     def ports(self, switches: Iterable[int]) -> dict[int, tuple[dict[int, int], dict[int, int]]]:
         """Per switch the capacity from each vertex into it, and from it to each."""
@@ -178,26 +178,26 @@ class Capacities:
 
     def route(self, u: int, w: int, t: int, amount: int) -> None:
         """Join the paths behind two split edges: the routing table, as paths."""
-        into, out = self.pieces[u, w], self.pieces[w, t]
+        into, out = self.paths[u, w], self.paths[w, t]
         while amount:
             first, second = into[-1], out[-1]
             both = min(first.amount, second.amount, amount)
             amount -= both
-            for pieces, piece in ((into, first), (out, second)):
-                piece.amount -= both
-                if not piece.amount:
-                    pieces.pop()
+            for paths, part in ((into, first), (out, second)):
+                part.amount -= both
+                if not part.amount:
+                    paths.pop()
             if u != t:
                 self._add(u, t, self._without_loops(first.path + second.path), both)
         for pair in ((u, w), (w, t)):
-            if not self.pieces[pair]:
-                del self.pieces[pair]
+            if not self.paths[pair]:
+                del self.paths[pair]
 
     def _add(self, u: int, t: int, path: Path, amount: int) -> None:
-        pieces = self.pieces.setdefault((u, t), [])
-        same = next((piece for piece in pieces if piece.path == path), None)
+        paths = self.paths.setdefault((u, t), [])
+        same = next((part for part in paths if part.path == path), None)
         if same is None:
-            pieces.append(Piece(path, amount))
+            paths.append(PathCapacity(path, amount))
         else:
             same.amount += amount
 

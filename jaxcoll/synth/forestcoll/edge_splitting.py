@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxcoll.bounds.throughput import Scaling, check_balanced
 from jaxcoll.errors import TopologyError
-from jaxcoll.synth.forestcoll.capacities import Capacities, Pair, Piece, Split
+from jaxcoll.synth.forestcoll.capacities import Capacities, Pair, PathCapacity, Split
 from jaxcoll.synth.forestcoll.pairings import NAMES, pairing
 from jaxcoll.topology import Topology
 
@@ -30,7 +30,7 @@ class Logical:
 
     Attributes:
         num_ranks: number of ranks.
-        pieces: for each pair of ranks with capacity from one to the other, the paths that make
+        paths: for each pair of ranks with capacity from one to the other, the paths that make
             it up; amounts are trees.
         how: for each switch removed, in that order: the name of the pairing that held for its
             tier, "repaired" where parts of several pairings did, "split" where some of its
@@ -38,12 +38,12 @@ class Logical:
     """
 
     num_ranks: int
-    pieces: dict[Pair, list[Piece]]
+    paths: dict[Pair, list[PathCapacity]]
     how: tuple[str, ...]
 
     def capacity(self) -> dict[Pair, int]:
         """Trees that each pair of ranks can carry from one to the other."""
-        return {pair: sum(p.amount for p in pieces) for pair, pieces in self.pieces.items()}
+        return {pair: sum(p.amount for p in paths) for pair, paths in self.paths.items()}
 
 
 def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True) -> Logical:
@@ -60,7 +60,7 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
     check_balanced(topology)
     network = Capacities(topology, scaling)
     if topology.is_direct:
-        return Logical(topology.num_ranks, network.pieces, ())
+        return Logical(topology.num_ranks, network.paths, ())
     if network.first_short(range(topology.num_ranks)) is not None:
         raise TopologyError(f"{topology} cannot carry {scaling.k} trees per rank at this scale")
     level, tiers = levels(topology)
@@ -71,7 +71,7 @@ def remove_switches(topology: Topology, scaling: Scaling, *, guess: bool = True)
         how += _split_tier(network, tier, level) if guess else _split_exactly(network, tier)
         left = left[len(tier) :]
     # Links among switches that no rank is joined to are of no use.
-    kept = {pair: p for pair, p in network.pieces.items() if max(pair) < topology.num_ranks}
+    kept = {pair: p for pair, p in network.paths.items() if max(pair) < topology.num_ranks}
     return Logical(topology.num_ranks, kept, tuple(how))
 
 

@@ -24,7 +24,7 @@ from jaxcoll.numerics.max_flow import FlowNetwork
 from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
-from jaxcoll.synth.forestcoll.capacities import Piece
+from jaxcoll.synth.forestcoll.capacities import PathCapacity
 from jaxcoll.synth.forestcoll.edge_splitting import Logical
 from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.stages import assemble
@@ -74,13 +74,13 @@ class _Side:
     def trees(self, trees: Sequence[int]) -> TreeFlow:
         """Trees, a number per root, at the least scale."""
         scaling, (src, dst) = self.scaling(trees), self.ends()
-        pieces: dict[tuple[int, int], list[Piece]] = {}
+        paths: dict[tuple[int, int], list[PathCapacity]] = {}
         for u, v, path, amount in zip(
             src.tolist(), dst.tolist(), self.paths, scaling.capacity, strict=True
         ):
             if amount:
-                pieces.setdefault((u, v), []).append(Piece(path, amount))
-        logical = Logical(len(trees), pieces, ())
+                paths.setdefault((u, v), []).append(PathCapacity(path, amount))
+        logical = Logical(len(trees), paths, ())
         packed = pack_trees(len(trees), logical.capacity(), scaling.trees)
         flow = assemble(self.topology, scaling, logical, packed)
         return dataclasses.replace(flow, inverse=flow.slowest_link())

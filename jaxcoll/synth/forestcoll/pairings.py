@@ -1,7 +1,7 @@
 """Pairings of a switch's ports: guesses that often keep the optimum. Flows must verify them.
 
 Capacity into higher switches comes from below, and capacity out of them goes below ("levels").
-Ports are grouped by the ranks that are connected without switches (a box, say), and put on a
+Ports are grouped by the ranks that are connected without switches (a host, say), and put on a
 circle, group by group, in segments as long as their capacity. Rotated by the largest group, every
 port into the switch meets the port out of it at the same index of the next group (a rail). "spread"
 shares the capacity out among rotations by 1, 2, ... groups, which keeps trees low; "rotated" takes

@@ -11,12 +11,12 @@ from jaxcoll.bounds.throughput import Scaling, fixed_k, optimum
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics.rational import Number
 from jaxcoll.paths import Edges
-from jaxcoll.synth.forestcoll.box_trees import packed_by_boxes
-from jaxcoll.synth.forestcoll.capacities import Piece
+from jaxcoll.synth.forestcoll.capacities import PathCapacity
 from jaxcoll.synth.forestcoll.edge_splitting import Logical, remove_switches
+from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
 from jaxcoll.synth.forestcoll.packing.height_reduction import Trees
 from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
-from jaxcoll.synth.forestcoll.rail_trees import find_boxes, inner_scaling, joined_trees
+from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling, joined_trees
 from jaxcoll.synth.forestcoll.translated_trees import moved_trees
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
@@ -100,30 +100,30 @@ def _structured(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[Tr
     if set(scaling.trees) == {scaling.k}:
         yield from _on_rails(topology, scaling, fast)
     if topology.num_ranks > _SMALL:
-        yield from _by_boxes(topology, scaling, fast)
+        yield from _by_hosts(topology, scaling, fast)
 
 
-def _by_boxes(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
-    """Trees of boxes that trees enter once, boxes of boxes among them; not yet checked."""
+def _by_hosts(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
+    """Trees of hosts that trees enter once, hosts of hosts among them; not yet checked."""
 
     def pack(part: Topology, needed: Scaling) -> TreeFlow:
-        found = next(packed_by_boxes(part, needed, pack), None)
+        found = next(packed_by_hosts(part, needed, pack), None)
         return _packed(part, needed, guess=True, fast=fast) if found is None else found
 
-    return packed_by_boxes(topology, scaling, pack)
+    return packed_by_hosts(topology, scaling, pack)
 
 
 def _on_rails(topology: Topology, scaling: Scaling, fast: bool) -> Iterator[TreeFlow]:
-    """Trees of equal boxes on rails, where the network can be seen as such; not yet checked."""
-    for boxes in find_boxes(topology, scaling):
-        needed = inner_scaling(boxes, scaling)
+    """Trees of equal hosts on rails, where the network can be seen as such; not yet checked."""
+    for hosts in find_hosts(topology, scaling):
+        needed = inner_scaling(hosts, scaling)
         if needed is None:
             continue
         try:
-            inner = _inside(boxes.inside, needed, fast)
-        except TopologyError:  # one box alone cannot spread the data that enters it, or not fast
+            inner = _inside(hosts.inside, needed, fast)
+        except TopologyError:  # one host alone cannot spread the data that enters it, or not fast
             continue
-        joined = joined_trees(topology, scaling, boxes, inner)
+        joined = joined_trees(topology, scaling, hosts, inner)
         if joined is not None:
             yield joined
 
@@ -158,9 +158,11 @@ def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Tree
     A batch of like trees whose edges run over several paths is cut where one of them ends, which
     leaves batches whose edges have one path each.
     """
-    if all(len(pieces) == 1 for pieces in logical.pieces.values()):
+    if all(len(paths) == 1 for paths in logical.paths.values()):
         return _assembled_at_once(topology, scaling, logical, trees)
-    left = {pair: [Piece(p.path, p.amount) for p in ps] for pair, ps in logical.pieces.items()}
+    left = {
+        pair: [PathCapacity(p.path, p.amount) for p in ps] for pair, ps in logical.paths.items()
+    }
     number: dict[tuple[int, ...], int] = {}
     root, weight, edge = [], [], []
     for i in range(len(trees.root)):
@@ -168,13 +170,13 @@ def assemble(topology: Topology, scaling: Scaling, logical: Logical, trees: Tree
         rest = int(trees.weight[i])
         while rest:
             taken = [left[pair][-1] for pair in pairs]
-            like = min(rest, min(piece.amount for piece in taken))
+            like = min(rest, min(part.amount for part in taken))
             root.append(int(trees.root[i]))
             weight.append(like)
-            edge += [number.setdefault(piece.path, len(number)) for piece in taken]
-            for pair, piece in zip(pairs, taken, strict=True):
-                piece.amount -= like
-                if not piece.amount:
+            edge += [number.setdefault(part.path, len(number)) for part in taken]
+            for pair, part in zip(pairs, taken, strict=True):
+                part.amount -= like
+                if not part.amount:
                     left[pair].pop()
             rest -= like
     return TreeFlow(
@@ -197,7 +199,7 @@ def _assembled_at_once(
     """``assemble`` where every pair of ranks has one path."""
     n, count = topology.num_ranks, len(trees.root)
     number = np.full((n, n), -1, np.int32)
-    for i, (u, v) in enumerate(logical.pieces):
+    for i, (u, v) in enumerate(logical.paths):
         number[u, v] = i
     return TreeFlow(
         topology,
@@ -205,7 +207,7 @@ def _assembled_at_once(
         scaling.trees,
         trees.root,
         trees.weight,
-        edges_of(topology, [pieces[0].path for pieces in logical.pieces.values()]),
+        edges_of(topology, [paths[0].path for paths in logical.paths.values()]),
         np.arange(count + 1) * (n - 1),
         number[trees.parent[:, 1:], trees.vertex[:, 1:]].ravel(),
         scaling.inverse,

@@ -1,6 +1,6 @@
 """Tori and hypercubes: one set of trees, moved to every root, as high as the network is wide.
 
-On a box of ranks all of whose dimensions close, moving along the box takes links to links. If the
+On a host of ranks all of whose dimensions close, moving along the host takes links to links. If the
 trees of all roots are those of rank 0 moved, a link carries what the trees of rank 0 have in all
 links of its direction together: what must fit is one number a direction. So rank 0's trees may
 reach every rank by a shortest way, and one flow chooses the last link of each way.

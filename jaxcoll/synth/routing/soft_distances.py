@@ -57,7 +57,7 @@ def climb(
     """
     search = _Search(classes, tails, heads, capacity, tolerance)
     point = np.zeros(len(classes.arc_size))
-    options = {"maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": 30}
+    options: dict[str, float] = {"maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": 30}
     try:
         for softness in _SOFTNESS:
             search.softness = softness

@@ -186,25 +186,14 @@ def _match(net, now, direct, costs, work, goal, event, columns):
     Returns:
         (sends, size, finish): see ``Event``; and when the last of the new sends arrives.
     """
-    in_ptr, in_link, serial, sizes, rate = (
-        net.in_ptr,
-        net.in_link,
-        costs.serial,
-        costs.size,
-        costs.rate,
-    )
-    have, lack, left, src, alpha = now.have, now.lack, now.left, net.src, costs.alpha
-    onward, target, distance = direct.onward, direct.target, direct.distance
+    # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
+    in_ptr, in_link, src, lack, left = net.in_ptr, net.in_link, net.src, now.lack, now.left
+    have, alpha, serial, sizes = now.have, costs.alpha, costs.serial, costs.size
     links, load, number, head = work.link, work.load, work.number, work.head
-    taken, following, copies, random = work.slot, work.next, work.copies, work.random
-    candidates, planes, carry, first, last = (
-        work.candidates,
-        work.planes,
-        work.carry,
-        work.first,
-        work.last,
-    )
-    moves, most, time, rule = len(onward) > 0, goal.most, event.time, goal.rule
+    taken, following, copies, candidates = work.slot, work.next, work.copies, work.candidates
+    first, last, planes, carry, random = work.first, work.last, work.planes, work.carry, work.random
+    onward, target, distance, rate = direct.onward, direct.target, direct.distance, costs.rate
+    moves, most, time, rule = len(direct.onward) > 0, goal.most, event.time, goal.rule
     sends, size, finish = event.sends, event.size, nb.int64(0)
     start, edge, slot = columns.start, columns.edge, columns.slot
     for w in range(event.count):
@@ -241,7 +230,7 @@ def _match(net, now, direct, costs, work, goal, event, columns):
             block, word, bit = place(s, WORDS)
             if moves:
                 have[block, src[link], word] &= ~bit
-            else:  # Algorithm 1, "Mark link-chunk match"
+            else:  # "Mark link-chunk match"
                 lack[block, v, word] &= ~bit
                 left[v] -= 1
                 copies[s] += 1
@@ -253,8 +242,7 @@ def _match(net, now, direct, costs, work, goal, event, columns):
             if head[j] >= 0:
                 first[links[j]] = sends
                 sends = _send(edge, slot, links[j], taken, following, head[j], sends)
-                for i in range(first[links[j]], sends):
-                    start[i] = time
+                start[first[links[j]] : sends] = time
                 last[links[j]] = sends
                 finish = max(finish, time + load[j])
                 size = push(work.times, work.events, size, time + load[j], links[j])

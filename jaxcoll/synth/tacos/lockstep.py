@@ -101,18 +101,12 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
     have, lack, relay, left, offer = now.have, now.lack, now.relay, now.left, now.offer
     src, in_ptr, in_link, near_ptr, near = net.src, net.in_ptr, net.in_link, net.near_ptr, net.near
     blocks = have.shape[0]
-    degree = 0
-    for v in ranks:
-        degree = max(degree, in_ptr[v + 1] - in_ptr[v])
-    order = np.empty(degree, np.int32)
+    order = np.empty(len(src), np.int32)
     # For the rank being matched and each block that it has read: the chunks it can take, and how
     # many ranks next to it lack each, as binary numbers, one plane per digit.
     seen_by = np.full(blocks, -1, np.int32)
     free = np.empty((blocks, WORDS), np.uint64)
-    if planes is None:
-        need = np.empty((0, 0, WORDS), np.uint64)
-    else:
-        need = np.empty((blocks, planes, WORDS), np.uint64)
+    need = _need(blocks, planes)
     scratch = np.empty(WORDS, np.uint64)
     for v in ranks:
         first, degree = in_ptr[v], in_ptr[v + 1] - in_ptr[v]
@@ -120,12 +114,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
             for i in range(first, first + degree):
                 carried[in_link[i]] = -1
             continue
-        x = random[v]
-        for i in range(degree):
-            x = next_random(x)
-            j = random_below(x, i + 1)
-            order[i] = order[j]
-            order[j] = in_link[first + i]
+        x = _draw_order(in_link, first, degree, random[v], order)
         for i in range(degree):
             link = order[i]
             u = src[link]
@@ -156,6 +145,25 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
                 block = next_block(offer, link, block + 1, start, blocks)
             carried[link] = slot
         random[v] = x
+
+
+@nb.njit(cache=True, nogil=True)
+def _need(blocks, planes):
+    """Scratch for the need of the chunks of all blocks; empty for the rule random."""
+    if planes is None:
+        return np.empty((0, 0, WORDS), np.uint64)
+    return np.empty((blocks, planes, WORDS), np.uint64)
+
+
+@nb.njit(cache=True, nogil=True)
+def _draw_order(in_link, first, degree, x, order):
+    """The links into a rank in random order, into ``order``; the generator's next state."""
+    for i in range(degree):
+        x = next_random(x)
+        j = random_below(x, i + 1)
+        order[i] = order[j]
+        order[j] = in_link[first + i]
+    return x
 
 
 @nb.njit(inline="always")

@@ -227,38 +227,20 @@ def search_by_events(
         path_cost: length of each link on a path through ranks, int64 of shape (links,).
         most: chunks that a message may carry.
     """
-    links = len(network.src)
     chunk_of_slot, slot = _slots(collective, random)
     copied = collective.kind in _COPIED
     relay = copied and not _everyone(collective)
-    now = _holdings(links, collective, event_state.WORDS, True, relay)
-    cost = times.alpha + times.serial[:, 0]
-    avoided = (np.zeros(links, np.int64),) * 2 + (np.zeros(0, np.int64),)
-    if copied and not relay and rule == Rule.PATIENT:
-        avoided = faster_ranks(network, times.chunk)
-    costs = event_state.Costs(
-        times.alpha,
-        times.serial,
-        times.size[chunk_of_slot],
-        cost.max() // np.maximum(cost // 64, 1),
-        *avoided,
-    )
+    now = _holdings(len(network.src), collective, event_state.WORDS, True, relay)
+    costs = _costs(network, times, chunk_of_slot, copied and not relay and rule == Rule.PATIENT)
     if copied:
-        direct = event_state.PointToPoint(
-            np.zeros((0, 0, event_state.WORDS), np.uint64),
-            np.zeros(0, np.int32),
-            np.zeros((0, 0), np.int64),
-        )
+        direct = _point_to_point(0, 0, 0, np.zeros(0, np.int32))
         wanted, _ = _prepare(network, path_cost, slot, collective, now)
     else:
         holder, target = collective.owner, collective.target
         if collective.kind == "scatter":
             holder, target = target, holder
-        direct = event_state.PointToPoint(
-            np.zeros((len(now.have), links, event_state.WORDS), np.uint64),
-            target[chunk_of_slot],
-            np.empty((collective.num_ranks,) * 2, np.int64),
-        )
+        blocks, links, ranks = len(now.have), len(network.src), collective.num_ranks
+        direct = _point_to_point(blocks, links, ranks, target[chunk_of_slot])
         wanted = event_state.place_chunks(network, path_cost, holder, slot, direct, now)
     state = random.integers(1, 2**64, dtype=np.uint64)
     most = min(most, collective.num_chunks)
@@ -276,6 +258,32 @@ def search_by_events(
         order = np.argsort(start, kind="stable")
         edge, chunk, step_ptr = edge[order], chunk[order], _step_ptr(start[order])
     return Found(step_ptr, edge, chunk, int(finish), done)
+
+
+def _costs(
+    network: tables.Network, times: SendTimes, chunk_of_slot: np.ndarray, avoids: bool
+) -> event_state.Costs:
+    """The times of sends by slot.
+
+    Args:
+        avoids: whether slow links are avoided, see ``slow_links``.
+    """
+    first = last = np.zeros(len(network.src), np.int64)
+    faster = np.zeros(0, np.int64)
+    if avoids:
+        first, last, faster = faster_ranks(network, times.chunk)
+    cost = times.alpha + times.serial[:, 0]
+    rate = cost.max() // np.maximum(cost // 64, 1)
+    size = times.size[chunk_of_slot]
+    return event_state.Costs(times.alpha, times.serial, size, rate, first, last, faster)
+
+
+def _point_to_point(
+    blocks: int, links: int, ranks: int, target: np.ndarray
+) -> event_state.PointToPoint:
+    """Point-to-point chunks before they are placed; without blocks where chunks are copied."""
+    onward = np.zeros((blocks, links, event_state.WORDS), np.uint64)
+    return event_state.PointToPoint(onward, target, np.empty((ranks, ranks), np.int64))
 
 
 def _workspace(

@@ -4,6 +4,7 @@
 - ``operations``: digraphs made of digraphs; ``isomorphism``: to the transpose;
 - ``circulants``, ``complete_graphs``, ``kautz_graphs``, ``tori``, ``binary_trees``: by formula;
 - ``finite_geometry``, ``distance_regular_graphs``: the graphs of Table A.2;
+- ``optical_cubes``: slices of TPU v4 and v5p, rewired;
 - ``searched``: Diamond and modified de Bruijn digraphs;
 - ``families``: all by name, with the sizes and degrees they exist at.
 """
@@ -38,6 +39,7 @@ from jaxcoll.topologies.generative.operations import (
     line_graph,
     multiply_arcs,
 )
+from jaxcoll.topologies.generative.optical_cubes import optical_cubes
 from jaxcoll.topologies.generative.searched import diamond, modified_de_bruijn
 from jaxcoll.topologies.generative.tori import torus, twisted_torus
 
@@ -72,6 +74,7 @@ __all__ = [
     "members",
     "modified_de_bruijn",
     "multiply_arcs",
+    "optical_cubes",
     "shifted_ring",
     "torus",
     "twisted_hypercube",

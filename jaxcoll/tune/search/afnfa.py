@@ -135,7 +135,7 @@ def _sample(space: Space, count: int, rng: np.random.Generator) -> list[Config]:
 
 
 def _columns(space: Space) -> list[tuple[str, Any]]:
-    """What a feature is: a resource's name with None, or an implementation's name and value."""
+    """The features: a resource's name with None, or an implementation's name and value."""
     columns: dict[tuple[str, Any], None] = {}
     for subspace in space.subspaces:
         columns |= dict.fromkeys(subspace.implementation.items())

@@ -31,7 +31,7 @@ class Search(abc.ABC):
         seed: of every random choice.
 
     Raises:
-        TuneError: a seed that is no integer of at least 0.
+        TuneError: a seed other than an integer of at least 0.
     """
 
     name: ClassVar[str]
@@ -134,12 +134,10 @@ class Search(abc.ABC):
         if fields["version"] != VERSION:
             raise TuneError(
                 f"the state has version {checks.shown(fields['version'])}, this library reads "
-                f"version {VERSION}; start the search anew"
+                f"version {VERSION}; start a new search"
             )
         if fields["space"] != space.digest:
-            raise TuneError(
-                "the state belongs to another configuration space; start the search anew"
-            )
+            raise TuneError("the state belongs to another configuration space; start a new search")
         try:
             search = cls(space, seed=fields["seed"], **fields["options"])
         except TypeError as error:

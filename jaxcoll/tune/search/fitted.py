@@ -5,14 +5,15 @@ subspace that promises most, at the point of the largest expected improvement. P
 grid over the subspace and a fine one around the predicted optimum, whose neighbours include all
 diagonal ones: along a coordinate the search would stall on the kink of equation 1. Where the
 measurements contradict the equations, a correction is fitted with them and the search takes longer.
-At the end the best configurations and the default race.
+Where the fits promise nothing more, the neighbours of the best point are measured. At the end the
+best configurations and the default race.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +31,8 @@ from jaxcoll.tune.space import Index, Space, Subspace
 _SPACING = 0.6
 _MOST_VALUES = 10
 # The fine grid, in spacings of the coarse one.
-_FINE = (-0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 0.75)
+_STEP = 0.25
+_FINE = _STEP * np.arange(-3, 4)
 
 # Measured points per subspace from which a misfit is judged, and the mean of squared residuals over
 # the noise that no machine of equations 1 to 5 reaches.
@@ -43,6 +45,9 @@ _LEVEL_SPREAD = 0.8
 # By how much the spread of the predicted optima is taken to be larger: posteriors are skewed, and
 # an ensemble of this size sees little of their tails.
 _CAUTION, _CAUTION_CORRECTED = 2.0, 1.5
+
+# Measurements that the race at the end may take.
+_RACE = 12
 
 # A subspace whose first measurements all fail is dropped after this many.
 _MOST_FAILURES = 3
@@ -70,7 +75,6 @@ class _Grid:
         self.coarse = _product(coarse)
         self.indices = self.coarse
         self.predicted = np.empty((ensemble.size, len(self.coarse)))
-        self.refused: set[Index] = set()
 
     def point(self, index: Iterable[int]) -> Floats:
         """Centred logarithms of the resources at a position."""
@@ -85,13 +89,26 @@ class _Grid:
         """The position in the geometric middle of every resource."""
         return tuple(int(_nearest(values, np.zeros(1))[0]) for values in self.coordinates)
 
+    def neighbours(self, index: Index) -> Iterator[Index]:
+        """Positions a step of the fine grid away, along one resource, then along two at once."""
+        beside = []
+        for values, i, spacing in zip(self.coordinates, index, self.spacings, strict=True):
+            near = _nearest(values, values[i] + spacing * np.array([-_STEP, _STEP]))
+            low, high = min(int(near[0]), i - 1), max(int(near[-1]), i + 1)
+            beside.append(sorted({max(low, 0), i, min(high, len(values) - 1)}))
+        moves = [
+            (sum(a != b for a, b in zip(position, index, strict=True)), position)
+            for position in itertools.product(*beside)
+        ]
+        yield from (position for count, position in sorted(moves) if 1 <= count <= 2)
+
     def predict(self) -> None:
         """Predictions for the coarse grid, and for a fine one around its best point."""
         coarse = self.ensemble.predict(self.points(self.coarse))
         best = self.coarse[int(coarse.mean(axis=0).argmin())]
         fine = _product(
             [
-                _nearest(values, values[i] + spacing * np.array(_FINE))
+                _nearest(values, values[i] + spacing * _FINE)
                 for values, i, spacing in zip(self.coordinates, best, self.spacings, strict=True)
             ]
         )
@@ -178,10 +195,9 @@ class Fitted(Search):
             yield from self._ask(config)
         yield from self._middles()
         self._share_level()
-        racers = 12
-        while self.evaluations + racers < self._limit:
+        while self.evaluations + _RACE < self._limit:
             self._judge()
-            config = self._most_promising()
+            config = self._most_promising() or self._neighbour()
             if config is None:
                 break
             yield from self._ask(config)
@@ -325,6 +341,18 @@ class Fitted(Search):
                 return None
             config = grid.subspace.config(grid.indices[j].tolist())
             if self._may_ask(config):
+                return config
+        return None
+
+    def _neighbour(self) -> Config | None:
+        """A point beside the best one that was not measured, along an axis or two at a time."""
+        found = self.best
+        if found is None:
+            return None
+        subspace = self.space.subspace_of(found[0])
+        for index in self._grid(subspace).neighbours(subspace.index(found[0]) or ()):
+            config = subspace.config(index)
+            if config not in self.times and self._may_ask(config):
                 return config
         return None
 

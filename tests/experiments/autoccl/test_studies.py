@@ -157,3 +157,17 @@ def test_fig_12_agrees_with_the_counts_of_table_1():
     steps = {row["what"]: row["ours"] for row in rows_of("claims") if row["source"] == "Fig. 12"}
     assert all(v == 1 for k, v in steps.items() if not k.startswith("VGG"))
     assert steps["VGG-19 tuned, released search"] <= 10
+
+
+def test_in_the_model_tuning_each_task_beats_one_configuration_for_all():
+    rows = {(row["computation"], row["tuner"]): row for row in rows_of("fig-9")}
+    for level in ("none", "light", "heavy"):
+        speedup = {
+            tuner: rows[level, tuner]["over the default"]
+            for tuner in ("AFNFA", "AutoCCL, as released", "ours", "optimum")
+        }
+        assert max(speedup.values()) == pytest.approx(speedup["optimum"])
+        assert speedup["AFNFA"] < speedup["AutoCCL, as released"] <= speedup["ours"]
+        assert rows[level, "AutoCCL, as released"]["least"] >= 0.98
+        assert rows[level, "ours"]["evaluations of a task"] <= 75
+    assert rows["heavy", "ours"]["over the default"] > rows["none", "ours"]["over the default"]

@@ -40,13 +40,13 @@ def test_forests_are_fastest_at_large_sizes(name):
             and (row["algorithm"], panel[1]) != ("ForestColl NVLS", "all_reduce")
         ]
         ours = next(row for row in here if row["algorithm"] == "ForestColl")
-        # The phases of a vendor's tree overlap, and on four ranks of two boxes it is level.
+        # The phases of a vendor's tree overlap, and on four ranks of two hosts it is level.
         slack = {"vendor tree": 0.99, "ForestColl NVLS": 0.95}
         assert all(ours[GIB] >= slack.get(row["algorithm"], 1) * row[GIB] for row in here)
         assert all(row["% of optimum"] <= 100.0 + 1e-9 for row in here)
         assert ours["% of optimum"] > 85
     claims = [row for row in rows if "paper % faster" in row]
-    assert bool(claims) == (name != "forestcoll-fig-4-12a")  # the paper's are of 16 boxes
+    assert bool(claims) == (name != "forestcoll-fig-4-12a")  # the paper's are of 16 hosts
     assert all(row["% faster"] is None or row["% faster"] > 0 for row in claims)
 
 
@@ -56,20 +56,20 @@ def test_in_one_box_all_are_alike_and_across_boxes_forests_lead():
         {(row["cluster"], row["algorithm"]): row[GIB] for row in rows if row["collective"] == kind}
         for kind in ("all_gather", "all_reduce")
     )
-    assert speed["1 box", "ForestColl"] == pytest.approx(speed["1 box", "vendor ring"], rel=0.02)
+    assert speed["1 host", "ForestColl"] == pytest.approx(speed["1 host", "vendor ring"], rel=0.02)
     # MultiTree enters hosts it has not entered first, and comes closer the more there are.
-    for boxes, lead in (("2 boxes", 1.3), ("4 boxes", 1.2)):
-        assert speed[boxes, "ForestColl"] > 1.1 * speed[boxes, "vendor ring"]
-        assert speed[boxes, "ForestColl"] > lead * speed[boxes, "MultiTree"]
-        assert 0.95 < summed[boxes, "ForestColl NVLS"] / summed[boxes, "ForestColl"] < 1.2
-    # One phase in place of two, where a switch adds; the ports between boxes add nothing.
-    assert summed["1 box", "ForestColl NVLS"] > 1.3 * summed["1 box", "ForestColl"]
+    for hosts, lead in (("2 hosts", 1.3), ("4 hosts", 1.2)):
+        assert speed[hosts, "ForestColl"] > 1.1 * speed[hosts, "vendor ring"]
+        assert speed[hosts, "ForestColl"] > lead * speed[hosts, "MultiTree"]
+        assert 0.95 < summed[hosts, "ForestColl NVLS"] / summed[hosts, "ForestColl"] < 1.2
+    # One phase in place of two, where a switch adds; the ports between hosts add nothing.
+    assert summed["1 host", "ForestColl NVLS"] > 1.3 * summed["1 host", "ForestColl"]
 
 
 def test_table_4_1_is_the_papers():
     rows = rows_of("forestcoll-table-4-1")
     for row in rows:
-        assert round(row["algbw GB/s"]) == row["paper GB/s"] == PAPER_FIXED_K[row["trees a rank"]]
+        assert round(row["algbw GB/s"]) == row["paper GB/s"] == PAPER_FIXED_K[row["trees per rank"]]
         assert row["packed GB/s"] == row["algbw GB/s"]
     assert rows[-1]["% of optimum"] == pytest.approx(100.0)
 
@@ -124,7 +124,7 @@ def test_clusters_are_the_papers():
     assert optimum(ClusterConfig("mi250", 2, 16).build()) == optimum(mi250(2))
     with pytest.raises(ConfigError, match="fabric"):
         ClusterConfig("gb200", 2, 8)
-    with pytest.raises(ConfigError, match="boxes"):
+    with pytest.raises(ConfigError, match="hosts"):
         ClusterConfig("a100", 0, 8)
 
 

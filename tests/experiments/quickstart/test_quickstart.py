@@ -30,7 +30,7 @@ from experiments.quickstart.candidates import (
     candidates,
 )
 from experiments.quickstart.digits import HELD_OUT, Curves, Digits, gradient_buckets, train
-from experiments.quickstart.numerics import AXIS, Agreement, compare_with_psum, rank_mesh
+from experiments.quickstart.numerics import AXIS, NumericsCheck, compare_with_psum, rank_mesh
 from experiments.registry import configure
 
 COMPARED = ("ring", "direct", "bucket", "tacos")
@@ -143,16 +143,16 @@ def test_a_schedule_that_sums_wrong_is_found_out(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("agreement", "expected"),
+    ("check", "expected"),
     [
-        (Agreement(False, 0.0), "ring: integers differ"),
-        (Agreement(True, 1.5), "ring: floats differ from lax.psum by 1.5 times"),
-        (Agreement(True, float("nan")), "ring: floats differ"),
+        (NumericsCheck(False, 0.0), "ring: integers differ"),
+        (NumericsCheck(True, 1.5), "ring: floats differ from lax.psum by 1.5 times"),
+        (NumericsCheck(True, float("nan")), "ring: floats differ"),
     ],
 )
-def test_sums_that_differ_are_refused(agreement, expected):
+def test_sums_that_differ_are_refused(check, expected):
     with pytest.raises(CheckError, match=expected):
-        agreement.check("ring")
+        check.check("ring")
 
 
 def test_too_few_devices_are_refused():

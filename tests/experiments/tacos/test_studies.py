@@ -52,7 +52,7 @@ def test_fig_1_every_algorithm_is_coolest_at_home():
 
 def test_fig_2a_on_the_papers_networks(tmp_path):
     """Ring is 16.71 times as fast as Direct on a ring; Direct 62.63 times as fast as a ring."""
-    rows = _rows("fig-2a", bandwidths, tmp_path, "size=paper", "algorithms.auto.by=[ring]")
+    rows = _rows("fig-2a", bandwidths, tmp_path, "size=paper", "algorithms.auto.candidates=[ring]")
     ring = _one(rows, algorithm="ring over direct")
     assert ring["times as fast"] == pytest.approx(ring["paper times as fast"], rel=0.01)
     full = _one(rows, algorithm="direct over ring one way")
@@ -158,7 +158,7 @@ def test_fig_18_links_are_busy():
 
 def test_table_v():
     rows = _small("table-v")
-    for network, ranks in (("2 boxes", 16), ("4 boxes", 32)):
+    for network, ranks in (("2 hosts", 16), ("4 hosts", 32)):
         table = {row["algorithm"]: row for row in rows if row["network"] == network}
         assert {row["ranks"] for row in table.values()} == {ranks}
         for name in ("ring", "rhd", "direct"):
@@ -168,9 +168,9 @@ def test_table_v():
         ours = table["direct"]["us"] / table["ideal"]["us"]
         printed = table["direct"]["paper times TACOS's"] / table["ideal"]["paper times TACOS's"]
         assert ours == pytest.approx(printed, rel=0.16 if ranks == 16 else 0.03)
-    small = _one(rows, network="2 boxes", algorithm="taccl")
+    small = _one(rows, network="2 hosts", algorithm="taccl")
     assert 1 < small["times TACOS's"] < small["paper times TACOS's"]
-    assert _one(rows, network="4 boxes", algorithm="taccl")["us"] is None
+    assert _one(rows, network="4 hosts", algorithm="taccl")["us"] is None
     mean = rows[-1]
     assert mean["% of ideal"] > mean["paper % of ideal"]
 
@@ -280,7 +280,7 @@ def test_all_families_are_built():
     [
         ("fig-2a", "nbytes=[10, 1]", "nbytes must be rising"),
         ("fig-2a", "link_model=fast", "unknown link_model 'fast'"),
-        ("fig-2a", "algorithms.ring.by=[rings]", "unknown synthesizer 'rings'"),
+        ("fig-2a", "algorithms.ring.candidates=[rings]", "unknown synthesizer 'rings'"),
         ("fig-2a", "algorithms.ring.chunks=[0]", "chunks of ring must be at least 1"),
         ("fig-2a", "claims.0.of=sccl", "a claim names 'sccl'"),
         ("fig-2a", "networks.ring.family=star", "unknown family of a network 'star'"),

@@ -50,7 +50,7 @@ def test_refused(arguments, expected):
 
 def test_a_plan_that_cannot_be_is_refused():
     _, config = configure([NAME, "size=ci", "memory_mb=0.001"])
-    model = load_model("gpt", layers=1, width=16, heads=4, hidden=32, length=16, batch=8)
+    model = load_model("gpt", layers=1, width=16, heads=4, hidden=32, sequence_length=16, batch=8)
     with pytest.raises(ConfigError, match=r"no plan fits into 1\.0 kB"):
         quickstart.plan_for(config, model)
     with pytest.raises(ConfigError, match="no hardware is called"):
@@ -63,4 +63,6 @@ def test_losses_are_checked():
     with pytest.raises(CheckError, match=r"differ by 0\.1 at step 1"):
         quickstart._check(config, [2.0, 1.1], [2.0, 1.0])
     with pytest.raises(CheckError, match=r"not to 0\.4 of it"):
-        quickstart._check(dataclasses.replace(config, fall=0.4), [2.0, 1.0], [2.0, 1.0])
+        quickstart._check(
+            dataclasses.replace(config, max_final_loss_ratio=0.4), [2.0, 1.0], [2.0, 1.0]
+        )

@@ -180,7 +180,9 @@ def test_rates():
 
 def test_data_parallel_gradients_are_the_parameters():
     model = load_model("resnet50")
-    work = workload(model, load_accelerator("multitree"), samples=16, value_bytes=4, ranks=64)
+    work = workload(
+        model, load_accelerator("multitree"), batch_per_rank=16, element_bytes=4, ranks=64
+    )
     assert work.gradient_bytes == 4 * model.parameters
     assert work.layers[0].input_gradient == 0
     assert not any(layer.activations for layer in work.layers)
@@ -189,8 +191,8 @@ def test_data_parallel_gradients_are_the_parameters():
 def test_hybrid_shares_weights_and_compute():
     """MSFT-1T by 128: a 128th of weights and compute, and two exchanges a layer each way."""
     model, gpu = load_model("msft_1t"), load_accelerator("a100")
-    alone = workload(model, gpu, samples=16, value_bytes=2, ranks=1024)
-    shared = workload(model, gpu, samples=16, value_bytes=2, ranks=1024, model_ranks=128)
+    alone = workload(model, gpu, batch_per_rank=16, element_bytes=2, ranks=1024)
+    shared = workload(model, gpu, batch_per_rank=16, element_bytes=2, ranks=1024, model_ranks=128)
     assert shared.compute * 128 == alone.compute
     assert shared.gradient_bytes == pytest.approx(alone.gradient_bytes / 128, rel=1e-6)
     attention = shared.layers[1]
@@ -198,7 +200,9 @@ def test_hybrid_shares_weights_and_compute():
     assert attention.activations.nbytes == 16 * 1024 * 25600 * 2
     assert attention.gradient is not None
     assert (attention.activations.group, attention.gradient.group) == ("model", "data")
-    everything = workload(model, gpu, samples=16, value_bytes=2, ranks=128, model_ranks=128)
+    everything = workload(
+        model, gpu, batch_per_rank=16, element_bytes=2, ranks=128, model_ranks=128
+    )
     assert everything.gradient_bytes == 0
     assert everything.layers[1].activations is not None
     assert everything.layers[1].activations.group == "all"
@@ -207,7 +211,11 @@ def test_hybrid_shares_weights_and_compute():
 def test_the_gradients_of_turing_nlg_are_those_of_libras_inputs():
     """inputs/workload/Turing_NLG.txt: 869,449,728 bytes for two layers, in 16 bits."""
     work = workload(
-        load_model("turing_nlg"), load_accelerator("a100"), samples=1, value_bytes=2, ranks=4
+        load_model("turing_nlg"),
+        load_accelerator("a100"),
+        batch_per_rank=1,
+        element_bytes=2,
+        ranks=4,
     )
     two_layers = [layer.gradient.nbytes for layer in work.layers[1:5] if layer.gradient]
     assert sum(two_layers) == 869_449_728
@@ -253,8 +261,8 @@ def test_names_that_are_none():
         workload(
             load_model("ncf"),
             load_accelerator("a100"),
-            samples=1,
-            value_bytes=4,
+            batch_per_rank=1,
+            element_bytes=4,
             ranks=6,
             model_ranks=4,
         )

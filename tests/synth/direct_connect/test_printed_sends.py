@@ -1,14 +1,17 @@
-"""Sends of the schedules that the dissertation draws: Figs. 3.1, 3.2, 3.5 and A.6."""
+"""Sends of the schedules that the dissertation draws: Figs. 3.1, 3.2, 3.4, 3.5 and A.6."""
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from jaxcoll.bounds.moore import Cost, cost
 from jaxcoll.collective import Collective
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Bfb
-from jaxcoll.synth.direct_connect.expansions import LineGraph, bfb_all_gather
+from jaxcoll.synth.direct_connect.expansions import DegreeExpansion, LineGraph, bfb_all_gather
 from jaxcoll.topologies import generative as gen
 from jaxcoll.topologies import ring
 from jaxcoll.topology import Topology
@@ -69,6 +72,24 @@ def test_figure_3_2():
         (3, "db", "bd"): by_d,
     }
     assert by_c | by_d == whole
+
+
+def test_figure_3_4():
+    """Data of a_i stays among the i-th copies but for its last hop; copies of a get halves."""
+    ring = gen.unidirectional_ring(1, 4)
+    digraph, schedule = DegreeExpansion(2).all_gather(ring, bfb_all_gather(ring))
+    verify(schedule)
+    assert (digraph.size, digraph.degree, cost(schedule)) == (8, 2, Cost(4, Fraction(7, 8)))
+    found, whole = chunks_of(schedule), set(range(schedule.collective.chunks_per_shard))
+    for owner in range(8):  # a1, a2, b1, b2, ...
+        place, copy = divmod(owner, 2)
+        at = [[2 * ((place + hops) % 4) + j for j in range(2)] for hops in range(4)]
+        paths = {(t, owner, at[t - 1][copy], at[t][j]) for t in (1, 2, 3) for j in range(2)}
+        assert all(found.pop(send) == whole for send in paths)
+        halves = [found.pop((4, owner, last, at[0][1 - copy])) for last in at[3]]
+        assert halves[0] | halves[1] == whole
+        assert len(halves[0]) == len(halves[1]) == len(whole) // 2
+    assert not found
 
 
 def test_figure_3_5():

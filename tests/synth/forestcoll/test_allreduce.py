@@ -54,7 +54,7 @@ def test_two_phases_reach_it_where_ranks_are_equal(topology):
 
 
 @pytest.mark.slow
-def test_two_phases_reach_it_on_a100_boxes():
+def test_two_phases_reach_it_on_a100_hosts():
     found = all_reduce_bound(dgx_a100(2))
     assert found.seconds == found.two_phases == Fraction(3, 520 * 10**9)
 
@@ -72,7 +72,7 @@ def test_a_star_is_best_summed_in_the_middle():
     [
         (mesh(2, 3), 70),
         (mesh(3, 3), 75),
-        # All data must cross a rank's link twice, or enter and leave the smaller box.
+        # All data must cross a rank's link twice, or enter and leave the smaller host.
         (nvswitch_hosts((3, 2), inside=4e9, network=1e9), 2),
     ],
     ids=str,

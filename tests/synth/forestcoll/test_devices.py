@@ -1,4 +1,4 @@
-"""A forest of two boxes of four, run by eight devices."""
+"""A forest of two hosts of four, run by eight devices."""
 
 from __future__ import annotations
 

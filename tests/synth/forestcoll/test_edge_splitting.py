@@ -20,7 +20,7 @@ every_network = pytest.mark.parametrize("topology", SWITCHED, ids=lambda t: t.na
 
 def check(topology: Topology, scaling, logical: Logical) -> None:
     load = [0] * topology.num_links
-    for (u, t), pieces in logical.pieces.items():
+    for (u, t), pieces in logical.paths.items():
         assert len({piece.path for piece in pieces}) == len(pieces)
         for piece in pieces:
             assert piece.amount > 0
@@ -60,7 +60,7 @@ def test_the_optimum_stays_on_random_networks(topology, guess, data):
 
 
 @every_network
-def test_guesses_hold_on_boxes(topology):
+def test_guesses_hold_on_hosts(topology):
     how = remove_switches(topology, optimum(topology).scaling).how
     if topology.name.startswith(("A100", "H100", "MI250")):
         assert set(how) == {"spread"}
@@ -80,9 +80,7 @@ def test_without_switches_links_stay_what_they_are():
     topology = torus(3, 3)
     logical = remove_switches(topology, optimum(topology).scaling)
     assert logical.how == ()
-    assert set(logical.pieces) == set(
-        zip(topology.src.tolist(), topology.dst.tolist(), strict=True)
-    )
+    assert set(logical.paths) == set(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
 
 
 def test_a_scale_that_carries_too_little_is_refused():
@@ -102,4 +100,4 @@ def test_equal_calls_give_equal_results():
     scaling = optimum(topology).scaling
     first, again = (remove_switches(topology, scaling, guess=False) for _ in range(2))
     assert first == again
-    assert np.asarray([len(p) for p in first.pieces.values()]).sum() > 0
+    assert np.asarray([len(p) for p in first.paths.values()]).sum() > 0

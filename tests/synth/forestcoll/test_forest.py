@@ -86,8 +86,8 @@ def test_fixed_numbers_of_trees(topology, k):
 @pytest.mark.parametrize(
     ("topology", "height"),
     [
-        *((dgx_a100(boxes), 2) for boxes in (1, 2, 3, 4, 5, 8)),
-        *((dgx_h100(boxes), 2) for boxes in (2, 3, 4, 5, 8)),
+        *((dgx_a100(hosts), 2) for hosts in (1, 2, 3, 4, 5, 8)),
+        *((dgx_h100(hosts), 2) for hosts in (2, 3, 4, 5, 8)),
     ],
     ids=lambda x: getattr(x, "name", str(x)),
 )

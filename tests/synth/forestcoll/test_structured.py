@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from jaxcoll.bounds.throughput import fixed_k, optimum
 from jaxcoll.paths import hop_distances
-from jaxcoll.synth.forestcoll.rail_trees import find_boxes, inner_scaling
+from jaxcoll.synth.forestcoll.rail_trees import find_hosts, inner_scaling
 from jaxcoll.synth.forestcoll.stages import forest
 from jaxcoll.synth.forestcoll.translated_trees import moved_trees
 from jaxcoll.topologies import (
@@ -27,14 +27,14 @@ from tests import strategies
 from tests.synth.forestcoll.test_forest import count
 
 MOVED = "moved from rank 0"
-RAILS = "boxes on rails"
+RAILS = "hosts on rails"
 
 
-def rails(boxes: int, places: int, inside: float, network: float) -> Topology:
-    """Boxes around a switch each, and a switch for all ranks of one place: nothing joins rails."""
-    n = boxes * places
+def rails(hosts: int, places: int, inside: float, network: float) -> Topology:
+    """Hosts around a switch each, and a switch for all ranks of one place: nothing joins rails."""
+    n = hosts * places
     rank = np.arange(n)
-    hubs = [n + rank // places, n + boxes + rank % places]
+    hubs = [n + rank // places, n + hosts + rank % places]
     src, dst = np.concatenate([rank, rank]), np.concatenate(hubs)
     bandwidth = np.repeat([inside, network], n)
     return Topology(
@@ -43,8 +43,8 @@ def rails(boxes: int, places: int, inside: float, network: float) -> Topology:
         np.concatenate([dst, src]),
         np.zeros(4 * n),
         np.tile(bandwidth, 2),
-        num_vertices=n + boxes + places,
-        name=f"rails {boxes}x{places}",
+        num_vertices=n + hosts + places,
+        name=f"rails {hosts}x{places}",
     )
 
 
@@ -80,8 +80,8 @@ def test_all_grids_are_optimal(topology):
 @pytest.mark.parametrize(
     ("topology", "height"),
     [
-        *((dgx_a100(boxes), 2) for boxes in (3, 4, 6)),
-        *((dgx_h100(boxes), 2) for boxes in (5, 6)),
+        *((dgx_a100(hosts), 2) for hosts in (3, 4, 6)),
+        *((dgx_h100(hosts), 2) for hosts in (5, 6)),
         (mi250(4), 9),
         (mi250(4, ranks=8), 6),
         (switch(7), 1),
@@ -145,12 +145,12 @@ def test_networks_of_other_forms_are_packed(topology):
 def test_boxes_are_found():
     topology = rails(3, 2, 8e9, 2e9)
     scaling = optimum(topology).scaling
-    ways = list(find_boxes(topology, scaling))
-    tables = sorted(boxes.ranks.tolist() for boxes in ways)
-    # Three boxes of two, or two rails of three.
+    ways = list(find_hosts(topology, scaling))
+    tables = sorted(hosts.ranks.tolist() for hosts in ways)
+    # Three hosts of two, or two rails of three.
     assert tables == [[[0, 1], [2, 3], [4, 5]], [[0, 2, 4], [1, 3, 5]]]
-    boxes = next(b for b in ways if b.ranks.shape == (3, 2))
-    inner = inner_scaling(boxes, scaling)
+    hosts = next(b for b in ways if b.ranks.shape == (3, 2))
+    inner = inner_scaling(hosts, scaling)
     assert inner is not None
     assert inner.trees == (3 * scaling.k,) * 2
 

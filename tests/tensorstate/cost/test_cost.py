@@ -1,4 +1,4 @@
-"""Prices against closed forms of the papers."""
+"""Costs against closed forms of the papers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_volumes_of_zero(name, volume):
     [("ddp", 1, 1), ("zero2", DEVICES, DEVICES), ("fsdp", DEVICES, DEVICES)],
 )
 def test_memory_of_zero(name, placements, gradients):
-    """16 bytes a parameter: itself, its gradient and Adam's two moments, 4 bytes each.
+    """16 bytes per parameter: itself, its gradient and Adam's two moments, 4 bytes each.
 
     A gradient goes as its parameter is updated; so they are not all there at once.
     """
@@ -77,7 +77,7 @@ def test_memory_of_zero(name, placements, gradients):
 
 @pytest.mark.parametrize("clipped", [False, True])
 def test_gradients_wait_for_each_other_where_their_norm_is_taken(clipped):
-    """Of three kernels as large as can be, beside a batch of one row."""
+    """Three kernels, each as large as memory allows, and a batch of one row."""
 
     def step(kernels, x):
         def loss(kernels):
@@ -97,7 +97,7 @@ def test_gradients_wait_for_each_other_where_their_norm_is_taken(clipped):
     assert there // kernel.size == (3 if clipped else 1) * 4
 
 
-def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
+def test_tanh_is_saved_whether_the_backward_pass_reads_its_value_or_its_slope():
     """The slope is cheap, so it is recomputed from the value, which stays in memory."""
 
     def memory(residual: str, recomputed: bool):
@@ -123,8 +123,8 @@ def test_tanh_is_kept_whether_the_backward_pass_reads_its_value_or_its_slope():
         assert (slope.saved >= 64 * 8 * 4) != recomputed
 
 
-def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
-    """A barrier is between them: it cannot be made where it is read."""
+def test_fused_tensors_take_memory_where_they_are_saved_for_a_recompute():
+    """A barrier separates them, so the value cannot be recomputed where it is read."""
     problem, found = problem_of("gpt", "data", 1), 0
     strategies = tuple((REPLICATED,) for _ in problem.strategies)
     for number, group in enumerate(problem.tensor_groups):
@@ -153,7 +153,7 @@ def test_what_is_fused_takes_memory_where_it_is_kept_for_what_runs_again():
 
 
 def test_what_runs_again_has_its_operands_when_it_does():
-    """A kernel is gathered for it before what else reads it after the forward pass does."""
+    """The recompute gathers a kernel before its other consumers after the forward pass do."""
     problem, found = problem_of("llama", "data", 8), 0
     plan = solve_baseline(problem, "fsdp").decisions
     for number, group in enumerate(problem.tensor_groups):
@@ -206,6 +206,6 @@ def test_compute_is_arithmetic_or_memory_whichever_is_longer():
         seconds[flops] = cost.compute
         assert cost.communication == 0
         assert cost.overlapped_seconds == cost.serial_seconds == cost.compute
-    # (8, 4) by (4, 8) by (8, 4); what is read and written: x, w, t, t, relu, relu, v, result.
+    # (8, 4) by (4, 8) by (8, 4); tensors read and written: x, w, t, t, relu, relu, v, result.
     assert seconds[1e9] == pytest.approx(2 * 2 * 8 * 4 * 8 / 1e9)
     assert seconds[1e18] == pytest.approx(4 * (32 + 32 + 64 + 64 + 64 + 64 + 32 + 32) / 1e9)

@@ -1,4 +1,4 @@
-"""What compiled steps take, beside what plans say."""
+"""Memory of compiled steps against the prediction of their plans."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, 
 from tests.tensorstate.oracle import MODELS, report_of
 from tests.tensorstate.solvers import solve_milp
 
-# Where compiled steps take more than a quarter more, or less, than plans say; and why.
+# Compiled steps that differ from the prediction by more than a quarter, and why.
 UNLIKE = {
-    # A perceptron of 16 rows: gathered kernels are nearly all there is, and what one is gathered
-    # from along two axes, or summed along two, is counted with it.
+    # A perceptron of 16 rows: gathered kernels take nearly all memory, and the prediction
+    # includes the intermediate copy of a kernel gathered or summed along two axes.
     **{("mlp", s, 2): "collectives along two axes" for s in ("ddp", "fsdp", "megatron-sp")},
-    # Few pixels a device: sums of kernels, which XLA on CPU does not add up in place.
+    # Few pixels per device: sums of kernels, which XLA on CPU does not add up in place.
     ("vgg", "ddp", 1): "sums",
     ("vgg", "megatron-sp", 2): "sums",
 }
@@ -37,8 +37,8 @@ if jax.__version_info__ >= (0, 12):
     # 8,196 bytes are compiled for 5,640 predicted, and 6,660 for 5,896 on 0.10.2. On both XLA needs
     # as much at its peak, 9,512 and 9,540 bytes with the arguments, but now its heap has gaps.
     UNLIKE["mlp", "megatron-sp", 1] = "gaps in the heap"
-    # 202,756 bytes are compiled for 151,112 predicted. This plan gathers what experts read, 32 kB
-    # each, twice at the peak, and XLA on CPU copies both into the order that its products want.
+    # 202,756 bytes are compiled for 151,112 predicted. This plan gathers the experts' kernels, of
+    # 32 kB each, twice at the peak, and XLA on CPU copies both into the order its products want.
     UNLIKE_LIMITED["moe", 0.8] = "transposed copies of gathered tensors"
 
 
@@ -49,7 +49,7 @@ def report(model, problem: Problem, found: SearchResult | Plan) -> HloComparison
 
 
 def excess(report: HloComparison) -> float:
-    """What a compiled step takes beside its arguments, in excess of what is said of it."""
+    """Bytes of a compiled step beside its arguments, in excess of the prediction."""
     return report.compiled_temporaries / report.predicted_temporaries - 1
 
 
@@ -57,7 +57,7 @@ def excess(report: HloComparison) -> float:
 @pytest.mark.parametrize("axes", [LINE, PLANE], ids=["8", "2x4"])
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
-    """Of what is there beside the arguments; where it is not is listed, and is not."""
+    """Within a quarter of the bytes beside the arguments, but for the listed exceptions."""
     problem = problem_of(name, axes)
     taken = report(traced(name)[0], problem, solve_baseline(problem, strategy))
     listed = (name, strategy, len(axes)) in UNLIKE
@@ -66,7 +66,7 @@ def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
 
 
 def unlimited(problem: Problem) -> tuple[list, SearchResult]:
-    """All ways, and the quickest plan."""
+    """All strategies, and the fastest plan."""
     candidates = [strategies.all for strategies in problem.strategies]
     return candidates, solve_milp(problem, candidates, gap=1e-2)
 
@@ -74,12 +74,17 @@ def unlimited(problem: Problem) -> tuple[list, SearchResult]:
 # Models with more tokens, or pixels, than kernels, on meshes, and how far the limit goes down.
 LIMITED = {
     "mlp": ("mlp", {"batch": 512}, LINE, (1.0, 0.8, 0.65)),
-    "gpt": ("gpt", {"layers": 3, "batch": 16, "length": 32}, LINE, (1.0, 0.8, 0.65, 0.5, 0.4)),
+    "gpt": (
+        "gpt",
+        {"layers": 3, "batch": 16, "sequence_length": 32},
+        LINE,
+        (1.0, 0.8, 0.65, 0.5, 0.4),
+    ),
     "gpt_scan": ("gpt_scan", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
     "llama": ("llama", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
     "llama-2x4": ("llama", {}, PLANE, (1.0, 0.8)),
     "moe": ("moe", {}, LINE, (1.0, 0.8, 0.65)),
-    "vgg": ("vgg", {"batch": 64, "side": 16}, LINE, (1.0, 0.8, 0.65)),
+    "vgg": ("vgg", {"batch": 64, "image_size": 16}, LINE, (1.0, 0.8, 0.65)),
     "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
 SLOW = ("gpt", "gpt_scan", "llama-2x4", "moe", "vit")  # half a minute to minutes of searching
@@ -88,7 +93,7 @@ QUICK = [case for case in LIMITED if case not in SLOW]
 
 @pytest.mark.parametrize("case", [*QUICK, *(pytest.param(k, marks=pytest.mark.slow) for k in SLOW)])
 def test_lower_limits_take_less_memory(case):
-    """Down to two thirds of what the quickest plan takes, or to less."""
+    """Down to two thirds of the memory of the fastest plan, or to less."""
     name, sizes, axes, shares = LIMITED[case]
     model = load_model(name, **sizes)
     network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
@@ -114,7 +119,7 @@ def test_a_limit_that_is_too_low_is_refused_with_what_is_missing():
 
 
 def test_a_plan_that_fits_is_found_however_little_time_there_is():
-    """That with about the least memory, if no better one was; or it is said that none fits."""
+    """The plan of about the least memory if no better one was found; otherwise an error."""
     problem = problem_of("mlp", LINE)
     candidates, free = unlimited(problem)
     peak = free.cost.memory.peak

@@ -1,4 +1,4 @@
-"""Moves carried out on devices end in the state they name, by schedules and by JAX's own."""
+"""Reshard steps on devices end in their target placements, by schedules and by jax.lax."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tensorstate.problem.reshard import ReshardStep, reshard_steps
 
 MESH = MeshShape(("a", "b"), (2, 4))
 SIZES = (8, 16)
-WHOLE = np.arange(math.prod(SIZES), dtype=np.float32).reshape(SIZES)
+FULL = np.arange(math.prod(SIZES), dtype=np.float32).reshape(SIZES)
 
 
 def devices() -> jax.sharding.Mesh:
@@ -30,10 +30,10 @@ def devices() -> jax.sharding.Mesh:
 
 
 def parts(placements: Placements) -> dict[int, jax.Array]:
-    """What every device has of ``WHOLE``: sums and extrema combine to it."""
+    """The local array of every device: sums and extrema of them combine to ``FULL``."""
     found = {}
     for number, place in enumerate(itertools.product(*map(range, MESH.sizes))):
-        x = WHOLE
+        x = FULL
         for axis, placement in enumerate(placements):
             if placement in (SUM, MAX, MIN):
                 x = x if place[axis] == number_of(axis) else neutral(placement, x)
@@ -47,7 +47,7 @@ def parts(placements: Placements) -> dict[int, jax.Array]:
 
 
 def number_of(axis: int) -> int:
-    """The one device along an axis that has the values; the others have what changes nothing."""
+    """The one device along an axis that has the values; the others have the neutral element."""
     return axis % MESH.sizes[axis]
 
 
@@ -56,7 +56,7 @@ def neutral(placement: int, x: np.ndarray) -> np.ndarray:
 
 
 def carried(step: ReshardStep, collectives) -> np.ndarray:
-    """What every device has after a move, side by side."""
+    """The local arrays of all devices after a reshard step, side by side."""
     before = parts(step.source)
     stacked = jnp.asarray(np.stack([before[number] for number in range(MESH.num_devices)]))
 
@@ -72,7 +72,7 @@ STATES = [(REPLICATED, 0), (0, 0), (1, 0), (SUM, 1), (1, SUM), (MAX, REPLICATED)
 MOVES = [
     step
     for placements in STATES
-    for step in reshard_steps(placements, SIZES, WHOLE.nbytes, MESH)
+    for step in reshard_steps(placements, SIZES, FULL.nbytes, MESH)
     if not (step.source[1 - step.axis] < REPLICATED)
 ]
 
@@ -82,7 +82,7 @@ def name_of(step: ReshardStep) -> str:
 
 
 @pytest.mark.parametrize("step", MOVES, ids=name_of)
-def test_moves_end_where_they_say(step):
+def test_reshard_steps_end_in_their_target(step):
     expected = parts(step.target)
     for number, x in enumerate(carried(step, lax_collectives)):
         np.testing.assert_array_equal(x, expected[number])
@@ -116,7 +116,7 @@ def test_schedules_are_asked_for_by_kind_axis_and_bytes():
 
 
 @pytest.mark.parametrize("placements", [(0, 1), (0, 0), (REPLICATED, 1), (1, 1)])
-def test_cutting_a_whole_array(placements):
+def test_sharding_a_full_array(placements):
     def run(x):
         return local_shard(x, placements, MESH)[None]
 
@@ -127,5 +127,5 @@ def test_cutting_a_whole_array(placements):
         out_specs=PartitionSpec(("a", "b")),
         check_vma=False,
     )
-    for number, x in enumerate(np.asarray(jax.jit(body)(WHOLE))):
+    for number, x in enumerate(np.asarray(jax.jit(body)(FULL))):
         np.testing.assert_array_equal(x, parts(placements)[number])

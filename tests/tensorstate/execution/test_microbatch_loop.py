@@ -1,4 +1,4 @@
-"""Plans in microbatches, run: as one device, with the bytes that were priced, in less memory."""
+"""Plans with microbatches: results of one device, the predicted bytes, in less memory."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_collectives_run_by_schedules_in_the_loop():
     check("mlp", apply(problem, decisions, estimate_cost(problem, decisions), devices(PLANE)))
 
 
-def _every_turn(problem: Problem, found: Plan) -> Plan:
-    """Parameters gathered anew and gradients reduced in every turn."""
+def _every_microbatch(problem: Problem, found: Plan) -> Plan:
+    """Parameters gathered and gradients reduced in every microbatch."""
     loop_resident = {}
     for reshard in found.cost.reshards:
         if problem.tensor_groups[reshard.group].is_input:
@@ -93,10 +93,10 @@ def _report(name: str, problem: Problem, found: Plan, axes):
     "strategy", ["fsdp", *(pytest.param(n, marks=slow) for n in ("ddp", "zero2", "megatron"))]
 )
 def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
-    """Where parameters are gathered once and gradients reduced once, and where in every turn."""
+    """Parameters gathered and gradients reduced once, or in every microbatch."""
     problem = problem_of("mlp", tuple(PLANE.items()), 2)
     once = solve_baseline(problem, strategy)
-    often = _every_turn(problem, once)
+    often = _every_microbatch(problem, once)
     assert often.cost.memory.loop_resident <= once.cost.memory.loop_resident
     for found in (once, often):
         applied, report = _report("mlp", problem, found, PLANE)
@@ -107,12 +107,12 @@ def test_bytes_of_strategies_are_those_that_were_predicted(strategy):
     assert moved[0] < moved[1] or strategy == "megatron"
 
 
-def test_what_zero_moves_and_holds():
-    """Gathered once: as without microbatches; in every turn: as many times, but no copy is held."""
+def test_bytes_sent_and_stored_by_zero():
+    """Gathered once as without microbatches, or per microbatch without a resident copy."""
     plain = solve_baseline(problem_of("mlp", tuple(LINE.items()), 1), "fsdp").cost
     problem = problem_of("mlp", tuple(LINE.items()), 2)
     once = solve_baseline(problem, "fsdp")
-    often = _every_turn(problem, once).cost
+    often = _every_microbatch(problem, once).cost
     gathered, scattered = ("all_gather", 0), ("reduce_scatter", 0)
     parameters = once.cost.bytes_by_collective[gathered]
     assert (
@@ -122,7 +122,7 @@ def test_what_zero_moves_and_holds():
     )
     assert often.bytes_by_collective[gathered] == 2 * plain.bytes_by_collective[gathered]
     assert often.bytes_by_collective[scattered] == 2 * parameters
-    # Every parameter whole, and its gradient, still to be summed over devices; beside the loss.
+    # Every parameter replicated, and its partial gradient; and the loss.
     assert once.cost.memory.loop_resident == 2 * parameters + 4
     assert often.memory.loop_resident == parameters // 8 + 4
 
@@ -150,7 +150,7 @@ def test_the_more_microbatches_the_less_memory():
 
 
 def _step(w, x, key):
-    """Dropout, a metric that is a maximum, and pieces that are returned."""
+    """Dropout, a metric that is a maximum, and results returned per microbatch."""
 
     def loss(w):
         y = jnp.where(jax.random.bernoulli(key, 0.7, x.shape), jnp.tanh(x @ w), 0)
@@ -161,8 +161,8 @@ def _step(w, x, key):
 
 
 @pytest.mark.parametrize(("seed", "num_repeats"), [(0, 2), (1, 4), (3, 4)])
-def test_pieces_and_maxima_are_returned(seed, num_repeats):
-    """From batches that are cut in any way, of which devices have different parts."""
+def test_microbatched_results_and_maxima_are_returned(seed, num_repeats):
+    """From batches sharded in any way, of which devices have different parts."""
     shapes = s(16, 16), s(32, 16), KEY
     graph = trace(_step, shapes)
     mesh = MeshShape.of(PLANE)

@@ -1,4 +1,4 @@
-"""Barriers that hold: what XLA makes of them decides whether they do."""
+"""Barriers that order execution after XLA's passes have removed some of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ W = jnp.asarray(np.random.default_rng(0).normal(size=(8, 8)), jnp.float32)
 
 
 def barriers(function) -> list[int]:
-    """How many arrays pass each barrier that XLA leaves in a program of two matrices."""
+    """Number of arrays of each barrier that XLA leaves in a program of two matrices."""
     compiled = jax.jit(function, compiler_options=CPU_OPTIONS).lower(W, W).compile()
     lines = re.findall(r"= (.*) opt-barrier\(", compiled.as_text() or "")
     return [len(re.findall(r"\w+\[", line)) for line in lines]
@@ -32,7 +32,7 @@ def loop_resident(x, y):
 
 
 def test_one_barrier_does_not_hold():
-    """It waits for nothing any more; should XLA keep it as it is, ``after`` needs one only."""
+    """XLA drops the dependency; if it kept it, ``wait_for`` would need one barrier only."""
     assert barriers(alone) == [1]
     assert barriers(loop_resident) == [2, 2]
 
@@ -66,15 +66,15 @@ def test_what_is_made_apart_is_not_made_where_it_is_read():
     assert barriers(lambda x, y: materialize(jnp.tanh(x).sum(0)) * y) == [1]
 
 
-def in_turn(count: int):
-    """Products one after the other, though none needs what another makes."""
+def in_order(count: int):
+    """Products in order, though none reads the result of another."""
 
     def products(x, y):
-        clock, made = ExecutionOrder(), []
+        order, made = ExecutionOrder(), []
         for power in range(count):
-            operand = clock.hold([y * (power + 1)])[0]
+            operand = order.delay([y * (power + 1)])[0]
             made.append(operand @ x)
-            clock.tick(made[-1])
+            order.advance(made[-1])
         return made
 
     return products
@@ -82,17 +82,17 @@ def in_turn(count: int):
 
 def test_an_order_needs_one_barrier_for_each_token_but_the_first():
     """Two wait for the first; the last waits for the token before its own, which XLA drops."""
-    assert barriers(in_turn(1)) == []
-    assert barriers(in_turn(2)) == [2, 2]
-    assert sorted(barriers(in_turn(5))) == [2, 2, 2, 3, 3]
+    assert barriers(in_order(1)) == []
+    assert barriers(in_order(2)) == [2, 2]
+    assert sorted(barriers(in_order(5))) == [2, 2, 2, 3, 3]
 
 
-def test_a_clock_tells_the_last_moment():
-    clock = ExecutionOrder()
-    assert clock.latest == []
-    assert clock.hold([W]) == [W]
-    clock.tick(W)
-    clock.tick(2 * W)
-    assert clock.ticks == 2
-    np.testing.assert_array_equal(clock.latest, [2 * W[0, 0]])
-    np.testing.assert_array_equal(clock.hold([W + 1])[0], W + 1)
+def test_an_order_tells_the_last_event():
+    order = ExecutionOrder()
+    assert order.latest == []
+    assert order.delay([W]) == [W]
+    order.advance(W)
+    order.advance(2 * W)
+    assert order.num_events == 2
+    np.testing.assert_array_equal(order.latest, [2 * W[0, 0]])
+    np.testing.assert_array_equal(order.delay([W + 1])[0], W + 1)

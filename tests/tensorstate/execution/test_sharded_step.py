@@ -1,4 +1,4 @@
-"""Plans that run: whatever was decided, a step does what it does on one device."""
+"""Sharded steps: whatever was decided, the results are those of one device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def devices(axes: dict[str, int]) -> jax.sharding.Mesh:
 
 
 def drawn(problem: Problem, seed: int) -> Decisions:
-    """Any way for every class, and a third of the forward pass made again."""
+    """Any strategy for every class, and a third of the forward pass recomputed."""
     draw = random.Random(seed)
     whole = [
         [w for w in strategies.all if min(w) >= REPLICATED] for strategies in problem.strategies
@@ -170,7 +170,7 @@ def compiled_bytes(text: str) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.parametrize("name", ["zero2", "fsdp", "megatron"])
-def test_compiled_bytes_are_those_that_were_priced(name):
+def test_compiled_bytes_are_the_predicted_ones(name):
     """Gathers of the backward pass included, which XLA would take from the forward pass."""
     problem = problem_of("mlp", PLANE)
     found = solve_baseline(problem, name)
@@ -186,7 +186,7 @@ def test_compiled_bytes_are_those_that_were_priced(name):
     check("mlp", applied)
 
 
-def test_what_is_made_again_is_not_kept():
+def test_recomputed_tensors_are_not_saved():
     """Less temporary memory, the same results."""
     model = load_model("mlp", widths=[64] * 16, batch=4096)
     problem = Problem(
@@ -214,7 +214,7 @@ def test_what_is_made_again_is_not_kept():
 
 
 def _chains(problem: Problem, forward: set[int]) -> frozenset[int]:
-    """All but the products: what lies between them costs little to make again."""
+    """All operators but the products: the others cost little to recompute."""
     return frozenset(i for i in forward if problem.graph.nodes[i].kind == "elementwise")
 
 

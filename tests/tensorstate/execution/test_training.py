@@ -1,4 +1,4 @@
-"""Searched plans: their bytes are those predicted, and steps by them those of one device."""
+"""Searched plans: the predicted bytes, and training steps as on one device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps nobody wrote a rule for: plans of them, searched and drawn, are the step on one device."""
+"""Steps without written rules: searched and drawn plans give the results of one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.tensorstate.oracle import QUICK, assert_alike, jitted
 from tests.tensorstate.unseen import UNSEEN
 
 NETWORK = AlphaBetaCosts(MeshShape.of(PLANE), (1e-9, 1e-9), (1e12, 1e12))
-# One of each way to become right: inferred, selected, replicated, in another order.
+# One per kind of rule: inferred, selected, replicated, in another order.
 QUICKLY = ("solves", "cond", "while", "dropout", "per-example gradients", "clipped", "multi steps")
 DOUBLE = ("special", "noise", "cumlogsumexp", "switch", "adafactor", "gamma", "fori_loop of data")
 

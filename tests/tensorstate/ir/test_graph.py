@@ -138,11 +138,18 @@ def test_layers_are_of_the_same_classes(name):
 
 def test_flops_of_a_transformer():
     """6 per parameter and token, and 12 per layer, width, token and attended token."""
-    fields = {"layers": 3, "width": 64, "hidden": 256, "vocabulary": 128, "length": 32, "batch": 2}
+    fields = {
+        "layers": 3,
+        "width": 64,
+        "hidden": 256,
+        "vocabulary": 128,
+        "sequence_length": 32,
+        "batch": 2,
+    }
     model = load_model("gpt", **fields)
     graph = trace(model.step, model.abstract_args)
     products = sum(o.flops for o in graph.operators if o.kind == "einsum")
-    tokens = fields["batch"] * fields["length"]
+    tokens = fields["batch"] * fields["sequence_length"]
     matrices = 3 * (4 * 64 * 64 + 2 * 64 * 256) + 64 * 128
     attention = 12 * 3 * 64 * 32 * tokens
     assert products == 6 * matrices * tokens + attention

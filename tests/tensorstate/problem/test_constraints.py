@@ -52,7 +52,7 @@ SPECS = st.lists(st.sampled_from((None, "data", "model", ("data", "model"))), ma
 
 @given(SPECS, st.sampled_from(("w", "arg1")))
 @settings(max_examples=12)
-def test_pins_are_kept(spec, name):
+def test_pins_are_satisfied(spec, name):
     """By every search; impossible pins are refused."""
     problem = problem_of()
     parts = [(placement,) if isinstance(placement, str) else placement or () for placement in spec]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments.models import load_model
 from tensorstate.errors import PlanError
-from tensorstate.execution.interpreter import interpret, read, run_operator
+from tensorstate.execution.interpreter import interpret, read_view, run_operator
 from tensorstate.ir.graph import Operator
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM
 from tensorstate.problem.microbatching import MicrobatchSplit, batch_factor, split_microbatches
@@ -69,7 +69,9 @@ def in_microbatches(microbatch_split: MicrobatchSplit, count: int, batch_shards:
             if stage == "after":
                 run(operator, values, LocalShard.all_of(operator.sizes))
         outputs = [
-            read(o.view, None if o.view.tensor is None else values[o.view.tensor], o.view.sizes)
+            read_view(
+                o.view, None if o.view.tensor is None else values[o.view.tensor], o.view.sizes
+            )
             for o in graph.outputs
         ]
         return jax.tree.unflatten(graph.out_tree, outputs)
@@ -135,7 +137,7 @@ def _mixed(w, x):
     return y.sum() / (1 + jnp.square(y).sum()), y.max(), y.min(), low, y * 2
 
 
-CUT = {
+SPLITTABLE = {
     "linear": (_sgd(lambda w, x: jnp.square(x @ w).mean()), W, X),
     "regularized": (_sgd(lambda w, x: jnp.tanh(x @ w).mean() + jnp.square(w).sum()), W, X),
     "clipped": (
@@ -171,17 +173,17 @@ CUT = {
 @functools.cache
 def cut(name: str) -> MicrobatchSplit:
     """Split along the leading dimension of 8 of the last argument that has one."""
-    function, *shapes = CUT[name]
+    function, *shapes = SPLITTABLE[name]
     graph = trace(function, shapes)
     inputs = [graph.tensors[i] for i in graph.inputs]
     return split_microbatches(graph, next(t.dims[0] for t in inputs[::-1] if t.sizes[:1] == (8,)))
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", SPLITTABLE)
 @given(count=st.sampled_from((2, 4, 8)), batch_shards=st.sampled_from((1, 2, 4)))
 @settings(max_examples=2, deadline=None)
 def test_microbatches_equal_the_full_batch(name, count, batch_shards):
-    function, *shapes = CUT[name]
+    function, *shapes = SPLITTABLE[name]
     batch_shards = min(batch_shards, 8 // count)
     args = arguments(shapes)
     found = jax.jit(in_microbatches(cut(name), count, batch_shards), compiler_options=QUICK)(*args)
@@ -256,14 +258,14 @@ def test_a_microbatch_is_a_smaller_step(name):
     microbatch = microbatch_split.microbatch(2)
     assert len(microbatch.nodes) <= len(graph.nodes) + 4
     assert len(microbatch.node_classes) <= len(graph.node_classes) + 4
-    for operator, whole, label in zip(
+    for operator, full, label in zip(
         microbatch.operators, graph.operators, microbatch_split.labels, strict=True
     ):
-        assert whole.flops == (operator.flops if label is None else 2 * operator.flops)
-    for tensor, whole, placement in zip(
+        assert full.flops == (operator.flops if label is None else 2 * operator.flops)
+    for tensor, full, placement in zip(
         microbatch.tensors, graph.tensors, microbatch_split.batch_placements, strict=True
     ):
-        assert whole.size == tensor.size * (2 if placement >= 0 else 1)
+        assert full.size == tensor.size * (2 if placement >= 0 else 1)
     gradients = {t.name for t in graph.tensors if t.role == "gradient"}
     assert gradients
     assert {

@@ -72,11 +72,11 @@ def test_memory_traffic_is_sharded(name):
     mesh = MeshShape.of({"data": 2})
     problem = Problem(graph(name), AlphaBetaCosts(mesh, (0.0,), (1e9,)), HARDWARE["CPU"])
     for class_id, strategies in enumerate(problem.strategies):
-        whole, seconds = (
+        full, seconds = (
             f(class_id, (REPLICATED,)) for f in (problem.memory_traffic, problem.seconds)
         )
         for strategy in strategies.all:
-            assert whole / 2 <= problem.memory_traffic(class_id, strategy) <= whole
+            assert full / 2 <= problem.memory_traffic(class_id, strategy) <= full
             assert seconds / 2 <= problem.seconds(class_id, strategy) * (1 + 1e-12)
             assert problem.seconds(class_id, strategy) <= seconds
 

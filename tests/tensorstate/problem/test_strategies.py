@@ -40,18 +40,18 @@ def _reads(graph: Graph, node: Node):
     return found
 
 
-def _parts(whole: np.ndarray, placement: int) -> list[np.ndarray]:
+def _parts(full: np.ndarray, placement: int) -> list[np.ndarray]:
     """The local arrays of two devices, for a placement."""
     if placement == REPLICATED:
-        return [whole, whole]
+        return [full, full]
     if placement >= 0:
-        return np.split(whole, 2, axis=placement)
+        return np.split(full, 2, axis=placement)
     rng = np.random.default_rng(1)
-    if whole.dtype.kind in "iu":
-        first = rng.integers(-2, 3, whole.shape).astype(whole.dtype)
+    if full.dtype.kind in "iu":
+        first = rng.integers(-2, 3, full.shape).astype(full.dtype)
     else:
-        first = (rng.uniform(-1, 1, whole.shape) * np.abs(whole)).astype(whole.dtype)
-    return [first, whole - first]
+        first = (rng.uniform(-1, 1, full.shape) * np.abs(full)).astype(full.dtype)
+    return [first, full - first]
 
 
 def _whole(parts: list[np.ndarray], placement: int) -> np.ndarray:

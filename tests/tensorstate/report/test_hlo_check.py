@@ -1,4 +1,4 @@
-"""HloCollective bytes beside predicted ones."""
+"""Bytes of the HLO's collectives beside the predicted ones."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def _axes(problem) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("axes", [LINE, CUBE], ids=["8", "2x2x2"])
-def test_no_plan_moves_more_than_was_predicted(axes):
-    """Of ways drawn at random, what is made again included.
+def test_no_plan_sends_more_than_was_predicted(axes):
+    """Strategies drawn at random, recomputed operators included.
 
-    XLA may move less: it computes what is made of constants alone when it compiles, as the places
+    XLA may move less: it folds constants when it compiles, such as the positions
     of a loss's cotangent, and gathers none of it.
     """
     problem = problem_of("mlp", axes)

@@ -1,4 +1,4 @@
-"""Which search has the say, and what is made of the plans of two."""
+"""Which search ``auto`` runs, and how it combines the results of two."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_plan_that_fits_is_found_whatever_the_time(problem, candidates, limit,
 
 
 def decided(monkeypatch, first, second):
-    """As if the exact search and the descent had these results; an error is raised."""
+    """Makes the exact search and the descent return these results; errors are raised."""
 
     def result(*_args, **_options):
         if isinstance(second, Exception):
@@ -104,8 +104,10 @@ def test_what_is_proved_is_not_tried_again(problem, candidates):
         coordinate_descent(problem, candidates, recompute=True, memory_limit=1.0)
 
 
-def test_likely_ways_are_kept_when_there_is_no_time_for_all(monkeypatch, problem, candidates):
-    """The relaxation, and what it finds likely, are solved; the whole program is not."""
+def test_likely_strategies_are_searched_when_there_is_no_time_for_all(
+    monkeypatch, problem, candidates
+):
+    """Only the relaxation and the program of its likely strategies are solved."""
     solve, calls = LinearProgram.solve, []
 
     def hurried(self, **options):
@@ -129,7 +131,7 @@ def test_without_the_least_memory_it_is_said_that_it_is_not_known(monkeypatch, p
 
 
 def test_what_fits_whatever_it_costs_is_not_proved_not_to(monkeypatch, problem, candidates, limit):
-    """The solver is not believed when it says of a program with costs that nothing fits."""
+    """A verdict of infeasibility on the program with costs is checked by the least memory."""
     solve = LinearProgram.solve  # the least memory has one cost
 
     def mistaken(self, **options):

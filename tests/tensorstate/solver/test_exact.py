@@ -1,4 +1,4 @@
-"""The exact search against a look at all decisions, and what it says when there are none."""
+"""The exact search against enumeration of all decisions, and its errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensorstate.ir.placements import SUM
 from tensorstate.problem.problem import Problem
 from tests.tensorstate.exhaustive import Every
 from tests.tensorstate.solvers import coordinate_descent, solve_milp
-from tests.tensorstate.tiny import CUT, LINES, MESHES, graph, problems, some_ways
+from tests.tensorstate.tiny import LINES, MESHES, SPLITTABLE, graph, problems, some_strategies
 
 CPU = HARDWARE["CPU"]
 OBJECTIVES = st.sampled_from(("sum", "max"))
@@ -25,7 +25,7 @@ GAP = 1e-7
 
 
 def _check(problem: Problem, found: SearchResult, objective: str, least: float) -> None:
-    """A plan is the best there is, its price is what the program said, and its bound holds."""
+    """The plan is optimal, its cost is the program's objective, and its bound is valid."""
     cost = estimate_cost(problem, found.decisions)
     reachable = cost.serial_seconds if objective == "sum" else cost.overlapped_seconds
     assert reachable == pytest.approx(least, rel=1e-6)
@@ -35,9 +35,9 @@ def _check(problem: Problem, found: SearchResult, objective: str, least: float) 
 
 @given(st.data(), OBJECTIVES)
 @settings(max_examples=120)
-def test_no_ways_are_better(data, objective):
+def test_no_strategies_are_better(data, objective):
     problem = data.draw(problems())
-    candidates = data.draw(some_ways(problem, 50_000))
+    candidates = data.draw(some_strategies(problem, 50_000))
     least = Every(problem, candidates).best(objective)[0]
     found = solve_milp(problem, candidates, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
@@ -45,17 +45,17 @@ def test_no_ways_are_better(data, objective):
 
 @given(st.data(), OBJECTIVES)
 @settings(max_examples=60)
-def test_nothing_made_again_is_better(data, objective):
-    """Without a memory limit nothing is gained by making things again, but it must not be lost."""
+def test_no_recomputation_is_better(data, objective):
+    """Without a memory limit recomputation gains nothing, and must lose nothing."""
     problem = data.draw(problems())
-    candidates = data.draw(some_ways(problem, 2_000))
+    candidates = data.draw(some_strategies(problem, 2_000))
     least = Every(problem, candidates, recompute=True).best(objective)[0]
     found = solve_milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
 
 
 def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
-    candidates, objective = data.draw(some_ways(problem, most)), data.draw(OBJECTIVES)
+    candidates, objective = data.draw(some_strategies(problem, most)), data.draw(OBJECTIVES)
     every = Every(problem, candidates, recompute=recompute, save=True)
     limit = every.least_peak * data.draw(st.floats(0.9, 1.4))
     least, _ = every.best(objective, limit)
@@ -82,7 +82,7 @@ def _check_limited(data, problem: Problem, recompute: bool, most: int) -> None:
 @given(st.data(), st.booleans())
 @settings(max_examples=50)
 def test_nothing_that_fits_is_better(data, trained):
-    """Under a memory limit, over all ways and all states in which tensors are kept."""
+    """Under a memory limit, over all strategies and all saved placements."""
     names = ("linear",) if trained else ("norm", "residual", "greatest", "chain")
     problem = data.draw(problems(names, LINES if trained else MESHES))
     _check_limited(data, problem, False, 400)
@@ -90,8 +90,8 @@ def test_nothing_that_fits_is_better(data, trained):
 
 @given(st.data())
 @settings(max_examples=12)
-def test_nothing_made_again_that_fits_is_better(data):
-    """The same, and over all sets that are made again."""
+def test_no_recomputation_that_fits_is_better(data):
+    """The same, and over all sets of recomputed operators."""
     problem = data.draw(problems(("linear", "residual", "greatest", "chain"), LINES))
     _check_limited(data, problem, True, 200)
 
@@ -107,9 +107,9 @@ def test_nothing_that_fits_is_better_where_only_fused_operators_read_tanh(data):
 
 @given(st.data(), OBJECTIVES)
 @settings(max_examples=30)
-def test_in_microbatches_no_ways_are_better(data, objective):
-    problem = data.draw(problems(CUT, microbatches=(2, 4)))
-    candidates = data.draw(some_ways(problem, 2_000))
+def test_in_microbatches_no_strategies_are_better(data, objective):
+    problem = data.draw(problems(SPLITTABLE, microbatches=(2, 4)))
+    candidates = data.draw(some_strategies(problem, 2_000))
     least = Every(problem, candidates, recompute=True).best(objective)[0]
     found = solve_milp(problem, candidates, recompute=True, objective=objective, gap=GAP)
     _check(problem, found, objective, least)
@@ -118,7 +118,7 @@ def test_in_microbatches_no_ways_are_better(data, objective):
 @given(st.data())
 @settings(max_examples=8)
 def test_in_microbatches_nothing_that_fits_is_better(data):
-    """Over all states in which tensors are kept, parameters gathered and gradients added up."""
+    """Over all placements of saved tensors, gathered parameters and accumulated gradients."""
     problem = data.draw(problems(("linear", "greatest"), LINES[:1], microbatches=(2, 4)))
     _check_limited(data, problem, False, 60)
 
@@ -141,7 +141,7 @@ def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recomp
 
 
 def test_less_memory_is_never_quicker():
-    """Of tied layers, down to what is too little, which is refused with how much is lacking."""
+    """Identical layers under ever lower limits; one too low is refused with the least memory."""
     network = AlphaBetaCosts(MESHES[0], (1e-7,), (1e8,))
     problem = Problem(graph("layers"), network, Hardware("slow", {4: 1e9}, 1e9, 1e9))
     candidates = [strategies.all for strategies in problem.strategies]
@@ -165,8 +165,8 @@ def test_less_memory_is_never_quicker():
     solve_milp(problem, candidates, recompute=True, memory_limit=least)
 
 
-def test_what_is_kept_comes_from_where_the_tensor_is():
-    """Not from moves in a circle, which end where they started and cost less."""
+def test_saved_copies_come_from_the_produced_tensor():
+    """Copies do not come from a cycle of reshard steps, whose fractions would cost less."""
     network = AlphaBetaCosts(MESHES[-1], (1e-8,) * 2, (1e8,) * 2)
     problem = Problem(graph("twice"), network, Hardware("slow", {4: 1e9}, 1e8, 1e9))
     found = solve_milp(problem, [strategies.all for strategies in problem.strategies], gap=GAP)
@@ -174,7 +174,7 @@ def test_what_is_kept_comes_from_where_the_tensor_is():
     assert found.bound == pytest.approx(found.objective, rel=1e-6)
 
 
-def test_ways_that_do_not_fit_together():
+def test_inconsistent_strategies_are_refused():
     problem = Problem(graph("residual"), AlphaBetaCosts(MESHES[0], (0.0,), (1e9,)), CPU)
     candidates = [
         tuple(strategy for strategy in strategies.all if strategy[0] == SUM) or strategies.all

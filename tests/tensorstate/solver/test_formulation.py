@@ -1,4 +1,4 @@
-"""The program of a problem: its objective is the price, and its relaxation a bound."""
+"""The program of a problem: its objective is the cost, and its relaxation a bound."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tests.tensorstate.execution.test_sharded_step import problem_of
 from tests.tensorstate.solvers import formulation_of
-from tests.tensorstate.tiny import CUT, LINES, problems, some_ways
+from tests.tensorstate.tiny import LINES, SPLITTABLE, problems, some_strategies
 
 
 def _price(problem: Problem, decisions: Decisions, objective: str) -> float:
-    """Infinite where nothing leads from a partial state to another that is demanded."""
+    """Infinite if no reshard steps lead from partial to the required placements."""
     try:
         cost = estimate_cost(problem, decisions)
     except PlanError:
@@ -26,8 +26,8 @@ def _price(problem: Problem, decisions: Decisions, objective: str) -> float:
     return cost.serial_seconds if objective == "sum" else cost.overlapped_seconds
 
 
-def _check_price(data: st.DataObject, problem: Problem, objective: str) -> None:
-    """With any ways given the program is the price."""
+def _check_cost(data: st.DataObject, problem: Problem, objective: str) -> None:
+    """With given strategies the program's objective is the cost."""
     strategies = tuple(
         data.draw(st.sampled_from(strategies.all)) for strategies in problem.strategies
     )
@@ -46,26 +46,26 @@ def _check_price(data: st.DataObject, problem: Problem, objective: str) -> None:
 
 @given(st.data(), st.sampled_from(("sum", "max")))
 @settings(max_examples=150)
-def test_for_given_ways_the_program_is_the_price(data, objective):
-    """Trees of moves included: with the ways given, no fractions of moves do better."""
+def test_for_given_strategies_the_program_is_the_cost(data, objective):
+    """With given strategies, no fractions of reshard steps beat the trees of the cost."""
     problem = data.draw(problems())
-    _check_price(data, problem, objective)
+    _check_cost(data, problem, objective)
 
 
 @given(st.data(), st.sampled_from(("sum", "max")))
 @settings(max_examples=80)
-def test_in_microbatches_the_program_is_the_price(data, objective):
-    """What is gathered or summed once or in every turn is decided alike."""
-    problem = data.draw(problems(CUT, microbatches=(2, 4)))
-    _check_price(data, problem, objective)
+def test_in_microbatches_the_program_is_the_cost(data, objective):
+    """Program and cost agree on reshards once or in every microbatch."""
+    problem = data.draw(problems(SPLITTABLE, microbatches=(2, 4)))
+    _check_cost(data, problem, objective)
 
 
 @given(st.data(), st.floats(0.0, 1.0))
 @settings(max_examples=25)
-def test_in_microbatches_a_memory_limit_is_kept(data, share):
-    """Whatever is held and kept to meet it costs what the program says."""
-    problem = data.draw(problems(CUT, LINES, microbatches=(2, 4)))
-    candidates = data.draw(some_ways(problem, 1_000))
+def test_in_microbatches_a_memory_limit_is_met(data, share):
+    """Loop-resident and saved copies under a limit cost as much as the program says."""
+    problem = data.draw(problems(SPLITTABLE, LINES, microbatches=(2, 4)))
+    candidates = data.draw(some_strategies(problem, 1_000))
     least = formulation_of(problem, candidates, memory_limit=math.inf)
     least.minimize_memory()
     low = estimate_cost(problem, least.decisions(least.program.solve(gap=1e-6))).memory.peak
@@ -83,18 +83,18 @@ def test_in_microbatches_a_memory_limit_is_kept(data, share):
 @settings(max_examples=30)
 def test_the_relaxation_is_a_bound(data, recompute):
     problem = data.draw(problems())
-    candidates = data.draw(some_ways(problem, 1_000))
+    candidates = data.draw(some_strategies(problem, 1_000))
     formulation = formulation_of(problem, candidates, recompute=recompute)
-    whole = formulation.program.solve(gap=1e-9)
+    optimal = formulation.program.solve(gap=1e-9)
     relaxed = formulation.program.solve(relax=True)
-    assert relaxed.bound <= whole.objective * (1 + 1e-6)
+    assert relaxed.bound <= optimal.objective * (1 + 1e-6)
     assert relaxed.objective == relaxed.bound
-    assert whole.bound <= whole.objective * (1 + 1e-9)
+    assert optimal.bound <= optimal.objective * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["mlp", "gpt"])
-def test_to_make_again_gains_no_time_in_parts_either(name):
-    """Of the relaxation: parts that are made again are no others' to take."""
+def test_fractions_of_recomputation_gain_no_time_either(name):
+    """In the relaxation a recomputed share cannot serve consumers of the saved share."""
     problem = problem_of(name, {"data": 8})
     candidates = [strategies.all for strategies in problem.strategies]
     without = formulation_of(problem, candidates).program.solve(relax=True)
@@ -108,7 +108,7 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
     data, recompute, objective
 ):
     problem = data.draw(problems())
-    candidates = data.draw(some_ways(problem, 1_000))
+    candidates = data.draw(some_strategies(problem, 1_000))
     formulation = formulation_of(problem, candidates, recompute=recompute, objective=objective)
     relaxed = formulation.program.solve(relax=True)
     inside = formulation.program.solve_ipm_relaxation(tolerance=1e-6)
@@ -129,7 +129,7 @@ def test_the_interior_of_the_relaxation_proves_a_bound_and_says_what_is_likely(
 @settings(max_examples=20)
 def test_the_least_memory_is_no_more_than_any(data):
     problem = data.draw(problems(("linear", "residual", "norm")))
-    candidates = data.draw(some_ways(problem, 1_000))
+    candidates = data.draw(some_strategies(problem, 1_000))
     formulation = formulation_of(problem, candidates, memory_limit=math.inf)
     formulation.minimize_memory()
     solution = formulation.program.solve(gap=1e-6)

@@ -1,4 +1,4 @@
-"""Programs are solved whatever else a process has solved before."""
+"""Programs are solved whatever the process solved before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensorstate.solver.linear_program import LinearProgram
 
 
 def small() -> LinearProgram:
-    """Two of three things, each worth something, of which two weigh too much together."""
+    """A knapsack of three items, two of which weigh too much together."""
     program = LinearProgram()
     chosen = [
         program.add_variable(cost=-worth, high=1.0, integer=True) for worth in (3.0, 2.0, 2.0)
@@ -44,7 +44,7 @@ def test_the_relaxation_is_a_bound():
 
 
 def test_any_duals_prove_a_bound():
-    """None is above the optimum, and the right ones reach it."""
+    """None is above the optimum, and the optimal dual variables reach it."""
     program = LinearProgram()
     x, y = (program.add_variable(cost=cost, implied_upper=10.0) for cost in (1.0, 2.0))
     program.add_constraint([(x, 1.0), (y, 1.0)], 3.0, math.inf)

@@ -50,7 +50,7 @@ def test_shapes_without_a_common_splitting_are_refused(a, b):
 
 @given(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=4), st.data())
 def test_all_groupings_of_the_same_parts_align(parts, data):
-    """Shapes made by merging neighbours of one list of sizes become the same leaves."""
+    """Shapes that merge neighbours of one list of sizes get the same leaves."""
     factors = Factors()
     groups = []
     for _ in range(3):

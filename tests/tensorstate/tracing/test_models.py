@@ -14,10 +14,10 @@ from tests.tensorstate.oracle import assert_same, check_operator, distinct
 TINY = ("mlp", "gpt", "gpt_scan", "llama", "moe", "vgg", "vit")
 VARIANTS = {
     **{name: (name, {}) for name in TINY},
-    "mlp accumulated": ("mlp", {"accumulate": 4}),
+    "mlp accumulated": ("mlp", {"grad_accumulation": 4}),
     "gpt dropout": ("gpt", {"dropout": 0.1, "layers": 1}),
     "gpt bfloat16": ("gpt", {"dtype": "bfloat16", "layers": 1}),
-    "gpt_scan accumulated": ("gpt_scan", {"accumulate": 2}),
+    "gpt_scan accumulated": ("gpt_scan", {"grad_accumulation": 2}),
     "llama remat": ("llama", {"remat": True}),
     "llama unrolled": ("llama", {"scan": False, "remat": True}),
 }
@@ -112,8 +112,8 @@ def test_roles_of_a_training_step():
     ("values", "message"),
     [
         ({"family": "rnn"}, "unknown model.family 'rnn'"),
-        ({"family": "mlp", "widths": [4], "batch": 2, "accumulate": 1}, "model.widths"),
-        ({"family": "mlp", "widths": [4, 2], "batch": 2}, "model.accumulate is missing"),
+        ({"family": "mlp", "widths": [4], "batch": 2, "grad_accumulation": 1}, "model.widths"),
+        ({"family": "mlp", "widths": [4, 2], "batch": 2}, "model.grad_accumulation is missing"),
     ],
 )
 def test_models_that_cannot_be_built(values, message):

@@ -127,7 +127,7 @@ class _Recorded:
     st.data(),
 )
 def test_drawn_programs(shape, steps, data):
-    """Views, reductions, products and gathers in any order, and the first value again at last."""
+    """Views, reductions, products and gathers in any order, then the first value once more."""
     draw = _Recorded(data)
 
     def function(x):

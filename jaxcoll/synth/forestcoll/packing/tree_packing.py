@@ -91,7 +91,7 @@ def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:
     """Of each rank, those it has capacity to, then -1; int64 of shape (n, n), in several orders.
 
     Least capacity first: wide links have room for the trees that narrow ones turn away, and trees
-    that cross into another box at the root stay low. Equal ones by distance upwards round the
+    that cross into another host at the root stay low. Equal ones by distance upwards round the
     circle of ranks, or downwards, by number, by either distance, or poorly joined ranks first.
     """
     n = len(left)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from experiments.benchmarks.forestcoll import degraded_networks, forestcoll
+from experiments.recording import pages
 from jaxcoll.topologies import dgx_a100, mi250, torus
 
 
@@ -29,7 +34,7 @@ def test_it_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(forestcoll, "SMALL", [lambda: torus(3, 3)])
     monkeypatch.setattr(forestcoll, "LARGE", [(lambda: dgx_a100(3), None)])
-    monkeypatch.setattr(forestcoll, "mi250", lambda boxes: dgx_a100(boxes))
+    monkeypatch.setattr(forestcoll, "mi250", lambda hosts: dgx_a100(hosts))
     monkeypatch.setattr(forestcoll, "PAPER_FIXED_K", {1: 320})
     forestcoll.main(["--large"])
     assert "elsewhere" in capsys.readouterr().out
@@ -37,14 +42,35 @@ def test_it_runs(monkeypatch, tmp_path, capsys):
         assert (tmp_path / f"results/bench/{name}.json").is_file()
 
 
-def test_networks_without_a_grid_are_measured(monkeypatch, tmp_path):
+def test_networks_without_a_grid_are_measured_and_recorded(monkeypatch, tmp_path):
+    """A network that is measured again replaces its row; others stay, in order."""
     monkeypatch.chdir(tmp_path)
-    small = {"two rings of 3": lambda: degraded_networks.two_rings(3)}
+    names = ("two rings of 3", "two rings of 4")
+    small = {n: lambda n=n: degraded_networks.two_rings(int(n[-1])) for n in names}
     monkeypatch.setattr(forestcoll, "NETWORKS", small)
-    forestcoll.main(["--scale", "rings"])
+    monkeypatch.setattr(pages, "SCALE", tmp_path / "scale.json")
+    monkeypatch.setattr(pages, "DOCS", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("<!-- rows: forests-at-scale -->\n<!-- end of rows -->\n")
+    forestcoll.record_scale([forestcoll.measure_scale(n, small[n]()) for n in reversed(names)])
+    before = json.loads(pages.SCALE.read_text())
+    forestcoll.main(["--scale", "of 3", "--record"])
     assert (tmp_path / "results/bench/forestcoll-scale.json").is_file()
+    record = json.loads(pages.SCALE.read_text())
+    assert list(record) == list(before) == list(names)
+    assert record[names[1]] == before[names[1]]
+    assert [row["ranks"] for row in record.values()] == [6, 8]
+    assert all(row["optimal"] and row["commit"] for row in record.values())
+    lines = page.read_text().splitlines()
+    assert [line.split(" | ")[0].strip("| ") for line in lines[3:-1]] == list(names)
     row = forestcoll.measure_scale("star", degraded_networks.star_of_rings(3, 4))
     assert row["optimal"]
+
+
+def test_what_is_not_measured_at_scale_is_not_recorded(capsys):
+    with pytest.raises(SystemExit):
+        forestcoll.main(["--record"])
+    assert "give both" in capsys.readouterr().err
 
 
 def test_at_least_25_networks_are_named_and_made():

@@ -1,4 +1,4 @@
-"""Boxes that every tree enters once: clusters with faults, counted independently."""
+"""Hosts that every tree enters once: clusters with faults, counted independently."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxcoll.bounds.throughput import Scaling, optimum
-from jaxcoll.synth.forestcoll.box_trees import packed_by_boxes
 from jaxcoll.synth.forestcoll.edge_splitting import remove_switches
+from jaxcoll.synth.forestcoll.host_trees import packed_by_hosts
 from jaxcoll.synth.forestcoll.packing.tree_packing import pack_trees
 from jaxcoll.synth.forestcoll.stages import assemble, forest
 from jaxcoll.topologies import dgx_a100, fat_tree, leaf_spine, mi250, multi_rail, nvswitch_hosts
@@ -19,7 +19,7 @@ from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from tests.synth.forestcoll.test_forest import count
 
-BOXES = "boxes entered once"
+BOXES = "hosts entered once"
 
 
 def pack(topology: Topology, scaling: Scaling) -> TreeFlow:
@@ -50,35 +50,35 @@ def unplugged(topology: Topology, *ranks: int) -> Topology:
 )
 def test_clusters_with_faults(topology):
     scaling = optimum(topology).scaling
-    flow = next(packed_by_boxes(topology, scaling, pack))
+    flow = next(packed_by_hosts(topology, scaling, pack))
     assert flow.certificate["trees"] == BOXES
     assert count(flow) == flow.check_load() == optimum(topology).inverse
 
 
 @st.composite
 def clusters(draw) -> Topology:
-    """Boxes of some ranks round a switch each, a wire of any width from each rank to one switch."""
+    """Hosts of some ranks round a switch each, a wire of any width from each rank to one switch."""
     sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=4))
-    n, boxes = sum(sizes), len(sizes)
-    hub = n + np.repeat(np.arange(boxes), sizes)
-    network = np.full(n, n + boxes)
+    n, hosts = sum(sizes), len(sizes)
+    hub = n + np.repeat(np.arange(hosts), sizes)
+    network = np.full(n, n + hosts)
     wires = st.lists(st.integers(0, 6), min_size=n, max_size=n)
     inside, outside = 1 + np.asarray(draw(wires)), np.asarray(draw(wires))
-    outside[np.cumsum([0, *sizes[:-1]])] += 1  # every box has a wire
+    outside[np.cumsum([0, *sizes[:-1]])] += 1  # every host has a wire
     rank, top = np.tile(np.arange(n), 2), np.concatenate([hub, network])
     speed = np.concatenate([4 * inside, outside])
     kept = speed > 0
     src, dst = rank[kept], top[kept]
     ends = np.concatenate([src, dst]), np.concatenate([dst, src])
     speeds = np.tile(speed[kept], 2)
-    return Topology(n, *ends, np.zeros(len(speeds)), speeds, num_vertices=n + boxes + 1)
+    return Topology(n, *ends, np.zeros(len(speeds)), speeds, num_vertices=n + hosts + 1)
 
 
 @settings(max_examples=60)
 @given(clusters())
 def test_what_is_found_is_optimal(topology):
     best = optimum(topology)
-    for flow in packed_by_boxes(topology, best.scaling, pack):
+    for flow in packed_by_hosts(topology, best.scaling, pack):
         assert count(flow) == best.inverse
 
 
@@ -90,8 +90,8 @@ def test_equal_boxes_are_packed_once():
         return pack(topology, scaling)
 
     topology = unplugged(dgx_a100(8), 5)
-    next(packed_by_boxes(topology, optimum(topology).scaling, noted))
-    # The eight boxes as ranks, the box with the fault, and the seven others as one.
+    next(packed_by_hosts(topology, optimum(topology).scaling, noted))
+    # The eight hosts as ranks, the host with the fault, and the seven others as one.
     assert packed == [8, 8, 8]
 
 
@@ -99,17 +99,17 @@ def test_unequal_shards_enter_once_too():
     topology = unplugged(dgx_a100(2), 5)
     shares = (3, 0, 1, 2) * 4
     best = optimum(topology, shares)
-    flow = next(packed_by_boxes(topology, best.scaling, pack))
+    flow = next(packed_by_hosts(topology, best.scaling, pack))
     assert flow.shard == tuple(best.k * share for share in shares)
     assert count(flow) == best.inverse
 
 
 def test_boxes_that_need_the_network_are_left_alone():
     topology = nvswitch_hosts((2, 2), inside=1e9, network=9e9)
-    assert not list(packed_by_boxes(topology, optimum(topology).scaling, pack))
+    assert not list(packed_by_hosts(topology, optimum(topology).scaling, pack))
 
 
-def test_more_than_64_ranks_are_seen_as_boxes():
+def test_more_than_64_ranks_are_seen_as_hosts():
     topology = unplugged(dgx_a100(9), 5)
     flow = forest(topology)
     assert flow.certificate["trees"] == BOXES

@@ -1,14 +1,14 @@
-"""Boxes that every tree enters once: the boxes and the network between them are packed apart.
+"""Hosts that every tree enters once: the hosts and the network between them are packed apart.
 
-Where boxes of ranks are joined by switches, links into a box are trimmed to the trees of all other
-boxes, so that every one of these trees enters the box by exactly one link. That makes the cut
-around each box tight, and the network falls into smaller ones (as at the cuts of ``tight_cuts``,
-all at once): the network of the boxes, each a single rank with the trees of its ranks, and each box
-alone, where trees from outside start at the ranks that they enter by. Boxes may differ, so that
-clusters with dead or slow network cards need no more than one packing for each kind of box.
+Where hosts of ranks are joined by switches, links into a host are trimmed to the trees of all other
+hosts, so that every one of these trees enters the host by exactly one link. That makes the cut
+around each host tight, and the network falls into smaller ones (as at the cuts of ``tight_cuts``,
+all at once): the network of the hosts, each a single rank with the trees of its ranks, and each
+host alone, where trees from outside start at the ranks that they enter by. Hosts may differ, so
+that clusters with dead or slow network cards need no more than one packing for each kind of host.
 
 Trees found this way are optimal trees of the whole network, but not every network has such trees:
-a box that only spreads what enters it if trees enter it repeatedly is left to other ways.
+a host that only spreads what enters it if trees enter it repeatedly is left to other ways.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Paths = Sequence[tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Arc:
-    """What one path between boxes can carry once links into boxes are trimmed.
+    """What one path between hosts can carry once links into hosts are trimmed.
 
     Attributes:
-        tail, head: a rank or a switch between boxes.
+        tail, head: a rank or a switch between hosts.
         amount: trees.
         path: links in the order they are crossed.
     """
@@ -57,40 +57,40 @@ class Arc:
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """Boxes of ranks, and the vertices between them.
+    """Hosts of ranks, and the vertices between them.
 
     Attributes:
-        box: the box of each vertex, -1 for switches between boxes, int64 of shape (vertices,).
-        ranks: ranks of each box.
-        arcs: paths from box to box, or from either to a switch between boxes.
-        capacity: trees that each link can carry inside its box, beside those on paths.
+        host: the host of each vertex, -1 for switches between hosts, int64 of shape (vertices,).
+        ranks: ranks of each host.
+        arcs: paths from host to host, or from either to a switch between hosts.
+        capacity: trees that each link can carry inside its host, beside those on paths.
     """
 
-    box: np.ndarray
+    host: np.ndarray
     ranks: list[np.ndarray]
     arcs: list[Arc]
     capacity: list[int]
 
 
-def packed_by_boxes(topology: Topology, scaling: Scaling, pack: Pack) -> Iterator[TreeFlow]:
-    """Trees by every way to see a network as boxes that trees enter once; not yet checked."""
+def packed_by_hosts(topology: Topology, scaling: Scaling, pack: Pack) -> Iterator[TreeFlow]:
+    """Trees by every way to see a network as hosts that trees enter once; not yet checked."""
     if sum(scaling.capacity) + sum(scaling.trees) >= _SAFE:
         return
     for partition in _partitions(topology, scaling):
         try:
             yield _packed(topology, scaling, partition, pack)
-        except TopologyError:  # a box alone cannot spread what enters it
+        except TopologyError:  # a host alone cannot spread what enters it
             continue
 
 
 def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
-    """Boxes that are left without some switches, if trees can enter them once.
+    """Hosts that are left without some switches, if trees can enter them once.
 
     The networks that have to be packed have at most half the ranks; the smallest come first.
     """
     n, vertices = topology.num_ranks, topology.num_vertices
     seen: dict[bytes, tuple[int, np.ndarray, int]] = {}
-    for outer in _between_boxes(topology):
+    for outer in _between_hosts(topology):
         inside = ~(outer[topology.src] | outer[topology.dst])
         ends = topology.src[inside], topology.dst[inside]
         graph = sp.coo_matrix((np.ones(len(ends[0]), np.int8), ends), (vertices, vertices))
@@ -100,16 +100,16 @@ def _partitions(topology: Topology, scaling: Scaling) -> Iterator[Partition]:
         if 2 * largest <= n:
             place = np.full(vertices, -1)
             place[names] = np.arange(len(names))
-            box = np.where(outer, -1, place[part])
-            seen.setdefault(box.tobytes(), (largest, box, len(names)))
-    for _, box, count in sorted(seen.values(), key=lambda way: way[0]):
-        found = _trimmed(topology, scaling, box, count)
+            host = np.where(outer, -1, place[part])
+            seen.setdefault(host.tobytes(), (largest, host, len(names)))
+    for _, host, count in sorted(seen.values(), key=lambda way: way[0]):
+        found = _trimmed(topology, scaling, host, count)
         if found is not None:
-            yield Partition(box, [np.flatnonzero(box[:n] == b) for b in range(count)], *found)
+            yield Partition(host, [np.flatnonzero(host[:n] == b) for b in range(count)], *found)
 
 
-def _between_boxes(topology: Topology) -> Iterator[np.ndarray]:
-    """Switches that may join boxes, bool of shape (vertices,): the widest or the highest."""
+def _between_hosts(topology: Topology) -> Iterator[np.ndarray]:
+    """Switches that may join hosts, bool of shape (vertices,): the widest or the highest."""
     n, vertices = topology.num_ranks, topology.num_vertices
     degree = np.bincount(np.append(topology.src, topology.dst), minlength=vertices)
     hops = np.full(vertices, -1)
@@ -121,11 +121,11 @@ def _between_boxes(topology: Topology) -> Iterator[np.ndarray]:
 
 
 def _trimmed(
-    topology: Topology, scaling: Scaling, box: np.ndarray, count: int
+    topology: Topology, scaling: Scaling, host: np.ndarray, count: int
 ) -> tuple[list[Arc], list[int]] | None:
-    """Paths that carry as many trees into each box as are rooted outside, and out as many.
+    """Paths that carry as many trees into each host as are rooted outside, and out as many.
 
-    None if boxes have links to anything but switches between them, or links that are too narrow or
+    None if hosts have links to anything but switches between them, or links that are too narrow or
     come without a link back.
     """
     capacity = list(scaling.capacity)
@@ -133,15 +133,15 @@ def _trimmed(
     back: dict[tuple[int, int], int] = {}
     into: list[dict[int, int]] = [{} for _ in range(count)]
     for link, (u, v) in enumerate(ends):
-        if box[u] == box[v]:
+        if host[u] == host[v]:
             continue
-        if (box[u] >= 0) == (box[v] >= 0) or (u, v) in back:
+        if (host[u] >= 0) == (host[v] >= 0) or (u, v) in back:
             return None
         back[u, v] = link
-        if box[v] >= 0:
-            into[box[v]][link] = capacity[link]
+        if host[v] >= 0:
+            into[host[v]][link] = capacity[link]
     outside = [sum(scaling.trees)] * count
-    for b, rooted in zip(box[: topology.num_ranks].tolist(), scaling.trees, strict=True):
+    for b, rooted in zip(host[: topology.num_ranks].tolist(), scaling.trees, strict=True):
         outside[b] -= rooted
     for links, wanted in zip(into, outside, strict=True):
         if not 0 < wanted <= sum(links.values()):
@@ -151,13 +151,13 @@ def _trimmed(
             if reverse is None or capacity[reverse] < amount:
                 return None
             capacity[link] = capacity[reverse] = amount
-    return _paths(topology, box, capacity)
+    return _paths(topology, host, capacity)
 
 
 def _paths(
-    topology: Topology, box: np.ndarray, capacity: list[int]
+    topology: Topology, host: np.ndarray, capacity: list[int]
 ) -> tuple[list[Arc], list[int]] | None:
-    """The links between boxes, those of switches inside boxes extended to ranks.
+    """The links between hosts, those of switches inside hosts extended to ranks.
 
     Every rank that such a switch is joined to gets a share of what enters by it, and of what
     leaves. None if it is joined to no ranks, or they have too little capacity.
@@ -166,12 +166,12 @@ def _paths(
     ports: dict[tuple[int, bool], tuple[dict[int, int], dict[int, int]]] = {}
     ends = list(zip(topology.src.tolist(), topology.dst.tolist(), strict=True))
     for link, (u, v) in enumerate(ends):
-        crosses = box[u] != box[v] or box[u] < 0
-        if crosses and (box[u] < 0 or u < n) and (box[v] < 0 or v < n):
+        crosses = host[u] != host[v] or host[u] < 0
+        if crosses and (host[u] < 0 or u < n) and (host[v] < 0 or v < n):
             if capacity[link]:
                 arcs.append(Arc(u, v, capacity[link], (link,)))
         elif crosses:
-            w, enters = (v, True) if box[v] >= 0 else (u, False)
+            w, enters = (v, True) if host[v] >= 0 else (u, False)
             ports.setdefault((w, enters), ({}, {}))[0][link] = capacity[link]
     for link, (u, v) in enumerate(ends):
         for port, rank in (((u, True), v), ((v, False), u)):
@@ -195,7 +195,7 @@ def _paths(
 
 
 def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pack) -> TreeFlow:
-    """Trees between the boxes, and at the place of each box trees of that box.
+    """Trees between the hosts, and at the place of each host trees of that host.
 
     Raises:
         TopologyError: one of the smaller networks holds no such trees, or too many different ones.
@@ -204,12 +204,12 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
     between, arcs = _between(topology, scaling, partition)
     own = tuple(int(entering[ranks].sum()) for ranks in partition.ranks)
     shared = dataclasses.replace(scaling, capacity=tuple(arc.amount for arc in arcs), trees=own)
-    down = [(arc.head, arc.amount) for arc in arcs if partition.box[arc.head] >= 0]
+    down = [(arc.head, arc.amount) for arc in arcs if partition.host[arc.head] >= 0]
     np.add.at(entering, *np.asarray(down).T)
-    boxes = [
+    hosts = [
         _inside(topology, scaling, partition, b, entering) for b in range(len(partition.ranks))
     ]
-    different = dict.fromkeys((inside, needed) for inside, _, needed in boxes)
+    different = dict.fromkeys((inside, needed) for inside, _, needed in hosts)
     for one, needed in [(between, shared), *different]:
         if Capacities(one, needed).first_short(range(one.num_ranks)) is not None:
             raise TopologyError(f"{one} cannot spread what enters it once")
@@ -219,7 +219,7 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
         for inside, needed in different
     }
     insides: list[tuple[TreeFlow, Paths]] = [
-        (known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in boxes
+        (known[inside, needed], [(e,) for e in kept.tolist()]) for inside, kept, needed in hosts
     ]
     return _joined(topology, scaling, partition, (across, [arc.path for arc in arcs]), insides)
 
@@ -227,8 +227,8 @@ def _packed(topology: Topology, scaling: Scaling, partition: Partition, pack: Pa
 def _between(
     topology: Topology, scaling: Scaling, partition: Partition
 ) -> tuple[Topology, list[Arc]]:
-    """The network of the boxes, each one rank, and the arc that each of its links stands for."""
-    vertex, count = partition.box.copy(), len(partition.ranks)
+    """The network of the hosts, each one rank, and the arc that each of its links stands for."""
+    vertex, count = partition.host.copy(), len(partition.ranks)
     outer = np.flatnonzero(vertex < 0)
     vertex[outer] = count + np.arange(len(outer))
     src = vertex[[arc.tail for arc in partition.arcs]]
@@ -250,8 +250,8 @@ def _between(
 def _inside(
     topology: Topology, scaling: Scaling, partition: Partition, b: int, entering: np.ndarray
 ) -> tuple[Topology, np.ndarray, Scaling]:
-    """One box alone, its links, and the trees that it must spread from each of its ranks."""
-    vertices = np.flatnonzero(partition.box == b)
+    """One host alone, its links, and the trees that it must spread from each of its ranks."""
+    vertices = np.flatnonzero(partition.host == b)
     place = np.full(topology.num_vertices, -1)
     place[vertices] = np.arange(len(vertices))
     kept = np.flatnonzero((place[topology.src] >= 0) & (place[topology.dst] >= 0))
@@ -270,7 +270,7 @@ def _inside(
 
 
 def _alone(inside: Topology, needed: Scaling) -> TreeFlow:
-    """The trees of a box of a single rank, which have no edges."""
+    """The trees of a host of a single rank, which have no edges."""
     nothing = np.zeros(0, np.int64)
     edges = Edges(nothing, nothing, np.zeros(1, np.int64), nothing)
     return TreeFlow(
@@ -289,11 +289,11 @@ def _joined(
     between: tuple[TreeFlow, Paths],
     insides: list[tuple[TreeFlow, Paths]],
 ) -> TreeFlow:
-    """Trees of the boxes, each box replaced by a tree of its own from the rank that is entered.
+    """Trees of the hosts, each host replaced by a tree of its own from the rank that is entered.
 
     Args:
-        between: trees between the boxes, and the path that each link of their network stands for.
-        insides: the same for each box.
+        between: trees between the hosts, and the path that each link of their network stands for.
+        insides: the same for each host.
     """
     across, n = between[0], topology.num_ranks
     paths = [_on_links(*between), *(_on_links(*inside) for inside in insides)]
@@ -302,7 +302,7 @@ def _joined(
     hops = np.concatenate([count for _, count in paths])
     ptr = np.concatenate([[0], np.cumsum(hops)]).astype(np.int64)
     edges = Edges(topology.src[link[ptr[:-1]]], topology.dst[link[ptr[1:] - 1]], ptr, link)
-    # Trees of all boxes, those of each root in succession.
+    # Trees of all hosts, those of each root in succession.
     root = np.concatenate([ranks[flow.root] for ranks, (flow, _) in _zip(partition, insides)])
     weight = np.concatenate([flow.weight for flow, _ in insides])
     size = np.concatenate([np.diff(flow.tree_ptr) for flow, _ in insides])
@@ -325,7 +325,7 @@ def _joined(
     return TreeFlow(
         topology, scaling.k, scaling.trees, rows[0], rows[1], edges,
         np.arange(count + 1) * (n - 1), rows[2], scaling.inverse,
-        {"trees": "boxes entered once", "switches": across.certificate["switches"]},
+        {"trees": "hosts entered once", "switches": across.certificate["switches"]},
     )  # fmt: skip
 
 
@@ -343,27 +343,27 @@ def _on_links(flow: TreeFlow, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
 
 
 @nb.njit(cache=True)
-def _rows(across, boxes, ranks_ptr, ranks, trees, most):
+def _rows(across, hosts, ranks_ptr, ranks, trees, most):
     """Whole trees: batches as long as all their parts last; roots, weights and edges.
 
     Args:
-        across: root, weight, tree_ptr and edge of the trees between boxes; the rank that each
+        across: root, weight, tree_ptr and edge of the trees between hosts; the rank that each
             edge enters.
-        boxes: trees left, first edge and number of edges of each batch inside a box, the edges,
+        hosts: trees left, first edge and number of edges of each batch inside a host, the edges,
             and the first batch of each rank.
-        ranks_ptr, ranks: the ranks of each box.
+        ranks_ptr, ranks: the ranks of each host.
         trees: trees that each rank is the root of.
         most: batches at most.
     """
-    box_root, box_weight, tree_ptr, cross, enters = across
-    weight, start, size, edge, first = boxes
+    host_root, host_weight, tree_ptr, cross, enters = across
+    weight, start, size, edge, first = hosts
     n = len(trees)
     own, left, at, turn = trees.copy(), weight.copy(), first.copy(), ranks_ptr[:-1].copy()
     out = np.empty((most, n - 1), np.int32)
     root, many = np.empty(most, np.int32), np.empty(most, np.int64)
     row = 0
-    for i in range(len(box_root)):
-        b, rest = box_root[i], box_weight[i]
+    for i in range(len(host_root)):
+        b, rest = host_root[i], host_weight[i]
         while rest > 0:
             while own[ranks[turn[b]]] == 0:
                 turn[b] += 1

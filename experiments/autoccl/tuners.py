@@ -1,0 +1,179 @@
+"""Fig. 7 to 9 in the model: tuners over NCCL's default, with and without computation beside.
+
+A machine is a landscape of equations 1 to 5; its tasks have constants near those of the machine.
+The default is the machine's optimum, as a cost model that knows no task has it. Computation beside
+takes threads and memory from the protocol, whose peak falls. AFNFA samples all tasks offline,
+without computation, and sets one configuration for all of them; AutoCCL and this library's search
+tune each task where it runs, with the computation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments.autoccl.labels import MODELLED
+from experiments.config import above, at_least
+from experiments.study import Row, publish
+from jaxcoll.draw.style import INK, PALETTE
+from jaxcoll.tune import Config as Configuration
+from jaxcoll.tune import Space
+from jaxcoll.tune.landscape import Landscape, equations, landscape_space
+from jaxcoll.tune.model import Bandwidth
+from jaxcoll.tune.search.afnfa import global_configuration
+from jaxcoll.tune.search.base import Search
+from jaxcoll.tune.search.fitted import Fitted
+from jaxcoll.tune.search.released import Released
+
+_SEARCHES: Mapping[str, Callable[..., Search]] = {"AutoCCL, as released": Released, "ours": Fitted}
+AFNFA, OPTIMUM = "AFNFA", "optimum"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The comparison.
+
+    Attributes:
+        size: the preset, "ci" or "paper".
+        machines: landscapes, each with tasks of its own.
+        tasks: per machine.
+        spread: standard deviation of the logarithms of a task's constants about the machine's.
+        interference: share of the protocol's peak that computation leaves, by level.
+        share: of the space that AFNFA samples.
+        printed: the paper's mean speedup over NCCL, by tuner and level.
+        noise: relative standard deviation of a measurement.
+        notes: differences from the paper.
+        seed: of everything random.
+        results: folder to write to.
+    """
+
+    size: str
+    machines: int
+    tasks: int
+    spread: float
+    interference: Mapping[str, float]
+    share: float
+    printed: Mapping[str, Mapping[str, float]]
+    noise: float
+    notes: tuple[str, ...]
+    seed: int
+    results: Path
+
+    def __post_init__(self) -> None:
+        at_least("machines", self.machines, 1)
+        at_least("tasks", self.tasks, 1)
+        for value in self.interference.values():
+            above("interference", value, 0)
+
+
+def run(config: Config) -> list[Row]:
+    """A row per level and tuner: geometric means of speedups over the default, and evaluations."""
+    speedups: dict[tuple[str, str], list[float]] = {}
+    evaluations: dict[tuple[str, str], list[int]] = {}
+    for machine in range(config.machines):
+        space = _space_of(config.seed + machine)
+        models = [tasks_model(space, config, machine, task) for task in range(config.tasks)]
+        offline = _afnfa(space, models, config)
+        for level, left in config.interference.items():
+            for task, model in enumerate(models):
+                landscape = _landscape(space, [_beside(m, left) for m in model], config, task)
+                default = landscape.bandwidth(space.default)
+                found = {AFNFA: landscape.bandwidth(offline), OPTIMUM: landscape.best()[1]}
+                for name, search in _SEARCHES.items():
+                    best, count = _tuned(search(space, seed=config.seed + task), landscape)
+                    found[name] = landscape.bandwidth(best)
+                    evaluations.setdefault((level, name), []).append(count)
+                for name, bandwidth in found.items():
+                    speedups.setdefault((level, name), []).append(bandwidth / default)
+    rows: list[Row] = [
+        {
+            "computation": level,
+            "tuner": name,
+            "over the default": math.exp(np.log(ratios).mean()),
+            "paper over the default": config.printed.get(name, {}).get(level),
+            "least": min(ratios),
+            "evaluations of a task": _median(evaluations.get((level, name))),
+            "row": MODELLED,
+        }
+        for (level, name), ratios in sorted(speedups.items())
+    ]
+    title = "AutoCCL, Fig. 7 to 9 in the model: tuners over the default"
+    publish(title, rows, config.results, figure=_figure(rows), notes=config.notes)
+    return rows
+
+
+def _space_of(seed: int) -> Space:
+    """The space with a machine's optimum as the default."""
+    space = landscape_space()
+    return Space(space.subspaces, equations(space, seed).best()[0])
+
+
+def tasks_model(space: Space, config: Config, machine: int, task: int) -> list[Bandwidth]:
+    """The bandwidths of a task, one per subspace, near those of its machine."""
+    base = equations(space, config.seed + machine, noise=config.noise)
+    rng = np.random.default_rng([config.seed, machine, task])
+
+    def near(values: Sequence[float]) -> tuple[float, float]:
+        first, second = (v * math.exp(config.spread * rng.standard_normal()) for v in values)
+        return first, second
+
+    models = [model for model in base.bandwidths.values() if isinstance(model, Bandwidth)]
+    return [dataclasses.replace(m, startup=near(m.startup), peak=near(m.peak)) for m in models]
+
+
+def _beside(model: Bandwidth, left: float) -> Bandwidth:
+    """The model where computation leaves a share of the protocol's peak."""
+    return dataclasses.replace(model, peak=(model.peak[0], model.peak[1] * left))
+
+
+def _landscape(space: Space, models: Sequence[Bandwidth], config: Config, task: int) -> Landscape:
+    return Landscape(space, tuple(models), noise=config.noise, seed=config.seed + task)
+
+
+def _afnfa(space: Space, tasks: Sequence[Sequence[Bandwidth]], config: Config) -> Configuration:
+    """One configuration for all tasks, from samples without computation."""
+    rng = np.random.default_rng(config.seed)
+    measured = {}
+    for i, models in enumerate(tasks):
+        landscape = _landscape(space, models, config, i)
+        sample = [_random(space, rng) for _ in range(max(2, round(config.share * space.size)))]
+        measured[str(i)] = [(point, landscape.measure(point)) for point in sample]
+    return global_configuration(space, measured, seed=config.seed)
+
+
+def _random(space: Space, rng: np.random.Generator) -> Configuration:
+    subspace = space.subspaces[int(rng.integers(len(space.subspaces)))]
+    return subspace.config([int(rng.integers(length)) for length in subspace.shape])
+
+
+def _tuned(search: Search, landscape: Landscape) -> tuple[Configuration, int]:
+    """The best configuration that a search finds, and its evaluations."""
+    while (point := search.ask()) is not None:
+        search.tell(point, landscape.measure(point))
+    found = search.best
+    return (search.space.default if found is None else found[0]), search.evaluations
+
+
+def _median(counts: Sequence[int] | None) -> float | None:
+    return None if counts is None else float(np.median(counts))
+
+
+def _figure(rows: Sequence[Row]) -> Figure:
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    axes = figure.subplots()
+    levels = list(dict.fromkeys(str(row["computation"]) for row in rows))
+    tuners = list(dict.fromkeys(str(row["tuner"]) for row in rows))
+    for i, tuner in enumerate(tuners):
+        heights = [row["over the default"] for row in rows if row["tuner"] == tuner]
+        places = [x + 0.2 * i for x in range(len(levels))]
+        axes.bar(places, heights, 0.2, color=PALETTE[i], label=tuner)  # type: ignore[arg-type]
+    axes.axhline(1, color=INK, linewidth=0.5)
+    axes.set_xticks([x + 0.3 for x in range(len(levels))], levels)
+    axes.set_ylabel("bandwidth over the default's", color=INK)
+    axes.legend(frameon=False, fontsize=7)
+    return figure

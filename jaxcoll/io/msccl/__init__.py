@@ -1,0 +1,42 @@
+"""MSCCL XML: schedules as the programs that MSCCL, its executor for NCCL and RCCL run.
+
+- ``program``: a program as data, and its XML;
+- ``lowering``: the program of a schedule;
+- ``replay``: a program run message by message, and the schedule that it carries out.
+"""
+
+from __future__ import annotations
+
+import os
+
+from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.io.msccl.lowering import lower
+from jaxcoll.io.msccl.program import Block, Instruction, Program, dumps, loads
+from jaxcoll.io.msccl.replay import lift
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology
+
+__all__ = ["Block", "Instruction", "Program", "dumps", "lift", "load", "loads", "lower", "save"]
+
+
+def save(
+    schedule: Schedule, path: str | os.PathLike, *, name: str = "jaxcoll", protocol: str = "Simple"
+) -> None:
+    """Write the program of a schedule, all or nothing; see ``lower``.
+
+    Raises:
+        FormatError: a schedule that no program of this format carries out.
+        OSError: the file cannot be written.
+    """
+    write_text(path, dumps(lower(schedule, name=name, protocol=protocol)))
+
+
+def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:
+    """The schedule that a file carries out on a network; see ``lift``.
+
+    Raises:
+        FormatError: not a program, or one that stops before its end.
+        ScheduleError: it ends, and is not the collective it is said to be.
+        OSError: the file cannot be read.
+    """
+    return lift(loads(read_text(path, max_bytes)), topology)

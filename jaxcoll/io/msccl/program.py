@@ -1,0 +1,268 @@
+"""MSCCL programs as data and as XML.
+
+A rank runs blocks side by side. A block sends to one rank, receives from one, and runs its
+instructions in order. Ranks and blocks meet in two ways only: the n-th send over a connection
+(sender, receiver, channel) meets the n-th receive, and an instruction may wait for one of another
+block of its rank. Read by microsoft/msccl, Azure/msccl-executor-nccl and RCCL, whose parsers are
+written by hand: one space between attributes, one line per tag, no entities.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from xml.etree import ElementTree
+
+from jaxcoll.errors import FormatError
+from jaxcoll.numerics import checks
+
+# MSCCL's names of collectives, and of jaxcoll's kinds.
+COLLECTIVES = {
+    "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reducescatter": "reduce_scatter",
+    "allreduce": "all_reduce",
+}
+PROTOCOLS = {"Simple": 2, "LL": 8, "LL128": 8}  # messages that a connection holds
+SENDS, RECEIVES = ("s", "rcs", "rrcs"), ("r", "rcs", "rrc", "rrcs")
+MOST_BLOCKS, MOST_INSTRUCTIONS, MOST_COUNT, MOST_AWAITED = 216, 256, 71, 127
+MOST_CHUNKS, MOST_RANKS, MOST_STEPS = 2**15 - 1, 2**12, 2**24
+_TYPES = {*SENDS, *RECEIVES, "cpy", "nop"}
+_NOT_READ = {"re", "rrs", "ra"}
+_INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """A ``step`` of a block.
+
+    Attributes:
+        type: ``s`` send, ``r`` receive, ``rcs`` receive and pass on, ``rrc`` receive and add,
+            ``rrcs`` receive, add and pass on, ``cpy`` copy, ``nop`` wait only.
+        src, dst: (buffer, first chunk); buffers are ``i`` input, ``o`` output, ``s`` scratch.
+        count: chunks.
+        after: (block, instruction) of the same rank that must have ended, or None.
+        awaited: whether another one waits for it.
+        step: of the schedule, for a send: the attribute ``at``, which runtimes ignore as they do
+            all that they do not know; None in the files of others.
+    """
+
+    type: str
+    src: tuple[str, int]
+    dst: tuple[str, int]
+    count: int
+    after: tuple[int, int] | None = None
+    awaited: bool = False
+    step: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A thread block: the ranks it sends to and receives from, None for neither; its channel."""
+
+    send: int | None
+    receive: int | None
+    channel: int
+    instructions: tuple[Instruction, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The blocks of every rank.
+
+    Attributes:
+        name: a label.
+        collective: one of the values of ``COLLECTIVES``.
+        protocol: a key of ``PROTOCOLS``.
+        chunks: of the whole buffer, ``nchunksperloop``.
+        in_place: whether input and output are one buffer.
+        ranks: the blocks of each rank.
+    """
+
+    name: str
+    collective: str
+    protocol: str
+    chunks: int
+    in_place: bool
+    ranks: tuple[tuple[Block, ...], ...]
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def dumps(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30) -> str:
+    """The XML of a program.
+
+    Args:
+        dialect: ``msccl`` for microsoft/msccl, ``executor`` for Azure's executor and RCCL, which
+            call reduce_scatter ``reducescatter``. Other collectives have one spelling.
+        max_bytes: the largest call for which the runtime is to choose the program.
+
+    Raises:
+        FormatError: another dialect, a bound below 1.
+    """
+    checks.choice(dialect, ("msccl", "executor"), "dialect", FormatError)
+    max_bytes = checks.integer(max_bytes, "max_bytes", FormatError, least=1)
+    collective = program.collective.replace("_", "")
+    if program.collective == "reduce_scatter" and dialect == "msccl":
+        collective = "reduce_scatter"
+    channels = 1 + max((b.channel for rank in program.ranks for b in rank), default=0)
+    here, other = str(int(program.in_place)), str(int(not program.in_place))
+    lines = [
+        _tag("algo", name=program.name, proto=program.protocol, nchannels=channels,
+             nchunksperloop=program.chunks, ngpus=len(program.ranks), coll=collective,
+             inplace=here, outofplace=other, minBytes=0, maxBytes=max_bytes) + ">"
+    ]  # fmt: skip
+    for rank, blocks in enumerate(program.ranks):
+        sizes = _buffer_sizes(program, blocks)
+        lines.append("  " + _tag("gpu", id=rank, **sizes) + ">")
+        for number, block in enumerate(blocks):
+            ends = {"send": _or_minus(block.send), "recv": _or_minus(block.receive)}
+            lines.append("    " + _tag("tb", id=number, **ends, chan=block.channel) + ">")
+            lines += [_step(s, each) for s, each in enumerate(block.instructions)]
+            lines.append("    </tb>")
+        lines.append("  </gpu>")
+    return "\n".join([*lines, "</algo>", ""])
+
+
+def _tag(tag: str, /, **attributes: object) -> str:
+    return f"<{tag} " + " ".join(f'{key}="{value}"' for key, value in attributes.items())
+
+
+def _or_minus(rank: int | None) -> int:
+    return -1 if rank is None else rank
+
+
+def _step(s: int, each: Instruction) -> str:
+    block, instruction = each.after or (-1, -1)
+    tag = _tag(
+        "step", s=s, type=each.type, srcbuf=each.src[0], srcoff=each.src[1], dstbuf=each.dst[0],
+        dstoff=each.dst[1], cnt=each.count, depid=block, deps=instruction, hasdep=int(each.awaited),
+    )  # fmt: skip
+    at = "" if each.step is None else f' at="{each.step}"'
+    return f"      {tag}{at}/>"
+
+
+def _buffer_sizes(program: Program, blocks: tuple[Block, ...]) -> dict[str, int]:
+    """Chunks of each buffer: all, or one past the last that is used."""
+    sizes = dict.fromkeys("ios", 0)
+    for block in blocks:
+        for each in block.instructions:
+            for buffer, first in (each.src, each.dst) if each.count else ():
+                sizes[buffer] = max(sizes[buffer], first + each.count)
+    kept = "o" if program.collective == "all_gather" else "i"
+    if program.in_place:
+        sizes[kept] = program.chunks
+    return {f"{buffer}_chunks": size for buffer, size in sizes.items()}
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def loads(text: str) -> Program:
+    """The program of XML text.
+
+    Raises:
+        FormatError: malformed, with entities, cut short; an attribute missing or out of range; a
+            collective or instruction that is not read here.
+    """
+    checks.text(text, "text", FormatError)
+    if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL) or "<?" in text.lstrip()[5:]:
+        raise FormatError("an MSCCL program has no document type, entities or instructions")
+    try:
+        root = ElementTree.fromstring(text)  # noqa: S314, without entities there is no attack
+    except (ElementTree.ParseError, ValueError) as error:
+        raise FormatError(f"not XML, or cut short: {error}") from None
+    _expect(root, "algo")
+    collective = COLLECTIVES.get(_text(root, "coll"))
+    if collective is None:
+        known = ", ".join(COLLECTIVES)
+        raise FormatError(f"programs of {_text(root, 'coll')!r} are not read; known: {known}")
+    protocol = checks.choice(_text(root, "proto"), PROTOCOLS, "proto", FormatError)
+    ranks = _integer(root, "ngpus", 1, MOST_RANKS)
+    _integer(root, "nchannels", 1, 2**10)
+    chunks = _integer(root, "nchunksperloop", 1, MOST_CHUNKS)
+    in_place = bool(_integer(root, "inplace", 0, 1)) if "inplace" in root.attrib else False
+    blocks: dict[int, tuple[Block, ...]] = {}
+    for gpu in root:
+        _expect(gpu, "gpu")
+        number = _integer(gpu, "id", 0, ranks - 1)
+        if number in blocks:
+            raise FormatError(f"gpu {number} is given twice; give it once")
+        blocks[number] = _blocks(gpu, ranks, number)
+    if len(blocks) < ranks:
+        missing = next(r for r in range(ranks) if r not in blocks)
+        raise FormatError(f"the program of {ranks} ranks has no gpu {missing}; add it")
+    rows = tuple(blocks[rank] for rank in range(ranks))
+    return Program(_text(root, "name"), collective, protocol, chunks, in_place, rows)
+
+
+def _blocks(gpu: ElementTree.Element, ranks: int, rank: int) -> tuple[Block, ...]:
+    found: dict[int, Block] = {}
+    for tb in gpu:
+        _expect(tb, "tb")
+        number = _integer(tb, "id", 0, len(gpu) - 1)
+        if number in found:
+            raise FormatError(f"block {number} of gpu {rank} is given twice; give it once")
+        peers = [_integer(tb, end, -1, ranks - 1) for end in ("send", "recv")]
+        if rank in peers:
+            raise FormatError(f"block {number} of gpu {rank} has its own rank as a peer")
+        send, receive = (None if peer < 0 else peer for peer in peers)
+        channel = _integer(tb, "chan", 0, 2**10)
+        instructions = tuple(_instruction(step, len(gpu)) for step in tb)
+        found[number] = Block(send, receive, channel, instructions)
+        for each in instructions:
+            if (each.type in SENDS and send is None) or (each.type in RECEIVES and receive is None):
+                raise FormatError(f"block {number} of gpu {rank} has no peer for {each.type!r}")
+    blocks = tuple(found[number] for number in range(len(found)))
+    for end in ("send", "receive"):
+        used = sorted((p, b.channel) for b in blocks if (p := getattr(b, end)) is not None)
+        twice = next((pair for pair, after in itertools.pairwise(used) if pair == after), None)
+        if twice:
+            raise FormatError(
+                f"two blocks of gpu {rank} {end} with rank {twice[0]} on channel {twice[1]}; give "
+                f"each its own channel"
+            )
+    return blocks
+
+
+def _instruction(step: ElementTree.Element, blocks: int) -> Instruction:
+    _expect(step, "step")
+    kind = _text(step, "type")
+    if kind in _NOT_READ:
+        raise FormatError(f"instructions of type {kind!r} are not read; known: {sorted(_TYPES)}")
+    checks.choice(kind, sorted(_TYPES), "type", FormatError)
+    is_nop = kind == "nop"
+    places = []
+    for end in ("src", "dst"):
+        buffer = checks.choice(_text(step, f"{end}buf"), ("i", "o", "s"), f"{end}buf", FormatError)
+        least = -1 if is_nop else 0
+        places.append((buffer, _integer(step, f"{end}off", least, MOST_CHUNKS)))
+    count = _integer(step, "cnt", 0 if is_nop else 1, MOST_COUNT)
+    block = _integer(step, "depid", -1, min(blocks - 1, MOST_AWAITED))
+    instruction = _integer(step, "deps", -1, MOST_INSTRUCTIONS - 1)
+    awaited = bool(_integer(step, "hasdep", 0, 1))
+    after = (block, instruction) if block >= 0 else None
+    at = _integer(step, "at", 0, MOST_STEPS) if "at" in step.attrib else None
+    return Instruction(kind, places[0], places[1], count, after, awaited, at)
+
+
+def _expect(element: ElementTree.Element, tag: str) -> None:
+    if element.tag != tag:
+        raise FormatError(f"expected <{tag}>, got <{checks.shown(element.tag)}>")
+
+
+def _text(element: ElementTree.Element, key: str) -> str:
+    if key not in element.attrib:
+        raise FormatError(f"<{element.tag}> lacks the attribute {key!r}; all runtimes need it")
+    return element.attrib[key]
+
+
+def _integer(element: ElementTree.Element, key: str, least: int, most: int) -> int:
+    text = _text(element, key)
+    if not _INTEGER.fullmatch(text):
+        raise FormatError(f"{key} of <{element.tag}> must be an integer, got {checks.shown(text)}")
+    return checks.integer(
+        int(text), f"{key} of <{element.tag}>", FormatError, least=least, most=most
+    )

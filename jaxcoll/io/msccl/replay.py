@@ -1,0 +1,225 @@
+"""An MSCCL program run message by message, and the schedule that it carries out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict, deque
+
+import numpy as np
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import FormatError, TopologyError
+from jaxcoll.io.msccl import program as form
+from jaxcoll.io.msccl.program import Instruction, Program
+from jaxcoll.numerics import checks
+from jaxcoll.paths import Edges, shortest_routes
+from jaxcoll.provenance import Provenance
+from jaxcoll.schedule import Schedule
+from jaxcoll.topology import Topology
+from jaxcoll.verifier import verify
+
+Connection = tuple[int, int, int]  # sender, receiver, channel
+Cell = tuple[str, int]  # buffer, chunk of it
+_MOST_MESSAGES = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class _Message:
+    """A chunk under way: which chunk of the collective, the step it was sent in, its number."""
+
+    chunk: int
+    step: int
+    number: int
+
+
+@dataclasses.dataclass
+class _Value:
+    """The content of a cell: which chunk, and the first step in which it can be sent."""
+
+    chunk: int
+    ready: int
+
+
+def lift(program: Program, topology: Topology) -> Schedule:
+    """The schedule that a program carries out, verified.
+
+    The program is run, a chunk at a time, with as few messages under way as the protocol holds; a
+    message goes in the first step in which its chunk has arrived and its connection is done with
+    the one before, or in a later one that the program names, as those of ``lower`` do: they give
+    back the schedule. Data races are not looked for: the result is that of one order of the
+    instructions that nothing orders. A program of ``lower`` has none.
+
+    Args:
+        topology: the network; a connection goes over the link between its ranks, channel k over the
+            k-th of several, or over a shortest path where there is none.
+
+    Raises:
+        FormatError: the program stops before its end, reads what was never written, adds unlike
+            chunks, sends what nothing receives, or has other ranks than the topology.
+        TopologyError: ranks that exchange messages and have no path.
+        ScheduleError: it ends, and is not the collective it is said to be.
+    """
+    checks.instance(program, Program, "program", FormatError)
+    checks.instance(topology, Topology, "topology", TopologyError)
+    ranks = len(program.ranks)
+    if ranks != topology.num_ranks:
+        raise FormatError(f"the program is of {ranks} ranks, {topology} has {topology.num_ranks}")
+    if program.chunks % ranks:
+        raise FormatError(
+            f"{program.chunks} chunks are not equally many for {ranks} ranks; nchunksperloop must "
+            f"be a multiple of ngpus"
+        )
+    run = _Run(program)
+    run.to_end()
+    connections = sorted({connection for connection, *_ in run.sent})
+    edges = _edges(topology, connections)
+    number = {connection: i for i, connection in enumerate(connections)}
+    columns = [(step, number[connection], chunk) for connection, step, chunk in run.sent]
+    step, edge, chunk = np.asarray(columns, np.int64).reshape(-1, 3).T
+    reduce = np.asarray([run.added.get(i, False) for i in range(len(columns))], bool)
+    schedule = Schedule.from_sends(
+        topology,
+        Collective(program.collective, ranks, program.chunks // ranks),
+        step,
+        edge,
+        chunk,
+        reduce,
+        edges=edges,
+        provenance=Provenance("msccl", {"name": program.name}),
+    )
+    verify(schedule)
+    return schedule
+
+
+def _edges(topology: Topology, connections: list[Connection]) -> Edges:
+    """An edge per connection: the link of its channel, or a shortest path."""
+    links: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for link, ends in enumerate(zip(topology.src.tolist(), topology.dst.tolist(), strict=True)):
+        links[ends].append(link)
+    src, dst = np.asarray([c[:2] for c in connections], np.int64).reshape(-1, 2).T
+    routed = shortest_routes(topology, src, dst)
+    paths = [
+        (between[channel % len(between)],) if (between := links.get((a, b))) else routed.path(e)
+        for e, (a, b, channel) in enumerate(connections)
+    ]
+    ptr = np.concatenate([[0], np.cumsum([len(path) for path in paths])])
+    flat = np.asarray([link for path in paths for link in path], np.int64)
+    return Edges(src, dst, ptr, flat)
+
+
+class _Run:
+    """A program under way, an instruction cut into its chunks."""
+
+    def __init__(self, program: Program):
+        self.program = program
+        self.at = [[[0, 0] for _ in blocks] for blocks in program.ranks]  # instruction, chunk of it
+        self.ended = [[-1 for _ in blocks] for blocks in program.ranks]  # last awaited that ended
+        self.wires: defaultdict[Connection, deque[_Message]] = defaultdict(deque)
+        self.last: dict[Connection, int] = {}
+        self.sent: list[tuple[Connection, int, int]] = []
+        self.added: dict[int, bool] = {}
+        self.cells = [self._first(rank) for rank in range(len(program.ranks))]
+
+    def _first(self, rank: int) -> dict[Cell, _Value]:
+        """The content of a rank's cells before the program runs."""
+        program = self.program
+        if program.collective != "all_gather":
+            return {("i", c): _Value(c, 0) for c in range(program.chunks)}
+        share = program.chunks // len(program.ranks)
+        own = range(rank * share, (rank + 1) * share)
+        if program.in_place:
+            return {("o", c): _Value(c, 0) for c in own}
+        return {("i", c - rank * share): _Value(c, 0) for c in own}
+
+    def to_end(self) -> None:
+        """Run every block as far as it gets, until all have ended.
+
+        Raises:
+            FormatError: none gets further, or messages are left.
+        """
+        blocks = [(r, b) for r, row in enumerate(self.program.ranks) for b in range(len(row))]
+        moved = True
+        while moved:
+            moved = False
+            for rank, block in blocks:
+                while self._advance(rank, block):
+                    moved = True
+        for rank, block in blocks:
+            at = self.at[rank][block][0]
+            if at < len(self.program.ranks[rank][block].instructions):
+                raise FormatError(
+                    f"the program stops: instruction {at} of block {block} of gpu {rank} waits for "
+                    f"ever, with {form.PROTOCOLS[self.program.protocol]} messages to a connection"
+                )
+        left = next((connection for connection, wire in self.wires.items() if wire), None)
+        if left is not None:
+            raise FormatError(f"nothing receives a message from rank {left[0]} to rank {left[1]}")
+
+    def _advance(self, rank: int, block: int) -> bool:
+        """Run one chunk of the next instruction of a block; whether that could be done."""
+        body, at = self.program.ranks[rank][block], self.at[rank][block]
+        if at[0] >= len(body.instructions):
+            return False
+        each = body.instructions[at[0]]
+        if each.after is not None and self.ended[rank][each.after[0]] < each.after[1]:
+            return False
+        into = (body.receive or 0, rank, body.channel)
+        out = (rank, body.send or 0, body.channel)
+        if each.type in form.RECEIVES and not self.wires[into]:
+            return False
+        room = form.PROTOCOLS[self.program.protocol]
+        if each.type in form.SENDS and len(self.wires[out]) >= room:
+            return False
+        if each.count:
+            self._run(rank, each, at[1], into, out)
+        at[1] += 1
+        if at[1] >= each.count:
+            if each.awaited:
+                self.ended[rank][block] = at[0]
+            at[:] = at[0] + 1, 0
+        return True
+
+    def _run(self, rank: int, each: Instruction, i: int, into: Connection, out: Connection) -> None:
+        cells = self.cells[rank]
+        src, dst = self._cell(rank, each.src, i), self._cell(rank, each.dst, i)
+        if each.type == "cpy":
+            cells[dst] = dataclasses.replace(self._read(rank, src))
+        elif each.type in form.RECEIVES:
+            message = self.wires[into].popleft()
+            if each.type in ("rrc", "rrcs"):
+                held = self._read(rank, dst)
+                if held.chunk != message.chunk:
+                    raise FormatError(
+                        f"gpu {rank} adds chunk {message.chunk} to chunk {held.chunk}, at {dst}"
+                    )
+                held.ready = max(held.ready, message.step + 1)
+                self.added[message.number] = True
+            else:
+                cells[dst] = _Value(message.chunk, message.step + 1)
+        if each.type in form.SENDS:
+            value = self._read(rank, src if each.type == "s" else dst)
+            step = max(value.ready, self.last.get(out, 0), each.step or 0)
+            self.last[out] = step
+            if len(self.sent) >= _MOST_MESSAGES:
+                raise FormatError(f"a program of more than {_MOST_MESSAGES} messages is not read")
+            self.wires[out].append(_Message(value.chunk, step, len(self.sent)))
+            self.sent.append((out, step, value.chunk))
+
+    def _cell(self, rank: int, place: tuple[str, int], i: int) -> Cell:
+        """A cell, the buffers that are one in place having one name."""
+        buffer, chunk = place[0], place[1] + i
+        if not self.program.in_place or buffer == "s":
+            return buffer, chunk
+        share = self.program.chunks // len(self.program.ranks)
+        if self.program.collective == "all_gather" and buffer == "i":
+            return "o", rank * share + chunk
+        if self.program.collective == "reduce_scatter" and buffer == "o":
+            return "i", rank * share + chunk
+        return ("o" if self.program.collective == "all_gather" else "i"), chunk
+
+    def _read(self, rank: int, cell: Cell) -> _Value:
+        if cell not in self.cells[rank]:
+            raise FormatError(
+                f"gpu {rank} reads chunk {cell[1]} of buffer {cell[0]!r}, never written"
+            )
+        return self.cells[rank][cell]

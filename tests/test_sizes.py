@@ -1,0 +1,102 @@
+"""Sizes that keep the house readable: files of a folder, lines of a file, lines and arguments."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("jaxcoll", "tensorstate", "experiments", "tests")
+MOST_FILES, MOST_LINES = 15, 400
+MOST_FUNCTION_LINES, MOST_ARGUMENTS = 60, 8
+
+# Kernels take the columns that they work on as arguments: Numba inlines neither objects nor tuples
+# of arrays for free. Public functions have an argument per option, given by keyword, and document
+# each of them.
+KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyword"
+EXEMPT = {
+    "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
+    "jaxcoll/schedule.py": {"from_sends": PUBLIC},
+    "jaxcoll/synth/building/list_scheduling_kernel.py": {"served": KERNEL, "_wait": KERNEL},
+    "jaxcoll/synth/building/reversal.py": {"_steps": KERNEL},
+    "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
+    "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
+    "jaxcoll/synth/forestcoll/packing/alternating_paths.py": {"search": KERNEL, "follow": KERNEL},
+    "jaxcoll/synth/forestcoll/packing/balancing.py": {"_shift": KERNEL},
+    "jaxcoll/synth/forestcoll/packing/spanning.py": {"may_take": KERNEL},
+    "jaxcoll/synth/forestcoll/packing/tree_packing.py": {"_next_edge": KERNEL, "_most": KERNEL},
+    "jaxcoll/synth/routing/concurrent_flow_kernel.py": {"soft_flows": KERNEL, "_split": KERNEL},
+    "jaxcoll/synth/routing/min_congestion_kernel.py": {"route": KERNEL, "_cheapest": KERNEL},
+    "jaxcoll/synth/routing/time_stepped_kernel.py": {
+        "_walk_back": KERNEL,
+        "even_out": KERNEL,
+        "_cheapest": KERNEL,
+    },
+    "jaxcoll/synth/tacos/events.py": {"_match": KERNEL},
+    "jaxcoll/synth/tacos/lockstep.py": {"expand": KERNEL, "match": KERNEL, "_count_need": KERNEL},
+    "jaxcoll/synth/tacos/search.py": {"search_by_events": "the columns of a kernel, one by one"},
+    "jaxcoll/training/overlap.py": {"overlap": PUBLIC},
+    "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
+    "jaxcoll/trees/stream.py": {"stream_order": KERNEL, "_serve": KERNEL},
+    "tensorstate/step_search.py": {"search": PUBLIC},
+}
+
+
+def modules() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def num_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Arguments of a function, ``*args`` and ``**kwargs`` included."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return len(named) + bool(arguments.vararg) + bool(arguments.kwarg)
+
+
+def too_large(path: Path) -> Iterator[str]:
+    """The functions of a file that are over a limit and not exempt."""
+    exempt = EXEMPT.get(str(path.relative_to(ROOT)), {})
+    for function in functions(ast.parse(path.read_bytes())):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        count = num_arguments(function)
+        if (lines > MOST_FUNCTION_LINES or count > MOST_ARGUMENTS) and function.name not in exempt:
+            yield f"{path}:{function.lineno} {function.name}: {lines} lines, {count} arguments"
+
+
+def test_functions_fit_a_screen():
+    assert [text for path in modules() for text in too_large(path)] == []
+
+
+def test_files_hold_one_thought():
+    lengths = {path: len(path.read_bytes().splitlines()) for path in modules()}
+    assert {path: n for path, n in lengths.items() if n > MOST_LINES} == {}
+
+
+def test_folders_show_at_a_glance_what_they_hold():
+    counts: dict[Path, int] = {}
+    for path in modules():
+        counts[path.parent] = counts.get(path.parent, 0) + 1
+    assert {path: n for path, n in counts.items() if n > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def long():\n" + "    x = 1\n" * 60,
+        "def wide(a, b, /, c, d, *e, f, g, h, **i):\n    pass\n",
+    ],
+)
+def test_larger_functions_are_found(tmp_path, monkeypatch, source):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    assert len(list(too_large(path))) == 1

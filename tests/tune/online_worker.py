@@ -1,0 +1,81 @@
+"""One of several processes on the loopback that tune a step of training while they run it.
+
+Arguments: port, processes, this process's number, a table that process 0 alone has, steps. Prints
+the programs that its steps ran, a digest of its result, and what was chosen; or the error it met.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sys
+import time
+
+
+def main(port: int, processes: int, process: int, table: str, count: int) -> None:
+    """Connect and train."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    import jax
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
+    try:
+        train(process, table if process == 0 else None, count)
+    except ValueError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        os._exit(3)
+    jax.distributed.shutdown()
+    print("OK", flush=True)
+
+
+def train(process: int, table: str | None, count: int) -> None:
+    """Steps of a sum of gradients and a gather, under delays that differ between processes."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import jaxcoll as jc
+    from jaxcoll.tune.config import Config
+
+    n = jax.device_count()
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+
+    def local(w, x):
+        gradient = jc.psum(w * x.sum(), "x") / n
+        rows = jc.all_gather(x, "x", tiled=True)
+        return w - 0.01 * gradient + 1e-3 * rows.mean()
+
+    def body(w, x):
+        return jax.shard_map(
+            local, mesh=mesh, in_specs=(P(), P("x")), out_specs=P(), check_vma=False
+        )(w, x)
+
+    step = jax.jit(body, donate_argnums=0)
+    options = {"lowering": "scan", "chunks": 1, "parts": 1, "in_flight": 1}
+    some = [Config({"algorithm": name, **options}) for name in ("ring", "direct")]
+    tasks = jc.tune.tasks_of(step, *(jax.ShapeDtypeStruct((s,), jnp.float32) for s in (64, 4 * n)))
+    tuned = jc.tune.online(step, space=dict.fromkeys(tasks, some), table=table)
+    whole = np.linspace(0, 1, 4 * n, dtype=np.float32)
+    x = jax.make_array_from_callback(whole.shape, NamedSharding(mesh, P("x")), whole.__getitem__)
+    w = jax.make_array_from_callback(
+        (64,), NamedSharding(mesh, P()), np.ones(64, np.float32).__getitem__
+    )
+    delays = random.Random(process)
+    for _ in range(count):
+        time.sleep(delays.choice((0, 0, 0.002, 0.01)))
+        w = tuned(w, x)
+        if tuned.done:
+            break
+    report = tuned.report()
+    print([(program, choice, steps) for program, choice, steps in report.recording.runs])
+    print(hashlib.sha256(np.asarray(w.addressable_data(0)).tobytes()).hexdigest())
+    print(report.state, sorted((str(task), str(c)) for task, c in report.chosen.items()))
+
+
+if __name__ == "__main__":
+    port, processes, process = (int(argument) for argument in sys.argv[1:4])
+    main(port, processes, process, sys.argv[4], int(sys.argv[5]))
