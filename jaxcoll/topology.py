@@ -11,7 +11,7 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from jaxcoll.connectivity import check_connected, check_survivors, lost_ranks
+from jaxcoll.numerics.connectivity import check_connected, check_survivors, lost_ranks
 from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
 from jaxcoll.graphs import describe_graph, make_graph

@@ -14,7 +14,7 @@ from experiments.config import at_least, one_of
 from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.tune import Space
-from jaxcoll.tune.nccl_space import THREADS
+from jaxcoll.tune.spaces.nccl_space import THREADS
 
 _ALONE = "communication only"
 

@@ -19,15 +19,15 @@ from experiments.config import one_of
 from experiments.errors import ConfigError
 from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, PALETTE
-from jaxcoll.tune.model import THREAD_BYTES, Bandwidth
-from jaxcoll.tune.nccl_space import CHANNELS, CHUNK_BYTES, THREADS
+from jaxcoll.tune.models.model import THREAD_BYTES, Bandwidth
+from jaxcoll.tune.spaces.nccl_space import CHANNELS, CHUNK_BYTES, THREADS
 
 RESOURCES = {p.name: np.asarray(p.values) for p in (CHANNELS, THREADS, CHUNK_BYTES)}
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """Constants of ``jaxcoll.tune.model.Bandwidth``."""
+    """Constants of ``jaxcoll.tune.models.model.Bandwidth``."""
 
     startup: tuple[float, float]
     peak: tuple[float, float]

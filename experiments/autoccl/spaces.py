@@ -15,7 +15,7 @@ from experiments.errors import ConfigError
 from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, MARKERS, PALETTE
 from jaxcoll.tune import Space
-from jaxcoll.tune.nccl_space import TABLE_2
+from jaxcoll.tune.spaces.nccl_space import TABLE_2
 
 _MB = 2**20
 

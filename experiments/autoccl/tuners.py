@@ -23,8 +23,8 @@ from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.tune import Config as Configuration
 from jaxcoll.tune import Space
-from jaxcoll.tune.landscape import Landscape, equations, landscape_space
-from jaxcoll.tune.model import Bandwidth
+from jaxcoll.tune.models.landscape import Landscape, equations, landscape_space
+from jaxcoll.tune.models.model import Bandwidth
 from jaxcoll.tune.search.afnfa import global_configuration
 from jaxcoll.tune.search.base import Search
 from jaxcoll.tune.search.fitted import Fitted

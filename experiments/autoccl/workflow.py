@@ -14,10 +14,10 @@ from experiments.config import at_least
 from experiments.study import Row, publish
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config as Configuration
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.nccl_space import THREADS, nccl_config
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.config import Config as Configuration
+from jaxcoll.tune.spaces.nccl_space import THREADS, nccl_config
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 
 _A40 = Machine("gpu: NVIDIA A40", "none: NCCL 2.18.3")
 

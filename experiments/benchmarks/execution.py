@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 from experiments.benchmarks.report import report
 from experiments.timing import compare
 from jaxcoll import execute, topologies
+from jaxcoll.execute.choice.selection import derived
 from jaxcoll.execute.lowerings.rounds import permute_program
-from jaxcoll.execute.selection import derived
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Bucket, Ring, Synthesizer, synthesize
 from jaxcoll.topology import Topology

@@ -26,13 +26,13 @@ def measure(kind: str, size: str, evaluations: int, seed: int) -> Iterator[dict[
     import jax
     import numpy as np
 
-    from jaxcoll.tune.backend_space import jax_space
-    from jaxcoll.tune.config import Config
-    from jaxcoll.tune.in_use import this_machine
     from jaxcoll.tune.offline_tuner import tune
     from jaxcoll.tune.search.exhaustive import Exhaustive
     from jaxcoll.tune.search.fitted import Fitted
-    from jaxcoll.tune.table import Table
+    from jaxcoll.tune.spaces.backend_space import jax_space
+    from jaxcoll.tune.spaces.config import Config
+    from jaxcoll.tune.tables.in_use import this_machine
+    from jaxcoll.tune.tables.table import Table
     from jaxcoll.tune.trial import Trial
 
     mesh = jax.make_mesh((DEVICES,), ("x",))

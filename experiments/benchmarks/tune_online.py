@@ -46,8 +46,8 @@ def measure(tasks: int, most: int, width: int, runs: int, rounds: int) -> dict[s
     import jax
 
     from jaxcoll.tune import Table, this_machine
-    from jaxcoll.tune.preparation import Preparation
-    from jaxcoll.tune.programs import Background, abstract
+    from jaxcoll.tune.training_step.preparation import Preparation
+    from jaxcoll.tune.training_step.programs import Background, abstract
 
     step, params, batch = network(tasks, width)
     params = _run(step, params, batch, 3)[0]
@@ -159,9 +159,9 @@ def _run(step, params, batch, steps: int) -> tuple[Any, list[float]]:
 def tune(step, prepared, params, batch, seed: int) -> dict[str, Any]:
     """One run of the tuner on candidates that are compiled already."""
     from jaxcoll.tune import Table
-    from jaxcoll.tune.leader import Leader
-    from jaxcoll.tune.online_tuner import Online
-    from jaxcoll.tune.processes import Alone
+    from jaxcoll.tune.training_step.leader import Leader
+    from jaxcoll.tune.training_step.online_tuner import Online
+    from jaxcoll.tune.training_step.processes import Alone
 
     tuned = Online(
         step,

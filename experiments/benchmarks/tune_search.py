@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.report import report
-from jaxcoll.tune.landscape import Landscape, equations, hills, landscape_space
+from jaxcoll.tune.models.landscape import Landscape, equations, hills, landscape_space
 from jaxcoll.tune.search import Afnfa, Fitted, Printed, Released, Search
-from jaxcoll.tune.space import Space
+from jaxcoll.tune.spaces.space import Space
 
 FAMILIES: Mapping[str, Callable[..., Landscape]] = {"equations": equations, "hills": hills}
 

@@ -17,13 +17,14 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import active, configured, jax_internals, primitives
+from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
-from jaxcoll.execute.defaults import default_topology
+from jaxcoll.execute.choice import active, configured
+from jaxcoll.execute.choice.defaults import default_topology
+from jaxcoll.execute.choice.selection import Choice, checked_groups, choose
 from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.processes import agree
-from jaxcoll.execute.selection import Choice, checked_groups, choose
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.task import Task

@@ -53,7 +53,7 @@ from jaxcoll.execute.calls import (
     summable,
     vary,
 )
-from jaxcoll.execute.selection import Choice
+from jaxcoll.execute.choice.selection import Choice
 
 # ---------------------------------------------------------------------- sums
 

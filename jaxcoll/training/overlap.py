@@ -29,11 +29,11 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import calls, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, is_void, plan_buckets
 from jaxcoll.execute.calls import AxisName
+from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
-from jaxcoll.execute.selection import Choice
 
 
 def overlap(

@@ -17,7 +17,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import functions, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
-from jaxcoll.execute.selection import Choice
+from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.training.own_gradients import check_own, names_of, tracked
 from jaxcoll.training.sharded_state import ZeroState, as_row, joined_shards, of_row, shards_of
 

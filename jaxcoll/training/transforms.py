@@ -27,7 +27,7 @@ import optax
 from jaxcoll.execute import functions
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName, widened
-from jaxcoll.execute.selection import Choice
+from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.training.overlap import overlap
 from jaxcoll.training.own_gradients import check_own
 from jaxcoll.training.sharded_optimizer import zero

@@ -4,8 +4,9 @@
 decided, ``use`` runs programs by it, and ``nccl`` writes it for NCCL. ``offline`` tunes collectives
 before training, ``online`` a training step while it trains.
 
-To be read in this order: ``config`` and ``space``; ``model``, ``fit`` and ``search``; ``table``;
-``trial`` and ``offline_tuner``; ``processes``, ``leader``, ``programs`` and ``online_tuner``.
+To be read in this order: ``spaces`` (what may be chosen), ``models`` and ``search`` (how to
+choose), ``tables``; ``trial`` and ``offline_tuner``; ``training_step`` (the online tuner);
+``nccl``.
 """
 
 import importlib
@@ -13,30 +14,30 @@ from typing import TYPE_CHECKING
 
 from jaxcoll.task import Task
 from jaxcoll.tune import nccl
-from jaxcoll.tune.config import Config, Parameter
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.space import Space, Subspace
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.config import Config, Parameter
+from jaxcoll.tune.spaces.space import Space, Subspace
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 
 if TYPE_CHECKING:
-    from jaxcoll.tune.backend_space import jax_space
-    from jaxcoll.tune.in_use import this_machine, use
     from jaxcoll.tune.offline_tuner import Outcome, offline
-    from jaxcoll.tune.online_tuner import online
-    from jaxcoll.tune.report import Recording, Report
+    from jaxcoll.tune.spaces.backend_space import jax_space
+    from jaxcoll.tune.tables.in_use import this_machine, use
     from jaxcoll.tune.task import tasks_of
+    from jaxcoll.tune.training_step.online_tuner import online
+    from jaxcoll.tune.training_step.report import Recording, Report
 
 # Names that need jax, by their modules.
 _NEED_JAX = {
     "Outcome": "offline_tuner",
-    "Recording": "report",
-    "Report": "report",
-    "jax_space": "backend_space",
+    "Recording": "training_step.report",
+    "Report": "training_step.report",
+    "jax_space": "spaces.backend_space",
     "offline": "offline_tuner",
-    "online": "online_tuner",
+    "online": "training_step.online_tuner",
     "tasks_of": "task",
-    "this_machine": "in_use",
-    "use": "in_use",
+    "this_machine": "tables.in_use",
+    "use": "tables.in_use",
 }
 
 __all__ = [

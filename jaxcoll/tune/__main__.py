@@ -13,7 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.tables.table import Table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,14 +18,14 @@ from jax.sharding import Mesh
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.backend_space import jax_space
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.in_use import this_machine
-from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.search.base import Search
 from jaxcoll.tune.search.fitted import Fitted
-from jaxcoll.tune.space import Space
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.backend_space import jax_space
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.spaces.space import Space
+from jaxcoll.tune.tables.in_use import this_machine
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.trial import COLLECTIVES, Program, Trial
 
 SIZES = (1 << 10, 32 << 10, 1 << 20, 8 << 20, 64 << 20)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import jax
 
-from jaxcoll.execute import active
+from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
 
 __all__ = ["Task", "tasks_of"]

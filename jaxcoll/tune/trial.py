@@ -18,9 +18,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import active, functions
+from jaxcoll.execute import functions
+from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config
+from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.task import tasks_of
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import Collective, Schedule, aot, synthesize, topologies
 from jaxcoll.collective import KINDS, ROOTED
-from jaxcoll.execute.defaults import default_schedule
+from jaxcoll.execute.choice.defaults import default_schedule
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.lowerings.step_splitting import split_long_steps

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import CollectiveError, FormatError
-from jaxcoll.execute import active
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.choice import active
 from jaxcoll.execute.processes import agreement_key
 from jaxcoll.task import Task
 from jaxcoll.tune.task import tasks_of

@@ -39,7 +39,7 @@ def train(process: int, table: str | None, count: int) -> None:
     from jax.sharding import PartitionSpec as P
 
     import jaxcoll as jc
-    from jaxcoll.tune.config import Config
+    from jaxcoll.tune.spaces.config import Config
 
     n = jax.device_count()
     mesh = Mesh(np.array(jax.devices()), ("x",))

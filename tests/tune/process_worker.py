@@ -44,7 +44,7 @@ def steps(what: str, process: int, processes: int, count: int) -> str:
     from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
-    from jaxcoll.tune.processes import coordinator
+    from jaxcoll.tune.training_step.processes import coordinator
 
     mesh = Mesh(np.array(jax.devices()), ("x",))
     sharding = NamedSharding(mesh, P("x"))

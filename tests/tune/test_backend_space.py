@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 
 from jaxcoll.errors import TuneError
 from jaxcoll.task import Task
-from jaxcoll.tune.backend_space import jax_space
-from jaxcoll.tune.config import Config
+from jaxcoll.tune.spaces.backend_space import jax_space
+from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.trial import COLLECTIVES, Trial
 
 DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})

@@ -7,7 +7,7 @@ import collections
 import numpy as np
 import pytest
 
-from jaxcoll.tune.leader import Leader
+from jaxcoll.tune.training_step.leader import Leader
 
 
 class World:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll import TuneError
-from jaxcoll.tune.measure import Race, fit
+from jaxcoll.tune.training_step.measure import Race, fit
 
 
 def _run(race: Race, effects, noise, seed: int) -> None:

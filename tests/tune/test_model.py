@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.fit import fit_bandwidth
-from jaxcoll.tune.landscape import equations, hills, landscape_space
-from jaxcoll.tune.model import THREAD_BYTES, Bandwidth
-from jaxcoll.tune.nccl_space import nccl_config
+from jaxcoll.tune.models.fit import fit_bandwidth
+from jaxcoll.tune.models.landscape import equations, hills, landscape_space
+from jaxcoll.tune.models.model import THREAD_BYTES, Bandwidth
+from jaxcoll.tune.spaces.nccl_space import nccl_config
 
 MODEL = Bandwidth((2e-6, 4e-6), (20e9, 30e9), 1e-7, (0.7, 0.6, 0.9))
 

@@ -8,12 +8,12 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.backend_space import jax_space
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.in_use import this_machine
 from jaxcoll.tune.offline_tuner import Outcome, offline
 from jaxcoll.tune.search.exhaustive import Exhaustive
-from jaxcoll.tune.space import Space, Subspace
+from jaxcoll.tune.spaces.backend_space import jax_space
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.spaces.space import Space, Subspace
+from jaxcoll.tune.tables.in_use import this_machine
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("x",))
 DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})

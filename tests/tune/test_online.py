@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import TuneError
-from jaxcoll.execute import active
+from jaxcoll.execute.choice import active
 from jaxcoll.tune import Config, Table, online, tasks_of, this_machine
-from jaxcoll.tune.comparison import Comparison, Occurrence
-from jaxcoll.tune.programs import Background
+from jaxcoll.tune.training_step.comparison import Comparison, Occurrence
+from jaxcoll.tune.training_step.programs import Background
 from tests.execute.harness import mesh_of
 
 NATIVE = Config({"algorithm": "native"})

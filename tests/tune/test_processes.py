@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.processes import Alone, Connected, coordinator
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.training_step.processes import Alone, Connected, coordinator
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Parameter, Space, Subspace
-from jaxcoll.tune.landscape import equations, hills, landscape_space
-from jaxcoll.tune.nccl_space import ALGORITHM, PROTOCOL, TRANSPORT, nccl_config
+from jaxcoll.tune.models.landscape import equations, hills, landscape_space
 from jaxcoll.tune.search import (
     SEARCHES,
     Afnfa,
@@ -27,6 +26,7 @@ from jaxcoll.tune.search import (
 )
 from jaxcoll.tune.search.neighbours import Unvisited
 from jaxcoll.tune.search.racing import race
+from jaxcoll.tune.spaces.nccl_space import ALGORITHM, PROTOCOL, TRANSPORT, nccl_config
 
 CODE = Parameter("code", ("a", "b"), "implementation")
 CHUNKS = Parameter("chunks", (1, 2, 4, 8, 16), "resource")

@@ -19,12 +19,12 @@ import jaxcoll.io.files
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.task import Task
 from jaxcoll.tune import __main__ as command
-from jaxcoll.tune import table_file
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.decision import Decision
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.size_ranges import nearest, size_ranges
-from jaxcoll.tune.table import ENDED_IN_TRIAL, Table
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables import table_file
+from jaxcoll.tune.tables.decision import Decision
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.size_ranges import nearest, size_ranges
+from jaxcoll.tune.tables.table import ENDED_IN_TRIAL, Table
 
 HERE = Machine("cpu: 2 cores", "0.12.0")
 ELSEWHERE = Machine("gpu: NVIDIA H100", "0.12.0")

@@ -14,9 +14,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.config import Config, Value
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.config import Config, Value
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 
 # Per protocol the variable that sets the threads of a block, and the least and most that NCCL
 # takes; it replaces other numbers, and numbers that are not multiples of 32.

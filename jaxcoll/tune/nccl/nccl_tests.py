@@ -14,9 +14,9 @@ from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError
 from jaxcoll.fields import glimpse
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 
 _KINDS = {
     "all_reduce": "all_reduce",

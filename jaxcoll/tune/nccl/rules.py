@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 
 # NCCL's words for the collectives that a tuner decides, in the order of ncclFunc_t.
 COLLECTIVES = {

@@ -39,7 +39,7 @@ class SharedTable:
     """A table that the plugin in this process follows.
 
     All ranks must publish the same rules at the same place of their programs, with no collective in
-    between: between two steps, as ``jaxcoll.tune.processes`` arranges. So every process has a file
+    between: between two steps, as ``training_step.processes`` arranges. So every process has a file
     of its own.
 
     Args:

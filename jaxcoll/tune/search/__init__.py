@@ -18,7 +18,7 @@ from jaxcoll.tune.search.exhaustive import Exhaustive
 from jaxcoll.tune.search.fitted import Fitted
 from jaxcoll.tune.search.printed import Printed
 from jaxcoll.tune.search.released import Released
-from jaxcoll.tune.space import Space
+from jaxcoll.tune.spaces.space import Space
 
 SEARCHES: Mapping[str, type[Search]] = {
     search.name: search for search in (Fitted, Released, Printed, Exhaustive, Afnfa)

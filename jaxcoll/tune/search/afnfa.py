@@ -16,9 +16,9 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config
 from jaxcoll.tune.search.base import Search, Steps
-from jaxcoll.tune.space import Space
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.spaces.space import Space
 
 # Configurations of which the forest predicts the times; larger spaces are sampled.
 _PREDICTED = 50_000

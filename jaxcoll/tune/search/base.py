@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Self
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.space import Space
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.spaces.space import Space
 
 VERSION = 1
 

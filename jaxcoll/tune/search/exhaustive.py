@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune.search.base import Search, Steps
-from jaxcoll.tune.space import Space
+from jaxcoll.tune.spaces.space import Space
 
 
 class Exhaustive(Search):

@@ -1,6 +1,6 @@
 """The search of this library: equations 1 to 5 are fitted while measuring, and point the way.
 
-Each subspace has an ensemble of fits (``jaxcoll.tune.ensemble``). The next measurement goes to the
+Each subspace has an ensemble of fits (``models.ensemble``). The next measurement goes to the
 subspace that promises most, at the point of the largest expected improvement. Points are a coarse
 grid over the subspace and a fine one around the predicted optimum, whose neighbours include all
 diagonal ones: along a coordinate the search would stall on the kink of equation 1. Where the
@@ -20,12 +20,12 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.ensemble import NCCL_PHASES, Ensemble, Floats
-from jaxcoll.tune.nccl_space import TABLE_2
+from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble, Floats
 from jaxcoll.tune.search.base import Search, Steps
 from jaxcoll.tune.search.racing import race
-from jaxcoll.tune.space import Index, Space, Subspace
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.spaces.nccl_space import TABLE_2
+from jaxcoll.tune.spaces.space import Index, Space, Subspace
 
 # Spacing of the coarse grid in natural logarithms, and its most values per resource.
 _SPACING = 0.6

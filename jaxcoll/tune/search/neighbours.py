@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxcoll.tune.space import Index, Subspace
+from jaxcoll.tune.spaces.space import Index, Subspace
 
 
 class Unvisited:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 
-from jaxcoll.tune.config import Config
+from jaxcoll.tune.spaces.config import Config
 
 # Standard deviations by which means must differ: of all pairs, one in about a hundred is misjudged.
 CONFIDENCE = 2.6

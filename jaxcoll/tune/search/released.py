@@ -30,10 +30,10 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config
 from jaxcoll.tune.search.base import Search, Steps
 from jaxcoll.tune.search.neighbours import Unvisited
-from jaxcoll.tune.space import Index, Space, Subspace
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.spaces.space import Index, Space, Subspace
 
 NEIGHBOURS = 3
 _RATE = 0.8

@@ -8,10 +8,10 @@ import pytest
 
 from jaxcoll.errors import FormatError
 from jaxcoll.task import Task
-from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.nccl import nccl_tests
-from jaxcoll.tune.nccl_space import NVLINK_DEFAULT
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.nccl_space import NVLINK_DEFAULT
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 
 H100 = Machine("gpu: NVIDIA H100", "0.12.0")
 DEVICES = """# Using devices

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.task import Task
-from jaxcoll.tune.machine import Machine
 from jaxcoll.tune.nccl import NcclRule, answer, conf, environment, ncclx, rules_of
 from jaxcoll.tune.nccl.rules import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS
-from jaxcoll.tune.nccl_space import nccl_config
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.nccl_space import nccl_config
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 
 A40 = Machine("gpu: NVIDIA A40", "0.12.0")
 DEFAULT = nccl_config("ring", "simple", "shm", 2, 256, 2 << 20)

@@ -17,9 +17,9 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxcoll.collective import ROOTED
-from jaxcoll.execute import active
+from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config
+from jaxcoll.tune.spaces.config import Config
 
 _NATIVE = Config({"algorithm": "native"})
 

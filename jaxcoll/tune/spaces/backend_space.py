@@ -15,15 +15,15 @@ import jax
 
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
-from jaxcoll.execute.configured import schedule_of
-from jaxcoll.execute.defaults import default_topology
+from jaxcoll.execute.choice.configured import schedule_of
+from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.numerics import checks
 from jaxcoll.synth.registry import REGISTRY, chunk_counts
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config, Parameter
-from jaxcoll.tune.space import Space, Subspace
+from jaxcoll.tune.spaces.config import Config, Parameter
+from jaxcoll.tune.spaces.space import Space, Subspace
 
 BACKENDS = ("cpu", "gpu", "tpu")
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import jax
 
 from jaxcoll.errors import JaxcollError
-from jaxcoll.execute import active
+from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
 
 
 class TableWarning(UserWarning):
@@ -42,7 +42,7 @@ def this_machine() -> Machine:
 
 
 class ByTable:
-    """How tasks run by a table (see ``jaxcoll.execute.active.Choices``).
+    """How tasks run by a table (see ``jaxcoll.execute.choice.active.Choices``).
 
     A task that the table does not answer runs by the default. So does one whose configuration is
     refused while tracing, such as a synthesizer that does not exist: ``skipped`` is told.

@@ -13,16 +13,16 @@ from typing import Any
 import jax
 
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import active
+from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
-from jaxcoll.tune.backend_space import jax_space
-from jaxcoll.tune.candidates import candidates
-from jaxcoll.tune.comparison import Comparison, Recorder
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.programs import SwitchProgram, check_same
-from jaxcoll.tune.space import Space
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.backend_space import jax_space
+from jaxcoll.tune.spaces.candidates import candidates
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.spaces.space import Space
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.training_step.comparison import Comparison, Recorder
+from jaxcoll.tune.training_step.programs import SwitchProgram, check_same
 
 Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config, Parameter
-from jaxcoll.tune.model import THREAD_BYTES, Bandwidth
-from jaxcoll.tune.nccl_space import ALGORITHM, PROTOCOL, THREADS, TRANSPORT, nccl_config
-from jaxcoll.tune.space import Space
+from jaxcoll.tune.models.model import THREAD_BYTES, Bandwidth
+from jaxcoll.tune.spaces.config import Config, Parameter
+from jaxcoll.tune.spaces.nccl_space import ALGORITHM, PROTOCOL, THREADS, TRANSPORT, nccl_config
+from jaxcoll.tune.spaces.space import Space
 
 _GB = 1e9
 

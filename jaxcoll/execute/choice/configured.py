@@ -23,9 +23,9 @@ from jax import lax
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals, primitives
-from jaxcoll.execute.active import Config
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.defaults import default_schedule, default_topology
+from jaxcoll.execute.choice.active import Config
+from jaxcoll.execute.choice.defaults import default_schedule, default_topology
 from jaxcoll.execute.ordering import after
 from jaxcoll.execute.processes import agree
 from jaxcoll.numerics import checks

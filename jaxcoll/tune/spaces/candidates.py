@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 
-from jaxcoll.execute.configured import schedule_of
+from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.task import Task
-from jaxcoll.tune.backend_space import collective_of
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.space import Space, Subspace
+from jaxcoll.tune.spaces.backend_space import collective_of
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.spaces.space import Space, Subspace
 
 # Seconds per permute and per byte that a rank sends: the ratio is that of eight CPU devices, and
 # near that of GPUs (10 us against 100 GB/s), where both are shorter.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config, Parameter, Value
-from jaxcoll.tune.nccl_space import NVLINK_DEFAULT, TABLE_2
+from jaxcoll.tune.spaces.config import Config, Parameter, Value
+from jaxcoll.tune.spaces.nccl_space import NVLINK_DEFAULT, TABLE_2
 
 Valid = Callable[[Config], bool]
 Index = tuple[int, ...]

@@ -27,7 +27,7 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config
+from jaxcoll.tune.spaces.config import Config
 
 # What a thread moves at once: two 8-byte words. A factor of alpha_1, by which nothing is decided.
 THREAD_BYTES = 16

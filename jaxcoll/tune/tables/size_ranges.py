@@ -7,8 +7,8 @@ import itertools
 import math
 from collections.abc import Collection, Mapping
 
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.decision import Decision
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables.decision import Decision
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,19 +31,25 @@ from typing import Any
 import jax
 
 from jaxcoll.errors import TuneError
-from jaxcoll.execute import active
+from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.in_use import ByTable, this_machine, warn_skipped
-from jaxcoll.tune.leader import Decision, Leader
-from jaxcoll.tune.machine import Machine
-from jaxcoll.tune.measure import Choice
-from jaxcoll.tune.preparation import Preparation, Spaces
-from jaxcoll.tune.processes import FIRST_TIMEOUT_SECONDS, Coordinator, coordinator
-from jaxcoll.tune.programs import Background, SwitchProgram, abstract, choices_of, compile_plain
-from jaxcoll.tune.report import Recording, Report
-from jaxcoll.tune.table import Table
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables.in_use import ByTable, this_machine, warn_skipped
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.training_step.leader import Decision, Leader
+from jaxcoll.tune.training_step.measure import Choice
+from jaxcoll.tune.training_step.preparation import Preparation, Spaces
+from jaxcoll.tune.training_step.processes import FIRST_TIMEOUT_SECONDS, Coordinator, coordinator
+from jaxcoll.tune.training_step.programs import (
+    Background,
+    SwitchProgram,
+    abstract,
+    choices_of,
+    compile_plain,
+)
+from jaxcoll.tune.training_step.report import Recording, Report
 
 # After so many steps arguments have the shardings of every later step.
 _FIRST_STEPS = 3
@@ -85,7 +91,7 @@ def online(
             where a conditional ends the overlap of collectives with computation; "auto" is
             "switch" on CPUs.
         watch_steps: steps between two probes of the settled step.
-        joined: joins the processes; made by ``jaxcoll.tune.processes.coordinator`` when omitted.
+        joined: joins the processes; made by ``processes.coordinator`` when omitted.
         clock: seconds.
         log: called with a line at every change of state.
         replay: of an earlier run's ``report().recording``: nothing is measured, and every step

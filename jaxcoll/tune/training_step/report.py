@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.measure import Choice
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.training_step.measure import Choice
 
 # A program ("plain" or "switch"), a candidate per task, and how many steps in succession ran so.
 Run = tuple[str, Choice, int]

@@ -1,7 +1,7 @@
 """Equations 1 to 5 of AutoCCL fitted to the measurements of one subspace.
 
-An ensemble finds where the fit belongs (``jaxcoll.tune.ensemble``), least squares on the sharp
-maximum of equation 1 end it there.
+An ensemble finds where the fit belongs (``ensemble``), least squares on the sharp maximum of
+equation 1 end it there.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from scipy.optimize import least_squares
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.ensemble import NCCL_PHASES, Ensemble, Floats
-from jaxcoll.tune.model import THREAD_BYTES, Bandwidth
+from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble, Floats
+from jaxcoll.tune.models.model import THREAD_BYTES, Bandwidth
+from jaxcoll.tune.spaces.config import Config
 
 _RESOURCES = ("channels", "threads", "chunk_bytes")
 # Least squares with fewer points than constants would say nothing.

@@ -9,7 +9,7 @@ import numbers
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.config import Config
+from jaxcoll.tune.spaces.config import Config
 
 
 def positive_seconds(seconds: float) -> float:

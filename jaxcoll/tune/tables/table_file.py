@@ -16,9 +16,9 @@ from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
 from jaxcoll.task import Task
-from jaxcoll.tune.config import Config
-from jaxcoll.tune.decision import Decision
-from jaxcoll.tune.machine import Machine
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables.decision import Decision
+from jaxcoll.tune.tables.machine import Machine
 
 FORMAT = "jaxcoll.tuner-table"
 VERSION = 1

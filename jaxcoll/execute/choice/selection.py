@@ -12,7 +12,7 @@ import jax
 from jaxcoll.collective import DUALS, Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
-from jaxcoll.execute.defaults import default_schedule, default_topology, synthesized
+from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.topology import Topology

@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from jaxcoll.tune.measure import Choice, Race
+from jaxcoll.tune.training_step.measure import Choice, Race
 
 # Steps between two questions whether compilers in the background have finished.
 POLL_STEPS = 4
