@@ -17,6 +17,7 @@ MOST_FUNCTION_LINES, MOST_ARGUMENTS = 60, 8
 # of arrays for free. Public functions have an argument per option, given by keyword, and document
 # each of them.
 KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyword"
+PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
     "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
@@ -40,6 +41,9 @@ EXEMPT = {
     "jaxcoll/synth/tacos/search.py": {"search_by_events": "the columns of a kernel, one by one"},
     "jaxcoll/training/overlap.py": {"overlap": PUBLIC},
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
+    "jaxcoll/tune/offline_tuner.py": {"offline": PUBLIC},
+    "jaxcoll/tune/training_step/online_tuner.py": {"online": PUBLIC, "__init__": PARTS},
+    "jaxcoll/tune/training_step/preparation.py": {"__init__": PARTS},
     "jaxcoll/trees/stream.py": {"stream_order": KERNEL, "_serve": KERNEL},
     "tensorstate/step_search.py": {"search": PUBLIC},
 }

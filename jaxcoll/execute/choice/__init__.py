@@ -1,3 +1,3 @@
-"""What a call runs, in reading order: ``defaults`` (without tuning), ``selection`` (from the user's
+"""How a call is run, in reading order: ``defaults`` (without tuning), ``selection`` (by the user's
 ``schedule=``), ``configured`` (by a configuration), ``active`` (the configurations of a trace).
 """

@@ -22,10 +22,8 @@ from __future__ import annotations
 
 import functools
 import os
-import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +36,7 @@ from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.in_use import ByTable, this_machine, warn_skipped
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.training_step.history import History
 from jaxcoll.tune.training_step.leader import Decision, Leader
 from jaxcoll.tune.training_step.measure import Choice
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
@@ -49,6 +48,7 @@ from jaxcoll.tune.training_step.programs import (
     choices_of,
     compile_plain,
 )
+from jaxcoll.tune.training_step.replay import Replayed
 from jaxcoll.tune.training_step.report import Recording, Report
 
 # After so many steps arguments have the shardings of every later step.
@@ -362,81 +362,3 @@ class Online:
     def _save(self) -> None:
         if self._path is not None and self._joined.is_leader:
             self.table.save(self._path)
-
-
-class History:
-    """The steps, times and failures of an online tuner, for its report."""
-
-    def __init__(self) -> None:
-        self.steps: Counter[str] = Counter()
-        self.runs: list[tuple[str, Choice, int]] = []
-        self.timed: list[tuple[str, Choice, float]] = []
-        self.failures: dict[tuple[Task, Config], str] = {}
-        self.notes: list[str] = []
-        self.compile_seconds = 0.0
-
-    def ran(self, state: str, program: str, choice: Choice) -> None:
-        """Note what a step ran."""
-        self.steps[state] += 1
-        if self.runs and self.runs[-1][:2] == (program, choice):
-            program, choice, count = self.runs.pop()
-            self.runs.append((program, choice, count + 1))
-        else:
-            self.runs.append((program, choice, 1))
-
-    def report(self, state: str, candidates: dict, chosen: Choice) -> Report:
-        """The report so far."""
-        default = self._median((0,) * len(candidates))
-        beyond = 0.0 if default is None else sum(s - default for _, _, s in self.timed)
-        return Report(
-            state=state,
-            steps=dict(self.steps),
-            chosen={
-                task: configs[i]
-                for (task, configs), i in zip(candidates.items(), chosen, strict=False)
-            },
-            default_seconds=default,
-            tuned_seconds=self._median(chosen),
-            overhead_seconds=beyond,
-            compile_seconds=self.compile_seconds,
-            failures=dict(self.failures),
-            recording=Recording(
-                {task: tuple(configs) for task, configs in candidates.items()}, tuple(self.runs)
-            ),
-            notes=tuple(self.notes),
-        )
-
-    def _median(self, choice: Choice) -> float | None:
-        """The median time of a plain program."""
-        times = [s for program, c, s in self.timed if program == "plain" and c == choice]
-        return statistics.median(times) if times else None
-
-
-class Replayed:
-    """A step that runs what an earlier run recorded, program by program."""
-
-    def __init__(self, step: Any, recording: Recording):
-        functools.update_wrapper(self, step, updated=())
-        self._step, self._recording = step, recording
-        self._left = self._recorded()
-        self._switch: SwitchProgram | None = None
-
-    def __call__(self, *args, **kwargs):
-        """One step; after the last recorded one, as that one."""
-        program, choice = next(self._left)
-        if program == "plain":
-            choices = choices_of(self._recording.candidates, choice) if any(choice) else None
-            with active.choosing(choices):
-                return self._step(*args, **kwargs)
-        if self._switch is None:
-            types = abstract((args, kwargs))
-            self._switch = SwitchProgram(self._step, self._recording.candidates, *types)
-        return self._switch(choice, args, kwargs)
-
-    def _recorded(self) -> Iterator[tuple[str, Choice]]:
-        program, choice = "plain", ()
-        for program, choice, count in self._recording.runs:
-            for _ in range(count):
-                yield program, choice
-        while True:
-            yield program, choice

@@ -1,0 +1,46 @@
+"""Replays: a step that runs the programs of an earlier run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from jaxcoll.execute.choice import active
+from jaxcoll.tune.training_step.measure import Choice
+from jaxcoll.tune.training_step.programs import (
+    SwitchProgram,
+    abstract,
+    choices_of,
+)
+from jaxcoll.tune.training_step.report import Recording
+
+
+class Replayed:
+    """A step that runs what an earlier run recorded, program by program."""
+
+    def __init__(self, step: Any, recording: Recording):
+        functools.update_wrapper(self, step, updated=())
+        self._step, self._recording = step, recording
+        self._left = self._recorded()
+        self._switch: SwitchProgram | None = None
+
+    def __call__(self, *args, **kwargs):
+        """One step; after the last recorded one, as that one."""
+        program, choice = next(self._left)
+        if program == "plain":
+            choices = choices_of(self._recording.candidates, choice) if any(choice) else None
+            with active.choosing(choices):
+                return self._step(*args, **kwargs)
+        if self._switch is None:
+            types = abstract((args, kwargs))
+            self._switch = SwitchProgram(self._step, self._recording.candidates, *types)
+        return self._switch(choice, args, kwargs)
+
+    def _recorded(self) -> Iterator[tuple[str, Choice]]:
+        program, choice = "plain", ()
+        for program, choice, count in self._recording.runs:
+            for _ in range(count):
+                yield program, choice
+        while True:
+            yield program, choice
