@@ -11,7 +11,6 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from jaxcoll.numerics.connectivity import check_connected, check_survivors, lost_ranks
 from jaxcoll.devices import describe_devices
 from jaxcoll.errors import TopologyError
 from jaxcoll.graphs import describe_graph, make_graph
@@ -28,6 +27,7 @@ from jaxcoll.links import (
     links_digest,
 )
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.connectivity import check_connected, check_survivors, lost_ranks
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -97,7 +97,7 @@ def _distances(
     graph.add_nodes_from(range(count))
     for (u, v), length in zip(arcs, lengths, strict=True):
         graph.add_edge(*((v, u) if reverse else (u, v)), weight=length)
-    return nx.single_source_dijkstra_path_length(graph, start)
+    return nx.single_source_dijkstra_path_length(graph, start)  # type: ignore[return-value]
 
 
 def reached_rate(n: int, arcs: Sequence[Arc], capacity: Numbers, roots: Numbers) -> Fraction:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jaxcoll.tune.tables.in_use import this_machine, use
     from jaxcoll.tune.task import tasks_of
     from jaxcoll.tune.training_step.online_tuner import online
+    from jaxcoll.tune.training_step.replayed import replay
     from jaxcoll.tune.training_step.report import Recording, Report
 
 # Names that need jax, by their modules.
@@ -35,6 +36,7 @@ _NEED_JAX = {
     "jax_space": "spaces.backend_space",
     "offline": "offline_tuner",
     "online": "training_step.online_tuner",
+    "replay": "training_step.replayed",
     "tasks_of": "task",
     "this_machine": "tables.in_use",
     "use": "tables.in_use",
@@ -55,6 +57,7 @@ __all__ = [
     "nccl",
     "offline",
     "online",
+    "replay",
     "tasks_of",
     "this_machine",
     "use",

@@ -108,7 +108,7 @@ def test_calls_that_say_how_they_run_are_no_tasks():
 def test_bad_configurations_are_refused(config):
     step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
     x = integers((64,), np.float32)
-    fixed = active.Fixed(dict.fromkeys(tasks_of(step, x), config))
+    fixed = active.Fixed({task: dict(config) for task in tasks_of(step, x)})
     with active.choosing(fixed), pytest.raises(CollectiveError):
         step(x)
 

@@ -39,6 +39,7 @@ def train(process: int, table: str | None, count: int) -> None:
     from jax.sharding import PartitionSpec as P
 
     import jaxcoll as jc
+    from jaxcoll import tune
     from jaxcoll.tune.spaces.config import Config
 
     n = jax.device_count()
@@ -57,8 +58,8 @@ def train(process: int, table: str | None, count: int) -> None:
     step = jax.jit(body, donate_argnums=0)
     options = {"lowering": "scan", "chunks": 1, "parts": 1, "in_flight": 1}
     some = [Config({"algorithm": name, **options}) for name in ("ring", "direct")]
-    tasks = jc.tune.tasks_of(step, *(jax.ShapeDtypeStruct((s,), jnp.float32) for s in (64, 4 * n)))
-    tuned = jc.tune.online(step, space=dict.fromkeys(tasks, some), table=table)
+    tasks = tune.tasks_of(step, *(jax.ShapeDtypeStruct((s,), jnp.float32) for s in (64, 4 * n)))
+    tuned = tune.online(step, space={task: list(some) for task in tasks}, table=table)
     whole = np.linspace(0, 1, 4 * n, dtype=np.float32)
     x = jax.make_array_from_callback(whole.shape, NamedSharding(mesh, P("x")), whole.__getitem__)
     w = jax.make_array_from_callback(

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import TuneError
 from jaxcoll.execute.choice import active
-from jaxcoll.tune import Config, Table, online, tasks_of, this_machine
+from jaxcoll.tune import Config, Table, online, replay, tasks_of, this_machine
 from jaxcoll.tune.training_step.comparison import Comparison, Occurrence
 from jaxcoll.tune.training_step.programs import Background
 from tests.execute.harness import mesh_of
@@ -47,7 +47,7 @@ def _step(vma: bool = True, **options):
 
 def _spaces(step, *args, configs=(NATIVE, RING)):
     """The same few candidates for every task."""
-    return dict.fromkeys(tasks_of(step, *args), configs)
+    return {task: list(configs) for task in tasks_of(step, *args)}
 
 
 def _train(tuned, w, x, steps: int = 400, after: int = 3):
@@ -76,7 +76,7 @@ def test_a_step_tunes_itself_and_a_replay_is_bitwise_the_same():
     assert report.recording.steps == len(losses) == sum(report.steps.values())
     assert report.steps["search"] <= 16  # 12, in whole decisions, and the first call
     assert any(program == "switch" for program, _, _ in report.recording.runs)
-    again, _ = _train(online(step, replay=report.recording), w.copy(), x, len(losses))
+    again, _ = _train(replay(step, report.recording), w.copy(), x, len(losses))
     assert again == losses
     plain, _ = _train(step, w.copy(), x, len(losses))
     np.testing.assert_allclose(losses, plain, rtol=1e-4)
@@ -311,8 +311,8 @@ def test_misuse_is_refused_by_name():
         online(step, programs="both")
     with pytest.raises(TuneError, match="candidates"):
         online(step, candidates=0)
-    with pytest.raises(TuneError, match="replay"):
-        online(step, replay=[1])
+    with pytest.raises(TuneError, match="recording"):
+        replay(step, [1])  # type: ignore[arg-type]
     tuned = online(step)
     with pytest.raises(ValueError, match="in_specs"):
         tuned(w)  # the step's own error

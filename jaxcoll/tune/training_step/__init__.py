@@ -1,5 +1,5 @@
 """The online tuner, in reading order: ``measure`` (effects of candidates from times of steps),
 ``leader`` (what runs next), ``processes`` (one decision for all), ``programs`` and ``comparison``
 (candidates compiled and compared with ``jax.lax``), ``preparation``, ``report``, ``history``,
-``replay``, ``online_tuner``.
+``replayed``, ``online_tuner``.
 """

@@ -48,8 +48,7 @@ from jaxcoll.tune.training_step.programs import (
     choices_of,
     compile_plain,
 )
-from jaxcoll.tune.training_step.replay import Replayed
-from jaxcoll.tune.training_step.report import Recording, Report
+from jaxcoll.tune.training_step.report import Report
 
 # After so many steps arguments have the shardings of every later step.
 _FIRST_STEPS = 3
@@ -70,8 +69,7 @@ def online(
     joined: Coordinator | None = None,
     clock: Callable[[], float] = time.perf_counter,
     log: Callable[[str], None] | None = None,
-    replay: Recording | None = None,
-) -> Online | Replayed:
+) -> Online:
     """A jitted step that tunes the collectives it calls without ``schedule=`` while it runs.
 
     Call it as the step itself: arguments, results, shardings and donation are the same. It blocks
@@ -94,8 +92,6 @@ def online(
         joined: joins the processes; made by ``processes.coordinator`` when omitted.
         clock: seconds.
         log: called with a line at every change of state.
-        replay: of an earlier run's ``report().recording``: nothing is measured, and every step
-            runs the program that it ran then.
 
     Raises:
         TuneError: a step that is not jitted, or arguments out of range.
@@ -104,8 +100,6 @@ def online(
         raise TuneError(
             f"online tunes what jax.jit returns, got {checks.shown(step)}; wrap the step in jax.jit"
         )
-    if replay is not None:
-        return Replayed(step, checks.instance(replay, Recording, "replay", TuneError))
     checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
     if programs == "auto":
         programs = "switch" if jax.default_backend() == "cpu" else "plain"

@@ -15,7 +15,7 @@ Run = tuple[str, Choice, int]
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What every step ran: ``jc.tune.online(step, replay=...)`` runs the same again.
+    """What every step ran: ``jc.tune.replay(step, recording)`` runs the same.
 
     Attributes:
         candidates: of each task; None is the default.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
+from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import active
+from jaxcoll.numerics import checks
 from jaxcoll.tune.training_step.measure import Choice
 from jaxcoll.tune.training_step.programs import (
     SwitchProgram,
@@ -14,6 +18,23 @@ from jaxcoll.tune.training_step.programs import (
     choices_of,
 )
 from jaxcoll.tune.training_step.report import Recording
+
+
+def replay(step: Callable, recording: Recording) -> Replayed:
+    """A step that runs, step by step, the programs of an earlier run; nothing is measured.
+
+    Its results are bitwise those of the earlier run from the same state on the same data.
+
+    Args:
+        step: what ``jax.jit`` returns, the same as then.
+        recording: ``report().recording`` of the earlier run's step.
+
+    Raises:
+        TuneError: a step that is not jitted, or something else than a recording.
+    """
+    if not isinstance(step, jax.stages.Wrapped):
+        raise TuneError(f"replay runs what jax.jit returns, got {checks.shown(step)}")
+    return Replayed(step, checks.instance(recording, Recording, "recording", TuneError))
 
 
 class Replayed:
