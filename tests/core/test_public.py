@@ -10,7 +10,7 @@ import pytest
 import jaxcoll as jc
 from jaxcoll import io, simulation, topologies
 
-FOLDERS = ("aot", "draw", "execute", "finder", "io", "optax")
+FOLDERS = ("aot", "draw", "execute", "finder", "io", "optax", "tune")
 
 
 def test_dir_lists_public_names_only():

@@ -19,7 +19,7 @@ from tensorstate.cost.memory import EXACT, bytes_by_point, input_bytes
 from tensorstate.cost.reshard_passes import reshard_passes
 from tensorstate.cost.reshard_plan import reshard_plans
 from tensorstate.errors import PlanError
-from tensorstate.ir.placements import SUM, Placements, all_placements
+from tensorstate.ir.placements import MAX, MIN, SUM, Placements, all_placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
 from tensorstate.problem.tensor_groups import TensorGroup
@@ -186,7 +186,9 @@ def _loop_resident_plan(
     ]
     tensors = [tensor for group in tensor_groups for tensor in group.tensors]
     choices = [
-        _states(problem, group, candidates) for group in tensor_groups for _ in group.tensors
+        _states(problem, group, candidates, (SUM, MAX, MIN))
+        for group in tensor_groups
+        for _ in group.tensors
     ]
     for one in itertools.product(*choices):
         yield dict(zip(tensors, one, strict=True))
@@ -218,9 +220,17 @@ def _kept(
 
 
 def _states(
-    problem: Problem, group: TensorGroup, candidates: CandidateStrategies
+    problem: Problem,
+    group: TensorGroup,
+    candidates: CandidateStrategies,
+    partials: tuple[int, ...] = (SUM,),
 ) -> list[Placements]:
-    """Placements in which a group can be saved: without partial, or partial as produced."""
+    """Placements of a group's copies: without partial, or partial as produced.
+
+    Args:
+        partials: allowed ones. Saved copies are at most partial sums; loop-resident ones may be
+            partial maxima and minima too.
+    """
     sources = {
         problem.produced_placements(group, strategy) for strategy in candidates[group.class_id]
     }
@@ -229,8 +239,9 @@ def _states(
     }
     return [
         placements
-        for placements in all_placements(group.sizes, problem.mesh, (SUM,))
+        for placements in all_placements(group.sizes, problem.mesh, partials)
         if all(
-            placement != SUM or (axis, SUM) in possible for axis, placement in enumerate(placements)
+            placement not in partials or (axis, placement) in possible
+            for axis, placement in enumerate(placements)
         )
     ]

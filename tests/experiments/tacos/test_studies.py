@@ -288,7 +288,7 @@ def test_all_families_are_built():
         ("fig-2a", "networks.ring.bandwidth_gbps=[]", "bandwidth_gbps needs"),
         ("fig-10", "+printed.star=1", "printed names no network of this study: star"),
         ("fig-19", "planar=[4]", "planar must be two sides or more"),
-        ("table-v", "timed=[sccl]", "algorithms must have 'sccl'"),
+        ("table-v", "time_synthesis_of=[sccl]", "algorithms must have 'sccl'"),
     ],
 )
 def test_bad_settings_are_refused(name, argument, message):
