@@ -259,7 +259,9 @@ def test_a_table_that_is_none(tmp_path, text, said):
 def test_names_that_are_none():
     with pytest.raises(ConfigError, match="there is no workload 'vgg'; known: alexnet"):
         load_model("vgg")
-    with pytest.raises(ConfigError, match="there is no accelerator 'tpu'; known: a100, a100_tf32, multitree"):
+    with pytest.raises(
+        ConfigError, match="there is no accelerator 'tpu'; known: a100, a100_tf32, multitree"
+    ):
         load_accelerator("tpu")
     with pytest.raises(ConfigError, match="model_ranks must divide the 6 ranks, got 4"):
         workload(
