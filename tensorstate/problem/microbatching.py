@@ -181,7 +181,7 @@ class _BatchTracker:
             self._record(operator, "loop", batch_placements, None)
 
     def _passes_sums(self, operator: Operator, partial: frozenset[int], reads: list[int]) -> bool:
-        """Whether an operator in the loop turns partial sums into partial sums.
+        """Whether an operator in the loop maps partial sums to partial sums.
 
         The optimizer reads accumulated sums, even if its first operator is linear.
         """
