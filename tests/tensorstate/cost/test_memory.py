@@ -113,7 +113,8 @@ LIMITED = {
     "vgg-8": ("vgg", {"batch": 64, "image_size": 16}, LINE, (1.0, 0.8, 0.65)),
     "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
-SLOW = ("gpt", "gpt_scan", "llama-8", "llama-2x4", "moe", "vgg-8", "vit")  # half a minute to minutes of searching
+# Half a minute to minutes of searching.
+SLOW = ("gpt", "gpt_scan", "llama-8", "llama-2x4", "moe", "vgg-8", "vit")
 QUICK = [case for case in LIMITED if case not in SLOW]
 
 
