@@ -11,7 +11,7 @@ PACKAGES = ("jaxcoll", "numpy", "numba", "jax")
 
 
 def describe_machine() -> dict[str, object]:
-    """Processor, cores, memory and versions: what a timing depends on besides the code."""
+    """Processor, cores, memory and versions, on which a timing depends besides the code."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),

@@ -47,8 +47,8 @@ scripts/run experiment=NAME             # size=ci: seconds, tested
 scripts/run experiment=NAME size=paper  # the paper's setting; its YAML says how long
 ```
 
-Settings, with their source in the paper, are in `configs/experiment/NAME.yaml`, and what a size
-changes in `configs/preset/NAME/SIZE.yaml`. Any can be changed on the command line, which comes
+Settings, with their source in the paper, are in `configs/experiment/NAME.yaml`, and the
+changes of a size in `configs/preset/NAME/SIZE.yaml`. Any can be changed on the command line, which comes
 last; `-m seed=0,1,2` runs one after another, each into a folder of its own under `multirun/`, and
 `--help` prints the configuration. Nothing here ran on the papers' hardware: times are simulated
 link by link, and seconds of synthesis are those of the machine named beside each run.
@@ -62,8 +62,8 @@ code are.
 - A number in brackets is the paper's for the same thing; "{NOTHING}" stands where we have none
   beside it. At size=ci networks may be smaller than the paper's.
 - Rows called tacos are not the paper's algorithm as printed: they use the rule {Tacos().rule} and
-  the best of {ATTEMPTS} attempts or more. Rows called tacos random are: any chunk a link could
-  carry, one attempt.
+  the best of {ATTEMPTS} attempts or more. Rows called tacos random are: any chunk that a link
+  could carry, one attempt.
 - Means are arithmetic, as the dissertation says of its own; those of TACOS's Table V are geometric,
   as its printed ones are. The other papers say "average" only.
 

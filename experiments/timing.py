@@ -1,4 +1,4 @@
-"""Seconds that calls take: medians over several, of candidates that take turns."""
+"""Seconds that calls take: medians over several, of candidates in alternation."""
 
 from __future__ import annotations
 

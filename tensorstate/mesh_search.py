@@ -69,12 +69,12 @@ def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[Me
         raise PlanError(f"axes must have distinct names, got {tuple(axes)}")
     splits = [list(_ordered_factorizations(side, len(axes))) for side in grid_shape]
     nestings = list(itertools.permutations(range(len(axes))))
-    found: dict[object, MeshAssignment] = {}
+    by_groups: dict[object, MeshAssignment] = {}
     for parts in itertools.product(*splits):
         for nesting in itertools.product(nestings, repeat=len(grid_shape)):
             assignment = _assign(parts, nesting, axes)
-            found.setdefault(assignment.groups(), assignment)
-    return tuple(found.values())
+            by_groups.setdefault(assignment.groups(), assignment)
+    return tuple(by_groups.values())
 
 
 def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:

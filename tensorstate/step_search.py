@@ -135,15 +135,15 @@ class _MicrobatchSearch:
             share = left / (2 if counts is None else len(counts) - tried)
             solver = dataclasses.replace(self.solver, time_limit=max(MIN_TIME_S, share))
             try:
-                found = solver.solve(problem, candidates, self.options, self.progress)
+                candidate = solver.solve(problem, candidates, self.options, self.progress)
             except PlanError as error:
                 if limit is None:
                     raise
                 reason = f"in {count} microbatches {error}" if count > 1 else str(error)
                 continue
-            bound = min(bound, found.bound)
-            if best is None or result_order(found, limit) < result_order(best[1], limit):
-                best = problem, found
+            bound = min(bound, candidate.bound)
+            if best is None or result_order(candidate, limit) < result_order(best[1], limit):
+                best = problem, candidate
             elif counts is None:
                 break
         if best is None:

@@ -7,12 +7,16 @@ when it starts, which is after this file is imported.
 
 Property tests draw the same examples in every run, and many fresh ones with
 HYPOTHESIS_PROFILE=thorough.
+
+With several processes, all tests of studies run in the same one, because they share the studies'
+small runs (``tests.experiments.runs``); other tests run with those of their file.
 """
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -43,3 +47,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+STUDIES = "tests/experiments/"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """The scheduler of ``--dist loadfile``, with the files of all studies as one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling  # absent without the plugin that calls this
+
+    class StudiesTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return STUDIES if file.startswith(STUDIES) else file
+
+    return StudiesTogether(config, log)

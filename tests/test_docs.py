@@ -75,9 +75,25 @@ def test_links_lead_to_files(page):
         assert (DOCS / target).is_file()
 
 
-def test_the_architecture_page_names_files_that_exist():
-    table = text("architecture.md").partition("## jaxcoll\n")[2].partition("## ")[0]
-    names = [name for row in table.splitlines()[4:] for name in re.findall(r"`([\w/.]+)`", row)]
-    paths = [name for name in names if name.endswith((".py", "/"))]
-    assert len(paths) > 20
-    assert [path for path in paths if not (DOCS.parent / "jaxcoll" / path).exists()] == []
+ROOT = DOCS.parent
+PAGES = [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_name_modules_that_exist(page):
+    """By the end of their path; capitals stand for a name of the reader's choice."""
+    folders = ("jaxcoll", "tensorstate", "experiments", "tests")
+    modules = [str(path.relative_to(ROOT)) for f in folders for path in (ROOT / f).rglob("*.py")]
+    named = re.findall(r"`([\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    fixed = [name for name in named if not re.search(r"[A-Z]{2}", name)]
+    missing = [name for name in fixed if not any(f"/{m}".endswith(f"/{name}") for m in modules)]
+    assert missing == []
+
+
+def test_the_architecture_page_names_files_and_folders_of_its_tables():
+    for package in ("jaxcoll", "tensorstate", "experiments"):
+        table = text("architecture.md").partition(f"## {package}\n")[2].partition("## ")[0]
+        rows = [row.split("|")[1] for row in table.splitlines()[4:] if row.startswith("|")]
+        paths = [name for row in rows for name in re.findall(r"`([\w/]+(?:\.py|/))`", row)]
+        assert len(paths) > 8
+        assert [path for path in paths if not (ROOT / package / path).exists()] == []

@@ -1,10 +1,10 @@
 """Studies of AutoCCL (Xu et al., NSDI 2025).
 
-In reading order: ``tasks`` (Tables 1 and 8: what is communicated), ``spaces`` (Table 2, Fig. 2),
+In reading order: ``tasks`` (Tables 1 and 8: the collectives), ``spaces`` (Table 2, Fig. 2),
 ``optima`` (Fig. 3, Table 7: what printed optima say about the model), ``fitted`` (Tables 3 to 5,
 Fig. 1: the model fitted to printed bandwidths), ``workflow`` (Fig. 4 to 6), ``tuners`` (Fig. 7 to 9
 in the model), ``claims`` (Sec. 6 and the abstract, and where the paper contradicts itself).
-``labels`` says what a row is.
+``labels`` names the kinds of rows.
 
 Every row says how its numbers came about: measured here, modelled, or needs NCCL.
 """

@@ -1,4 +1,4 @@
-"""What the paper prints that only GPUs with NCCL can show, what follows from it, and its slips."""
+"""Printed numbers that only GPUs with NCCL can show, their consequences, and the paper's slips."""
 
 from __future__ import annotations
 

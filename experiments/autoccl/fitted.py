@@ -2,7 +2,7 @@
 
 Each network and implementation has start-up times, peaks and a congestion of its own; the exponents
 of congestion are those of Fig. 3. The paper prints fewer numbers than that, so that a fit proves
-only that the model can have them; what the tables say in words is left to the fit and checked.
+only that the model can have them; the tables' statements in words are left to the fit and checked.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RatioConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A table of configurations and what the paper says of their bandwidths.
+    """A table of configurations and the paper's statements on their bandwidths.
 
     Attributes:
         title: the paper's table and figure.
@@ -144,7 +144,7 @@ def run(config: Config) -> list[Row]:
 
 
 def fit(config: Config) -> dict[str, Bandwidth]:
-    """The models of all subspaces that are nearest to what is printed, by least squares in logs."""
+    """The models of all subspaces that are nearest to the printed ones, by least squares in logs."""
     names = list(dict.fromkeys(point.subspace for point in config.points.values()))
     expected = np.tile(np.log(_EXPECTED), len(names))
 

@@ -1,4 +1,4 @@
-"""What a row of a study of AutoCCL is."""
+"""The kinds of rows of studies of AutoCCL."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SEARCHES: Mapping[str, Callable[[Space, int], Search]] = {
 
 # Asked of the fitted search: median and 95th percentile of the gap, most measurements.
 ASKED = {"equations": (0.01, 0.05, 75), "hills": (0.02, 0.08, 120)}
-# What the searches it is compared with have to show needs fewer landscapes.
+# Landscapes for the searches that it is compared with: their larger gaps show on fewer.
 _OTHERS = 10
 
 

@@ -10,7 +10,7 @@ from jaxcoll.topology import Topology
 
 GB = 10**9
 
-# What the authors' Java takes for 1024 ranks on 128 cores (dissertation, Table B.2): seconds of the
+# Seconds of the authors' Java for 1024 ranks on 128 cores (dissertation, Table B.2): of the
 # search for the optimum, the removal of switches and the packing of trees.
 PAPER_STAGES = {"A100 x128": (2.2, 979.0, 1209.0), "MI250 64 x 16": (3.8, 550.0, 1708.0)}
 

@@ -15,7 +15,7 @@ add three keywords:
 Three kinds of calls are handed to ``jax.lax``: sums of constants (Python numbers, NumPy arrays),
 which need no communication; axes of ``vmap``, whose ranks share a device; and operands with
 symbolic dimensions, which cannot be split inside ``shard_map``. docs/execution.md lists every case
-that is mirrored, handed on or refused.
+that is mirrored, passed through or refused.
 
 Sums are taken in the order of the schedule: bitwise the same on all ranks and from run to run, but
 for floats not bitwise those of ``jax.lax``.

@@ -50,7 +50,7 @@ class Outcome:
     """How a task was tuned.
 
     Attributes:
-        task: what was tuned.
+        task: the collective that was tuned.
         config: the fastest configuration.
         seconds: its time, and that of the default and of ``jax.lax``, medians in alternation.
         tried: configurations that were measured.
@@ -92,7 +92,7 @@ def offline(
         search: (space, seed) -> the search that proposes configurations.
         evaluations: configurations that a search may measure per task.
         seed: of every random choice.
-        table: what is known; its quarantined configurations are not tried. A new table is returned
+        table: earlier decisions; its quarantined configurations are not tried. A new table is returned
             and this one is left as it is.
         log: called with each task's outcome.
 

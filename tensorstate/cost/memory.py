@@ -142,11 +142,11 @@ class _DecidedShares(Shares[float]):
 
     def resharded(self, phase: ReshardPhase) -> Mapping[ReshardStep, float]:
         """See ``Shares``."""
-        found: dict[ReshardStep, float] = defaultdict(float)
+        steps: dict[ReshardStep, float] = defaultdict(float)
         for reshard in self.reshards:
             for step in getattr(reshard, phase).steps:
-                found[step] += reshard.multiplicity / self.group.multiplicity
-        return found
+                steps[step] += reshard.multiplicity / self.group.multiplicity
+        return steps
 
     def produced(self, recomputed: bool | None = None) -> Mapping[Placements, Iterable[float]]:
         """See ``Shares``."""
@@ -173,13 +173,13 @@ class _DecidedShares(Shares[float]):
 
     def saved(self) -> Mapping[Placements, float]:
         """See ``Shares``."""
-        found: dict[Placements, float] = defaultdict(float)
+        shares: dict[Placements, float] = defaultdict(float)
         for reshard in self.reshards:
             if reshard.saved is not None:
-                found[reshard.saved] += reshard.multiplicity / self.group.multiplicity
+                shares[reshard.saved] += reshard.multiplicity / self.group.multiplicity
             elif reshard.is_recomputed:
-                found[self.source] += 0.0
-        return found
+                shares[self.source] += 0.0
+        return shares
 
     def saved_beside_produced(self, placements: Placements) -> float:
         """See ``Shares``."""
@@ -202,11 +202,11 @@ class _DecidedShares(Shares[float]):
 
     def loop_resident(self) -> Mapping[Placements, float]:
         """See ``Shares``."""
-        found: dict[Placements, float] = defaultdict(float)
+        shares: dict[Placements, float] = defaultdict(float)
         for reshard in self.reshards:
             if reshard.loop_resident is not None:
-                found[reshard.loop_resident] += reshard.multiplicity / self.group.multiplicity
-        return found
+                shares[reshard.loop_resident] += reshard.multiplicity / self.group.multiplicity
+        return shares
 
     def resident_in_place(self, placements: Placements) -> None:
         """Always ``None``: reshard plans count an input that is resident in place as no copy."""

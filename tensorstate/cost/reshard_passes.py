@@ -12,7 +12,7 @@ A group is resharded in up to four passes. The microbatch loop surrounds the sec
 
 A copy that accumulates over microbatches, such as a gradient, is delivered by the pass in which the
 tensor is produced. ``cost.reshard_plan`` finds the cheapest collectives of each pass for given
-decisions; ``solver.reshard_constraints`` turns each pass into flow constraints.
+decisions; ``solver.reshard_constraints`` writes each pass as flow constraints.
 """
 
 from __future__ import annotations

@@ -217,11 +217,11 @@ class _Planner:
         else:
             after_forward |= accumulated
         known = {*start, *after_forward, *([] if self.saved is None else [self.saved])}
-        found = [
+        candidates = [
             self._both_passes_to(start, in_forward, targets)
             for targets in self._with_returned(self.later_consumers, after_forward, known)
         ]
-        return min(found, key=lambda both: both[0].seconds + both[2].seconds)
+        return min(candidates, key=lambda both: both[0].seconds + both[2].seconds)
 
     def _both_passes_to(
         self,

@@ -65,12 +65,12 @@ class SearchResult:
         return max(0.0, (self.objective - self.bound) / self.objective)
 
 
-def result_order(found: SearchResult, memory_limit: float | None) -> tuple[bool, float]:
+def result_order(result: SearchResult, memory_limit: float | None) -> tuple[bool, float]:
     """Sort key: plans within the memory limit first, then by objective.
 
     A result may exceed the limit, since shares of layers are rounded to whole layers.
     """
-    return not found.cost.memory.fits(memory_limit), found.objective
+    return not result.cost.memory.fits(memory_limit), result.objective
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

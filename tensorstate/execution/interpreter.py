@@ -81,14 +81,14 @@ def read_view(view: View, array: Any, sizes: Sequence[Sequence[int]]) -> Any:
     return array.reshape(shape)
 
 
-def values_of(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
+def evaluate(graph: Graph, leaves: Sequence[Any]) -> dict[int, Any]:
     """All tensors of a graph, as global arrays, from its arguments."""
     values: dict[int, Any] = {}
     for index, leaf in (*zip(graph.inputs, leaves, strict=True), *graph.constants):
         values[index] = jnp.asarray(leaf).reshape(graph.tensors[index].sizes)
     for operator in graph.operators:
         arrays = [values[use.tensor] for use in operator.operands]
-        results = run_operator(operator, arrays, LocalShard.all_of(operator.sizes))
+        results = run_operator(operator, arrays, LocalShard.full(operator.sizes))
         for use, result in zip(operator.results, results, strict=True):
             values[use.tensor] = result
     return values
@@ -101,7 +101,7 @@ def interpret(graph: Graph) -> Callable[..., Any]:
         leaves, tree = jax.tree.flatten(args)
         if tree != graph.in_tree:
             raise PlanError(f"the step takes arguments of {graph.in_tree}, got {tree}")
-        values = values_of(graph, leaves)
+        values = evaluate(graph, leaves)
         outputs = [
             read_view(
                 out.view,

@@ -74,12 +74,12 @@ class MicrobatchLoop:
     @property
     def uses_after_loop(self) -> list[PlacedTensor]:
         """The tensors that are read after the loop, without inputs."""
-        found = []
+        uses = []
         for tensor, reshard in self.table.reshards.items():
             group = self.table.problem.tensor_groups[reshard.group]
             if reshard.loop_resident is not None and not group.is_input:
-                found.append((tensor, reshard.loop_resident))
-        return found
+                uses.append((tensor, reshard.loop_resident))
+        return uses
 
     @property
     def returned(self) -> list[PlacedTensor]:
@@ -113,13 +113,13 @@ class MicrobatchLoop:
         An input that is resharded in every microbatch depends on the loop index; otherwise XLA
         would hoist the collectives out of the loop.
         """
-        found = {}
+        copies_of = {}
         for tensor, copies in before.items():
             reshard = self.table.reshards[tensor]
             if reshard.loop_resident is not None:
                 copies = {reshard.loop_resident: copies[reshard.loop_resident]}
             if self.batch_placement(tensor) >= 0:
-                found[tensor] = {
+                copies_of[tensor] = {
                     placements: microbatch.slice_batch(
                         x, self.batch_placement(tensor), self._devices(tensor, placements)
                     )
@@ -130,10 +130,10 @@ class MicrobatchLoop:
                 for step in (*reshard.in_forward.steps, *reshard.after_forward.steps)
             ):
                 arrays = wait_for([*copies.values()], microbatch.index)
-                found[tensor] = dict(zip(copies, arrays, strict=True))
+                copies_of[tensor] = dict(zip(copies, arrays, strict=True))
             else:
-                found[tensor] = copies
-        return found
+                copies_of[tensor] = copies
+        return copies_of
 
     def run(
         self, body: Callable[[MicrobatchSlice], Callable[[int, Placements], jax.Array]]
@@ -163,14 +163,14 @@ class MicrobatchLoop:
 
         zeros = [jnp.zeros(self._sizes(*where), dtypes[where[0]]) for where in carried]
         totals, stacks = lax.scan(microbatch, zeros, jnp.arange(self.count))
-        found: dict[int, Copies] = {}
+        copies_of: dict[int, Copies] = {}
         for (tensor, placements), x in zip(carried, totals, strict=True):
-            found.setdefault(tensor, {})[placements] = x
+            copies_of.setdefault(tensor, {})[placements] = x
         for (tensor, placements), x in zip(stacked, stacks, strict=True):
-            found.setdefault(tensor, {})[placements] = self._join_microbatches(
+            copies_of.setdefault(tensor, {})[placements] = self._join_microbatches(
                 tensor, placements, x
             )
-        return found
+        return copies_of
 
     def _sizes(self, tensor: int, placements: Placements) -> list[int]:
         sizes = enumerate(self.table.graph.tensors[tensor].sizes)

@@ -29,10 +29,10 @@ def completion_scalar(x: jax.Array) -> jax.Array:
 
 def wait_for(arrays: Sequence[jax.Array], *tokens: jax.Array) -> list[jax.Array]:
     """The arrays, none available before all of them and all the tokens are."""
-    found = list(arrays)
-    for _ in range(2 if found and tokens else 0):
-        found = lax.optimization_barrier((*found, *tokens))[: len(found)]
-    return list(found)
+    waiting = list(arrays)
+    for _ in range(2 if waiting and tokens else 0):
+        waiting = lax.optimization_barrier((*waiting, *tokens))[: len(waiting)]
+    return list(waiting)
 
 
 def materialize(x: jax.Array) -> jax.Array:
@@ -52,20 +52,20 @@ class ExecutionOrder:
 
     def __init__(self):
         self.num_events = 0
-        self._made: jax.Array | None = None
+        self._last_result: jax.Array | None = None
         self._tokens: list[jax.Array] = []  # the last two tokens, the latest first
 
-    def advance(self, made: jax.Array) -> None:
+    def advance(self, result: jax.Array) -> None:
         """Arrays that are delayed from here on wait for a result."""
         self.num_events += 1
-        self._made = made
+        self._last_result = result
 
     @property
     def latest(self) -> list[jax.Array]:
         """The token of the last event, if any."""
-        if self._made is not None:
-            self._tokens = [completion_scalar(self._made), *self._tokens[:1]]
-            self._made = None
+        if self._last_result is not None:
+            self._tokens = [completion_scalar(self._last_result), *self._tokens[:1]]
+            self._last_result = None
         return self._tokens[:1]
 
     def delay(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -44,7 +44,7 @@ class PlacementTable:
             for k, member in enumerate(node.members)
         }
         self._edges = {operand: edge for edge in self.graph.edges for operand in edge.operands}
-        self._given = {e.tensor: e for e in self.graph.nodes if e.tensor is not None}
+        self._input_nodes = {e.tensor: e for e in self.graph.nodes if e.tensor is not None}
 
     def strategy(self, operator: int) -> Strategy:
         """An operator's strategy, in the labels of its node."""
@@ -54,7 +54,7 @@ class PlacementTable:
         """The placements in which a tensor is produced, or given as an input."""
         producer = self.graph.tensors[tensor].producer
         if producer is None:
-            inputs = self._given[tensor]
+            inputs = self._input_nodes[tensor]
             labels, class_id, slot = tuple(range(len(inputs.sizes))), inputs.class_id, (0, 0)
         else:
             at, result = self.positions[producer], self.graph.tensors[tensor].result

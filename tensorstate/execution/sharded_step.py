@@ -192,24 +192,24 @@ def _not_expressible(table: PlacementTable) -> tuple[str, ...]:
         if reshard.saved not in (None, reshard.produced_placements)
     }
     recomputed = len(table.recomputed_nodes)
-    found = (
+    counted = (
         (len(inside), "how {} kinds of activations are resharded"),
         (len(saved), "the placements in which {} kinds of tensors are saved for the backward pass"),
         (recomputed, "that {} groups of operators are recomputed there"),
     )
-    return tuple(text.format(count) for count, text in found if count)
+    return tuple(text.format(count) for count, text in counted if count)
 
 
 def _donatable_args(graph: Graph) -> tuple[int, ...]:
     """The arguments of which every leaf is replaced by a result."""
     updated = {out.updates for out in graph.outputs}
-    found, start = [], 0
+    donatable, start = [], 0
     for number, child in enumerate(graph.in_tree.children()):
         leaves = range(start, start + child.num_leaves)
         start += child.num_leaves
         if leaves and updated.issuperset(leaves):
-            found.append(number)
-    return tuple(found)
+            donatable.append(number)
+    return tuple(donatable)
 
 
 def abstract_args(graph: Graph) -> tuple[Any, ...]:

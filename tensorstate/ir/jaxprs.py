@@ -225,21 +225,21 @@ def refusal(eqn: Any) -> str | None:
         )
     if name in REFERENCES:
         return f"changes a reference in {name!r}, expected a pure function: return new values"
-    found = _first(eqn, UNSHARED)
-    if found is None:
+    primitive = _first(eqn, UNSHARED)
+    if primitive is None:
         return None
-    if found == "rng_uniform":
-        return f"draws numbers without a key in {found!r}: use jax.random"
-    kind = "the map over devices" if found in MAPS else "the collective"
-    return f"has {kind} {found!r}, which plans add themselves: write the step as for one device"
+    if primitive == "rng_uniform":
+        return f"draws numbers without a key in {primitive!r}: use jax.random"
+    kind = "the map over devices" if primitive in MAPS else "the collective"
+    return f"has {kind} {primitive!r}, which plans add themselves: write the step as for one device"
 
 
 def _first(eqn: Any, names: frozenset[str]) -> str | None:
     """The name of the equation's primitive, or of the first one it contains, if in ``names``."""
     if eqn.primitive.name in names:
         return eqn.primitive.name
-    held = (inner for jaxpr in core.jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
-    return next((found for inner in held if (found := _first(inner, names))), None)
+    nested = (inner for jaxpr in core.jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+    return next((name for inner in nested if (name := _first(inner, names))), None)
 
 
 # ---------------------------------------------------------------------- registries
@@ -275,10 +275,10 @@ def decomposition(primitive: core.Primitive) -> Callable[..., Any] | None:
 
 def registered() -> list[core.Primitive]:
     """All primitives for which the installed JAX has a batching rule or a lowering, by name."""
-    found = {*batching.fancy_primitive_batchers, *mlir._lowerings}
+    primitives = {*batching.fancy_primitive_batchers, *mlir._lowerings}
     for platform in mlir._platform_specific_lowerings.values():
-        found |= {*platform}
-    return sorted(found, key=lambda primitive: primitive.name)
+        primitives |= {*platform}
+    return sorted(primitives, key=lambda primitive: primitive.name)
 
 
 # ---------------------------------------------------------------------- equations

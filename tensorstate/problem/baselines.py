@@ -57,19 +57,19 @@ class Baselines:
     @functools.cached_property
     def residual_stream_factors(self) -> frozenset[int]:
         """Factors of the rows that are gathered from parameters: an embedding's width."""
-        found: set[int] = set()
+        factors: set[int] = set()
         for operator in self.graph.operators:
             if operator.kind == "gather" and operator.phase == "forward":
                 table = operator.operands[0]
                 if is_parameter(self.graph, table.tensor):
                     dims = self.graph.tensors[table.tensor].dims
-                    found |= {
+                    factors |= {
                         factor
                         for factor, label in zip(dims, table.labels, strict=True)
                         if label not in operator.reductions
                         and label not in operator.need_replication
                     }
-        return frozenset(found)
+        return frozenset(factors)
 
     @functools.cached_property
     def label_factors(self) -> tuple[tuple[int | None, ...], ...]:
@@ -78,7 +78,7 @@ class Baselines:
 
     def _label_factors(self, class_id: int) -> tuple[int | None, ...]:
         node = self.problem.node(class_id)
-        found: list[int | None] = [None] * len(node.sizes)
+        factor_of: list[int | None] = [None] * len(node.sizes)
         if node.tensor is not None:
             return self.graph.tensors[node.tensor].dims
         for member in node.members:
@@ -86,8 +86,8 @@ class Baselines:
             for use in (*operator.operands, *operator.results):
                 dims = self.graph.tensors[use.tensor].dims
                 for factor, label in zip(dims, use.labels, strict=True):
-                    found[member.labels[label]] = factor
-        return tuple(found)
+                    factor_of[member.labels[label]] = factor
+        return tuple(factor_of)
 
     # ------------------------------------------------------------------ baselines
 
@@ -98,7 +98,7 @@ class Baselines:
             names: a baseline for every axis of the mesh, by the axis's name.
         """
         chosen = [names[axis] for axis in self.problem.mesh.names]
-        found = []
+        by_class = []
         for class_id, strategies in enumerate(self.problem.strategies):
             candidates = [
                 strategy for strategy in strategies.all if self._allows(chosen, class_id, strategy)
@@ -111,8 +111,8 @@ class Baselines:
                     if self._is_sharded(name, class_id, strategy[axis])
                 ]
                 candidates = sharded or candidates
-            found.append(tuple(candidates))
-        return tuple(found)
+            by_class.append(tuple(candidates))
+        return tuple(by_class)
 
     def _allows(self, names: list[str], class_id: int, strategy: Strategy) -> bool:
         pairs = zip(names, strategy, strict=True)
@@ -166,13 +166,13 @@ class Baselines:
 
 def is_parameter(graph: Graph, tensor: int) -> bool:
     """Whether a tensor is a parameter, or a parameter converted to another dtype."""
-    found = graph.tensors[tensor]
-    while found.producer is not None:
-        operator = graph.operators[found.producer]
+    source = graph.tensors[tensor]
+    while source.producer is not None:
+        operator = graph.operators[source.producer]
         if operator.primitive != "convert_element_type":
             return False
-        found = graph.tensors[operator.operands[0].tensor]
-    return found.role == "parameter"
+        source = graph.tensors[operator.operands[0].tensor]
+    return source.role == "parameter"
 
 
 def baseline_by_axis(problem: Problem, name: str) -> dict[str, str]:
@@ -195,7 +195,7 @@ def baseline_by_axis(problem: Problem, name: str) -> dict[str, str]:
             f"{name!r} names two baselines of one kind: join one of {DATA} and one of {MODEL}"
         )
     axes = problem.mesh.names
-    found = dict.fromkeys(axes, data[0] if data else "ddp")
+    by_axis = dict.fromkeys(axes, data[0] if data else "ddp")
     if model:
-        found[axes[-1]] = model[0]
-    return found
+        by_axis[axes[-1]] = model[0]
+    return by_axis

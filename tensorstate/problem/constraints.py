@@ -34,7 +34,7 @@ def apply_constraints(
         PlanError: a pattern that matches no input, or only some inputs of a class; pins that
             contradict each other; unknown axes or dimensions; sizes that do not divide evenly.
     """
-    found = [tuple(w) for w in strategies]
+    remaining = [tuple(w) for w in strategies]
     by_name: dict[str, tuple[str, Placements]] = {}
     for pattern, spec in pin.items():
         for class_id, tensors in _matched(problem, pattern).items():
@@ -45,28 +45,28 @@ def apply_constraints(
                     raise PlanError(
                         f"pins {first!r} and {pattern!r} contradict each other on {tensor.name}"
                     )
-                found[class_id] = tuple(
-                    strategy for strategy in found[class_id] if strategy == placements
+                remaining[class_id] = tuple(
+                    strategy for strategy in remaining[class_id] if strategy == placements
                 )
-                if not found[class_id]:
+                if not remaining[class_id]:
                     raise PlanError(f"pin {pattern!r}: {tensor.name} cannot be sharded as {spec}")
     for pattern, axes in forbid.items():
         numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
         for class_id in _matched(problem, pattern):
-            found[class_id] = tuple(
+            remaining[class_id] = tuple(
                 strategy
-                for strategy in found[class_id]
+                for strategy in remaining[class_id]
                 if all(strategy[axis] == REPLICATED for axis in numbers)
             )
-            if not found[class_id]:
+            if not remaining[class_id]:
                 raise PlanError(f"forbid {pattern!r} contradicts a pin of the same tensors")
-    return tuple(found)
+    return tuple(remaining)
 
 
 def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
     """The inputs whose names match, by class: all inputs of a class or none."""
     regex = re.compile(_regex(pattern))
-    found: dict[int, list[Tensor]] = {}
+    by_class: dict[int, list[Tensor]] = {}
     for class_id, members in enumerate(problem.graph.node_classes):
         tensors = [problem.graph.nodes[e].tensor for e in members]
         named = [problem.graph.tensors[t] for t in tensors if t is not None]
@@ -78,12 +78,12 @@ def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:
                 "identical layer: name them together"
             )
         if matched:
-            found[class_id] = matched
-    if not found:
+            by_class[class_id] = matched
+    if not by_class:
         names = [problem.graph.tensors[i].name for i in problem.graph.inputs]
         some = ", ".join(names[:8])
         raise PlanError(f"{pattern!r} names no input; there are {len(names)}, such as {some}")
-    return found
+    return by_class
 
 
 def _regex(pattern: str) -> str:

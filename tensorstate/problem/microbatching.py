@@ -181,7 +181,7 @@ class _BatchTracker:
             self._record(operator, "loop", batch_placements, None)
 
     def _passes_sums(self, operator: Operator, partial: frozenset[int], reads: list[int]) -> bool:
-        """Whether an operator in the loop turns partial sums into partial sums.
+        """Whether an operator in the loop maps partial sums to partial sums.
 
         The optimizer reads accumulated sums, even if its first operator is linear.
         """
@@ -194,7 +194,7 @@ class _BatchTracker:
 
     def _generated_along_batch(self, operator: Operator) -> int | None:
         """The batch label of results that are generated from no batch, such as random bits."""
-        found = {
+        labels = {
             label
             for use in operator.results
             for label, dim in zip(use.labels, self._dims(use.tensor), strict=True)
@@ -202,8 +202,8 @@ class _BatchTracker:
         }
         read = {label for use in operator.operands for label in use.labels}
         return (
-            found.pop()
-            if len(found) == 1 and not found & (read | operator.need_replication)
+            labels.pop()
+            if len(labels) == 1 and not labels & (read | operator.need_replication)
             else None
         )
 
@@ -217,9 +217,9 @@ class _BatchTracker:
             PlanError: it has none.
         """
         uses = [(use, self.batch_placements[use.tensor]) for use in operator.operands]
-        found = {use.labels[placement] for use, placement in uses if placement >= 0}
-        label = min(found)
-        if len(found) > 1:
+        labels = {use.labels[placement] for use, placement in uses if placement >= 0}
+        label = min(labels)
+        if len(labels) > 1:
             self._refuse(operator, "it reads different examples of the batch together")
         if label in operator.need_replication:
             self._refuse(operator, "it reads or writes all examples at once")

@@ -123,14 +123,14 @@ class ReshardGraph:
 
     def reachable(self, sources: Iterable[Placements]) -> list[Placements]:
         """The placements that can be reached, the sources first."""
-        found = dict.fromkeys(sources)
-        pending = list(found)
+        reached = dict.fromkeys(sources)
+        pending = list(reached)
         while pending:
             for step, _ in self.steps_from(pending.pop()):
-                if step.target not in found:
-                    found[step.target] = None
+                if step.target not in reached:
+                    reached[step.target] = None
                     pending.append(step.target)
-        return list(found)
+        return list(reached)
 
     def seconds(self, step: ReshardStep) -> float:
         """Seconds of a reshard step."""
@@ -182,7 +182,7 @@ class ReshardGraph:
             root[subset] = min([*choices, *split], key=lambda choice: choice[0])
         if math.isinf(root[-1][0]):
             raise PlanError(f"no collectives lead from any of {sources} to all of {targets}")
-        found: list[ReshardStep] = []
+        steps: list[ReshardStep] = []
         pending = [len(best) - 1]
         while pending:
             subset = pending.pop()
@@ -190,8 +190,8 @@ class ReshardGraph:
             if isinstance(choice, int):
                 pending += [choice, subset ^ choice]
             else:
-                _backtrack(first_steps, subset, choice, found)
-        ordered = tuple(dict.fromkeys(found))
+                _backtrack(first_steps, subset, choice, steps)
+        ordered = tuple(dict.fromkeys(steps))
         return ReshardTree(ordered, math.fsum(self.seconds(step) for step in ordered))
 
     def _steps_into(
@@ -249,11 +249,11 @@ def _subset_splits(subset: int) -> Iterator[int]:
         part = (part - 1) & subset
 
 
-def _backtrack(first_steps, subset: int, placements: Placements, found: list[ReshardStep]) -> None:
+def _backtrack(first_steps, subset: int, placements: Placements, steps: list[ReshardStep]) -> None:
     choice = first_steps[subset].get(placements)
     if isinstance(choice, int):
-        _backtrack(first_steps, choice, placements, found)
-        _backtrack(first_steps, subset ^ choice, placements, found)
+        _backtrack(first_steps, choice, placements, steps)
+        _backtrack(first_steps, subset ^ choice, placements, steps)
     elif choice is not None:
-        found.append(choice)
-        _backtrack(first_steps, subset, choice.target, found)
+        steps.append(choice)
+        _backtrack(first_steps, subset, choice.target, steps)

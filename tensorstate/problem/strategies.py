@@ -129,14 +129,14 @@ def linear_sets(members: Sequence[Operator]) -> tuple[LinearSet, ...]:
     A tensor that several operands read is partial for all of them.
     """
     internal = {use.tensor for operator in members for use in operator.results}
-    found: dict[frozenset[Port], LinearSet] = {}
+    by_operands: dict[frozenset[Port], LinearSet] = {}
     for operator in members:
         for operands in operator.linear:
             inputs = frozenset(operator.operands[i].tensor for i in operands) - internal
             linear = _propagate_partial(members, internal, inputs) if inputs else None
             if linear is not None:
-                found.setdefault(linear.operands, linear)
-    return tuple(found.values())
+                by_operands.setdefault(linear.operands, linear)
+    return tuple(by_operands.values())
 
 
 def _propagate_partial(

@@ -127,15 +127,15 @@ def find_tensor_groups(
         lasting: tensors that are read by their producing node only, but stay in memory after it has
             run: they belong to a group too (see ``Liveness.lasting``).
     """
-    found: dict[int, _TensorUses] = {}
+    uses_of: dict[int, _TensorUses] = {}
     members = {m.operator: (e, m) for e in graph.nodes for m in e.members}
     inputs = {e.tensor: e for e in graph.nodes if e.tensor is not None}
 
     def uses(tensor: int) -> _TensorUses:
-        if tensor not in found:
+        if tensor not in uses_of:
             producer, labels = _producer(graph, tensor, members, inputs)
-            found[tensor] = _TensorUses(producer, labels, {})
-        return found[tensor]
+            uses_of[tensor] = _TensorUses(producer, labels, {})
+        return uses_of[tensor]
 
     def when(consumer_class: ConsumerClass, tensor: int, *, in_loop: bool) -> ConsumerClass:
         """The consumer class of a tensor, marked as reading it in the loop or after it."""
@@ -160,12 +160,12 @@ def find_tensor_groups(
     for tensor in (*inputs, *lasting):
         uses(tensor)
     groups: dict[object, list[int]] = defaultdict(list)
-    for tensor in sorted(found):
+    for tensor in sorted(uses_of):
         batch_placement = (
             REPLICATED if microbatch_split is None else microbatch_split.batch_placements[tensor]
         )
-        groups[batch_placement, _signature(graph, tensor, found[tensor])].append(tensor)
-    return tuple(_group(graph, tensors, found, microbatch_split) for tensors in groups.values())
+        groups[batch_placement, _signature(graph, tensor, uses_of[tensor])].append(tensor)
+    return tuple(_group(graph, tensors, uses_of, microbatch_split) for tensors in groups.values())
 
 
 def _producer(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[int, ...]]:
@@ -181,16 +181,16 @@ def _producer(graph: Graph, tensor: int, members, inputs) -> tuple[int, tuple[in
 def _group(
     graph: Graph,
     tensors: list[int],
-    found: Mapping[int, _TensorUses],
+    uses_of: Mapping[int, _TensorUses],
     microbatch_split: MicrobatchSplit | None,
 ) -> TensorGroup:
-    first = found[tensors[0]]
+    first = uses_of[tensors[0]]
     tensor, node = graph.tensors[tensors[0]], graph.nodes[first.producer]
     consumer_classes, in_loop = tuple(first.consumers), is_in_loop(node, microbatch_split)
     return TensorGroup(
         tuple(tensors),
-        tuple(found[t].producer for t in tensors),
-        tuple(tuple(found[t].consumers[d] for d in consumer_classes) for t in tensors),
+        tuple(uses_of[t].producer for t in tensors),
+        tuple(tuple(uses_of[t].consumers[d] for d in consumer_classes) for t in tensors),
         node.class_id,
         first.labels,
         _port_of(graph, tensors[0], node),

@@ -85,8 +85,8 @@ def read_hlo(text: str, mesh: MeshShape) -> HloCollectives:
             f"of {mesh.num_devices}"
         )
     walker = _HloWalker(module, mesh)
-    found = tuple(walker.visit(module.entry, 1))
-    return HloCollectives(found, walker.unknown_loops)
+    collectives = tuple(walker.visit(module.entry, 1))
+    return HloCollectives(collectives, walker.unknown_loops)
 
 
 class _HloWalker:
@@ -118,16 +118,16 @@ class _HloWalker:
     def _collective(
         self, kind: str, i: Instruction, by_name: Mapping[str, Instruction], times: int
     ) -> Iterator[HloCollective]:
-        given = [by_name[name].nbytes for name in i.operands if name in by_name]
+        sizes = [by_name[name].nbytes for name in i.operands if name in by_name]
         if kind == "permute":
-            yield HloCollective(kind, self._permuted(i), len(given), sum(given), times)
+            yield HloCollective(kind, self._permuted(i), len(sizes), sum(sizes), times)
             return
         groups = replica_groups(i, self.module.num_partitions)
         size = groups.shape[1]
         if size > 1:
             # An all_to_all may take the parts that it sends as operands of their own.
-            arrays = max(1, len(given) // size) if _is_in_parts(kind, i) else len(given)
-            nbytes = sum(given) * (size if kind == "all_gather" else 1)
+            arrays = max(1, len(sizes) // size) if _is_tuple_all_to_all(kind, i) else len(sizes)
+            nbytes = sum(sizes) * (size if kind == "all_gather" else 1)
             yield HloCollective(kind, self._axes(groups), arrays, nbytes, times)
 
     def _axes(self, groups: np.ndarray) -> tuple[int, ...] | None:
@@ -144,7 +144,7 @@ class _HloWalker:
         return None
 
 
-def _is_in_parts(kind: str, i: Instruction) -> bool:
+def _is_tuple_all_to_all(kind: str, i: Instruction) -> bool:
     return kind == "all_to_all" and i.type.startswith("(") and "dimensions=" not in i.attributes
 
 

@@ -26,8 +26,8 @@ def parallelism_by_axis(problem: Problem, decisions: Decisions, cost: Cost) -> d
 
 def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
     """One line for all axes: ``ZeRO-3 (FSDP) on `data` + Megatron on `model```."""
-    found = parallelism_by_axis(problem, decisions, cost)
-    parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in found.items() if names]
+    by_axis = parallelism_by_axis(problem, decisions, cost)
+    parts = [f"{' + '.join(names)} on `{axis}`" for axis, names in by_axis.items() if names]
     recomputed_nodes = len(cost.recomputed_nodes)
     if recomputed_nodes:
         parts.append(f"{recomputed_nodes} operators recomputed")
@@ -39,33 +39,35 @@ def parallelism_name(problem: Problem, decisions: Decisions, cost: Cost) -> str:
 def _parallelisms(
     problem: Problem, decisions: Decisions, cost: Cost, baselines: Baselines, axis: int
 ) -> list[str]:
-    work = work_by_factor(problem, decisions, baselines, axis)
-    total = sum(work.values())
+    flops_of = flops_by_factor(problem, decisions, baselines, axis)
+    total = sum(flops_of.values())
     names = []
-    if total and _share(work, baselines.batch) >= MIN_SHARE * total:
-        names.append(_data_parallel(problem, decisions, cost, axis))
-    if total and _share(work, baselines.sequence) >= MIN_SHARE * total:
+    if total and _share(flops_of, baselines.batch) >= MIN_SHARE * total:
+        names.append(_data_parallelism(problem, decisions, cost, axis))
+    if total and _share(flops_of, baselines.sequence) >= MIN_SHARE * total:
         names.append("context parallel")
     experts = expert_factors(problem)
-    if experts and _share(work, experts):
+    if experts and _share(flops_of, experts):
         names.append("expert parallel")
-    own = baselines.batch | baselines.sequence | experts
-    inner = sum(flops for factor, flops in work.items() if factor not in own and factor is not None)
+    named = baselines.batch | baselines.sequence | experts
+    inner = sum(
+        flops for factor, flops in flops_of.items() if factor is not None and factor not in named
+    )
     if total and inner >= 0.1 * total:
-        spread = _elementwise_along(problem, decisions, baselines, axis)
+        spread = _is_sequence_parallel(problem, decisions, baselines, axis)
         names.append("Megatron with sequence parallelism" if spread else "Megatron")
     return names
 
 
-def _share(work: Mapping[int | None, float], factors: frozenset[int]) -> float:
-    return sum(flops for factor, flops in work.items() if factor in factors)
+def _share(flops_of: Mapping[int | None, float], factors: frozenset[int]) -> float:
+    return sum(flops for factor, flops in flops_of.items() if factor in factors)
 
 
-def work_by_factor(
+def flops_by_factor(
     problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
 ) -> dict[int | None, float]:
     """FLOPs of matrix products in the forward pass, by the factor that a mesh axis shards."""
-    found: dict[int | None, float] = defaultdict(float)
+    flops_of: dict[int | None, float] = defaultdict(float)
     for class_id, strategy in enumerate(decisions.strategies):
         node = problem.node(class_id)
         if node.kind not in ("einsum", "window") or node.phase != "forward":
@@ -73,13 +75,13 @@ def work_by_factor(
         flops = sum(problem.graph.operators[m.operator].flops for m in node.members)
         placement = strategy[axis]
         factor = baselines.label_factors[class_id][placement] if placement >= 0 else None
-        found[factor] += problem.multiplicity(class_id) * flops
-    return dict(found)
+        flops_of[factor] += problem.multiplicity(class_id) * flops
+    return dict(flops_of)
 
 
 def expert_factors(problem: Problem) -> frozenset[int]:
     """Batch factors of a product with a parameter: every expert has its own weight."""
-    found = set()
+    experts = set()
     tensors = problem.graph.tensors
     for operator in problem.graph.operators:
         if operator.kind != "einsum" or operator.phase != "forward":
@@ -90,11 +92,11 @@ def expert_factors(problem: Problem) -> frozenset[int]:
             others = [u for u in (*operator.operands, *operator.results) if u is not use]
             for factor, label in zip(tensors[use.tensor].dims, use.labels, strict=True):
                 if all(label in other.labels for other in others):
-                    found.add(factor)
-    return frozenset(found)
+                    experts.add(factor)
+    return frozenset(experts)
 
 
-def _data_parallel(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
+def _data_parallelism(problem: Problem, decisions: Decisions, cost: Cost, axis: int) -> str:
     """DDP or a stage of ZeRO, by the inputs that are sharded along the axis."""
     if _sharded(problem, decisions, "parameter", axis) >= MIN_SHARE:
         copies = sum(
@@ -122,7 +124,7 @@ def _sharded(problem: Problem, decisions: Decisions, role: str, axis: int) -> fl
     return math.fsum(sharded) / max(1, math.fsum(total))
 
 
-def _elementwise_along(
+def _is_sequence_parallel(
     problem: Problem, decisions: Decisions, baselines: Baselines, axis: int
 ) -> bool:
     """Whether elementwise work of the forward pass is mostly sharded along the sequence."""

@@ -42,19 +42,19 @@ def common_pattern(names: Sequence[str]) -> str:
     return "/".join(c[0] if len(set(c)) == 1 else "*" for c in columns)
 
 
-def summary(problem: Problem, found: SearchResult, memory_limit: float | None) -> str:
+def summary(problem: Problem, result: SearchResult, memory_limit: float | None) -> str:
     """The whole plan."""
     return "\n".join(
         [
-            *_headline(problem, found),
-            *_memory(problem, found, memory_limit),
+            *_headline(problem, result),
+            *_memory(problem, result, memory_limit),
             *_replicated(problem),
             "",
-            *_inputs(problem, found),
+            *_inputs(problem, result),
             "",
-            *_activations(problem, found),
+            *_activations(problem, result),
             "",
-            *_collectives(problem, found),
+            *_collectives(problem, result),
         ]
     )
 
@@ -62,19 +62,19 @@ def summary(problem: Problem, found: SearchResult, memory_limit: float | None) -
 # ---------------------------------------------------------------------- parts
 
 
-def _headline(problem: Problem, found: SearchResult) -> list[str]:
-    cost, mesh = found.cost, problem.mesh
+def _headline(problem: Problem, result: SearchResult) -> list[str]:
+    cost, mesh = result.cost, problem.mesh
     sizes = " x ".join(f"{n} {s}" for n, s in zip(mesh.names, mesh.sizes, strict=True))
-    gap = "no bound" if math.isinf(found.bound) else f"gap {100 * found.gap:.2g} %"
+    gap = "no bound" if math.isinf(result.bound) else f"gap {100 * result.gap:.2g} %"
     return [
         f"{len(problem.graph.operators)} operators on {mesh.num_devices} x "
         f"{problem.hardware.name}, mesh {sizes}{_format_microbatches(problem)}",
-        f"= {parallelism_name(problem, found.decisions, cost)}",
+        f"= {parallelism_name(problem, result.decisions, cost)}",
         f"time: {seconds(cost.serial_seconds)} per step: "
         f"compute {seconds(cost.compute)} + communication "
         f"{seconds(cost.communication)}; "
         f"{seconds(cost.overlapped_seconds)} if they overlap perfectly",
-        f"found by {found.method} in {found.seconds:.1f} s, {gap}",
+        f"found by {result.method} in {result.seconds:.1f} s, {gap}",
     ]
 
 
@@ -85,8 +85,8 @@ def _format_microbatches(problem: Problem) -> str:
     return f", {count} microbatches of {batch // count} of a batch of {batch}"
 
 
-def _memory(problem: Problem, found: SearchResult, limit: float | None) -> list[str]:
-    memory = found.cost.memory
+def _memory(problem: Problem, result: SearchResult, limit: float | None) -> list[str]:
+    memory = result.cost.memory
     room = limit if limit is not None and math.isfinite(limit) else problem.hardware.memory
     filled = min(1.0, memory.peak / room)
     bar = "#" * round(30 * filled) + "." * (30 - round(30 * filled))
@@ -113,7 +113,7 @@ def _replicated(problem: Problem) -> list[str]:
     ]
 
 
-def _inputs(problem: Problem, found: SearchResult) -> list[str]:
+def _inputs(problem: Problem, result: SearchResult) -> list[str]:
     lines = []
     for role in ROLES:
         rows = []
@@ -122,7 +122,7 @@ def _inputs(problem: Problem, found: SearchResult) -> list[str]:
             if not group.is_input or tensor.role != role:
                 continue
             placements = problem.produced_placements(
-                group, found.decisions.strategies[group.class_id]
+                group, result.decisions.strategies[group.class_id]
             )
             names = [problem.graph.tensors[t].name for t in group.tensors]
             name = common_pattern(names) + (
@@ -141,9 +141,9 @@ def _inputs(problem: Problem, found: SearchResult) -> list[str]:
     return lines
 
 
-def _activations(problem: Problem, found: SearchResult) -> list[str]:
+def _activations(problem: Problem, result: SearchResult) -> list[str]:
     groups: dict[str, list[ReshardPlan]] = defaultdict(list)
-    for reshard in found.cost.reshards:
+    for reshard in result.cost.reshards:
         group = problem.tensor_groups[reshard.group]
         phase = problem.node(group.class_id).phase
         if group.is_input:
@@ -196,12 +196,12 @@ def placements_by_factor(problem: Problem, reshard: ReshardPlan, placements: Pla
     return ", ".join(parts) or "replicated"
 
 
-def _collectives(problem: Problem, found: SearchResult) -> list[str]:
-    cost = found.cost
+def _collectives(problem: Problem, result: SearchResult) -> list[str]:
+    cost = result.cost
     if not cost.count_by_collective:
         return ["no collectives"]
     lines = [f"{'collective':16} {'axis':8} {'count':>7} {'bytes':>10} {'time':>9}"]
-    spent = seconds_by_collective(problem, found.cost)
+    spent = seconds_by_collective(problem, result.cost)
     for kind, axis in sorted(cost.count_by_collective, key=lambda key: -spent[key]):
         lines.append(
             f"{kind:16} {problem.mesh.names[axis]:8} {cost.count_by_collective[kind, axis]:>7} "
@@ -213,7 +213,7 @@ def _collectives(problem: Problem, found: SearchResult) -> list[str]:
 # ---------------------------------------------------------------------- one tensor
 
 
-def explain(problem: Problem, found: SearchResult, name: str) -> str:
+def explain(problem: Problem, result: SearchResult, name: str) -> str:
     """One tensor: its placements, how it is resharded, its consumers, and the cost.
 
     Raises:
@@ -229,7 +229,7 @@ def explain(problem: Problem, found: SearchResult, name: str) -> str:
     lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]
     if full.sizes != tensor.sizes:
         lines.append(f"split into {problem.microbatches} microbatches of {size(tensor.nbytes)}")
-    for reshard in found.cost.reshards:
+    for reshard in result.cost.reshards:
         if tensor.index not in reshard.tensors:
             continue
         group = problem.tensor_groups[reshard.group]
@@ -259,12 +259,12 @@ def explain(problem: Problem, found: SearchResult, name: str) -> str:
                 f"{seconds(problem.reshard_graph(group).seconds(step))}"
                 for step in tree.steps
             ]
-        lines += _consumers(problem, found, tensor, reshard)
+        lines += _consumers(problem, result, tensor, reshard)
     return "\n".join(lines)
 
 
 def _consumers(
-    problem: Problem, found: SearchResult, tensor: Tensor, reshard: ReshardPlan
+    problem: Problem, result: SearchResult, tensor: Tensor, reshard: ReshardPlan
 ) -> Iterable[str]:
     group = problem.tensor_groups[reshard.group]
     for consumer_class in group.consumer_classes:
@@ -273,7 +273,7 @@ def _consumers(
             continue
         node = problem.node(consumer_class.class_id)
         placements = problem.required_placements(
-            consumer_class, found.decisions.strategies[consumer_class.class_id]
+            consumer_class, result.decisions.strategies[consumer_class.class_id]
         )
         if node.tensor is not None:
             yield f"  becomes {problem.graph.tensors[node.tensor].name}"

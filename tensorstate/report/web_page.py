@@ -28,15 +28,15 @@ td.state { font-family: ui-monospace, monospace; white-space: nowrap }
 
 
 def page(
-    problem: Problem, found: SearchResult, memory_limit: float | None, title: str = "Plan"
+    problem: Problem, result: SearchResult, memory_limit: float | None, title: str = "Plan"
 ) -> str:
     """The page's HTML.
 
     Args:
-        problem, found, memory_limit: as for ``report.summary``.
+        problem, result, memory_limit: as for ``report.summary``.
         title: of the page.
     """
-    colours = _colours(problem, found)
+    colours = _colour_of(problem, result)
     key = "".join(
         f'<span style="background:{colour}">{escape(text)}</span>'
         for text, colour in colours.items()
@@ -44,13 +44,13 @@ def page(
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>",
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1>",
-        f"<pre>{escape(summary(problem, found, memory_limit))}</pre>",
+        f"<pre>{escape(summary(problem, result, memory_limit))}</pre>",
         f"<p class=key>{key}</p>",
     ]
-    parts += _table("Inputs", [_input_row(problem, found, g, colours) for g in _inputs(problem)])
+    parts += _table("Inputs", [_input_row(problem, result, g, colours) for g in _inputs(problem)])
     for phase in PHASES:
         groups = _in_phase(problem, phase)
-        rows = [_row(problem, found, g, colours) for g in groups]
+        rows = [_row(problem, result, g, colours) for g in groups]
         parts += _table(f"{phase.capitalize()} pass" if phase != "optimizer" else "Optimizer", rows)
     return "\n".join([*parts, "</html>", ""])
 
@@ -83,9 +83,9 @@ def strategy_text(problem: Problem, strategy: Strategy) -> str:
     return ", ".join(parts) or "replicated"
 
 
-def _colours(problem: Problem, found: SearchResult) -> dict[str, str]:
+def _colour_of(problem: Problem, result: SearchResult) -> dict[str, str]:
     """A colour per kind of strategy, light enough for black letters."""
-    texts = sorted({strategy_text(problem, strategy) for strategy in found.decisions.strategies})
+    texts = sorted({strategy_text(problem, strategy) for strategy in result.decisions.strategies})
     step = 1 / max(1, len(texts))
     found_colours = {}
     for i, text in enumerate(texts):
@@ -97,10 +97,10 @@ def _colours(problem: Problem, found: SearchResult) -> dict[str, str]:
 
 
 def _input_row(
-    problem: Problem, found: SearchResult, class_id: int, colours: dict[str, str]
+    problem: Problem, result: SearchResult, class_id: int, colours: dict[str, str]
 ) -> str:
     tensor = problem.traced.tensors[problem.node(class_id).tensor or 0]
-    strategy = found.decisions.strategies[class_id]
+    strategy = result.decisions.strategies[class_id]
     colour = colours[strategy_text(problem, strategy)]
     multiplicity = problem.multiplicity(class_id)
     name = tensor.name + (f" and {multiplicity - 1} like it" if multiplicity > 1 else "")
@@ -112,8 +112,8 @@ def _input_row(
     )
 
 
-def _row(problem: Problem, found: SearchResult, class_id: int, colours: dict[str, str]) -> str:
-    node, strategy = problem.node(class_id), found.decisions.strategies[class_id]
+def _row(problem: Problem, result: SearchResult, class_id: int, colours: dict[str, str]) -> str:
+    node, strategy = problem.node(class_id), result.decisions.strategies[class_id]
     colour = colours[strategy_text(problem, strategy)]
     operators = [problem.graph.operators[m.operator] for m in node.members]
     multiplicity = problem.multiplicity(class_id)
@@ -122,7 +122,7 @@ def _row(problem: Problem, found: SearchResult, class_id: int, colours: dict[str
         times += f", in each of {problem.num_repeats(class_id)} microbatches"
     names = ", ".join(dict.fromkeys(operator.primitive for operator in operators))
     recomputed = sum(
-        index in found.cost.recomputed_nodes for index in problem.graph.node_classes[class_id]
+        index in result.cost.recomputed_nodes for index in problem.graph.node_classes[class_id]
     )
     recomputed_nodes = f", {recomputed} recomputed" if recomputed else ""
     flops = sum(operator.flops for operator in operators) // problem.mesh.num_shards(strategy)
@@ -131,15 +131,15 @@ def _row(problem: Problem, found: SearchResult, class_id: int, colours: dict[str
         if node.kind == "einsum"
         else size(problem.memory_traffic(class_id, strategy))
     )
-    cuts = escape(_cuts(problem, node, strategy))
+    sharded = escape(_sharded_labels(problem, node, strategy))
     return (
         f"<tr><td>{escape(names + times + recomputed_nodes)}</td>"
-        f'<td class=state style="background:{colour}">{cuts}</td>'
+        f'<td class=state style="background:{colour}">{sharded}</td>'
         f"<td>{work}</td><td>{escape(str(operators[0].source))}</td></tr>"
     )
 
 
-def _cuts(problem: Problem, node: Node, strategy: Strategy) -> str:
+def _sharded_labels(problem: Problem, node: Node, strategy: Strategy) -> str:
     """The label that each mesh axis shards, by its size."""
     parts = []
     for name, placement in zip(problem.mesh.names, strategy, strict=True):

@@ -138,13 +138,13 @@ def _peeled(primitive: Any, full: Slice) -> tuple[Layer, Slice] | None:
 def _candidates(operands: Sequence[jax.ShapeDtypeStruct]) -> Iterator[tuple[int | None, ...]]:
     """One dimension of every operand, or ``None``, of equal sizes: those of most operands first."""
     choices = [[*range(len(operand.shape)), None] for operand in operands]
-    found = []
+    candidates = []
     for dims in itertools.islice(itertools.product(*choices), 64 * MAX_CANDIDATES):
         pairs = zip(operands, dims, strict=True)
         sizes = {operand.shape[d] for operand, d in pairs if d is not None}
         if len(sizes) == 1 and min(sizes) > 1:
-            found.append(dims)
-    yield from sorted(found, key=lambda dims: sum(d is None for d in dims))
+            candidates.append(dims)
+    yield from sorted(candidates, key=lambda dims: sum(d is None for d in dims))
 
 
 def _without(operand: jax.ShapeDtypeStruct, dimension: int | None) -> jax.ShapeDtypeStruct:
@@ -261,10 +261,10 @@ def _out_dims(
         if permutation[1:] != tuple(d for d in range(len(permutation)) if d != first):
             return None
         moved[move.outputs[0]] = move.inputs[0], first
-    found = [moved.get(output, (output, 0)) for output in outputs]
-    if [output for output, _ in found] != equation.outputs:
+    sources = [moved.get(output, (output, 0)) for output in outputs]
+    if [output for output, _ in sources] != equation.outputs:
         return None
-    return tuple(dimension for _, dimension in found)
+    return tuple(dimension for _, dimension in sources)
 
 
 # ---------------------------------------------------------------------- the rule
@@ -282,12 +282,12 @@ def _describe(layers: Sequence[Layer]) -> Callable[..., ShardingRule]:
 
         def labelled(argument: AbstractArray, mapped: Sequence[int | None]) -> tuple[int, ...]:
             remaining = [*range(len(argument.shape))]
-            found = {}
+            label_of = {}
             for name, dimension in zip(names, mapped, strict=True):
                 if dimension is not None:
-                    found[remaining.pop(dimension)] = name
+                    label_of[remaining.pop(dimension)] = name
             return tuple(
-                found[d] if d in found else next(labels) for d in range(len(argument.shape))
+                label_of[d] if d in label_of else next(labels) for d in range(len(argument.shape))
             )
 
         ins = tuple(

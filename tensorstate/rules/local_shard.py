@@ -74,7 +74,7 @@ class LocalShard:
     batch: int | None = None
 
     @classmethod
-    def all_of(cls, sizes: Sequence[int]) -> LocalShard:
+    def full(cls, sizes: Sequence[int]) -> LocalShard:
         """The full index range of labels of these sizes, as on a single device."""
         return cls(tuple(sizes), (1,) * len(sizes), {})
 

@@ -77,7 +77,7 @@ class Auto(Solver):
             if isinstance(first, Infeasible):
                 raise
             second = first
-        found = [result for result in (first, second) if not isinstance(result, Infeasible)]
-        best = min(found, key=lambda result: result_order(result, options.memory_limit))
-        bound = max(result.bound for result in found)
+        results = [result for result in (first, second) if not isinstance(result, Infeasible)]
+        best = min(results, key=lambda result: result_order(result, options.memory_limit))
+        bound = max(result.bound for result in results)
         return dataclasses.replace(best, bound=bound, seconds=time.perf_counter() - start)

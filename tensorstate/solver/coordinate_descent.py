@@ -111,20 +111,20 @@ class _Descent:
             left = self.until - time.perf_counter()
             if unimproved >= len(axes) or (left <= 0 and (best or fitting) is not None):
                 break
-            found = self._visit(axes[visit % len(axes)], strategies, max(MIN_VISIT_S, left / 2))
+            result = self._visit(axes[visit % len(axes)], strategies, max(MIN_VISIT_S, left / 2))
             unimproved += 1
-            if not isinstance(found, Infeasible):
-                if _is_better(found, best, limit):
-                    best, strategies, unimproved = found, found.decisions.strategies, 1
+            if not isinstance(result, Infeasible):
+                if _is_better(result, best, limit):
+                    best, strategies, unimproved = result, result.decisions.strategies, 1
             elif best is None and fitting is not None:
                 best, strategies, unimproved = fitting, fitting.decisions.strategies, 0
-        found = best or fitting
-        if found is None:
+        result = best or fitting
+        if result is None:
             infeasible = Infeasible(proven=False)
             raise PlanError(
                 infeasible_message(self.problem, self.candidates, infeasible, self.options)
             )
-        return found
+        return result
 
     def _visit(
         self, axis: int, strategies: Sequence[Strategy] | None, time_limit: float
@@ -161,20 +161,20 @@ def _least_memory(
         if unimproved >= len(axes):
             break
         free = _vary_one_axis(candidates, axes[visit % len(axes)], strategies)
-        found, _ = minimize_memory(problem, free, options, prune_placements=True)
+        result, _ = minimize_memory(problem, free, options, prune_placements=True)
         unimproved += 1
-        if found is not None and (least is None or _uses_less_memory(found, least)):
-            least, strategies, unimproved = found, found.decisions.strategies, 1
+        if result is not None and (least is None or _uses_less_memory(result, least)):
+            least, strategies, unimproved = result, result.decisions.strategies, 1
     return least
 
 
-def _uses_less_memory(found: SearchResult, least: SearchResult) -> bool:
-    return found.cost.memory.peak < least.cost.memory.peak * (1 - MIN_IMPROVEMENT)
+def _uses_less_memory(result: SearchResult, least: SearchResult) -> bool:
+    return result.cost.memory.peak < least.cost.memory.peak * (1 - MIN_IMPROVEMENT)
 
 
-def _is_better(found: SearchResult, best: SearchResult | None, memory_limit: float | None) -> bool:
-    is_faster = best is None or found.objective < best.objective * (1 - MIN_IMPROVEMENT)
-    return is_faster and found.cost.memory.fits(memory_limit)
+def _is_better(result: SearchResult, best: SearchResult | None, memory_limit: float | None) -> bool:
+    is_faster = best is None or result.objective < best.objective * (1 - MIN_IMPROVEMENT)
+    return is_faster and result.cost.memory.fits(memory_limit)
 
 
 def _vary_one_axis(
@@ -211,19 +211,21 @@ def _merged_axes_start(
         _expand_merged(choices, known.all, network.parts)
         for choices, known in zip(candidates, merged.strategies, strict=True)
     ]
-    found = solve_within_limit(
+    result = solve_within_limit(
         merged,
         [list(strategies) for strategies in expanded],
         SearchOptions(objective=options.objective),
         solver,
         progress=progress,
     )
-    if isinstance(found, Infeasible):
+    if isinstance(result, Infeasible):
         return None
-    pairs = zip(expanded, found.decisions.strategies, strict=True)
+    pairs = zip(expanded, result.decisions.strategies, strict=True)
     decisions = Decisions(tuple(strategies[merged] for strategies, merged in pairs))
     cost = estimate_cost(problem, decisions)
-    return dataclasses.replace(found, decisions=decisions, cost=cost, objective=options.value(cost))
+    return dataclasses.replace(
+        result, decisions=decisions, cost=cost, objective=options.value(cost)
+    )
 
 
 def _expand_merged(
@@ -252,11 +254,11 @@ def _expand_merged(
 
 def _broadcast_over_part(strategy: Strategy, parts: Sequence[Sequence[int]], axes: int) -> Strategy:
     """The strategy in which every axis of a part does the same."""
-    found = [REPLICATED] * axes
+    placements = [REPLICATED] * axes
     for part, placement in zip(parts, strategy, strict=True):
         for axis in part:
-            found[axis] = placement
-    return tuple(found)
+            placements[axis] = placement
+    return tuple(placements)
 
 
 # ---------------------------------------------------------------------- bound
@@ -299,9 +301,9 @@ def lower_bound_on_axes(
     return formulation.seconds(relaxed.bound)
 
 
-def busiest_axes(problem: Problem, found: SearchResult) -> tuple[int, ...]:
+def busiest_axes(problem: Problem, result: SearchResult) -> tuple[int, ...]:
     """The two axes along which a plan spends the most seconds on collectives."""
     spent = [0.0] * len(problem.mesh.sizes)
-    for (_, axis), seconds in seconds_by_collective(problem, found.cost).items():
+    for (_, axis), seconds in seconds_by_collective(problem, result.cost).items():
         spent[axis] += seconds
     return tuple(sorted(sorted(range(len(spent)), key=lambda axis: -spent[axis])[:2]))

@@ -44,10 +44,10 @@ class Milp(Solver):
     ) -> SearchResult:
         """See ``Solver``."""
         start, options = time.perf_counter(), options or SearchOptions()
-        found = solve_within_limit(problem, candidates, options, self, progress=progress)
-        if isinstance(found, Infeasible):
-            raise PlanError(infeasible_message(problem, candidates, found, options))
-        return dataclasses.replace(found, seconds=time.perf_counter() - start)
+        result = solve_within_limit(problem, candidates, options, self, progress=progress)
+        if isinstance(result, Infeasible):
+            raise PlanError(infeasible_message(problem, candidates, result, options))
+        return dataclasses.replace(result, seconds=time.perf_counter() - start)
 
 
 def solve_within_limit(
@@ -128,8 +128,8 @@ def _repair_rounding(
         solution = formulation.program.solve(gap=gap, time_limit=REPAIR_TIME_S)
         if not len(solution.values):
             break
-        found = formulation.decisions(solution)
-        attempt = estimate_cost(problem, found)
+        rounded = formulation.decisions(solution)
+        attempt = estimate_cost(problem, rounded)
         if attempt.memory.fits(limit):
-            return found, attempt
+            return rounded, attempt
     return decisions, cost

@@ -208,11 +208,11 @@ def _assign_by_share(
 ) -> dict[int, Placements]:
     """Placements for tensors in proportion to shares, rounded down, the largest share first."""
     shares = {s: values[v] for s, v in variables.items() if values[v] > TOLERANCE}
-    found: dict[int, Placements] = {}
+    assigned: dict[int, Placements] = {}
     start, total = 0, 0.0
     for placements, share in sorted(shares.items(), key=lambda pair: -pair[1]):
         total += share
         end = min(len(tensors), math.floor(total * len(tensors) + TOLERANCE))
-        found |= dict.fromkeys(tensors[start:end], placements)
+        assigned |= dict.fromkeys(tensors[start:end], placements)
         start = max(start, end)
-    return found
+    return assigned

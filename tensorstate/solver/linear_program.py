@@ -172,11 +172,11 @@ class LinearProgram:
         model.col_cost_ = costs * scale
         solver = highs.solver_for(model, options)
         highs.run(solver)
-        found = solver.getSolution()
-        if not (found.value_valid and found.dual_valid):
+        solution = solver.getSolution()
+        if not (solution.value_valid and solution.dual_valid):
             return Solution("limit", np.zeros(0), np.inf, -np.inf)
-        values = np.asarray(found.col_value)
-        bound = self._bound_of(np.asarray(found.row_dual) / scale)
+        values = np.asarray(solution.col_value)
+        bound = self._bound_of(np.asarray(solution.row_dual) / scale)
         return Solution("optimal", values, float(costs @ values), bound)
 
     def _bound_of(self, duals: np.ndarray) -> float:
@@ -219,9 +219,9 @@ class LinearProgram:
         }
         if status in infeasible:
             return Solution("infeasible", np.zeros(0), np.inf, np.inf)
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        values = np.asarray(solver.getSolution().col_value) if found else np.zeros(0)
-        objective = info.objective_function_value if found else np.inf
+        is_feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = np.asarray(solver.getSolution().col_value) if is_feasible else np.zeros(0)
+        objective = info.objective_function_value if is_feasible else np.inf
         optimal = status == highspy.HighsModelStatus.kOptimal
         exact = objective if optimal else -np.inf
         bound = exact if continuous else info.mip_dual_bound

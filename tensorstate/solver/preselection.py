@@ -36,16 +36,18 @@ def solve_by_size(
         # A negative bound says nothing about a time, and its values select poorly.
         if len(relaxed.values) and relaxed.bound >= 0:
             support = build(full.choices.fractional_support(relaxed))
-            found = support.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
-            is_close = relaxed.bound >= found.objective * (1 - gap)
-            if len(found.values):
-                found = dataclasses.replace(found, bound=relaxed.bound)
+            solution = support.program.solve(gap=gap / 2, time_limit=left(), progress=progress)
+            is_close = relaxed.bound >= solution.objective * (1 - gap)
+            if len(solution.values):
+                solution = dataclasses.replace(solution, bound=relaxed.bound)
                 if is_close or size > RELAX_ONLY_MIN_VARS:
-                    return support, found
+                    return support, solution
                 better = full.program.solve(gap=gap, time_limit=left(), progress=progress)
-                if better.objective < found.objective:
+                if better.objective < solution.objective:
                     return full, better
-                return support, dataclasses.replace(found, bound=max(found.bound, better.bound))
+                return support, dataclasses.replace(
+                    solution, bound=max(solution.bound, better.bound)
+                )
     return full, full.program.solve(gap=gap, time_limit=left(), progress=progress)
 
 
@@ -59,9 +61,9 @@ def solve_relaxation(full: Formulation, gap: float, left: Callable[[], float]) -
     program, limited = full.program, full.memory_constraints is not None
     if program.num_variables <= RELAX_ONLY_MIN_VARS:
         iterations = program.num_rows // 2 if limited else program.num_rows
-        found = program.solve(
+        solution = program.solve(
             relax=True, presolve=not limited, iterations=iterations, time_limit=left()
         )
-        if found.status != "limit":
-            return found
+        if solution.status != "limit":
+            return solution
     return program.solve_ipm_relaxation(tolerance=gap / 100, time_limit=left())

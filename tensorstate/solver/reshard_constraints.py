@@ -143,16 +143,16 @@ class _GroupConstraints:
         wanted = self._wanted_by_axis() if self.owner.prune_placements else None
         reachable = set(self.sources)
         pending = sorted(reachable)
-        found = []
+        arcs = []
         while pending:
             for step, seconds in graph.steps_from(pending.pop()):
                 if wanted is not None and step.target[step.axis] not in wanted[step.axis]:
                     continue
-                found.append((step, seconds))
+                arcs.append((step, seconds))
                 if step.target not in reachable:
                     reachable.add(step.target)
                     pending.append(step.target)
-        return found
+        return arcs
 
     def _wanted_by_axis(self) -> list[set[int]]:
         """By mesh axis, the placements that the producer or a consumer may use."""

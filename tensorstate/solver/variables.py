@@ -82,29 +82,29 @@ class StrategyVariables:
         self, group: TensorGroup, recomputed: bool | None = None
     ) -> dict[Placements, list[int]]:
         """By placements, the variables whose strategies produce a group's tensors in them."""
-        found: dict[Placements, list[int]] = defaultdict(list)
+        terms: dict[Placements, list[int]] = defaultdict(list)
         for (strategy, a), variable in self.x[group.class_id].items():
             if recomputed is None or a == recomputed:
-                found[self.problem.produced_placements(group, strategy)].append(variable)
-        return found
+                terms[self.problem.produced_placements(group, strategy)].append(variable)
+        return terms
 
     def target_terms(
         self, consumer_class: ConsumerClass, recomputed: bool | None = None
     ) -> dict[Placements, list[int]]:
         """By placements, the variables whose strategies require a group's tensors in them."""
-        found: dict[Placements, list[int]] = defaultdict(list)
+        terms: dict[Placements, list[int]] = defaultdict(list)
         for (strategy, a), variable in self.x[consumer_class.class_id or 0].items():
             if recomputed is None or a == recomputed:
-                found[self.problem.required_placements(consumer_class, strategy)].append(variable)
-        return found
+                terms[self.problem.required_placements(consumer_class, strategy)].append(variable)
+        return terms
 
     def fractional_support(self, relaxed: Solution) -> list[list[Strategy]]:
         """For every class, the strategies with a positive share in a relaxed solution."""
-        found = []
+        support = []
         for choices in self.x:
             shares: dict[Strategy, float] = defaultdict(float)
             for (strategy, _), variable in choices.items():
                 shares[strategy] += relaxed.values[variable]
             least = min(SUPPORT_THRESHOLD, max(shares.values()))
-            found.append([strategy for strategy, share in shares.items() if share >= least])
-        return found
+            support.append([strategy for strategy, share in shares.items() if share >= least])
+        return support

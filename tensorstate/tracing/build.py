@@ -47,11 +47,11 @@ def build(program: FlatJaxpr, unknown: str) -> GraphParts:
     builder = _GraphBuilder(dims)
     for variable in (*program.inputs, *(variable for variable, _ in program.constants)):
         builder.add_tensor(variable, None, 0)
-    for eqn, found in zip(program.eqns, related, strict=True):
-        if found is None:
+    for eqn, related_factors in zip(program.eqns, related, strict=True):
+        if related_factors is None:
             builder.add_view(eqn)
         else:
-            builder.operator(eqn, *found)
+            builder.operator(eqn, *related_factors)
     outputs = [builder.view(atom) for atom in program.outputs]
     return GraphParts(builder.tensors, builder.operators, outputs, builder.factors())
 
@@ -129,11 +129,13 @@ class _GraphBuilder:
         if name == "transpose":
             positions = tuple(view.positions[d] for d in eqn.params["permutation"])
         elif name == "broadcast_in_dim":
-            found: list[tuple[int | None, ...]] = [(None,) * len(factors) for factors in leaves]
+            leaf_positions: list[tuple[int | None, ...]] = [
+                (None,) * len(factors) for factors in leaves
+            ]
             for d, at in enumerate(eqn.params["broadcast_dimensions"]):
                 if source.shape[d] == out.shape[at]:
-                    found[at] = view.positions[d]
-            positions = tuple(found)
+                    leaf_positions[at] = view.positions[d]
+            positions = tuple(leaf_positions)
         else:
             flat = itertools.chain.from_iterable(view.positions)
             positions = _regroup(flat, leaves)
@@ -209,12 +211,12 @@ class _Labels:
                 for name, sizes in zip(names, factor_sizes, strict=True):
                     if name is not None and self._factor_sizes.setdefault(name, sizes) != sizes:
                         self._factor_sizes[name] = None
-        found = [
+        slots = [
             tuple(itertools.starmap(self._dimension, zip(names, factor_sizes, strict=True)))
             for (_, names), factor_sizes in zip(arrays, array_factor_sizes, strict=True)
         ]
-        self.arguments = tuple(found[: len(eqn.inputs)])
-        self.results = tuple(found[len(eqn.inputs) :])
+        self.arguments = tuple(slots[: len(eqn.inputs)])
+        self.results = tuple(slots[len(eqn.inputs) :])
 
     def _dimension(self, name: int | None, array_factor_sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Labels of a dimension with label ``name`` in the rule and factors of these sizes."""

@@ -152,17 +152,17 @@ def _edges(
         for member in node.members:
             for use in operators[member.operator].results:
                 source[use.tensor] = (node.index, _relabel(use.labels, member))
-    found: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, int]]] = {}
+    operands_of: dict[tuple[int, int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for node in nodes:
         for member in node.members:
             for k, use in enumerate(operators[member.operator].operands):
                 labels = _relabel(use.labels, member)
                 if source[use.tensor] != (node.index, labels):
                     key = (use.tensor, node.index, labels)
-                    found.setdefault(key, []).append((member.operator, k))
+                    operands_of.setdefault(key, []).append((member.operator, k))
     return tuple(
         Edge(tensor, *source[tensor], target, labels, tuple(operands))
-        for (tensor, target, labels), operands in found.items()
+        for (tensor, target, labels), operands in operands_of.items()
     )
 
 

@@ -18,21 +18,21 @@ def phases(tensors: Sequence[Tensor], operators: Sequence[Operator]) -> list[Pha
     recomputes run in the backward pass, and the remaining ones in the optimizer. All operators of a
     function without gradients run in the forward pass.
     """
-    found: list[Phase | None] = [
+    phase_of: list[Phase | None] = [
         _phase_from_stack(o.eqn.remat_region, o.source.stack) for o in operators
     ]
-    if all(phase is None for phase in found):
-        return [*itertools.repeat("forward", len(found))]
+    if all(phase is None for phase in phase_of):
+        return [*itertools.repeat("forward", len(phase_of))]
     operands = [[use.tensor for use in o.operands] for o in operators]
     producers = [tensor.producer for tensor in tensors]
 
-    before = [phase == "forward" for phase in found]
-    for i in reversed(range(len(found))):
+    before = [phase == "forward" for phase in phase_of]
+    for i in reversed(range(len(phase_of))):
         if before[i]:
             for tensor in operands[i]:
                 if (p := producers[tensor]) is not None:
                     before[p] = True
-    by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in found]
+    by_stack: list[Phase] = ["backward" if p == "backward" else "optimizer" for p in phase_of]
     return ["forward" if b else phase for b, phase in zip(before, by_stack, strict=True)]
 
 
@@ -62,25 +62,25 @@ def roles(
         for use in operator.operands:
             consumers[use.tensor].add(operator.phase)
     updated = set(updates.values())
-    found: list[Role] = []
+    assigned: list[Role] = []
     for index, tensor in enumerate(tensors):
         if index < inputs:
-            found.append(_input_role(tensor.dtype, index in updated, consumers[index]))
+            assigned.append(_input_role(tensor.dtype, index in updated, consumers[index]))
         elif tensor.producer is None:
-            found.append("constant")
+            assigned.append("constant")
         elif not tensor.sizes:
-            found.append("scalar/output")
+            assigned.append("scalar/output")
         elif operators[tensor.producer].phase == "optimizer":
-            found.append("optimizer")
+            assigned.append("optimizer")
         elif operators[tensor.producer].phase == "backward" and "optimizer" in consumers[index]:
-            found.append("gradient")
+            assigned.append("gradient")
         else:
-            found.append("activation")
+            assigned.append("activation")
     for output, updated_input in updates.items():
         result = outputs[output].tensor
         if result is not None and tensors[result].producer is not None:
-            found[result] = found[updated_input]
-    return found
+            assigned[result] = assigned[updated_input]
+    return assigned
 
 
 def _input_role(dtype, updated: bool, consumers: set[Phase]) -> Role:

@@ -85,16 +85,16 @@ def propagate_factors(eqn: FlatEqn, dims: FactorTable, unknown: str) -> Related 
             if known != factor:
                 _unite(factors, known, factor)
     for out, labels in zip(eqn.outputs, sharding.results, strict=True):
-        found = []
+        out_factors = []
         for label, size in zip(labels, out.shape, strict=True):
             if label is None:
-                found.append(factors.new(size))
+                out_factors.append(factors.new(size))
             elif label in first:
-                found.append(first[label])
+                out_factors.append(first[label])
             else:
-                found.append(factors.new(size))
-                first[label] = found[-1]
-        dims.set(out, found)
+                out_factors.append(factors.new(size))
+                first[label] = out_factors[-1]
+        dims.set(out, out_factors)
     return Related(rule, sharding)
 
 
@@ -116,24 +116,28 @@ def _propagate_view(name: str, eqn: FlatEqn, source: FlatVar, dims: FactorTable)
     if name == "transpose":
         dims.set(out, [of_source[d] for d in eqn.params["permutation"]])
     elif name == "broadcast_in_dim":
-        found = [-1] * len(out.shape)
+        factors_of_out = [-1] * len(out.shape)
         for d, at in enumerate(eqn.params["broadcast_dimensions"]):
             if source.shape[d] == out.shape[at]:
-                found[at] = of_source[d]
+                factors_of_out[at] = of_source[d]
         new = dims.factors.new
-        dims.set(out, [new(n) if f < 0 else f for f, n in zip(found, out.shape, strict=True)])
+        dims.set(
+            out, [new(n) if f < 0 else f for f, n in zip(factors_of_out, out.shape, strict=True)]
+        )
     else:
         if 0 in source.shape:
             return False
-        found = [-1] * len(out.shape)
+        factors_of_out = [-1] * len(out.shape)
         splits = []
         for ins, outs in reshape_segments(source.shape, out.shape):
             if len(ins) == len(outs) == 1:
-                found[outs[0]] = of_source[ins[0]]
+                factors_of_out[outs[0]] = of_source[ins[0]]
             else:
                 splits.append((ins, outs))
         new = dims.factors.new
-        dims.set(out, [new(n) if f < 0 else f for f, n in zip(found, out.shape, strict=True)])
+        dims.set(
+            out, [new(n) if f < 0 else f for f, n in zip(factors_of_out, out.shape, strict=True)]
+        )
         of_out = dims.of(out)
         for ins, outs in splits:
             try:

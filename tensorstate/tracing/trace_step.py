@@ -283,10 +283,12 @@ def _with_phases(
     for operator in operators:
         for k, use in enumerate(operator.operands):
             consumers[use.tensor].append(Consumer(operator.index, k, operator.phase))
-    found = roles(parts.tensors, operators, parts.outputs, updates, len(input_names))
+    tensor_roles = roles(parts.tensors, operators, parts.outputs, updates, len(input_names))
     names = [*input_names, *(tensor.name for tensor in parts.tensors[len(input_names) :])]
     tensors = [
         dataclasses.replace(tensor, role=role, name=name, consumers=tuple(uses))
-        for tensor, role, name, uses in zip(parts.tensors, found, names, consumers, strict=True)
+        for tensor, role, name, uses in zip(
+            parts.tensors, tensor_roles, names, consumers, strict=True
+        )
     ]
     return tensors, operators

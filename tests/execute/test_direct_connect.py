@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jaxcoll import execute as jc
+import jaxcoll as jc
 from jaxcoll.collective import Collective
 from jaxcoll.synth import Bfb
 from jaxcoll.synth.direct_connect import GroupNetwork

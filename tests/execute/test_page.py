@@ -55,7 +55,7 @@ def test_the_code_prints_what_its_comments_say(capsys):
 
 
 def rows() -> list[tuple[str, str]]:
-    """The rows of the table of mirrored, handed on and refused calls."""
+    """The rows of the table of mirrored, passed through and refused calls."""
     table = PAGE.read_text().partition("## Beside `jax.lax`")[2]
     return re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE)[1:]
 
@@ -76,10 +76,10 @@ def test_what_the_table_calls_mirrored_has_the_signature_of_lax():
 
 
 def test_what_the_table_calls_handed_on_is_that_of_lax():
-    assert all(getattr(execute, name) is getattr(lax, name) for name in named("handed on: "))
+    assert all(getattr(execute, name) is getattr(lax, name) for name in named("passed through: "))
     # Each function that jax.lax has too stands in the table once.
     shared = {name for name in execute.__all__ if hasattr(lax, name)} - {"broadcast", "reduce"}
-    assert named("mirrored") | named("handed on: ") == shared - {"gather", "scatter"}
+    assert named("mirrored") | named("passed through: ") == shared - {"gather", "scatter"}
 
 
 def test_what_the_table_calls_refused_is_refused():

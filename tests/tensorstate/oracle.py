@@ -131,7 +131,7 @@ def check_operator(graph: Graph, operator: Operator, parts: int = 2, operands=No
     given = [graph.tensors[use.tensor] for use in operator.operands]
     shapes = [jax.ShapeDtypeStruct(tensor.sizes, tensor.dtype) for tensor in given]
     operands = [*map(_plain, arguments(shapes) if operands is None else operands)]
-    shard = LocalShard.all_of(operator.sizes)
+    shard = LocalShard.full(operator.sizes)
     full = [*map(_plain, run_operator(operator, operands, shard))]
     checked = 0
     for label, size in enumerate(operator.sizes):
@@ -191,7 +191,7 @@ def _by_sums(operator: Operator, operands, linear: frozenset[int]):
     rng = np.random.default_rng(1)
     first = [_part(x, rng) if i in linear else x for i, x in enumerate(operands)]
     second = [x - first[i] if i in linear else x for i, x in enumerate(operands)]
-    shard = LocalShard.all_of(operator.sizes)
+    shard = LocalShard.full(operator.sizes)
     pairs = zip(
         run_operator(operator, first, shard), run_operator(operator, second, shard), strict=True
     )

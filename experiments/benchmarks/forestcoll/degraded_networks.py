@@ -63,7 +63,7 @@ def slowed(topology: Topology, share: Fraction, *pairs: Pair) -> Topology:
 
 
 def wired(ranks: int, wires: Mapping[Pair, int], vertices: int | None = None) -> Topology:
-    """Wires with their GB/s, each a link both ways."""
+    """Links in both directions, from pairs of vertices with their GB/s."""
     ends = np.asarray(list(wires)).T
     src, dst = np.concatenate([ends, ends[::-1]], axis=1)
     speeds = np.asarray([speed * GB for speed in wires.values()] * 2)

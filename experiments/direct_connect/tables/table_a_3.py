@@ -1,4 +1,4 @@
-"""Table A.3: the families, each by members that are built, and what the table says of them."""
+"""Table A.3: the families, each by members that are built, and the table's statements on them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Member:
         family: as the table calls it.
         topology: in the table's notation.
         steps: T_L as the table gives it for the member; 0 where it gives none.
-        printed: what the table says of the member, by property; properties on which it says
-            something of some members only are left out for others.
+        printed: the table's statements on the member, by property; properties that it states for
+            some members only are left out for others.
     """
 
     family: str

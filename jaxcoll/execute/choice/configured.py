@@ -6,7 +6,7 @@ A configuration maps these names to values; absent ones keep their defaults:
   ``jax.lax``), or the name of a synthesizer, run on the default topology.
 - ``lowering``: "auto" or the name of a lowering.
 - ``chunks``: chunks per shard of the synthesized schedule, 1 by default.
-- ``parts``: the operand is divided into this many parts, each a collective of its own; 1 by
+- ``parts``: the operand is divided into this many parts, one collective per part; 1 by
   default.
 - ``in_flight``: parts that may run at the same time; all by default.
 """

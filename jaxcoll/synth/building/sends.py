@@ -122,7 +122,7 @@ def gather_along(
         pattern: the pattern along it.
         index: which chunks of every shard.
         start: step in which the pattern starts.
-        turn: odd to swap the directions of chunks in the middle, which go both ways in turns.
+        turn: odd to swap the directions of chunks in the middle, which alternate between both.
     """
     coordinates = grid.coordinates()
     stride = np.cumprod((1, *grid.shape[:0:-1]))[::-1]

@@ -96,8 +96,8 @@ def _spread(
     """Shares of all capacity, rotated by 1, 2, ... groups; by one if they cannot be equal."""
     widest = max(*into.values(), *out.values())
     first = place * widest if widest < ways else 0
-    turns = range(min(ways, widest))  # all further parts are empty
-    shares = [(_part(into, ways, j), _part(out, ways, j)) for j in turns]
+    nonempty = range(min(ways, widest))  # all further parts are empty
+    shares = [(_part(into, ways, j), _part(out, ways, j)) for j in nonempty]
     if any(sum(a.values()) != sum(b.values()) for a, b in shares):
         shares = [(dict(into), dict(out))]
     for j, (a, b) in enumerate(shares):

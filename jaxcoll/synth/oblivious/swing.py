@@ -26,8 +26,8 @@ class Swing(Synthesizer):
     De Sensi, Bonato, Saam and Hoefler, "Swing: short-cutting rings for higher bandwidth allreduce"
     (NSDI 2024), the bandwidth-optimal variant. In step s of a reduce-scatter rank r of a ring
     exchanges with r + rho(s) if r is even and r - rho(s) if odd, rho(s) = (1 - (-2)**(s+1)) / 3:
-    the distances 1, 1, 3, 5, 11, ... are shorter than halving-doubling's. On a torus steps take
-    turns with the dimensions (Sec. 4.1), and shards are cut into 2 parts per dimension, one
+    the distances 1, 1, 3, 5, 11, ... are shorter than halving-doubling's. On a torus steps
+    alternate between the dimensions (Sec. 4.1), and shards are cut into 2 parts per dimension, one
     starting with each dimension and one mirrored, so that all links are busy (Sec. 4.2). The
     all-gather is the reduce-scatter backwards. Pairs are routed over shortest paths.
 
@@ -84,7 +84,7 @@ def _torus(topology: Topology) -> Grid:
 
 
 def _partners(grid: Grid, dims: list[int], sign: int) -> list[np.ndarray]:
-    """The partner of every rank in each step of a reduce-scatter, dimensions taking turns."""
+    """The partner of every rank in each step of a reduce-scatter, dimensions alternating."""
     coordinates = grid.coordinates()
     bits = {d: grid.shape[d].bit_length() - 1 for d in dims}
     partners = []

@@ -30,7 +30,7 @@ class CCube(Synthesizer):
     training" (HPCA 2023). Their figure is not at hand; these trees have what the TACOS paper says
     of it (Sec. VI-B.5): they use one NVLink to each of a rank's four neighbours, so 2 of its 6 lie
     idle, and no link twice. Every rank is a leaf of one and inside the other, both are 3 high, and
-    a symmetry of the network turns one into the other. Results go down while sums come up.
+    a symmetry of the network maps one onto the other. Results go down while sums come up.
 
     Attributes:
         pieces: see ``pipelined_trees.all_reduce``.

@@ -28,7 +28,7 @@ class MultiTree(Synthesizer):
 
     Huang, Majumder, Kim, Muzahid, Yum and Kim, "Communication algorithm-architecture co-design for
     distributed deep learning" (ISCA 2021), Algorithm 1. In each time step every link serves one
-    tree. Trees take turns to add one rank: the first of their ranks, in the order in which earlier
+    tree. Trees add one rank each, in rotation: the first of their ranks, in the order in which earlier
     steps added them, that has a free link to a rank outside the tree. When no tree can add any
     more, the next step starts with all links free. The reversed schedule is the reduce-scatter.
 
@@ -44,7 +44,7 @@ class MultiTree(Synthesizer):
     The chunks of a shard are sent together: the paper has no pipelining inside a tree.
 
     Attributes:
-        priority: the order in which trees take turns. "root": by root; "height": the tree farthest
+        priority: the order in which trees add a rank. "root": by root; "height": the tree farthest
             from a rank that it lacks first (Sec. III-C1, for irregular networks); "auto": "height"
             where ranks differ in their links or distances, else "root".
         unit: bytes per second of one link of the multigraph; None for the greatest that divides

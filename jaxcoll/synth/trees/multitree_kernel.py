@@ -1,4 +1,4 @@
-"""MultiTree's tree construction, compiled: trees take turns to add ranks over free links.
+"""MultiTree's tree construction, compiled: trees add ranks over free links in rotation.
 
 ``grow`` is Algorithm 1 of the paper (see ``multitree``); the line numbers are the paper's.
 """

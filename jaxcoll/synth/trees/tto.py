@@ -27,7 +27,7 @@ class Tto(Synthesizer):
     row, along the rows above the diagonal and down the columns below it. Every link carries the
     results of one tree and the sums of another at most, except around one corner: the third tree of
     the authors' simulator leaves it out, as it has two neighbours for three trees. Here they carry
-    it by turns.
+    it alternately.
 
     Defined on meshes and tori of two dimensions, for all ranks at once.
 

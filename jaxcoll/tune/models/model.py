@@ -29,7 +29,7 @@ from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune.spaces.config import Config
 
-# What a thread moves at once: two 8-byte words. A factor of alpha_1, by which nothing is decided.
+# Bytes that a thread moves at once: two 8-byte words. A factor of alpha_1 that decides nothing.
 THREAD_BYTES = 16
 
 _TWO = 2

@@ -1,4 +1,4 @@
-"""Files for users of NCCL: what NCCL reads, and what its benchmarks print.
+"""Files for users of NCCL: those that NCCL reads, and the output of its benchmarks.
 
 In reading order: ``rules`` (the rules that NCCL's tuners follow, from a table), ``conf``
 (``nccl_tuner.conf`` of NCCL's example plugin), ``ncclx`` (CSV and JSON of Meta's NCCLX),

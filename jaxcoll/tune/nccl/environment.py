@@ -1,4 +1,4 @@
-"""Environment variables of NCCL: what its tuner interface cannot set for one collective.
+"""Environment variables of NCCL: settings that its tuner interface cannot give one collective.
 
 The interface sets algorithm, protocol, channels and, from v6 on, chunk size. AutoCCL tunes two more
 (NSDI 2025, Table 2), the number of threads and the transport, which NCCL reads from the environment

@@ -69,7 +69,7 @@ class Measurement:
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """What a run of nccl-tests printed.
+    """The times that a run of nccl-tests printed.
 
     Attributes:
         collective: kind, as in ``Collective``; None where the text does not say (before 2.17).

@@ -56,7 +56,7 @@ _NCCL_RESOURCES = tuple(p.name for p in TABLE_2 if p.is_resource)
 
 
 class _Grid:
-    """The candidates of one subspace and what its ensemble predicts of them."""
+    """The candidates of one subspace and the predictions of its ensemble."""
 
     def __init__(self, subspace: Subspace, ensemble: Ensemble):
         self.subspace = subspace

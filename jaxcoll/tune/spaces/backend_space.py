@@ -2,7 +2,7 @@
 
 The counterpart of AutoCCL's Table 2: the algorithm is ``jax.lax``'s own, the default's or a
 synthesizer's schedule; the protocol is the lowering; channels are parts that run side by side.
-What would not run, and what would run the same program as another configuration, is left out before
+Configurations that would not run, or would run the same program as another, are left out before
 anything is compiled.
 """
 
@@ -35,7 +35,7 @@ _PARTS = (1, 2, 4, 8)
 
 
 def jax_space(task: Task, backend: str | None = None) -> Space:
-    """What a task can be run with; the default is what runs without tuning.
+    """The configurations of a task; the default is the one that runs without tuning.
 
     Implementation parameters are ``algorithm`` and ``lowering``; resources are ``chunks`` per
     shard, ``parts`` of the operand, and how many of them are ``in_flight`` (``execute.configured``

@@ -86,7 +86,7 @@ class Space:
 
     Args:
         subspaces: of different implementations.
-        default: what runs when nothing is tuned; a point of the space. Every search measures it.
+        default: the configuration without tuning; a point of the space. Every search measures it.
         valid: False for configurations that must not be tried, such as chunks that do not divide
             a buffer; None if all are valid. It is asked before anything is compiled.
 

@@ -1,3 +1,3 @@
-"""What was measured and decided, in reading order: ``machine``, ``decision``, ``size_ranges``,
+"""Measurements and decisions, in reading order: ``machine``, ``decision``, ``size_ranges``,
 ``table``, its JSON (``table_file``) and text (``table_text``), ``in_use`` (calls that run by it).
 """

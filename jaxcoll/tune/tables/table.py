@@ -1,4 +1,4 @@
-"""Tables: what was measured (history), what was decided (decisions), what failed (quarantine).
+"""Tables: measurements (history), decisions, and configurations that failed (quarantine).
 
 AutoCCL (NSDI 2025, Section 5.1 and Fig. 6) keeps a history table on the leader and a configuration
 table with a default and a tuned configuration per task on every process. ``Table`` holds both, for

@@ -15,7 +15,7 @@ The states of a tuner, each of some steps:
   search begins again.
 
 All processes run the same steps. At checkpoints, steps that all of them know, the leader decides
-what runs until the next one (``leader``, ``processes``).
+which choices run until the next one (``leader``, ``processes``).
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def in_microbatches(microbatch_split: MicrobatchSplit, count: int, batch_shards:
         }
         for operator, stage in zip(graph.operators, microbatch_split.stages, strict=True):
             if stage == "after":
-                run(operator, values, LocalShard.all_of(operator.sizes))
+                run(operator, values, LocalShard.full(operator.sizes))
         outputs = [
             read_view(
                 o.view, None if o.view.tensor is None else values[o.view.tensor], o.view.sizes

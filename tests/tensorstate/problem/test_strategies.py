@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensorstate.execution.interpreter import run_operator, values_of
+from tensorstate.execution.interpreter import evaluate, run_operator
 from tensorstate.ir.graph import Graph, Node
 from tensorstate.ir.placements import MAX, MIN, REPLICATED, SUM, MeshShape
 from tensorstate.problem.strategies import NodeStrategies, Strategy
@@ -120,7 +120,7 @@ def test_every_strategy_computes_the_full_results(name):
     else:
         function, *shapes = STEPS[name]
         one = trace(function, shapes)
-    made = values_of(one, arguments(tuple(shapes)))
+    made = evaluate(one, arguments(tuple(shapes)))
     values = {index: np.asarray(value) for index, value in made.items()}
     nodes = [node for node in one.nodes if node.members]
     assert sum(check_node(one, node, values) for node in nodes) > len(nodes)

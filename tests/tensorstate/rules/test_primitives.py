@@ -16,7 +16,7 @@ from jax.interpreters import batching, mlir
 
 import tensorstate
 from tensorstate.errors import PlanError
-from tensorstate.execution.interpreter import values_of
+from tensorstate.execution.interpreter import evaluate
 from tensorstate.ir import jaxprs
 from tensorstate.rules import RULES, AbstractArray, rule_of
 from tensorstate.rules.inferred import Slice, mapped
@@ -134,7 +134,7 @@ def test_an_inferred_rule_shards_like_a_written_one(name):
     leaves = arguments(shapes)
     rtol = 1e-3 if name in ILL_POSED else 2e-5
     assert_same(graph, function, leaves, rtol)
-    values = values_of(graph, jax.tree.leaves(leaves))
+    values = evaluate(graph, jax.tree.leaves(leaves))
     checked = 0
     for operator in graph.operators:
         if operator.eqn.rule.origin in ("elementwise", "dimensions"):

@@ -30,7 +30,7 @@ from tests.tensorstate.tiny import MESHES, graph
 @pytest.fixture(scope="module")
 def problem():
     network = AlphaBetaCosts(MESHES[-1], (1e-6,) * 2, (1e9,) * 2)
-    return Problem(graph("layers"), network, HARDWARE["CPU"])
+    return Problem(graph("tanh"), network, HARDWARE["CPU"])
 
 
 @pytest.fixture(scope="module")
