@@ -26,6 +26,7 @@ _LETTERS = {"line_graph": "L", "power": "P", "product": "C", "degree": "D"}
 _FAMILIES = {
     "generalized_kautz": "GenKautz",
     "circulant": "Circulant",
+    "cayley": "Cayley",
     "distance_regular": "DistReg",
 }
 

@@ -50,6 +50,10 @@ _BASES: tuple[tuple[re.Pattern, Callable[..., Construction]], ...] = (
         lambda n, offsets: Construction("circulant", (int(n), _integers(offsets))),
     ),
     (
+        re.compile(r"Cay\((\d+),(\d+),(\d+);([\d,]+)\)"),
+        lambda *given: Construction("cayley", (*map(int, given[:3]), _integers(given[3]))),
+    ),
+    (
         re.compile(rf"({'|'.join(sorted(_NAMES, key=len, reverse=True))})\(([\d,]+)\)"),
         lambda name, arguments: Construction(_NAMES[name], _integers(arguments)),
     ),

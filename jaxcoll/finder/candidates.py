@@ -13,6 +13,7 @@ from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.measured import measured_bases
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
+from jaxcoll.topologies.generative.cayley_sets import cayley_sets
 from jaxcoll.topologies.generative.circulants import theorem_22_offset
 from jaxcoll.topologies.generative.distance_regular_graphs import TABLE_A2_SIZES
 from jaxcoll.topologies.generative.finite_geometry import is_field_order
@@ -78,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 def bases(size: int, degree: int, *, measure: bool = False) -> Iterator[Candidate]:
-    """The bases of a size and degree (Tables A.2 and A.3, and geometries of other degrees).
+    """The bases of a size and degree: Tables A.2 and A.3, other geometries, Cayley digraphs.
 
     Shifted rings are left out: of all C(n,{a,b}), that of Theorem 22 has the least diameter and is
     bandwidth-optimal. So are double binary trees, which are a baseline.
@@ -91,6 +92,7 @@ def bases(size: int, degree: int, *, measure: bool = False) -> Iterator[Candidat
     yield from _optimal_undirected(size, degree)
     yield from _twisted(size, degree)
     yield from _searched(size, degree)
+    yield from _cayley(size, degree)
     if degree > 1 and size == degree:
         yield _made(
             "de_bruijn", (degree, 1), 1, Has.NO_PARALLEL | Has.REVERSAL | Has.BFB, Fraction(1)
@@ -196,6 +198,12 @@ def _searched(n: int, d: int) -> Iterator[Candidate]:
             reversal = Has.REVERSAL if (degree, letters) == (2, 3) else 0
             has = _SIMPLE | reversal
             yield _made("modified_de_bruijn", (d, letters), steps, has, bandwidth_optimum(n))
+
+
+def _cayley(n: int, d: int) -> Iterator[Candidate]:
+    for found in cayley_sets().get((n, d), ()):
+        has = UNDIRECTED if found.both_ways else _DIRECTED
+        yield _made("cayley", found.arguments, found.steps, has, found.bandwidth)
 
 
 def _generalized_kautz(n: int, d: int, measure: bool) -> Iterator[Candidate]:

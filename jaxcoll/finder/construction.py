@@ -53,6 +53,7 @@ BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
     "generalized_quadrangle": (finite_geometry.generalized_quadrangle, "GQ({0},{0})"),
     "generalized_hexagon": (finite_geometry.generalized_hexagon, "GH({0},{0})"),
     "doubled_odd_graph": (distance_regular_graphs.doubled_odd_graph, "D(O{0})"),
+    "cayley": (generative.cayley, "Cay({0},{1},{2};{3})"),
     "twisted_torus": (_of_sides(generative.twisted_torus), "twisted torus({0})"),
     "twisted_hypercube": (generative.twisted_hypercube, "twisted hypercube({0})"),
     "shifted_ring": (generative.shifted_ring, "ShiftedRing({0})"),

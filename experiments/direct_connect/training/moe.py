@@ -15,7 +15,6 @@ from experiments.direct_connect.large import BOUND, OURS, RING, TORUS, TREES
 from experiments.direct_connect.training.networks import (
     Network,
     baselines,
-    dihedral_network,
     found_networks,
 )
 from experiments.direct_connect.training.switch_transformers import SwitchTransformer, operations
@@ -32,8 +31,7 @@ from experiments.study import publish
 from experiments.workloads import load_accelerator
 from jaxcoll.draw import format_bytes
 
-DIHEDRAL = "dihedral"
-NETWORKS = (OURS, DIHEDRAL, TORUS, RING, TREES, BOUND)
+NETWORKS = (OURS, TORUS, RING, TREES, BOUND)
 PARTS = ("compute", "exposed all_reduce", "all-to-all")
 SHARE = "share of all-to-all, %"
 OVER_BOUND = "most over the bound, %"
@@ -191,9 +189,6 @@ def run_case(config: Config, case: Case) -> dict[str, Run]:
         value_bytes=config.value_bytes,
     )
     others = baselines(case.ranks, config.machine)
-    dihedral = dihedral_network(case.ranks, config.machine)
-    if dihedral is not None:
-        others[DIHEDRAL] = dihedral
     return {
         OURS: fastest_found(config, work, case.ranks),
         **{name: _best(config, work, network) for name, network in others.items()},

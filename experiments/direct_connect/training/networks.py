@@ -17,14 +17,12 @@ from experiments.direct_connect.baselines import (
 )
 from experiments.direct_connect.large import BOUND, DEGREE, RING, TORUS, TREES, distance_rate
 from experiments.direct_connect.notation import rate_bound
-from experiments.direct_connect.training.dihedral import dihedral_digraph, dihedral_line_graph
 from experiments.direct_connect.training.timeline import CollectiveTimes
 from jaxcoll.bounds.moore import Cost, least_cost
 from jaxcoll.finder import FoundTopology
 from jaxcoll.finder.candidates import with_bfb_cost
 from jaxcoll.finder.search import search
 from jaxcoll.numerics.rational import as_fraction
-from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.topologies.generative import Digraph, circulant, torus
 
@@ -77,17 +75,6 @@ class FoundNetwork:
     def _network(self, rate: Fraction) -> Network:
         times = collective_times(self.machine, self.point.size, self.point.cost, rate)
         return Network(str(self.point.construction), times)
-
-
-def dihedral_network(n: int, machine: Machine) -> Network | None:
-    """Line graphs of ``dihedral``; None where n is not 16 times a power of 4."""
-    digraph = dihedral_line_graph(n)
-    if digraph is None:
-        return None
-    name, times = dihedral_digraph().name, round(math.log(n // 16, 4))
-    found = collective_times(machine, n, bfb_cost(digraph), _rate(digraph))
-    line = {0: "{}", 1: "L({})"}.get(times, f"L^{times}({{}})")
-    return Network(line.format(name), found)
 
 
 def baselines(n: int, machine: Machine) -> dict[str, Network]:

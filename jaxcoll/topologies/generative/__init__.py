@@ -3,6 +3,7 @@
 - ``digraph``: the type that all of them return, self-loops and parallel arcs included;
 - ``operations``: digraphs made of digraphs; ``isomorphism``: to the transpose;
 - ``circulants``, ``complete_graphs``, ``kautz_graphs``, ``tori``, ``binary_trees``: by formula;
+- ``cayley_digraphs``: of dihedral and other groups; ``cayley_sets``: good connections;
 - ``finite_geometry``, ``distance_regular_graphs``: the graphs of Table A.2;
 - ``optical_cubes``: slices of TPU v4 and v5p, rewired;
 - ``searched``: Diamond and modified de Bruijn digraphs;
@@ -10,6 +11,7 @@
 """
 
 from jaxcoll.topologies.generative.binary_trees import double_binary_tree
+from jaxcoll.topologies.generative.cayley_digraphs import cayley, dihedral
 from jaxcoll.topologies.generative.circulants import (
     bidirectional_ring,
     circulant,
@@ -52,6 +54,7 @@ __all__ = [
     "bidirectional_ring",
     "cartesian_power",
     "cartesian_product",
+    "cayley",
     "circulant",
     "complete",
     "complete_bipartite",
@@ -59,6 +62,7 @@ __all__ = [
     "degree_expansion",
     "dense_circulant",
     "diamond",
+    "dihedral",
     "directed_circulant",
     "distance_regular",
     "double_binary_tree",

@@ -10,6 +10,8 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative import (
+    cayley_digraphs,
+    cayley_sets,
     circulants,
     complete_graphs,
     distance_regular_graphs,
@@ -20,7 +22,7 @@ from jaxcoll.topologies.generative import (
 )
 from jaxcoll.topologies.generative.digraph import Digraph
 
-Arguments = tuple[int, ...]
+Arguments = tuple[int | tuple[int, ...], ...]
 
 _NEAR = 4096  # sizes looked at, each way, for the nearest that exists
 
@@ -139,6 +141,10 @@ def _searched_de_bruijn(n: int, d: int) -> Iterator[Arguments]:
     return ((d, k) for k in range(2, n.bit_length()) if d**k == n and searched.is_known(d, k))
 
 
+def _cayley(n: int, d: int) -> Iterator[Arguments]:
+    return (found.arguments for found in cayley_sets.cayley_sets().get((n, d), ()))
+
+
 def _table_a2(n: int, d: int) -> Iterator[Arguments]:
     return _only(d == 4 and n in distance_regular_graphs.TABLE_A2_SIZES, d, n)
 
@@ -208,6 +214,7 @@ FAMILIES: Mapping[str, Family] = {
             has_bfb=False,
         ),
         Family("distance-regular", distance_regular_graphs.distance_regular, _table_a2),
+        Family("Cayley", cayley_digraphs.cayley, _cayley),
         Family("shifted ring", circulants.shifted_ring, _shifted_rings),
         Family("twisted torus", tori.twisted_torus, _twisted_tori),
         Family("twisted hypercube", complete_graphs.twisted_hypercube, _twisted_hypercube),

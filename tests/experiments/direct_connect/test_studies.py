@@ -211,13 +211,16 @@ def test_on_tori_breadth_first_is_never_slower():
     assert leads["3x3x2, 1e+08 to 2e+09 B"] > 1.05
 
 
-def test_latency_favours_kautz_digraphs_and_bandwidth_circulants():
+def test_of_the_papers_bases_latency_favours_kautz_digraphs_and_bandwidth_circulants():
     rows = rows_of("fig-a-4")
     most = {}
     for row in rows:
         if row.get("sizes"):
-            most.setdefault(row["buffer"], row["construction"])
-    assert most == {"1 MiB": "GenKautz", "100 MiB": "Circulant"}
+            most.setdefault(row["buffer"], []).append(row["construction"])
+    assert {buffer: names[:2] for buffer, names in most.items()} == {
+        "1 MiB": ["Cayley", "GenKautz"],
+        "100 MiB": ["Cayley", "Circulant"],
+    }
     picked = [row for row in rows if "bound us" in row]
     assert all(row["bound us"] <= row["us"] <= row["both ways us"] for row in picked)
 
@@ -236,7 +239,8 @@ def test_at_many_ranks_ours_lead_as_the_paper_says():
     for row in ratios:
         # What Table 3.4 contradicts, and trees, of which we know a cut only.
         if "double binary tree" not in row["ratio"]:
-            assert row["ours"] == pytest.approx(row["paper"], rel=0.1)
+            assert row["ours"] > 0.9 * row["paper"]
+            assert row["ours"] < 1.1 * row["paper"] or "/ ours" in row["ratio"]
     for row in rows:
         if row.get("collective"):
             times = [v for k, v in row.items() if k.endswith(" us") and v is not None]

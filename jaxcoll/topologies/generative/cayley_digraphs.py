@@ -1,0 +1,213 @@
+"""Cayley digraphs of dihedral groups, and of other semidirect products of two cyclic groups.
+
+The group of m k elements has pairs (a, x), a modulo m and x modulo k, with the product
+(a, x)(b, y) = (a + r^x b, x + y), for a multiplier r with r^k = 1 modulo m. With k = 2 and r = -1
+it is the dihedral group of the m rotations (a, 0) and the m reflections (a, 1); with r = 1 it is
+abelian. Element (a, x) is vertex ``a * k + x``.
+
+Source of the idea that Cayley digraphs of these groups have many vertices for their diameter:
+Dinneen and Hafner, "New results for the degree/diameter problem", Networks 24 (1994).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from jaxcoll.errors import TopologyError
+from jaxcoll.numerics import checks
+from jaxcoll.topologies.arguments import check_size, count
+from jaxcoll.topologies.generative.digraph import Digraph
+
+
+@dataclasses.dataclass(frozen=True)
+class SemidirectProduct:
+    """The group Z_m : Z_k with multiplier r.
+
+    Attributes:
+        m: order of the normal cyclic group, at least 1.
+        k: order of the cyclic group that acts on it, at least 1.
+        r: multiplier, 0 to m - 1, with r^k = 1 modulo m.
+
+    Raises:
+        TopologyError: orders below 1, fewer than two elements, or a multiplier of another order;
+            the message names the multipliers that fit.
+    """
+
+    m: int
+    k: int
+    r: int
+
+    def __post_init__(self) -> None:
+        m, k = count(self.m, "m"), count(self.k, "k")
+        r = checks.integer(self.r, "r", TopologyError, least=0, most=max(m - 1, 0))
+        if m * k < 2:
+            raise TopologyError("a Cayley digraph needs a group of two elements or more, got one")
+        if pow(r, k, m) != 1 % m:
+            near = sorted(multipliers(m, k), key=lambda other: (abs(other - r), other))[:4]
+            raise TopologyError(
+                f"multiplier {r} must have r^{k} = 1 modulo {m}; the nearest that do are "
+                f"{', '.join(map(str, near))}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of elements, m k."""
+        return self.m * self.k
+
+    @functools.cached_property
+    def powers(self) -> np.ndarray:
+        """r^x modulo m for x = 0 .. k - 1, int64."""
+        return np.asarray([pow(self.r, x, self.m) for x in range(self.k)], np.int64)
+
+    def times(self, left, right) -> np.ndarray:
+        """The products of elements, broadcast."""
+        a, x = np.divmod(left, self.k)
+        b, y = np.divmod(right, self.k)
+        return (a + self.powers[x] * b) % self.m * self.k + (x + y) % self.k
+
+    def inverse(self, elements) -> np.ndarray:
+        """The inverses of elements: (a, x)^-1 = (-r^-x a, -x)."""
+        a, x = np.divmod(elements, self.k)
+        back = -x % self.k
+        return -self.powers[back] * a % self.m * self.k + back
+
+    def automorphisms(self, elements: np.ndarray) -> Iterator[np.ndarray]:
+        """Images of some elements under automorphisms, int64 of shape (automorphisms, elements).
+
+        They take (a, x) to (u a + w S(x), v x): u and v are 1 or -1, w is any number for which
+        these are automorphisms, and S(x) = 1 + r + ... + r^(x - 1). Every array is for one u and v,
+        by rising w; the first automorphism of all is the identity.
+        """
+        a, x = np.divmod(elements, self.k)
+        sums = np.concatenate([[0], np.cumsum(self.powers)]) % self.m
+        shifts = np.flatnonzero(np.arange(self.m) * sums[-1] % self.m == 0)[:, None]
+        for u, v in itertools.product((1, -1), repeat=2):
+            if pow(self.r, v, self.m) == self.r % self.m:
+                yield (u * a + shifts * sums[x]) % self.m * self.k + v * x % self.k
+
+
+def multipliers(m: int, k: int) -> list[int]:
+    """The r of 0 .. m - 1 with r^k = 1 modulo m."""
+    return [r for r in range(m) if pow(r, k, m) == 1 % m]
+
+
+def cayley(m: int, k: int, r: int, connections: Iterable[int]) -> Digraph:
+    """Arcs from every element g of Z_m : Z_k to g c for each connection c; vertex-transitive.
+
+    The degree is the number of connections. An isomorphism to the transpose is known where an
+    automorphism of ``SemidirectProduct.automorphisms`` takes the connections to their inverses.
+
+    Args:
+        m, k, r: the group, see ``SemidirectProduct``.
+        connections: elements ``a * k + x``, which may repeat; their arcs are then parallel.
+
+    Raises:
+        TopologyError: no such group, no connections, an identity among them, or connections that
+            do not generate the group.
+    """
+    group = SemidirectProduct(m, k, r)
+    given = checks.members(connections, "connections", TopologyError)
+    chosen = np.asarray(
+        checks.integers(given, "connections", TopologyError, least=1, most=group.size - 1),
+        np.int64,
+    )
+    if not len(chosen):
+        raise TopologyError("a Cayley digraph needs one connection or more; got none")
+    degree, elements = len(chosen), np.arange(group.size)
+    notation = f"Cay({m},{k},{r};{','.join(map(str, chosen.tolist()))})"
+    check_size(notation, group.size, group.size * degree)
+    reached = len(_generated(group, chosen))
+    if reached < group.size:
+        raise TopologyError(
+            f"the connections of {notation} generate {reached} of {group.size} elements; add one "
+            f"outside of those"
+        )
+    heads = group.times(elements[:, None], chosen)
+    translations = {1 % group.size, k % group.size} - {0}
+    return Digraph(
+        group.size,
+        degree,
+        np.repeat(elements, degree),
+        heads.ravel(),
+        name=notation,
+        generators=tuple(tuple(group.times(by, elements).tolist()) for by in sorted(translations)),
+        reversal=_reversal(group, chosen),
+    )
+
+
+def dihedral(rotations: int, connections: Iterable[tuple[int, int]]) -> Digraph:
+    """The Cayley digraph of the dihedral group of 2 m elements: m rotations and m reflections.
+
+    Args:
+        rotations: m, at least 2.
+        connections: pairs (a, x): the rotation by a, followed by the reflection where x is 1.
+
+    Raises:
+        TopologyError: as ``cayley``, or a connection that is not such a pair.
+    """
+    m = count(rotations, "rotations", least=2)
+    numbers = []
+    for pair in checks.members(connections, "connections", TopologyError):
+        given = checks.members(pair, "a connection", TopologyError)
+        if len(given) != 2:
+            raise TopologyError(
+                f"a connection is a pair (rotation, reflection), got {checks.shown(pair)}"
+            )
+        a = checks.integer(given[0], "a rotation", TopologyError, least=0, most=m - 1)
+        x = checks.integer(given[1], "a reflection", TopologyError, least=0, most=1)
+        numbers.append(2 * a + x)
+    return cayley(m, 2, m - 1, numbers)
+
+
+def _generated(group: SemidirectProduct, chosen: np.ndarray) -> np.ndarray:
+    """The elements that products of some reach."""
+    seen = np.zeros(group.size, bool)
+    seen[0] = True
+    frontier = np.zeros(1, np.int64)
+    while len(frontier):
+        ahead = np.zeros(group.size, bool)
+        ahead[group.times(frontier[:, None], chosen).ravel()] = True
+        frontier = np.flatnonzero(ahead & ~seen)
+        seen[frontier] = True
+    return np.flatnonzero(seen)
+
+
+def _reversal(group: SemidirectProduct, chosen: np.ndarray) -> tuple[int, ...] | None:
+    """An automorphism that takes connections to their inverses: it reverses every arc.
+
+    The arc from g to g c becomes that from f(g c) = f(g) f(c) to f(g), by the connection f(c)^-1.
+    """
+    inverses = np.sort(group.inverse(chosen))
+    every = group.automorphisms(np.arange(group.size))
+    for images, all_images in zip(group.automorphisms(chosen), every, strict=True):
+        proper = np.flatnonzero((np.sort(images, axis=1) == inverses).all(axis=1))
+        if len(proper):
+            return tuple(all_images[proper[0]].tolist())
+    return None
+
+
+def groups(size: int) -> list[SemidirectProduct]:
+    """The groups of an order, one for each m, k and set of powers that r generates.
+
+    Groups that are isomorphic may be listed several times.
+    """
+    size = count(size, "size", least=2)
+    found = []
+    for k in range(1, size + 1):
+        if size % k:
+            continue
+        m, seen = size // k, set()
+        for r in multipliers(m, k):
+            powers = frozenset(
+                pow(r, j, m) for j in range(1, k + 1) if math.gcd(j, k) == 1
+            )  # the same group for another generator of Z_k
+            if powers not in seen:
+                seen.add(powers)
+                found.append(SemidirectProduct(m, k, r))
+    return found
