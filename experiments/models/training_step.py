@@ -23,11 +23,13 @@ class Model:
         step: (parameters, optimizer state, batch) to (parameters, optimizer state, loss).
         abstract_args: shapes of its arguments. Nothing is allocated.
         init: parameters, optimizer state and a random batch from a seed; for small models.
+        loss_of: the loss of parameters and a batch, of any number of samples.
     """
 
     step: Callable[[Tree, Tree, Tree], tuple[Tree, Tree, jax.Array]]
     abstract_args: tuple[Tree, Tree, Tree]
     init: Callable[[int], tuple[Tree, Tree, Tree]]
+    loss_of: Callable[[Tree, Tree], jax.Array]
 
     @property
     def parameters(self) -> int:
@@ -86,7 +88,8 @@ def make_training_step(
         )
 
     params = jax.eval_shape(init_params, jax.random.key(0))
-    return Model(step, (params, jax.eval_shape(optimizer.init, params), batch), init)
+    args = (params, jax.eval_shape(optimizer.init, params), batch)
+    return Model(step, args, init, loss_of)
 
 
 def _random(leaf, rng: np.random.Generator, integers_below: int):

@@ -116,8 +116,20 @@ def offline(
     return result
 
 
-def tune(trial: Trial, search: Search, table: Table, machine: Machine, evaluations: int) -> Outcome:
-    """Tune one task; its times, its decision and its failures are added to the table."""
+def tune(
+    trial: Trial,
+    search: Search,
+    table: Table,
+    machine: Machine,
+    evaluations: int,
+    final_rounds: int = _FINAL_ROUNDS,
+) -> Outcome:
+    """Tune one task; its times, its decision and its failures are added to the table.
+
+    Args:
+        evaluations: configurations that the search may measure.
+        final_rounds: of the comparison of the fastest, at least 2.
+    """
     default = search.space.default
     programs = {default: _checked(trial, default)}
     baseline = float(np.median(trial.seconds([programs[default]], _ROUNDS)))
@@ -140,7 +152,7 @@ def tune(trial: Trial, search: Search, table: Table, machine: Machine, evaluatio
         search.tell(config, seconds)
         table.record(trial.task, config, seconds, machine)
         table.end_trial(trial.task, config, machine)
-    return _decide(trial, search, programs, table, machine, failed)
+    return _decide(trial, search, programs, table, machine, failed, final_rounds)
 
 
 def _decide(
@@ -150,6 +162,7 @@ def _decide(
     table: Table,
     machine: Machine,
     failed: dict[Config, str],
+    rounds: int,
 ) -> Outcome:
     """Compare the fastest candidates with the default and ``jax.lax`` in alternation."""
     default = search.space.default
@@ -157,7 +170,7 @@ def _decide(
     ranked = sorted(programs.keys() & search.times.keys(), key=search.mean)
     finalists = list(dict.fromkeys([default, native, *ranked[:_FINALISTS]]))
     runs = [programs.get(config) or _checked(trial, config) for config in finalists]
-    times = trial.seconds(runs, _FINAL_ROUNDS)
+    times = trial.seconds(runs, rounds)
     medians = np.median(times, axis=0)
     allowed = [i for i, config in enumerate(finalists) if config in search.space]
     winner = min(allowed, key=medians.__getitem__)

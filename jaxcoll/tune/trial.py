@@ -1,4 +1,6 @@
-"""Trials: the collective of one task, alone on a mesh axis, by one configuration after another.
+"""Trials: the collective of one task on a mesh axis, by one configuration after another.
+
+It runs alone, or beside a computation that shares its program, as in training.
 
 A configuration is compiled, compared once with ``jax.lax`` on test buffers, and only then timed.
 The test buffers hold small whole numbers, whose sums are exact in every dtype, so results must be
@@ -11,6 +13,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +46,7 @@ class Program:
     """
 
     config: Config
-    run: Callable[[jax.Array], jax.Array]
+    run: Callable[[jax.Array], Any]
     compile_seconds: float
 
 
@@ -57,6 +60,8 @@ class Trial:
         axis: along which the collective runs, the same collective on every slice of the mesh.
         dtype: a numeric one.
         seed: of the test buffers.
+        beside: a computation in the same program, a function of a rank's part of the operand that
+            calls no collective; its result has a dimension at least. Times are those of both.
 
     Raises:
         TuneError: another collective, an axis that the mesh has not, a size below 1, a dtype that
@@ -72,6 +77,7 @@ class Trial:
         *,
         dtype=jnp.float32,
         seed: int = 0,
+        beside: Callable[[jax.Array], jax.Array] | None = None,
     ):
         self.collective = checks.choice(collective, COLLECTIVES, "collective", TuneError)
         checks.instance(mesh, Mesh, "mesh", TuneError)
@@ -80,6 +86,7 @@ class Trial:
         if not jnp.issubdtype(dtype, jnp.number):
             raise TuneError(f"dtype must be one of numbers, got {np.dtype(dtype)}")
         self.mesh, self.axis = mesh, axis
+        self._beside = beside
         self._ranks = mesh.shape[axis]
         self.operand = self._operand(
             checks.integer(nbytes, "nbytes", TuneError, least=1),
@@ -111,7 +118,7 @@ class Trial:
             TuneError: it fails, or its result differs in type, sharding or value.
         """
         try:
-            found = program.run(self.operand)
+            found = self._collected(program.run(self.operand))
         except Exception as error:  # whatever the runtime says of this configuration
             raise TuneError(f"{program.config} does not run: {error}") from error
         if found.aval != self._native.aval or found.sharding != self._native.sharding:
@@ -148,13 +155,20 @@ class Trial:
 
     @functools.cached_property
     def _native(self) -> jax.Array:
-        return self.compile(_NATIVE).run(self.operand)
+        return self._collected(self.compile(_NATIVE).run(self.operand))
 
-    def _traced(self, x: jax.Array) -> jax.Array:
+    def _collected(self, results: Any) -> jax.Array:
+        """The result of the collective, without that of the computation beside."""
+        return results if self._beside is None else results[0]
+
+    def _traced(self, x: jax.Array) -> Any:
         spec = PartitionSpec(self.axis)
         # A sum is the same on all ranks; all else is laid out along the axis.
         out = PartitionSpec() if self.collective == "all_reduce" else spec
-        return jax.shard_map(self._call, mesh=self.mesh, in_specs=spec, out_specs=out)(x)
+        mapped = functools.partial(jax.shard_map, mesh=self.mesh, in_specs=spec)
+        if (beside := self._beside) is None:
+            return mapped(self._call, out_specs=out)(x)
+        return mapped(lambda x: (self._call(x), beside(x)), out_specs=(out, spec))(x)
 
     def _call(self, x: jax.Array) -> jax.Array:
         if self.collective == "all_gather":

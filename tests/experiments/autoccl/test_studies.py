@@ -124,6 +124,22 @@ def test_tables_3_and_4_have_their_best_and_default():
     assert (place["C_P3"], place["C_P1"], place["C_N3"]) == ("best", "worst", "best")
 
 
+def test_computation_beside_moves_the_best_configuration():
+    rows = {row["what"]: row for row in rows_of("fig-1")}
+    for level, gbps in (("light", 26.21), ("heavy", 18.26)):
+        default, alone, tuned = (
+            rows[f"{level} computation, {what}"] for what in ("C_N0", "best alone", "tuned")
+        )
+        assert default["GB/s"] == pytest.approx(gbps, abs=0.1)
+        assert default["congestion over that alone"] > 1
+        assert default["GB/s"] < alone["GB/s"] < tuned["GB/s"] < rows["C_N3"]["GB/s"] * 1.15
+    heavy, light = (
+        rows[f"{level} computation, C_N0"]["congestion over that alone"]
+        for level in ("heavy", "light")
+    )
+    assert heavy > light
+
+
 # ---------------------------------------------------------------------- Fig. 6, Section 6
 
 

@@ -1,0 +1,195 @@
+"""Collectives timed on virtual CPU devices, shared by the measured studies.
+
+A setting is a collective, its bytes, and a matrix product of every rank that runs beside it
+(Sec. 3.2 and 6.2 of the paper: GEMM, then a sigmoid). The configurations to choose from are few and
+named in the study's YAML, since each is compiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, PartitionSpec
+
+from experiments.config import above, at_least, one_of
+from experiments.errors import ConfigError
+from jaxcoll.tune import Config as Configuration
+from jaxcoll.tune import Parameter, Space, Subspace
+from jaxcoll.tune.search.afnfa import global_configuration
+from jaxcoll.tune.trial import COLLECTIVES, Program, Trial
+
+DEFAULT = Configuration({"algorithm": "default", "lowering": "auto", "parts": 1})
+NATIVE = DEFAULT.replace(algorithm="native")
+
+Product = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class SpaceConfig:
+    """The configurations that a study chooses from, beside the default and ``jax.lax``.
+
+    Attributes:
+        implementations: an algorithm and a lowering each, separated by a blank.
+        chunks: per shard.
+        parts: numbers of equal parts of the operand that are collectives of their own.
+    """
+
+    implementations: tuple[str, ...]
+    chunks: tuple[int, ...]
+    parts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for name in self.implementations:
+            if len(name.split()) != 2:
+                raise ConfigError(
+                    f"space.implementations are an algorithm and a lowering, got {name!r}"
+                )
+        if self.parts[:1] != (1,):
+            raise ConfigError(f"space.parts begin with 1, which is the default's, got {self.parts}")
+
+    def space(self) -> Space:
+        """The same space for every task, so that one configuration can run all of them."""
+        parts = Parameter("parts", self.parts, "resource")
+        chunks = Parameter("chunks", self.chunks, "resource")
+        unscheduled = [Subspace(_implementation(c), (parts,)) for c in (DEFAULT, NATIVE)]
+        names = (name.split() for name in self.implementations)
+        scheduled = [
+            Subspace(Configuration({"algorithm": a, "lowering": b}), (chunks, parts))
+            for a, b in names
+        ]
+        return Space((*unscheduled, *scheduled), DEFAULT)
+
+
+def _implementation(config: Configuration) -> Configuration:
+    return Configuration({name: config[name] for name in ("algorithm", "lowering")})
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A collective to be timed, and the product beside it.
+
+    Attributes:
+        collective: one of ``COLLECTIVES``.
+        mebibytes: of the larger of a rank's input and output.
+        product: m, k and n of the matrix product beside; empty where the collective runs alone.
+    """
+
+    collective: str
+    mebibytes: float
+    product: Product = ()
+
+    def __post_init__(self) -> None:
+        one_of("collective", self.collective, COLLECTIVES)
+        above("mebibytes", self.mebibytes, 0)
+        check_product(self.product)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes, as the paper counts a message."""
+        return round(self.mebibytes * 2**20)
+
+    def trial(self, mesh: Mesh, seed: int) -> Trial:
+        """The collective and the product on every device of a mesh with the axis "x"."""
+        beside = product(*self.product) if self.product else None
+        return _Trial(self.collective, self.nbytes, mesh, "x", seed=seed, beside=beside)
+
+
+class _Trial(Trial):
+    """A trial that compiles every configuration once, however many tuners choose it."""
+
+    def compile(self, config: Configuration) -> Program:
+        """The program by a configuration."""
+        if config not in self._programs:
+            self._programs[config] = super().compile(config)
+        return self._programs[config]
+
+    @functools.cached_property
+    def _programs(self) -> dict[Configuration, Program]:
+        return {}
+
+
+def check_product(sides: Product) -> None:
+    """Refuses what are not m, k and n, with a ``ConfigError``."""
+    if len(sides) not in (0, 3):
+        raise ConfigError(f"a product has sides m, k and n, or none, got {sides}")
+    for side in sides:
+        at_least("a side of a product", side, 1)
+
+
+def product(m: int, k: int, n: int) -> Callable[[jax.Array], jax.Array]:
+    """The sigmoid of an m x k by k x n product per rank, summed over n to keep results small."""
+
+    def run(x: jax.Array) -> jax.Array:
+        # Factors depend on the operand: the compiler would multiply constants itself.
+        first = x.reshape(-1)[0]
+        factors = [
+            jnp.sin(first + lax.iota(jnp.float32, rows * columns)).reshape(rows, columns)
+            for rows, columns in ((m, k), (k, n))
+        ]
+        return jax.nn.sigmoid(factors[0] @ factors[1]).sum(axis=1)
+
+    return run
+
+
+def product_alone(trial: Trial, sides: Product) -> Program:
+    """The program of the product without the collective."""
+    spec = PartitionSpec(trial.axis)
+    mapped = jax.shard_map(product(*sides), mesh=trial.mesh, in_specs=spec, out_specs=spec)
+    run = jax.jit(mapped).lower(trial.operand).compile()
+    return Program(Configuration({"algorithm": "none"}), run, 0.0)
+
+
+def mesh_of(ranks: int) -> Mesh:
+    """The first devices, along an axis "x".
+
+    Raises:
+        ConfigError: JAX has fewer devices.
+    """
+    devices = jax.devices()
+    if len(devices) < ranks:
+        raise ConfigError(f"ranks={ranks} needs as many devices, got {len(devices)}")
+    return Mesh(np.array(devices[:ranks]), ("x",))
+
+
+def checked(trial: Trial, configs: Sequence[Configuration]) -> list[Program]:
+    """The compiled programs, each compared with ``jax.lax``."""
+    programs = [trial.compile(config) for config in configs]
+    for program in programs:
+        trial.check(program)
+    return programs
+
+
+def afnfa(
+    space: Space, trials: Mapping[str, Trial], share: float, rounds: int, seed: int
+) -> Configuration:
+    """AFNFA's one configuration for all tasks, from a sample of each without computation.
+
+    Args:
+        trials: by any name of their tasks.
+        share: of the space that is sampled per task, two configurations at least.
+        rounds: in which a sample is timed.
+    """
+    rng, points = np.random.default_rng(seed), list(space.configs())
+    count = max(2, round(share * len(points)))
+    measured = {}
+    for name, trial in trials.items():
+        sample = [points[i] for i in rng.choice(len(points), count, replace=False)]
+        seconds = np.median(trial.seconds(checked(trial, sample), rounds), axis=0)
+        measured[name] = list(zip(sample, map(float, seconds), strict=True))
+    return global_configuration(space, measured, seed=seed)
+
+
+def gbps(nbytes: int, seconds: float) -> float | None:
+    """Bandwidth in GB/s of the message; None where the collective took no time of its own."""
+    return None if seconds <= 0 else nbytes / seconds / 1e9
+
+
+def over(times: np.ndarray, baseline: np.ndarray) -> float:
+    """How many times faster than the baseline: the median of the ratios of the same rounds."""
+    return float(np.median(baseline / times))
