@@ -46,8 +46,9 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
     total = sum(capacity.values()) + sum(trees)
     if total >= _SAFE:
         raise TopologyError(
-            f"the bandwidths have so small a common divisor that {sum(trees)} trees are needed, more "
-            "than can be packed; round the bandwidths, say to whole MB/s, or fix k, the trees per rank"
+            f"the bandwidths have so small a common divisor that {sum(trees)} trees are needed, "
+            "more than can be packed; round the bandwidths, say to whole MB/s, or fix k, the trees "
+            "per rank"
         )
     if num_ranks > _SEVERAL and sum(map(bool, trees)) > 1:
         arcs = arcs_of(num_ranks, capacity)
