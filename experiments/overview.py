@@ -47,8 +47,8 @@ scripts/run experiment=NAME             # size=ci: seconds, tested
 scripts/run experiment=NAME size=paper  # the paper's setting; its YAML says how long
 ```
 
-Settings, with their source in the paper, are in `configs/experiment/NAME.yaml`, and the
-changes of a size in `configs/preset/NAME/SIZE.yaml`. Any can be changed on the command line, which comes
+Settings, with their source in the paper, are in `configs/experiment/NAME.yaml`, and the changes of
+a size in `configs/preset/NAME/SIZE.yaml`. Any can be changed on the command line, which comes
 last; `-m seed=0,1,2` runs one after another, each into a folder of its own under `multirun/`, and
 `--help` prints the configuration. Nothing here ran on the papers' hardware: times are simulated
 link by link, and seconds of synthesis are those of the machine named beside each run.

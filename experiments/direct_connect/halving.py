@@ -101,7 +101,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def halving_cost() -> Cost:
-    """T_L and T_B of the all_gather by recursive doubling, which uses one link per rank in each step."""
+    """T_L and T_B of the all_gather by recursive doubling, one link per rank in each step."""
     network = hypercube(DIMENSIONS)
     schedule = Rhd().synthesize(network, Collective("all_gather", network.num_ranks))
     verify(schedule)
