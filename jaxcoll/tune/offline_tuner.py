@@ -92,8 +92,8 @@ def offline(
         search: (space, seed) -> the search that proposes configurations.
         evaluations: configurations that a search may measure per task.
         seed: of every random choice.
-        table: earlier decisions; its quarantined configurations are not tried. A new table is returned
-            and this one is left as it is.
+        table: earlier decisions; its quarantined configurations are not tried. A new table is
+            returned and this one is left as it is.
         log: called with each task's outcome.
 
     Returns:
