@@ -15,16 +15,16 @@ class PaperValue:
     """A number that a paper prints; studies add what it is of.
 
     Attributes:
-        printed: the paper's number.
+        paper: the paper's number.
     """
 
-    printed: float
+    paper: float
 
     def __post_init__(self) -> None:
-        above("claims.printed", self.printed, 0)
+        above("claims.paper", self.paper, 0)
 
     def beside(self, ours: float | None, column: str = "") -> dict[str, Any]:
         """Two columns of a row: our number, None where we have none, and the paper's."""
         if not column:
-            return {"ours": ours, "paper": self.printed}
-        return {column: ours, f"paper {column}": self.printed}
+            return {"ours": ours, "paper": self.paper}
+        return {column: ours, f"paper {column}": self.paper}

@@ -176,7 +176,7 @@ def run(config: Config) -> list[Row]:
 
 
 def fit(config: Config) -> dict[str, Bandwidth]:
-    """The models of all subspaces nearest to the printed ones, by least squares in logs."""
+    """The models of all subspaces nearest to the printed numbers, by least squares in logs."""
     names = list(dict.fromkeys(point.subspace for point in config.points.values()))
     expected = np.tile(np.log(_EXPECTED), len(names))
 

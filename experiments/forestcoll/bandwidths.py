@@ -24,7 +24,7 @@ Curves = Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrintedGain(PaperValue):
+class PaperGain(PaperValue):
     """By how many percent the paper measured ForestColl to be faster.
 
     Attributes:
@@ -90,7 +90,7 @@ class Config:
     algorithms: tuple[str, ...]
     pieces: tuple[int, ...]
     nbytes: tuple[int, ...]
-    claims: tuple[PrintedGain, ...]
+    claims: tuple[PaperGain, ...]
     notes: tuple[str, ...]
     seed: int
     results: Path

@@ -36,15 +36,15 @@ class ModelConfig:
         table: a name in ``configs/workload/fsdp``.
         batch_per_rank: of every rank.
         overlap: whether communication runs beside compute; one after the other otherwise.
-        printed_compute: percent of NCCL's iteration that is compute, as printed; 0 for nothing.
-        printed_reduction: percent that ForestColl takes off NCCL's iteration; 0 for nothing.
+        paper_compute: percent of NCCL's iteration that is compute, as printed; 0 for nothing.
+        paper_reduction: percent that ForestColl takes off NCCL's iteration; 0 for nothing.
     """
 
     table: str
     batch_per_rank: int
     overlap: bool
-    printed_compute: float
-    printed_reduction: float
+    paper_compute: float
+    paper_reduction: float
 
     def __post_init__(self) -> None:
         one_of("models.table", self.table, names_in(MODELS))
@@ -103,9 +103,9 @@ def run(config: Config) -> list[dict[str, Any]]:
                     "exposed ms": 1e3 * float(exposed),
                     "total ms": 1e3 * float(total),
                     "compute %": 100 * float(work.compute / total),
-                    "paper compute %": _printed(name == NCCL, model.printed_compute),
+                    "paper compute %": _if_shown(name == NCCL, model.paper_compute),
                     "reduction %": 100 * float(1 - total / totals[NCCL]),
-                    "paper reduction %": _printed(name == OURS, model.printed_reduction),
+                    "paper reduction %": _if_shown(name == OURS, model.paper_reduction),
                 }
             )
     figure = stacked_bars(
@@ -116,7 +116,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     return rows
 
 
-def _printed(shown: bool, number: float) -> float | None:
+def _if_shown(shown: bool, number: float) -> float | None:
     return number if shown and number else None
 
 

@@ -139,9 +139,9 @@ class Config:
         size: "ci" or "paper".
         payloads: bytes of packets, rising.
         nbytes: of a message.
-        printed: percent of overhead as printed, by payload.
+        paper: the paper's percent of overhead, by payload.
         sides: of square tori whose head flits are laid out, rising.
-        printed_bits: bits of the fields on the smallest, as printed.
+        paper_bits: bits of the fields on the smallest network in the paper.
         notes: differences from the paper.
         results: folder to write to.
     """
@@ -149,9 +149,9 @@ class Config:
     size: str
     payloads: tuple[int, ...]
     nbytes: int
-    printed: Mapping[str, float]
+    paper: Mapping[str, float]
     sides: tuple[int, ...]
-    printed_bits: Mapping[str, int]
+    paper_bits: Mapping[str, int]
     notes: tuple[str, ...]
     results: Path
 
@@ -200,9 +200,7 @@ def overhead(config: Config) -> list[dict[str, Any]]:
                     "payload B": payload,
                     "flits": len(sent),
                     "heads %": 100 * (len(sent) - data) / data,
-                    "paper heads %": config.printed.get(str(payload))
-                    if name == "packets"
-                    else None,
+                    "paper heads %": config.paper.get(str(payload)) if name == "packets" else None,
                 }
             )
     return rows
@@ -241,7 +239,7 @@ def fields(config: Config) -> list[dict[str, Any]]:
                     "torus": f"{side}x{side}",
                     "field": field,
                     "bits": bits,
-                    "paper bits": config.printed_bits.get(field) if side == 4 else None,
+                    "paper bits": config.paper_bits.get(field) if side == 4 else None,
                 }
             )
         rows.append(

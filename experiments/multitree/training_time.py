@@ -78,7 +78,7 @@ class Config:
     size: str
     setting: Setting
     overlap: Overlap
-    claims: tuple[shared.PrintedPick, ...]
+    claims: tuple[shared.PaperPick, ...]
     notes: tuple[str, ...]
     results: Path
 

@@ -12,7 +12,7 @@ from experiments.tacos.measure import Run, format_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrintedMean(PaperValue):
+class PaperMean(PaperValue):
     """A mean that the paper prints.
 
     Attributes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from experiments.config import at_least, one_of
 from experiments.errors import ConfigError
 from experiments.paper import IDEAL
-from experiments.tacos.claims import PrintedMean
+from experiments.tacos.claims import PaperMean
 from experiments.tacos.measure import AlgorithmConfig, Run, measure
 from experiments.tacos.networks import NetworkConfig
 from jaxcoll.simulation import MODELS
@@ -41,7 +41,7 @@ class Comparison:
     algorithms: Mapping[str, AlgorithmConfig]
     nbytes: tuple[int, ...]
     link_model: str
-    claims: tuple[PrintedMean, ...]
+    claims: tuple[PaperMean, ...]
     notes: tuple[str, ...]
     seed: int
     results: Path

@@ -37,10 +37,10 @@ class Config:
         nbytes: bytes of a rank's buffer.
         link_model: "astra" or "tacos" (see ``jaxcoll.simulation``).
         repeat: how often a synthesis is timed; the median counts.
-        printed: of each network, the paper's time of each algorithm in times of TACOS.
-        printed_ms: of each network, the milliseconds that the paper's syntheses took.
-        printed_mean: the paper's mean time of algorithms, in times of TACOS.
-        printed_of_ideal: the paper's mean of Ideal in percent of TACOS's time.
+        paper: of each network, the paper's time of each algorithm in times of TACOS.
+        paper_ms: of each network, the milliseconds that the paper's syntheses took.
+        paper_mean: the paper's mean time of algorithms, in times of TACOS.
+        paper_of_ideal: the paper's mean of Ideal in percent of TACOS's time.
         time_synthesis_of: algorithms whose synthesis is timed.
         notes: differences from the paper, and settings that it does not give.
         seed: of everything random.
@@ -54,10 +54,10 @@ class Config:
     nbytes: int
     link_model: str
     repeat: int
-    printed: Mapping[str, Mapping[str, float]]
-    printed_ms: Mapping[str, Mapping[str, float]]
-    printed_mean: Mapping[str, float]
-    printed_of_ideal: float
+    paper: Mapping[str, Mapping[str, float]]
+    paper_ms: Mapping[str, Mapping[str, float]]
+    paper_mean: Mapping[str, float]
+    paper_of_ideal: float
     time_synthesis_of: tuple[str, ...]
     notes: tuple[str, ...]
     seed: int
@@ -68,7 +68,7 @@ class Config:
         for name in ("nbytes", "repeat"):
             at_least(name, getattr(self, name), 1)
         at_least("seed", self.seed, 0)
-        for name in (OURS, *self.time_synthesis_of, *self.printed_mean):
+        for name in (OURS, *self.time_synthesis_of, *self.paper_mean):
             if name not in self.algorithms:
                 raise ConfigError(f"algorithms must have {name!r}, which the table names")
 
@@ -89,25 +89,31 @@ def run(config: Config) -> list[Row]:
 
 def rows_of(network: str, runs: Sequence[Run], config: Config) -> list[Row]:
     """A row for each algorithm, ours or the paper's, and one for Ideal."""
-    mine = {run.algorithm: run for run in runs if run.network == network}
-    unit = mine[OURS]
-    printed = {OURS: 1.0, **config.printed.get(network, {})}
-    milliseconds = config.printed_ms.get(network, {})
+    by_algorithm = {run.algorithm: run for run in runs if run.network == network}
+    baseline = by_algorithm[OURS]
+    paper = {OURS: 1.0, **config.paper.get(network, {})}
+    milliseconds = config.paper_ms.get(network, {})
     rows = []
-    for name in dict.fromkeys([*mine, *printed, *milliseconds, IDEAL]):
-        seconds = unit.ideal if name == IDEAL else mine[name].time if name in mine else None
+    for name in dict.fromkeys([*by_algorithm, *paper, *milliseconds, IDEAL]):
+        seconds = (
+            baseline.ideal
+            if name == IDEAL
+            else by_algorithm[name].time
+            if name in by_algorithm
+            else None
+        )
         rows.append(
             {
                 "network": network,
-                "ranks": unit.schedule.topology.num_ranks,
+                "ranks": baseline.schedule.topology.num_ranks,
                 "algorithm": name,
-                "chunks": mine[name].chunks if name in mine else None,
+                "chunks": by_algorithm[name].chunks if name in by_algorithm else None,
                 "us": seconds and seconds * 1e6,
-                "times TACOS's": seconds and seconds / unit.time,
-                "paper times TACOS's": printed.get(name),
-                "synthesis ms": _synthesis(mine.get(name), config),
+                "times TACOS's": seconds and seconds / baseline.time,
+                "paper times TACOS's": paper.get(name),
+                "synthesis ms": _synthesis(by_algorithm.get(name), config),
                 "paper synthesis ms": milliseconds.get(name),
-                "% of ideal": mine[name].of_ideal if name in mine else None,
+                "% of ideal": by_algorithm[name].of_ideal if name in by_algorithm else None,
             }
         )
     return rows
@@ -115,33 +121,33 @@ def rows_of(network: str, runs: Sequence[Run], config: Config) -> list[Row]:
 
 def means(runs: Sequence[Run], config: Config) -> list[Row]:
     """The paper's claims about all networks together; its means here are geometric."""
-    unit = [run for run in runs if run.algorithm == OURS]
+    of_tacos = [run for run in runs if run.algorithm == OURS]
     rows: list[Row] = []
-    for name, printed in config.printed_mean.items():
+    for name, mean in config.paper_mean.items():
         ratios = [
             run.time / ours.time
-            for ours in unit
+            for ours in of_tacos
             for run in runs
             if (run.network, run.algorithm) == (ours.network, name)
         ]
-        ours = {"times TACOS's": statistics.geometric_mean(ratios), "paper times TACOS's": printed}
+        ours = {"times TACOS's": statistics.geometric_mean(ratios), "paper times TACOS's": mean}
         rows.append({"network": "mean", "algorithm": name, **ours})
-    share = statistics.geometric_mean(run.of_ideal for run in unit)
-    paper = {"paper % of ideal": config.printed_of_ideal}
+    share = statistics.geometric_mean(run.of_ideal for run in of_tacos)
+    paper = {"paper % of ideal": config.paper_of_ideal}
     return [*rows, {"network": "mean", "algorithm": OURS, "% of ideal": share, **paper}]
 
 
 def _kind_of_mean(config: Config) -> list[str]:
     """Which kind of mean the paper's are, by its own column."""
-    found = []
-    for name, mean in config.printed_mean.items():
-        column = [line[name] for line in config.printed.values() if name in line]
-        found.append(
+    sentences = []
+    for name, mean in config.paper_mean.items():
+        column = [line[name] for line in config.paper.values() if name in line]
+        sentences.append(
             f"Means are geometric, as the paper's are: of its own column for {name} the geometric "
             f"mean is {statistics.geometric_mean(column):.2f}, the arithmetic one "
             f"{statistics.fmean(column):.2f}, and {mean:.2f} is printed."
         )
-    return found
+    return sentences
 
 
 def _synthesis(run: Run | None, config: Config) -> float | None:

@@ -31,7 +31,7 @@ class Config:
         title: the figure of the paper.
         size: "ci" or "paper".
         networks: by name.
-        printed: time spans that the paper says a network takes.
+        paper: time spans that the paper says a network takes.
         notes: settings that the paper does not give.
         seed: of everything random.
         results: folder to write to.
@@ -40,16 +40,16 @@ class Config:
     title: str
     size: str
     networks: Mapping[str, NetworkConfig]
-    printed: Mapping[str, int]
+    paper: Mapping[str, int]
     notes: tuple[str, ...]
     seed: int
     results: Path
 
     def __post_init__(self) -> None:
         at_least("seed", self.seed, 0)
-        unknown = {*self.printed} - {*self.networks}
+        unknown = {*self.paper} - {*self.networks}
         if not self.networks or unknown:
-            raise ConfigError(f"printed names no network of this study: {', '.join(unknown)}")
+            raise ConfigError(f"paper names no network of this study: {', '.join(unknown)}")
 
 
 def run(config: Config) -> list[Row]:
@@ -58,12 +58,12 @@ def run(config: Config) -> list[Row]:
         name: synthesize(network.build(), "all_gather", Tacos(), chunks=1, seed=config.seed)
         for name, network in config.networks.items()
     }
-    rows = [row(name, schedule, config.printed) for name, schedule in schedules.items()]
+    rows = [row(name, schedule, config.paper) for name, schedule in schedules.items()]
     publish(config.title, rows, config.results, figure=draw(schedules), notes=config.notes)
     return rows
 
 
-def row(name: str, schedule: Schedule, printed: Mapping[str, int]) -> Row:
+def row(name: str, schedule: Schedule, paper: Mapping[str, int]) -> Row:
     """How many time spans a schedule takes and how many links are matched in each."""
     links = schedule.topology.num_links
     matched = np.diff(schedule.step_ptr)
@@ -73,7 +73,7 @@ def row(name: str, schedule: Schedule, printed: Mapping[str, int]) -> Row:
         "links": links,
         "spans": schedule.num_steps,
         "bound": step_bound(schedule.topology, schedule.collective),
-        "paper spans": printed.get(name),
+        "paper spans": paper.get(name),
         "links matched in each": ", ".join(map(str, matched.tolist())),
         "matched %": float(100 * matched.sum() / (links * schedule.num_steps)),
     }

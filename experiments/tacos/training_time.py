@@ -84,7 +84,7 @@ class Config:
     element_bytes: int
     overlap: Overlap
     link_model: str
-    claims: tuple[shared.PrintedPick, ...]
+    claims: tuple[shared.PaperPick, ...]
     notes: tuple[str, ...]
     seed: int
     results: Path

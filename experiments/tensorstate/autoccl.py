@@ -37,8 +37,8 @@ class ModelConfig:
         microbatch_size: sequences per microbatch and per device along the data axis ("MBS").
         global_batch: sequences per step ("GBS").
         message_mib: MiB of an activation collective along the model axis.
-        printed: the paper's number of collectives of ``message_mib`` per step, by kind.
-        printed_data_mib: the paper's MiB along the data axis, by kind.
+        paper: the paper's number of collectives of ``message_mib`` per step, by kind.
+        paper_data_mib: the paper's MiB along the data axis, by kind.
     """
 
     name: str
@@ -47,8 +47,8 @@ class ModelConfig:
     microbatch_size: int
     global_batch: int
     message_mib: int
-    printed: Mapping[str, int]
-    printed_data_mib: Mapping[str, int]
+    paper: Mapping[str, int]
+    paper_data_mib: Mapping[str, int]
 
     def __post_init__(self) -> None:
         for name in ("layers", "microbatch_size", "global_batch", "message_mib"):
@@ -159,7 +159,7 @@ def _activations(
             "Megatron's": formula.get(kind, 0),
             "microbatches": microbatches,
             "a step": microbatches * count.total(),
-            "paper a step": model.printed.get(kind),
+            "paper a step": model.paper.get(kind),
         }
         for kind, count in counts.items()
     ]
@@ -174,7 +174,7 @@ def _along_data(config: Config, model: ModelConfig, result: Plan) -> list[dict[s
             "collective": kind,
             "devices": config.axes[0].devices,
             "MiB": volume[kind] / _MIB,
-            "paper MiB": model.printed_data_mib.get(kind),
+            "paper MiB": model.paper_data_mib.get(kind),
         }
         for kind in sorted(volume)
         if volume[kind] > _MIB

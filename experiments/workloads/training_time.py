@@ -28,7 +28,7 @@ Runs = Mapping[str, Mapping[str, Iteration]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PrintedPick(PaperValue):
+class PaperPick(PaperValue):
     """A number that a paper prints of several models.
 
     Attributes:

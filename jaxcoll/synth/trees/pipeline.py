@@ -54,7 +54,7 @@ def all_reduce(
 
     The chunks of a group are dealt to the trees in turn, and those of a tree cut into pieces. A
     piece goes up the tree, each rank adding what all its children sent, and back down from the
-    root, while the next follows. All chunks from a rank to another in one step are one message.
+    root, while the next follows. All chunks that a rank sends to another in a step are one message.
 
     Args:
         trees: from the size of a group to its trees; a tree listed twice gets two shares.

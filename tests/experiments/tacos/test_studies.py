@@ -11,7 +11,7 @@ import pytest
 from experiments.errors import ConfigError
 from experiments.registry import configure
 from experiments.tacos import bandwidths
-from experiments.tacos.claims import PrintedMean, out_of_reach, overtaken
+from experiments.tacos.claims import PaperMean, out_of_reach, overtaken
 from experiments.tacos.measure import AlgorithmConfig, format_size, measure, snake
 from experiments.tacos.networks import FAMILIES, NetworkConfig
 from experiments.tacos.scale import growth, measure_mesh
@@ -236,17 +236,17 @@ def test_claims_are_means_beside_the_papers():
         assert run.ideal == float(ideal(topology, "all_reduce", run.nbytes))
         assert run.time >= bound(topology, "all_reduce", run.nbytes).time
     ratio = [large[n, "direct"].time / large[n, "tacos"].time for n in ("a", "b")]
-    row: Any = PrintedMean(of="tacos", over="direct", networks=(), sizes=(10**9,), printed=2.0).row(
+    row: Any = PaperMean(of="tacos", over="direct", networks=(), sizes=(10**9,), paper=2.0).row(
         runs
     )
     assert row["times as fast"] == pytest.approx(sum(ratio) / 2)
     assert row["paper times as fast"] == 2.0
-    row = PrintedMean(of="direct", over="ideal", networks=("b",), sizes=(10**9,), printed=50.0).row(
+    row = PaperMean(of="direct", over="ideal", networks=("b",), sizes=(10**9,), paper=50.0).row(
         runs
     )
     assert row["% of ideal"] == large["b", "direct"].of_ideal
     assert (
-        PrintedMean(of="rhd", over="ideal", networks=("b",), sizes=(), printed=50.0).row(runs)[
+        PaperMean(of="rhd", over="ideal", networks=("b",), sizes=(), paper=50.0).row(runs)[
             "% of ideal"
         ]
         is None

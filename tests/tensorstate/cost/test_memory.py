@@ -68,7 +68,7 @@ def baselines():
         enumerate(MODELS), (LINE, PLANE), enumerate(STRATEGIES)
     ):
         listed = (name, strategy, len(axes)) in UNLIKE
-        fast = listed or name == "mlp" or (m + s + len(axes)) % 2 == 0
+        fast = listed or name == "mlp" or (m + s + len(axes)) % 2 == 1
         mesh = "x".join(map(str, axes.values()))
         yield pytest.param(
             name,
@@ -79,7 +79,7 @@ def baselines():
         )
 
 
-@pytest.mark.parametrize(("name", "axes", "strategy"), baselines())
+@pytest.mark.parametrize(("name", "axes", "strategy"), list(baselines()))
 def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     """Within a quarter of the bytes beside the arguments, but for the listed exceptions."""
     problem = problem_of(name, axes)
@@ -95,7 +95,8 @@ def unlimited(problem: Problem) -> tuple[list, SearchResult]:
     return candidates, solve_milp(problem, candidates, gap=1e-2)
 
 
-# Models with more tokens, or pixels, than kernels, on meshes, and how far the limit goes down.
+# Models with more tokens, or pixels, than kernels, on meshes, and limits as shares of the memory of
+# the fastest plan; None stands for that plan itself.
 LIMITED = {
     "mlp": ("mlp", {"batch": 512}, LINE, (1.0, 0.8, 0.65)),
     "gpt": (
@@ -105,11 +106,11 @@ LIMITED = {
         (1.0, 0.8, 0.65, 0.5, 0.4),
     ),
     "gpt_scan": ("gpt_scan", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
-    "llama": ("llama", {}, LINE, (1.0, 0.65)),
+    "llama": ("llama", {}, LINE, (None, 0.65)),
     "llama-8": ("llama", {}, LINE, (1.0, 0.8, 0.65, 0.5)),
     "llama-2x4": ("llama", {}, PLANE, (1.0, 0.8)),
     "moe": ("moe", {}, LINE, (1.0, 0.8, 0.65)),
-    "vgg": ("vgg", {"batch": 64, "image_size": 16}, LINE, (1.0, 0.65)),
+    "vgg": ("vgg", {"batch": 64, "image_size": 16}, LINE, (None, 0.65)),
     "vgg-8": ("vgg", {"batch": 64, "image_size": 16}, LINE, (1.0, 0.8, 0.65)),
     "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
@@ -128,10 +129,12 @@ def test_lower_limits_take_less_memory(case):
     candidates, free = unlimited(problem)
     compiled = []
     for share in shares:
-        limit = share * free.cost.memory.peak
-        found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-2)
+        found = free
+        if share is not None:
+            limit = share * free.cost.memory.peak
+            found = solve_milp(problem, candidates, recompute=True, memory_limit=limit, gap=1e-2)
+            assert found.cost.memory.peak <= limit
         taken = report(model, problem, found)
-        assert found.cost.memory.peak <= limit
         assert taken.agrees, str(taken)
         assert (abs(excess(taken)) <= 0.25) != ((case, share) in UNLIKE_LIMITED), str(taken)
         compiled.append(taken.compiled_temporaries)
