@@ -22,7 +22,7 @@ from jaxcoll.paths import fewest_hops
 FORMAT, VERSION = "jaxcoll frontiers", 1
 LINKS = ("one_way", "both_ways")
 MOST_RANKS = 2**15
-_COLUMNS = (
+_COLUMNS: tuple[str, ...] = (
     "n", "degree", "topology", "T_L", "T_B", "diameter", "rate", "rate at most", "exact"
 )  # fmt: skip
 
@@ -176,7 +176,7 @@ class Frontiers(Mapping):
             OSError: the file cannot be written.
         """
         text = io.StringIO()
-        writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        writer: csv.DictWriter[str] = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows())
         write_text(path, text.getvalue())
