@@ -2,7 +2,9 @@
 
 - ``construction``: bases and expansions that make a topology, built on demand;
 - ``candidates``: predicted costs and properties, and the bases; ``measured``: costs no formula has;
+- ``cayley_search``: the search for connections of Cayley digraphs, which are packaged;
 - ``search``: bottom-up over sizes and degrees;
+- ``properties``: diameters and bounds of all-to-all rates, from those of the parts;
 - ``prices``: the fixed cost of ports, circuits and cables;
 - ``found``: a frontier, printed beside the paper's, and the choice for a workload;
 - ``entry``: ``find`` for one size, ``frontiers`` for all, saved and loaded.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,6 +22,9 @@ from jaxcoll.paths import fewest_hops
 FORMAT, VERSION = "jaxcoll frontiers", 1
 LINKS = ("one_way", "both_ways")
 MOST_RANKS = 2**15
+_COLUMNS: tuple[str, ...] = (
+    "n", "degree", "topology", "T_L", "T_B", "diameter", "rate", "rate at most", "exact"
+)  # fmt: skip
 
 
 def find(
@@ -142,6 +147,39 @@ class Frontiers(Mapping):
         """
         points = _points(size, self.degree, self.cells[size], links, parallel)
         return Found(size, self.degree, tuple(equal[0] for equal in points), rates)
+
+    def rows(self) -> Iterator[dict[str, object]]:
+        """A row for each point of the frontier of each size, with diameter and all-to-all rate.
+
+        ``T_B`` is exact; ``rate`` is proved possible and ``rate at most`` proved to be a bound,
+        links being of capacity 1; ``exact`` says whether they are equal.
+        """
+        for size in self:
+            for point in self.found(size, rates=False).points:
+                cost, rate = point.cost, point.rate_bounds
+                yield {
+                    "n": size,
+                    "degree": self.degree,
+                    "topology": str(point.construction),
+                    "T_L": cost.steps,
+                    "T_B": str(cost.inverse_bandwidth),
+                    "diameter": point.diameter,
+                    "rate": float(rate.lower),
+                    "rate at most": float(rate.upper),
+                    "exact": rate.is_exact,
+                }
+
+    def write_table(self, path: str | os.PathLike) -> None:
+        """Write ``rows`` as CSV, all or nothing.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        text = io.StringIO()
+        writer: csv.DictWriter[str] = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows())
+        write_text(path, text.getvalue())
 
     def save(self, path: str | os.PathLike) -> None:
         """Write JSON, all or nothing.

@@ -53,21 +53,29 @@ class Family:
         """The first member of a size and degree.
 
         Raises:
-            TopologyError: there is none; the message names the nearest size of that degree.
+            TopologyError: there is none; the message names the nearest size of that degree, else
+                the nearest degree of that size.
         """
         found = self.members(size, degree)
         if found:
             return found[0].build()
-        near = self.nearest_size(size, degree)
-        advice = f"the nearest size is {near}" if near else f"nor has it any within {_NEAR} of it"
+        sizes = self.nearest_size(size, degree)
+        degrees = None if sizes else self.nearest_degree(size, degree)
+        advice = f"it has none within {_NEAR} vertices of that, and no other degree of that size"
+        if sizes or degrees:
+            what, near = ("size", sizes) if sizes else ("degree", degrees)
+            advice = f"the nearest {what} is {near}"
         raise TopologyError(
             f"{self.name} has no digraph of {size} vertices and degree {degree}; {advice}"
         )
 
     def nearest_size(self, size: int, degree: int) -> int | None:
         """The size nearest to a given one, if not far away, that has members of a degree."""
-        sizes = (size + sign * away for away in range(_NEAR) for sign in (-1, 1))
-        return next((n for n in sizes if n >= 2 and any(True for _ in self.find(n, degree))), None)
+        return _nearest(size, 2, lambda n: any(True for _ in self.find(n, degree)))
+
+    def nearest_degree(self, size: int, degree: int) -> int | None:
+        """The degree nearest to a given one, if not far away, that has members of a size."""
+        return _nearest(degree, 1, lambda d: any(True for _ in self.find(size, d)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +103,12 @@ def family(name: str) -> Family:
         TopologyError: an unknown name; the message lists the known ones.
     """
     return FAMILIES[checks.choice(name, FAMILIES, "a family", TopologyError)]
+
+
+def _nearest(value: int, least: int, fits: Callable[[int], bool]) -> int | None:
+    """The number nearest to a given one, the smaller of two, that fits; None if it is far away."""
+    near = (value + sign * away for away in range(_NEAR) for sign in (-1, 1))
+    return next((n for n in near if n >= least and fits(n)), None)
 
 
 def _only(possible: bool, *arguments: int) -> Iterator[Arguments]:

@@ -327,7 +327,8 @@ BAD = [
     (lambda: gen.line_graph("K4"), "must be a Digraph"),  # type: ignore[arg-type]
     (lambda: gen.family("torsu"), "must be one of complete"),
     (lambda: gen.family("Kautz").member(10, 2), "nearest size is 12"),
-    (lambda: gen.family("Diamond").member(4_000_000, 2), "nor has it any within 4096 of it"),
+    (lambda: gen.family("Diamond").member(4_000_000, 2), "none within 4096 vertices of that"),
+    (lambda: gen.family("circulant").member(20, 3), "nearest degree is 4"),
     (lambda: gen.find_reversal(gen.generalized_kautz(2, 7)), r"K\(2,1\) of 6 vertices"),
 ]
 
