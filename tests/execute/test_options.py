@@ -89,7 +89,8 @@ CLIQUES = "xla_gpu_collective_permute_connected_components"
 
 
 def test_options_by_transport():
-    gpu, tpu, schedule = mesh_on("cuda"), mesh_on("tpu"), schedule_of("torus", 8, "all_gather")
+    gpu, tpu = mesh_on("cuda"), mesh_on("tpu")
+    schedule = schedule_of("torus", 8, "all_gather", "bucket")
 
     def options(mesh, transport, *schedules):
         return jc.compiler_options(mesh, *schedules, transport=transport)
