@@ -8,6 +8,7 @@ may be anything. Their parameters:
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
 - ``op``: how all_reduce combines the ranks, "sum", "max" or "min"; "sum" for the others.
+- ``grouped``: whether the permutes of a step are one NCCL group on GPUs.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def bind(
     lowering: str = "auto",
     invarying: bool = False,
     op: str = "sum",
+    grouped: bool = True,
 ) -> jax.Array:
     """Run a collective; ``x`` varies over ``axes.over``.
 
@@ -62,7 +64,13 @@ def bind(
     _check_indices(x, permute_program(schedule))
     primitive = PRIMITIVES[schedule.collective.kind, op]
     return primitive.bind(
-        x, axes=axes, schedule=schedule, lowering=lowering, invarying=invarying, op=op
+        x,
+        axes=axes,
+        schedule=schedule,
+        lowering=lowering,
+        invarying=invarying,
+        op=op,
+        grouped=grouped,
     )
 
 
@@ -103,14 +111,15 @@ def _weak(weak, *, schedule, invarying, **_):
     return weak and kind != "all_to_all"
 
 
-def _transpose(cotangent, *, axes, schedule, lowering, invarying, op):
+def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
+    del op  # only sums have one
     kind = schedule.collective.kind
     if invarying:
         # The cotangent is the same on all ranks, and each rank's operand counts once.
         varied = lax.pcast(cotangent, axes.over, to="varying")
         return _own_block(varied, axes, schedule) if kind == "all_gather" else varied
     dual = schedule if kind == "all_reduce" else reversed_schedule(schedule)
-    return bind(cotangent, axes, dual, lowering=lowering)
+    return bind(cotangent, axes, dual, lowering=lowering, grouped=grouped)
 
 
 def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
@@ -136,7 +145,7 @@ def reversed_schedule(schedule: Schedule) -> Schedule:
 # ---------------------------------------------------------------------- running
 
 
-def run(x, *, axes, schedule, lowering, invarying, op="sum", target="cpu"):
+def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, target="cpu"):
     """``bind`` in terms of other primitives, in the form for "cpu", "gpu" or "tpu"."""
     program = permute_program(schedule)
     shape = _shape(x.shape, schedule=schedule)
@@ -155,7 +164,8 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", target="cpu"):
         (x.shape[0] // into, *x.shape[1:]) if x.ndim else (), program, axes, target, chosen
     )
     lines = laid.pack(x, into)
-    result = LOWERINGS[chosen](program, lines, axes, laid.width, target, OPS[op])
+    form = target if grouped or target != "gpu" else "gpu_ungrouped"
+    result = LOWERINGS[chosen](program, lines, axes, laid.width, form, OPS[op])
     return laid.unpack(result, out, shape)
 
 

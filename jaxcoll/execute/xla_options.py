@@ -7,13 +7,16 @@ Pass them to the outermost ``jit``, whose program they are for::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from jaxcoll.errors import ScheduleError, TopologyError
+from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.lowerings.step_splitting import split_long_steps
+from jaxcoll.execute.transports import TRANSPORTS, check_cliques, check_transport
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
@@ -21,34 +24,70 @@ from jaxcoll.topology import Topology
 _TPU_IN_FLIGHT = 5
 
 
-def compiler_options(mesh: Mesh, *schedules: Schedule) -> dict[str, str | bool]:
+Options = dict[str, str | bool]
+
+_NOT_COMBINED = "xla_gpu_collective_permute_combine_threshold_bytes"
+_OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+_CLIQUES = "xla_gpu_collective_permute_connected_components"
+_APART = tuple(
+    f"xla_gpu_{kind}_combine_threshold_bytes"
+    for kind in ("all_gather", "all_reduce", "reduce_scatter")
+)
+_TPU_LIMIT = "xla_max_concurrent_async_collective_permutes"
+
+
+def compiler_options(
+    mesh: Mesh, *schedules: Schedule, transport: str | None = None
+) -> dict[str, str | bool]:
     """XLA's options for programs that run schedules on a mesh.
 
     Args:
         mesh: of the devices the program is for; their platform decides.
         schedules: those that may be under way at the same time; several if, say, gradients of
             several layers are. When omitted, one that uses every link of the mesh's devices.
+        transport: by which a configuration runs them (``execute.transports``); that of calls
+            without a configuration when None, on TPUs "links".
 
     Returns:
         For ``jax.jit(compiler_options=...)``. Empty for CPU, whose compiler knows none of them.
 
     Raises:
         TopologyError: a mesh without devices, or of a platform other than cpu, gpu and tpu.
-        ScheduleError: an argument that is not a ``Schedule``.
+        ScheduleError: an argument that is not a ``Schedule``; schedules that deadlock by "cliques".
+        CollectiveError: a transport that the platform does not have.
     """
     platform = _platform(mesh)
+    if transport is not None and check_transport(transport) not in TRANSPORTS[platform]:
+        known = ", ".join(TRANSPORTS[platform]) or "none"
+        raise CollectiveError(
+            f"a {platform} has no transport {transport!r}; its transports are {known}"
+        )
     for schedule in schedules:
         if not isinstance(schedule, Schedule):
             raise ScheduleError(f"compiler_options takes schedules, got {schedule!r}")
     if platform == "cpu":
         return {}
     if platform == "gpu":
-        # Not the limit of collectives in flight: XLA (of jax 0.10.2) cannot compile programs that
-        # raise it and have groups, which do better.
-        return {"xla_gpu_collective_permute_combine_threshold_bytes": "0"}
-    degrees = [_rounds_at_once(schedule) for schedule in schedules]
-    together = sum(degrees) if schedules else _links_at_once(mesh)
-    return {"xla_max_concurrent_async_collective_permutes": str(max(together, _TPU_IN_FLIGHT))}
+        return _of_gpu(transport, schedules)
+    if transport == "xla":
+        return {}
+    together = sum(map(_rounds_at_once, schedules)) if schedules else _links_at_once(mesh)
+    return {_TPU_LIMIT: str(max(together, _TPU_IN_FLIGHT))}
+
+
+def _of_gpu(transport: str | None, schedules: Sequence[Schedule]) -> Options:
+    if transport == "combined":
+        return {}
+    if transport == "apart":
+        return dict.fromkeys(_APART, "0")
+    options: Options = {_NOT_COMBINED: "0"}
+    if transport == "overlapped":
+        # Without groups: XLA of jax 0.10.2 cannot compile programs that have both.
+        options[_OVERLAP_LIMIT] = str(max(1, sum(map(_rounds_at_once, schedules))))
+    if transport == "cliques":
+        check_cliques(schedules)
+        options[_CLIQUES] = True
+    return options
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:

@@ -23,7 +23,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import functions
 from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice.configured import schedule_of
+from jaxcoll.execute.xla_options import compiler_options
 from jaxcoll.numerics import checks
+from jaxcoll.tune.spaces.backend_space import collective_of
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.task import tasks_of
 
@@ -106,10 +109,24 @@ class Trial:
         try:
             with active.choosing(choices):
                 # A function of its own: JAX would otherwise reuse what another thread compiles.
-                run = jax.jit(functools.partial(self._traced)).lower(self.operand).compile()
+                lowered = jax.jit(functools.partial(self._traced)).lower(self.operand)
+                run = lowered.compile(self.compiler_options(config))
         except Exception as error:  # whatever XLA or a synthesizer says of this configuration
             raise TuneError(f"{config} does not compile: {error}") from error
         return Program(config, run, time.perf_counter() - started)
+
+    def compiler_options(self, config: Config) -> dict[str, str | bool] | None:
+        """XLA's options for a configuration; None where it names no transport."""
+        transport = config.get("transport")
+        if transport is None:
+            return None
+        algorithm, schedules = str(config.get("algorithm", "default")), []
+        if algorithm != "native":
+            chunks, parts = (int(config.get(name, 1)) for name in ("chunks", "parts"))
+            schedule = schedule_of(collective_of(self.task), algorithm, chunks, self.task.nbytes)
+            # Parts that run at the same time are as many schedules.
+            schedules = [schedule] * int(config.get("in_flight", parts))
+        return compiler_options(self.mesh, *schedules, transport=str(transport))
 
     def check(self, program: Program) -> None:
         """Compare a program with the collective of ``jax.lax``.

@@ -1,8 +1,8 @@
 """Compiles collectives for one target and prints what the compiler made of each, as JSON.
 
 Arguments: the target's name, "wrap" or "rule" (how a slice closes), and which cases: "few", "rest",
-"pallas" or "options". Runs in a process of its own, which has the compilers on its path; see
-``test_targets``.
+"pallas", "options" or "transports". Runs in a process of its own, which has the compilers on its
+path; see ``test_targets``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import Collective, Schedule, aot, synthesize, topologies
 from jaxcoll.collective import KINDS, ROOTED
+from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.defaults import default_schedule
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.lowerings.step_splitting import split_long_steps
+from jaxcoll.execute.transports import TRANSPORTS
 from jaxcoll.synth import Bucket
 
 # Elements of a shard: a multiple of the chunks of every schedule, and so many that buffers do not
@@ -41,6 +44,9 @@ def main(name: str, wrap: str, which: str) -> None:
     target = aot.target(name, wrap=True if wrap == "wrap" else None)
     if which == "options":
         with_and_without_options(target)
+        return
+    if which == "transports":
+        by_transports(target)
         return
     topology = target.topology
     n = topology.num_ranks
@@ -85,6 +91,37 @@ def with_and_without_options(target: aot.Target) -> None:
             summary = aot.summarize(compiled)
             found = {"in_flight": summary.in_flight, "launches": summary.launches}
             print(json.dumps({"function": name, "options": options, **found}), flush=True)
+
+
+def by_transports(target: aot.Target) -> None:
+    """An all_gather by every transport of the target, and two sums of ``jax.lax``."""
+    mesh, n = target.mesh(), len(target.devices)
+    x = [jax.ShapeDtypeStruct((n * SHARD // 1024, 1024), jnp.float32)]
+
+    def gather(x):
+        return jc.all_gather(x * 2, "i", tiled=True)
+
+    def sums(x):
+        return lax.psum(x, "i"), lax.psum(x * x, "i")
+
+    mapped = jax.shard_map(gather, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    (task,) = jc.tune.tasks_of(mapped, *x)
+    schedule = schedule_of(Collective("all_gather", n), "direct", 1, task.nbytes)
+    for transport in TRANSPORTS[target.platform]:
+        options = jc.compiler_options(mesh, schedule, transport=transport)
+        config = {"algorithm": "direct", "lowering": "ssa", "transport": transport}
+        with active.choosing(active.Fixed({task: config})):
+            if transport == "apart":
+                compiled = aot.compile_for(mesh, sums, x, [P("i")], P(), options=options)
+            else:
+                compiled = aot.compile_for(mesh, gather, x, [P("i")], P("i"), options=options)
+        found = aot.summarize(compiled)
+        fields = {"permutes": found.permutes, "native": found.native, "options": options}
+        fields |= {"in_flight": found.in_flight, "launches": found.launches}
+        print(json.dumps({"transport": transport, **fields}), flush=True)
+    if target.platform == "gpu":
+        found = aot.summarize(aot.compile_for(mesh, sums, x, [P("i")], P()))
+        print(json.dumps({"transport": "without", "native": found.native}), flush=True)
 
 
 def row(target: aot.Target, schedule: Schedule, synthesizer: str, lowering: str) -> None:

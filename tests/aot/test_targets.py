@@ -140,3 +140,23 @@ def test_options_do_what_they_are_for(name, most):
         elif platform_of(name) == "gpu":
             # XLA combines two identical permutes, and waits with both for the later.
             assert (without["launches"], given["launches"]) == (1, 2)
+
+
+# Per transport: permutes in flight together, and launches, of an all_gather in one step of 7.
+H100 = {"groups": (7, 1), "overlapped": (7, 7), "combined": (1, 7), "cliques": (7, 1)}
+
+
+def test_transports_of_gpus():
+    rows = {row["transport"]: row for row in compiled("h100:8", "rule", "transports")}
+    assert {name: (rows[name]["in_flight"], rows[name]["launches"]) for name in H100} == H100
+    assert all(rows[name]["permutes"] == 7 and rows[name]["native"] == {} for name in H100)
+    # XLA makes one of two sums of jax.lax unless it is told not to.
+    assert rows["without"]["native"] == {"all-reduce": 1}
+    assert rows["apart"]["native"] == {"all-reduce": 2}
+
+
+def test_transports_of_tpus():
+    rows = {row["transport"]: row for row in compiled("v5p:4x4x4", "rule", "transports")}
+    assert rows["xla"]["options"] == {}
+    assert rows["xla"]["in_flight"] == 5 < rows["links"]["in_flight"]
+    assert rows["links"]["permutes"] == rows["xla"]["permutes"]

@@ -11,7 +11,14 @@ import pytest
 from jax.sharding import AbstractMesh, Mesh
 
 import jaxcoll as jc
-from jaxcoll import Collective, ScheduleError, TopologyError, topologies
+from jaxcoll import (
+    Collective,
+    CollectiveError,
+    ScheduleError,
+    TopologyError,
+    synthesize,
+    topologies,
+)
 from tests.execute.harness import mesh_of, schedule_of
 
 IN_FLIGHT = "xla_max_concurrent_async_collective_permutes"
@@ -72,3 +79,41 @@ def test_refusals():
     with pytest.raises(ScheduleError, match="takes schedules, got 'ring'"):
         jc.compiler_options(mesh_of(8), "ring")  # type: ignore[arg-type]
     assert isinstance(mesh_of(8), Mesh)
+
+
+# ---------------------------------------------------------------------- transports
+
+
+LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
+CLIQUES = "xla_gpu_collective_permute_connected_components"
+
+
+def test_options_by_transport():
+    gpu, tpu = mesh_on("cuda"), mesh_on("tpu")
+    schedule = schedule_of("torus", 8, "all_gather", "bucket")
+
+    def options(mesh, transport, *schedules):
+        return jc.compiler_options(mesh, *schedules, transport=transport)
+
+    assert options(gpu, "groups", schedule) == options(gpu, None, schedule) == {COMBINE: "0"}
+    assert options(gpu, "combined", schedule) == options(tpu, "xla", schedule) == {}
+    once = int(options(gpu, "overlapped", schedule)[LIMIT])
+    assert options(gpu, "overlapped", schedule, schedule) == {COMBINE: "0", LIMIT: str(2 * once)}
+    assert options(gpu, "cliques", schedule) == {COMBINE: "0", CLIQUES: True}
+    assert len(options(gpu, "apart")) == 3
+    assert set(options(gpu, "apart").values()) == {"0"}
+    assert options(tpu, "links", schedule) == options(tpu, None, schedule) != {}
+
+
+@pytest.mark.parametrize(
+    ("platform", "transport"), [("cpu", "groups"), ("tpu", "cliques"), ("cuda", "links")]
+)
+def test_a_transport_of_another_platform(platform, transport):
+    with pytest.raises(CollectiveError, match="has no transport"):
+        jc.compiler_options(mesh_on(platform), transport=transport)
+
+
+def test_cliques_that_deadlock_get_no_options():
+    line = synthesize(topologies.mesh(4), Collective("broadcast", 4, root=0), "tacos")
+    with pytest.raises(ScheduleError, match="44530"):
+        jc.compiler_options(mesh_on("cuda"), line, transport="cliques")

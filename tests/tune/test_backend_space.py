@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jaxcoll.collective import Collective
 from jaxcoll.errors import TuneError
+from jaxcoll.execute.choice.configured import schedule_of
+from jaxcoll.execute.lowerings.rounds import permute_program
+from jaxcoll.execute.transports import clique_conflict
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.backend_space import jax_space
 from jaxcoll.tune.spaces.config import Config
@@ -40,6 +44,50 @@ def test_what_a_space_holds(collective, group_size):
 def test_little_data_is_neither_divided_nor_cut_into_chunks():
     space = jax_space(Task("all_gather", 1 << 10, "float32", 8), "cpu")
     assert all(config["parts"] == config.get("chunks", 1) == 1 for config in space.configs())
+
+
+@pytest.mark.parametrize(("backend", "transports"), [
+    ("cpu", {None}),
+    ("gpu", {None, "overlapped", "combined", "cliques", "apart"}),
+    ("tpu", {None, "links"}),
+])  # fmt: skip
+def test_transports_of_a_backend(backend, transports):
+    task = Task("all_gather", 16 << 10, "float32", 4)
+    space = jax_space(task, backend)
+    assert {config.get("transport") for config in space.configs()} == transports
+    assert space.default == DEFAULT
+    plain = {c for c in space.configs() if "transport" not in c and c["lowering"] != "pallas"}
+    assert plain == set(jax_space(task, "cpu").configs())
+    for config in space.configs():
+        if config.get("transport") == "apart":
+            assert config["algorithm"] == "native"
+            assert config["parts"] > 1
+
+
+def test_cliques_that_deadlock_are_not_tried():
+    space = jax_space(Task("broadcast", 4 << 10, "float32", 4), "gpu")
+    cliques = [c for c in space.configs() if c.get("transport") == "cliques"]
+    tried = {(str(c["algorithm"]), int(c["chunks"])) for c in cliques}
+    collective = Collective("broadcast", 4, root=0)
+    for subspace in space.subspaces:
+        if subspace.implementation.get("transport") == "cliques":
+            for config in subspace.configs():
+                name, chunks = str(config["algorithm"]), int(config["chunks"])
+                program = permute_program(schedule_of(collective, name, chunks, 4 << 10))
+                if clique_conflict([program]) is not None:
+                    assert (name, chunks) not in tried
+
+
+def test_a_step_has_no_options_per_task():
+    space = jax_space(Task("all_gather", 16 << 10, "float32", 4), "gpu", of_jit=False)
+    assert {config.get("transport") for config in space.configs()} == {None, "combined"}
+
+
+def test_a_transport_of_another_backend_does_not_compile():
+    trial = Trial("all_gather", 1000, mesh(2), "x")
+    assert trial.compiler_options(DEFAULT) is None
+    with pytest.raises(TuneError, match="a cpu has no transport 'cliques'"):
+        trial.compile(Config({"algorithm": "ring", "transport": "cliques"}))
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

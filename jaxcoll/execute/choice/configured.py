@@ -9,6 +9,8 @@ A configuration maps these names to values; absent ones keep their defaults:
 - ``parts``: the operand is divided into this many parts, one collective per part; 1 by
   default.
 - ``in_flight``: parts that may run at the same time; all by default.
+- ``transport``: how the backend carries out permutes (``execute.transports``). Where it is an
+  option of XLA, ``compiler_options(transport=...)`` gives it to the outermost ``jit``.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from jaxcoll.execute.choice.active import Config
 from jaxcoll.execute.choice.defaults import default_schedule, default_topology
 from jaxcoll.execute.ordering import after
 from jaxcoll.execute.processes import agree
+from jaxcoll.execute.transports import check_transport, is_grouped
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import synthesizer_named
 from jaxcoll.synth.registry import told
 from jaxcoll.verifier import verify
 
-PARAMETERS = ("algorithm", "lowering", "chunks", "parts", "in_flight")
+PARAMETERS = ("algorithm", "lowering", "chunks", "parts", "in_flight", "transport")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +65,8 @@ def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
         nbytes: of the larger of a rank's input and output.
 
     Raises:
-        CollectiveError: an unknown parameter, algorithm or lowering, or one that is not defined
-            for the collective.
+        CollectiveError: an unknown parameter, algorithm, lowering or transport, or one that is not
+            defined for the collective.
     """
     if unknown := sorted(set(config) - set(PARAMETERS)):
         raise CollectiveError(
@@ -76,6 +79,7 @@ def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
     in_flight = checks.integer(
         config.get("in_flight", parts), "in_flight", CollectiveError, least=1
     )
+    grouped = is_grouped(check_transport(config.get("transport", "groups")))
     algorithm = str(config.get("algorithm", "default"))
     if algorithm == "native":
         return _in_parts(functools.partial(_native, site), site, x, parts, in_flight)
@@ -91,6 +95,7 @@ def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
             lowering=lowering,
             invarying=site.invarying,
             op=site.op,
+            grouped=grouped,
         )
 
     return _in_parts(one, site, x, parts, in_flight)

@@ -21,13 +21,14 @@ def permute_together(
 ) -> list[jax.Array]:
     """The rows received in each round of one step, as ``axes.permute`` gives them.
 
-    On GPUs two rounds or more become one group, hence one launch. CPU and TPU know no groups; on
-    TPU permutes that do not depend on each other are in flight together as they are.
+    On GPUs two rounds or more become one group, hence one launch, unless the target is
+    "gpu_ungrouped". CPU and TPU know no groups; on TPU permutes that do not depend on each other
+    are in flight together as they are.
 
     Args:
         sources: the rows that this rank sends in each round.
         pairs: who sends to whom in each round.
-        target: "cpu", "gpu" or "tpu".
+        target: "cpu", "gpu", "gpu_ungrouped" or "tpu".
     """
 
     def permute_all(*values):

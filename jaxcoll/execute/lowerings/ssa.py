@@ -43,10 +43,10 @@ def run(
         x: this rank's input rows, shape (input rows * width, ...).
         axes: where the ranks are.
         width: lines of ``x`` in a row.
-        target: "cpu", "gpu" or "tpu". Except on CPU, barriers separate the steps, so that all
-            rounds of a step are in flight together; XLA's scheduler for TPUs otherwise lets early
-            steps run ahead and late writes accumulate. On CPU a permute is a copy within one
-            memory, so concatenating segments first would cost as much as sending them.
+        target: "cpu", "gpu", "gpu_ungrouped" or "tpu". Except on CPU, barriers separate the steps,
+            so that all rounds of a step are in flight together; XLA's scheduler for TPUs otherwise
+            lets early steps run ahead and late writes accumulate. On CPU a permute is a copy within
+            one memory, so concatenating segments first would cost as much as sending them.
         op: combines two rows where the program adds them.
 
     Returns:

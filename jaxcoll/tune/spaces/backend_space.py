@@ -1,9 +1,9 @@
 """The configuration space of a task on a JAX backend.
 
 The counterpart of AutoCCL's Table 2: the algorithm is ``jax.lax``'s own, the default's or a
-synthesizer's schedule; the protocol is the lowering; channels are parts that run side by side.
-Configurations that would not run, or would run the same program as another, are left out before
-anything is compiled.
+synthesizer's schedule; the protocol is the lowering; the transport is how the backend carries out
+permutes; channels are parts that run side by side. Configurations that would not run, or would run
+the same program as another, are left out before anything is compiled.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
+from jaxcoll.execute.transports import alternatives, clique_conflict
 from jaxcoll.numerics import checks
 from jaxcoll.synth.registry import REGISTRY, chunk_counts
 from jaxcoll.task import Task
@@ -34,15 +35,18 @@ _MOST_CHUNKS = 16
 _PARTS = (1, 2, 4, 8)
 
 
-def jax_space(task: Task, backend: str | None = None) -> Space:
+def jax_space(task: Task, backend: str | None = None, *, of_jit: bool = True) -> Space:
     """The configurations of a task; the default is the one that runs without tuning.
 
     Implementation parameters are ``algorithm`` and ``lowering``; resources are ``chunks`` per
     shard, ``parts`` of the operand, and how many of them are ``in_flight`` (``execute.configured``
-    says what each does).
+    says what each does). On GPUs and TPUs further subspaces name a ``transport``; on CPUs there is
+    none to choose.
 
     Args:
         backend: as ``jax.default_backend`` names it; that of this process when omitted.
+        of_jit: whether configurations may need XLA options of the outermost ``jit``. Those belong
+            to a whole program, so that several tasks of one step cannot choose them.
 
     Raises:
         TuneError: a backend that JAX has not.
@@ -52,17 +56,30 @@ def jax_space(task: Task, backend: str | None = None) -> Space:
     parts = _parts(task)
     subspaces = [Subspace(_implementation("default", "auto"), parts)]
     if task.collective not in ROOTED:
-        subspaces.append(Subspace(_implementation("native", "auto"), parts))
+        subspaces += [
+            Subspace(implementation, parts)
+            for implementation in _by_transports("native", "auto", backend, of_jit)
+        ]
     for algorithm, chunks in _schedules(task):
         for lowering in _lowerings(backend):
             resources = (Parameter("chunks", chunks, "resource"), *parts)
-            subspaces.append(Subspace(_implementation(algorithm, lowering), resources))
+            subspaces += [
+                Subspace(implementation, resources)
+                for implementation in _by_transports(algorithm, lowering, backend, of_jit)
+            ]
     default = subspaces[0].config([0] * len(parts))
     return Space(tuple(subspaces), default, functools.partial(_is_valid, task))
 
 
 def _implementation(algorithm: str, lowering: str) -> Config:
     return Config({"algorithm": algorithm, "lowering": lowering})
+
+
+def _by_transports(algorithm: str, lowering: str, backend: str, of_jit: bool) -> list[Config]:
+    """An implementation by the backend's default transport, then by each alternative."""
+    default = _implementation(algorithm, lowering)
+    names = alternatives(backend, lowering, of_jit=of_jit)
+    return [default, *(default.replace(transport=name) for name in names)]
 
 
 def _lowerings(backend: str) -> tuple[str, ...]:
@@ -113,7 +130,10 @@ def _is_valid(task: Task, config: Config) -> bool:
     parts = int(config["parts"])
     if int(config["in_flight"]) > parts:
         return False
-    if config["lowering"] != "ssa":
+    transport = config.get("transport")
+    if transport == "apart":
+        return parts > 1
+    if config["lowering"] != "ssa" and transport != "cliques":
         return True
     try:
         schedule = schedule_of(
@@ -121,4 +141,7 @@ def _is_valid(task: Task, config: Config) -> bool:
         )
     except (CollectiveError, TopologyError):
         return False
-    return parts * permute_program(schedule).num_permutes <= MOST_STRAIGHT_PERMUTES
+    program = permute_program(schedule)
+    if transport == "cliques" and clique_conflict([program]) is not None:
+        return False
+    return config["lowering"] != "ssa" or parts * program.num_permutes <= MOST_STRAIGHT_PERMUTES

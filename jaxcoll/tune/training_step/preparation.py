@@ -92,7 +92,7 @@ class Preparation:
         if isinstance(spaces, Mapping):
             found = [None, *spaces.get(task, ())]
         else:
-            space = jax_space(task) if spaces is None else spaces(task)
+            space = jax_space(task, of_jit=False) if spaces is None else spaces(task)
             found = [None if c == space.default else c for c in candidates(task, space, most)]
         kept: list[Config | None] = []
         for config in found:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from experiments.autoccl.labels import LABELS
 from experiments.autoccl.spaces import different
 from experiments.autoccl.tasks import ddp_buckets
 from experiments.autoccl.workflow import next_threads
+from experiments.recording import records
 from jaxcoll.tune import Config, Parameter, Space
 from tests.experiments.runs import small_run
 
@@ -26,6 +29,16 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_row_says_how_it_came_about(name):
     assert {row["row"] for row in small_run(name).rows} <= set(LABELS)
+
+
+def test_the_page_on_the_tuner_says_the_same():
+    page = (Path(__file__).parents[3] / "docs" / "tuner.md").read_text()
+    lines = re.findall(r"^\| .* \| `(autoccl-[^`]*)` \|(.*)\|$", page, re.MULTILINE)
+    assert sorted(name for name, _ in lines) == sorted(EXPERIMENTS)
+    for name, cells in lines:
+        marks = [cell.strip() == "x" for cell in cells.split("|")]
+        labels = {label for label, is_marked in zip(LABELS, marks, strict=True) if is_marked}
+        assert labels == {row["row"] for row in records.load(name)[records.SMALL].rows}, name
 
 
 # ---------------------------------------------------------------------- Table 1
