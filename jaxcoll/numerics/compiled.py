@@ -16,7 +16,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
-# Sends up to which kernels had better run as Python: all synthesizers together take under a second.
+# Sends up to which kernels are faster as Python: all synthesizers together take under a second.
 FEW_SENDS = 2048
 
 _is_interpreted: contextvars.ContextVar[bool] = contextvars.ContextVar(

@@ -113,7 +113,7 @@ def synthesized(synthesizer: Synthesizer, collective: Collective) -> Schedule:
 
 
 def is_small(collective: Collective, synthesizer: str = "") -> bool:
-    """Whether a schedule is sooner found and checked by kernels that run as Python."""
+    """Whether kernels as Python find and check a schedule faster than compiled ones load."""
     # TACOS makes tens of thousands of attempts at collectives without a bound that it reaches.
     is_long = synthesizer in ("tacos", "auto") and collective.kind not in _GRID_KINDS
     pairs = collective.num_ranks**2
