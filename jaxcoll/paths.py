@@ -8,13 +8,13 @@ import math
 from fractions import Fraction
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.hops import hops_from
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.topology import Topology, connected
@@ -143,7 +143,7 @@ class Edges:
         )
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _first_broken(src, dst, path_ptr, path_link, link_src, link_dst):
     """The first edge whose links do not lead from its source to its destination, or -1."""
     for e in range(len(src)):
@@ -308,7 +308,7 @@ class _Tree(NamedTuple):
     queue: np.ndarray
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _grow(links, source, wanted, tree):
     """Predecessor link of every vertex on its best path from ``source``, layer by layer.
 
@@ -342,7 +342,7 @@ def _grow(links, source, wanted, tree):
         first, last, layer = last, end, layer + 1
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _routes(links, src, dst):
     """Lengths and links of the routes; pairs sorted by source."""
     vertices = len(links.ptr) - 1

@@ -8,12 +8,12 @@ import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError, TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import distinct_rows, take_rows
 from jaxcoll.paths import Edges, whole_numbers
 from jaxcoll.provenance import Provenance
@@ -345,7 +345,7 @@ def _flags(values) -> np.ndarray:
     return np.asarray(given, bool)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _first_parted(step_ptr, edge, last):
     """The first send on an edge that carried another message earlier in the step, or -1."""
     for t in range(len(step_ptr) - 1):

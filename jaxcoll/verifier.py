@@ -19,6 +19,7 @@ import numpy as np
 from jaxcoll.compact import CompactSchedule, check_compact
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.schedule import Schedule
 from jaxcoll.trees import TreeFlow
 
@@ -78,7 +79,7 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
     _check_end(schedule, held)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _replay(step_ptr, edge, chunk, reduce, src, dst, complete, held):
     longest = 1
     for t in range(len(step_ptr) - 1):
@@ -201,7 +202,7 @@ def _verify_compact(schedule: CompactSchedule) -> None:
         )
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _hold_own(owner, order, held, count):
     for c in range(len(owner)):
         place = order[c]
@@ -209,7 +210,7 @@ def _hold_own(owner, order, held, count):
         count[owner[c]] += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _replay_compact(ptr, active, sent, order, src, dst, held, count):
     """Replays some steps; the first thing wrong as (code, step, link, chunk)."""
     links = len(src)

@@ -6,10 +6,10 @@ The least pair stands first: ``key[first], item[first]`` is read, then taken by 
 
 from __future__ import annotations
 
-import numba as nb
+from jaxcoll.numerics.compiled import kernel
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def push(key, item, first, size, value, number):
     """Add to the heap that starts at ``first``, ordered by (key, item); its new size."""
     i = size
@@ -24,7 +24,7 @@ def push(key, item, first, size, value, number):
     return size + 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def pop(key, item, first, size):
     """Take the least from the heap that starts at ``first``; its new size."""
     size -= 1
@@ -32,7 +32,7 @@ def pop(key, item, first, size):
     return size
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def replace(key, item, first, size, value, number):
     """Put (value, number) in the place of the least of the heap that starts at ``first``."""
     i = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
 
 _WORD = 64  # sources per word of a set of sources
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def hops_from(ptr, neighbour, sources, out):
     """Fewest arcs from each source to every vertex; whether all were reached.
 
@@ -68,7 +69,7 @@ def hops_from(ptr, neighbour, sources, out):
     return reached == len(sources) * size
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _write(out, base, vertex, bits, distance, columns):
     """Enter a distance for a set of sources; how many they are."""
     count = 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-import numba as nb
 import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
 
 _SAFE = 2**62
 
@@ -111,7 +112,7 @@ def _total(capacity: Capacities) -> int:
     return sum(int(c) for c in capacity)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def dinic(ptr, head, mate, residual, source, sink, limit, level, at, queue, path):
     """Flow from source to sink, at most ``limit``; ``residual`` is updated in place.
 

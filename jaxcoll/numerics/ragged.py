@@ -6,8 +6,9 @@ the number of rows times the longest row.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
 
 
 def distinct_rows(ptr: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +39,7 @@ def take_rows(
     return taken, found
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def followers(before):
     """The items that follow each item directly, as (ptr, items), in ascending order.
 
@@ -60,7 +61,7 @@ def followers(before):
     return ptr, following
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _compare(ptr, values, a, b):
     """Less than, equal to or above 0 as row a comes before, equals or comes after row b."""
     size_a, size_b = ptr[a + 1] - ptr[a], ptr[b + 1] - ptr[b]
@@ -71,7 +72,7 @@ def _compare(ptr, values, a, b):
     return size_a - size_b
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _merge_sort(ptr, values, order, spare):
     """Sorts rows in place, equal ones in the order given; rows in order take one pass."""
     rows = len(order)
@@ -96,13 +97,13 @@ def _merge_sort(ptr, values, order, spare):
         width *= 2
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _mark_fresh(ptr, values, order, fresh):
     for i in range(1, len(order)):
         fresh[i] = _compare(ptr, values, order[i - 1], order[i]) != 0
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _copy(ptr, values, rows, taken, found):
     for i in range(len(rows)):
         found[taken[i] : taken[i + 1]] = values[ptr[rows[i]] : ptr[rows[i] + 1]]

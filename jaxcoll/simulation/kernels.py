@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics import heap
+from jaxcoll.numerics.compiled import kernel
 
 _NONE = -1
 
@@ -108,7 +108,7 @@ class _Replay(NamedTuple):
     next_waiting: np.ndarray
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
     """Schedule on a network where every message is one hop.
 
@@ -135,7 +135,7 @@ def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
             get[chunk[i]] = max(get[chunk[i]], arrival)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
     """For each send, how many arrivals of its chunk at its source stand in earlier steps.
 
@@ -150,7 +150,7 @@ def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
             arrived[dst[i], chunk[i]] += 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def run_routed(queues, hops, num_links, arrived, waiting, start):
     """Schedule whose messages cross several links.
 
@@ -194,7 +194,7 @@ def run_routed(queues, hops, num_links, arrived, waiting, start):
                 waiter = following
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _traffic(hops, num_links, start):
     """No message on any link."""
     count = len(hops.ptr) - 1
@@ -204,7 +204,7 @@ def _traffic(hops, num_links, start):
     return _Traffic(hops.ptr[:-1].copy(), free, behind, last, times, events, start)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _take(m, hops, traffic, size):
     """Take the earliest event, an arrival of message m; the message behind it is next."""
     h = traffic.hop[m] - 1
@@ -221,7 +221,7 @@ def _take(m, hops, traffic, size):
     return size
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _serve(m, now, hops, traffic, size):
     """Let a message take its next hop as soon as the link is free."""
     h = traffic.hop[m]
@@ -238,7 +238,7 @@ def _serve(m, now, hops, traffic, size):
     return size
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _join(q, now, queues, replay, hops, traffic, size):
     """Let messages of link q join its queue in order, until one lacks a chunk and waits for it.
 
@@ -261,7 +261,7 @@ def _join(q, now, queues, replay, hops, traffic, size):
     return size
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def run_messages(waits, hops, num_links, start, end):
     """Any traffic: messages with release times that wait for other messages.
 
@@ -293,7 +293,7 @@ def run_messages(waits, hops, num_links, start, end):
     return done
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@kernel(cache=True, nogil=True, inline="always")
 def _is_released(waits, waiter, now):
     """Count one arrival that ``waiter`` waits for; returns whether it was the last."""
     waits.release[waiter] = max(waits.release[waiter], now)
@@ -301,7 +301,7 @@ def _is_released(waits, waiter, now):
     return waits.pending[waiter] == 0
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def run_events(waits, hops, num_links, start, end):
     """As ``run_messages``, with events at the same time in the order in which they were pushed.
 
@@ -358,7 +358,7 @@ def run_events(waits, hops, num_links, start, end):
     return done
 
 
-@nb.njit(cache=True, nogil=True, inline="always")
+@kernel(cache=True, nogil=True, inline="always")
 def _queue(m, on, first, last, behind):
     """Put a message at the end of the queue of a link."""
     if first[on] == _NONE:

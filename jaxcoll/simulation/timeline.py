@@ -6,11 +6,11 @@ import dataclasses
 import functools
 from fractions import Fraction
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.clock import Clock
 from jaxcoll.simulation.framing import Framing
@@ -130,7 +130,7 @@ class Timeline:
         )
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _fill(link, start, busy, width, out):
     """Add the time each hop occupies its link to the intervals it overlaps."""
     bins = out.shape[1]

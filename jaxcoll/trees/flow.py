@@ -7,12 +7,12 @@ import functools
 from collections.abc import Mapping
 from fractions import Fraction
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.paths import Edges, whole_numbers
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
@@ -251,7 +251,7 @@ class TreeFlow:
         )
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _grow(root, tree_ptr, edge, src, dst, depth, reached):
     """Fill in the depth of every tree edge; the first that does not grow its tree, or -1."""
     for i in range(len(root)):

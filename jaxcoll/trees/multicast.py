@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.trees.flow import TreeFlow
 
 
@@ -75,7 +75,7 @@ def multicast(flow: TreeFlow, switches: Iterable[int]) -> Multicast:
     return Multicast(tuple(chosen), kept, saved)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _starts(tree_ptr, edge, path_ptr, path_link, link_src, capable, seen, start):
     """Where on its path each tree edge begins: at the last switch that has the data already."""
     for i in range(len(tree_ptr) - 1):

@@ -8,14 +8,14 @@ early.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics import heap
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import followers
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
     """When each message (tree edge x pieces + piece) starts on its first link, in ticks.
 
@@ -73,7 +73,7 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
     return begin
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def queue_starts(edge, path_ptr, path_link, links):
     """First place of each link in a column with a place for every (send, link of its path).
 
@@ -91,7 +91,7 @@ def queue_starts(edge, path_ptr, path_link, links):
     return ptr
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def stream_steps(sequence, before, edge, first_link, links, pieces):
     """The step of each message: after what brings its piece, in sequence on its first link.
 
@@ -110,7 +110,7 @@ def stream_steps(sequence, before, edge, first_link, links, pieces):
     return step
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _farthest(before):
     """How many more edges what each tree edge carries goes down at most."""
     below = np.zeros(len(before), np.int64)

@@ -27,7 +27,7 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice.active import Config
-from jaxcoll.execute.choice.defaults import default_schedule, default_topology
+from jaxcoll.execute.choice.defaults import default_schedule, synthesized
 from jaxcoll.execute.ordering import after
 from jaxcoll.execute.processes import agree
 from jaxcoll.execute.transports import check_transport, is_grouped
@@ -35,7 +35,6 @@ from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import synthesizer_named
 from jaxcoll.synth.registry import told
-from jaxcoll.verifier import verify
 
 PARAMETERS = ("algorithm", "lowering", "chunks", "parts", "in_flight", "transport")
 
@@ -112,10 +111,7 @@ def schedule_of(collective: Collective, algorithm: str, chunks: int, nbytes: int
         shard = nbytes // len(collective.groups[0])
         return default_schedule(collective, shard, jax.default_backend())
     wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
-    synthesizer = told(synthesizer_named(algorithm), max(nbytes, 1))
-    schedule = synthesizer.synthesize(default_topology(collective.num_ranks), wanted)
-    verify(schedule)
-    return schedule
+    return synthesized(told(synthesizer_named(algorithm), max(nbytes, 1)), wanted)
 
 
 # ---------------------------------------------------------------------- native

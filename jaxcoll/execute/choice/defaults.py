@@ -22,12 +22,15 @@ from jaxcoll import topologies
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute.layout import Size, at_least
+from jaxcoll.numerics.compiled import FEW_SENDS, interpreted
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
 _GRID_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+# Of ranks that interpreted kernels relate to one another.
+_MOST_PAIRS = 256
 _RING = Ring(bidirectional=False)
 
 
@@ -82,8 +85,9 @@ def default_schedule(
 
 @functools.lru_cache(maxsize=256)
 def _binomial_verified(collective: Collective) -> Schedule:
-    schedule = binomial(collective)
-    verify(schedule)
+    with interpreted(is_small(collective)):
+        schedule = binomial(collective)
+        verify(schedule)
     return schedule
 
 
@@ -102,9 +106,19 @@ def _first_defined(synthesizers: tuple[Synthesizer, ...], collective: Collective
 @functools.lru_cache(maxsize=256)
 def synthesized(synthesizer: Synthesizer, collective: Collective) -> Schedule:
     """A synthesizer's schedule of a collective on the default topology, verified."""
-    schedule = synthesizer.synthesize(default_topology(collective.num_ranks), collective)
-    verify(schedule)
+    with interpreted(is_small(collective, synthesizer.name)):
+        schedule = synthesizer.synthesize(default_topology(collective.num_ranks), collective)
+        verify(schedule)
     return schedule
+
+
+def is_small(collective: Collective, synthesizer: str = "") -> bool:
+    """Whether kernels as Python find and check a schedule faster than compiled ones load."""
+    # TACOS makes tens of thousands of attempts at collectives without a bound that it reaches.
+    is_long = synthesizer in ("tacos", "auto") and collective.kind not in _GRID_KINDS
+    pairs = collective.num_ranks**2
+    is_few = pairs * collective.chunks_per_shard <= FEW_SENDS and pairs <= _MOST_PAIRS
+    return is_few and not is_long
 
 
 @functools.lru_cache(maxsize=64)

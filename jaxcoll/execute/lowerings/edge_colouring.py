@@ -8,10 +8,10 @@ largest degree suffice.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.errors import ScheduleError
+from jaxcoll.numerics.compiled import kernel
 
 
 def max_degree(src: np.ndarray, dst: np.ndarray) -> int:
@@ -54,7 +54,7 @@ def colour_messages(src: np.ndarray, dst: np.ndarray, size: np.ndarray | None = 
     return colour
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _koenig(src, dst, ranks, colours):
     sends = np.full((ranks, colours), -1, np.int64)  # the message of each (sender, colour)
     receives = np.full((ranks, colours), -1, np.int64)
@@ -80,7 +80,7 @@ def _koenig(src, dst, ranks, colours):
     return colour
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _swap(src, dst, sends, receives, colour, receiver, a, b):
     """Exchange colours a and b along the path that leaves ``receiver`` by a: a becomes free there.
 

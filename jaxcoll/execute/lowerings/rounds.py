@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.execute.lowerings.edge_colouring import colour_messages, max_degree
+from jaxcoll.numerics.compiled import FEW_SENDS, interpreted
 from jaxcoll.schedule import Schedule
 
 
@@ -135,6 +136,11 @@ class PermuteProgram:
 @functools.lru_cache(maxsize=256)
 def permute_program(schedule: Schedule) -> PermuteProgram:
     """The program of a schedule: as many permutes as the largest degrees of its steps add up to."""
+    with interpreted(len(schedule.chunk) <= FEW_SENDS):
+        return _permute_program(schedule)
+
+
+def _permute_program(schedule: Schedule) -> PermuteProgram:
     n, grid = schedule.topology.num_ranks, schedule.topology.grid
     sides = (n,) if grid is None else grid.shape
     src, dst = schedule.src.astype(np.int64), schedule.dst.astype(np.int64)

@@ -7,15 +7,15 @@ do when the schedule is run.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics import heap
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import followers
 from jaxcoll.trees.stream import queue_starts
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def served(before, edge, path_ptr, path_link, busy, delay):
     """When each send starts on its first link, in ticks.
 
@@ -75,7 +75,7 @@ def served(before, edge, path_ptr, path_link, busy, delay):
     return begin
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _time_left(before, edge, path_ptr, path_link, delay):
     """How long what each send carries takes to where it ends last, if nothing is in its way."""
     left = np.zeros(len(before), np.int64)

@@ -8,9 +8,9 @@ and in the reversed run those are the links that they arrived by, where switches
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 
@@ -63,7 +63,7 @@ def in_order(schedule: Schedule, order: np.ndarray) -> Schedule:
     )
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _steps(order, ptr, chunk, edge, src, dst, first_link, links, ready):
     """The step of each message: after the arrivals of its chunks, in order on its first link.
 

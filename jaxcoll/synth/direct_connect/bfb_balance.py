@@ -12,13 +12,13 @@ the capacity rises to what J needs, until the flow takes all jobs. So it is leas
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.max_flow import dinic
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def fill(jobs, unit, capacity, flow, tight):
     """Whether links of some capacities can take all jobs, each of ``unit``; an integer flow.
 
@@ -32,7 +32,7 @@ def fill(jobs, unit, capacity, flow, tight):
     return missing == 0 or _augment(jobs, short, room, flow, tight) == missing
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _split_evenly(jobs, unit, room, flow):
     """Each group over its links in equal parts, as far as there is room; the rest of each group."""
     short = np.zeros(len(jobs.ptr) - 1, np.int64)
@@ -59,7 +59,7 @@ def _split_evenly(jobs, unit, room, flow):
     return short
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _augment(jobs, short, room, flow, tight):
     """A maximum flow from one that is short of some; the amount it adds.
 
@@ -107,7 +107,7 @@ def _augment(jobs, short, room, flow, tight):
     return got
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _tight_links(jobs, tight, links):
     """f(J): the links of the tight groups, bool; and |J|."""
     used = np.zeros(links, np.bool_)
@@ -120,14 +120,14 @@ def _tight_links(jobs, tight, links):
     return used, count
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _gcd(a, b):
     while b:
         a, b = b, a % b
     return a
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def least_share(jobs, links, top, bottom, tight, used):
     """U of (3.1) as (top, bottom) in shards, not below what is given; and |J|, 0 if that is enough.
 
@@ -146,7 +146,7 @@ def least_share(jobs, links, top, bottom, tight, used):
     return top, bottom, size
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _enough(amount, used, delay, pace, above):
     """The least time after ``above`` in which some links take an amount (A.12 in integers)."""
     low, high = above, above + 1
@@ -171,7 +171,7 @@ def _enough(amount, used, delay, pace, above):
     return high
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def least_time(jobs, unit, delay, pace, flow):
     """The least integer time in which all jobs of ``unit`` chunks are done; ``flow`` does them.
 
@@ -192,7 +192,7 @@ def least_time(jobs, unit, delay, pace, flow):
         time = _enough(count * unit, used, delay, pace, time)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def deal(jobs, unit, flow, via):
     """The link of every chunk: ``via[source * unit + k]`` is its place among the links."""
     for g in range(len(jobs.ptr) - 1):

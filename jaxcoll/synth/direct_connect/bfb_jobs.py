@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
 
 WORD = 62  # links per word of a set of links
 
@@ -26,7 +27,7 @@ class Jobs(NamedTuple):
     link: np.ndarray
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def usable_links(near, far, own, sets):
     """Which links into a vertex are the last of a shortest path from each source.
 
@@ -45,7 +46,7 @@ def usable_links(near, far, own, sets):
                 sets[word, v] |= bit
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def by_distance(own, order):
     """Sources in order of distance; those at distance t are ``order[ptr[t]:ptr[t + 1]]``."""
     ptr = np.zeros(own.max() + 2, np.int64)
@@ -59,7 +60,7 @@ def by_distance(own, order):
     return ptr
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def group_jobs(source, sets, links):
     """Jobs of equal sets of links, together; groups by rising set, sources in the order given."""
     group, member = _numbered(source, sets)
@@ -93,7 +94,7 @@ def group_jobs(source, sets, links):
     return Jobs(grouped, first, ptr, link)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _numbered(source, sets):
     """A number for each distinct set, by first use: that of every job, and one job of each."""
     words, count = len(sets), len(source)
@@ -123,7 +124,7 @@ def _numbered(source, sets):
     return group, member[:known]
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _equal_sets(sets, v, w):
     equal = True
     for word in range(len(sets)):
@@ -131,7 +132,7 @@ def _equal_sets(sets, v, w):
     return equal
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _ranked(member, sets):
     """The rank of each set of links among all, the last word counting most."""
     order = np.arange(len(member))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from fractions import Fraction
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import group_by
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.hops import hops_from
 from jaxcoll.synth.direct_connect.bfb_balance import deal, least_share, least_time
 from jaxcoll.synth.direct_connect.bfb_jobs import WORD, by_distance, group_jobs, usable_links
@@ -100,7 +100,7 @@ def _tails(links: InLinks, vertex: int) -> np.ndarray:
     return links.tail[links.ptr[vertex] : links.ptr[vertex + 1]]
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _largest_shares(ptr, tail, hops, row, vertices, words, top, bottom, worst):
     """The largest U of each step; a vertex that does with the largest so far takes one flow."""
     size = len(row)
@@ -121,7 +121,7 @@ def _largest_shares(ptr, tail, hops, row, vertices, words, top, bottom, worst):
                 top[t], bottom[t], worst[t] = most, width, u
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _proof(ptr, tail, hops, row, u, words, t):
     """J and f(J) of one vertex and step; all jobs and links if those need the most."""
     size = len(row)
@@ -178,7 +178,7 @@ def gather_columns(
     return base[:: links.size].copy(), link, chunk, times
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _count_by_distance(hops, counts):
     for u in range(len(hops)):
         for t in hops[u]:
@@ -186,7 +186,7 @@ def _count_by_distance(hops, counts):
                 counts[t - 1, u] += 1
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _gather(columns, problem, base, out_link, out_chunk, times):
     ptr, tail, link = columns
     hops, words, chunks, delay, pace = problem

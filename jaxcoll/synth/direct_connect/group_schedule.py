@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 from fractions import Fraction
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.bounds.moore import Cost
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.direct_connect.bfb_balance import deal, least_share, least_time
@@ -213,7 +213,7 @@ def _links_of_offsets(network: GroupNetwork, src: np.ndarray, dst: np.ndarray) -
     return links
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _hops(ahead):
     """Hops from rank 0 to every rank, int32 of shape (ranks,)."""
     degree, n = ahead.shape
@@ -233,7 +233,7 @@ def _hops(ahead):
     return hops
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _solve(hops, sets, links, top, bottom):
     order = np.empty(len(hops), np.int64)
     start = by_distance(hops, order)
@@ -245,7 +245,7 @@ def _solve(hops, sets, links, top, bottom):
         )
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _deliver(hops, sets, links, chunks, via):
     order = np.empty(len(hops), np.int64)
     start = by_distance(hops, order)
@@ -257,7 +257,7 @@ def _deliver(hops, sets, links, chunks, via):
         deal(jobs, chunks, flow, via)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _first_early(behind, step, via):
     """The first (rank, chunk), as rank x chunks + chunk, whose sender does not have it; or -1."""
     chunks = via.shape[1]
@@ -268,7 +268,7 @@ def _first_early(behind, step, via):
     return -1
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _count(step, via, found):
     for r in range(1, len(step)):
         for k in range(via.shape[1]):

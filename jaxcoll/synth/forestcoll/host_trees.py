@@ -17,13 +17,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
-import numba as nb
 import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.bounds.throughput import Scaling
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import canonical_order
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.paths import Edges
 from jaxcoll.synth.forestcoll.capacities import Capacities
 from jaxcoll.synth.forestcoll.edge_splitting import levels
@@ -342,7 +342,7 @@ def _on_links(flow: TreeFlow, paths: Paths) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(used, np.int64), count.astype(np.int64)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _rows(across, hosts, ranks_ptr, ranks, trees, most):
     """Whole trees: batches as long as all their parts last; roots, weights and edges.
 

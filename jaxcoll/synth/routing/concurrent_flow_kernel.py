@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics import heap
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.routing.flow_classes import flow_colour
 
 _FAR = np.int64(2**62)
@@ -13,7 +13,7 @@ _FAR = np.int64(2**62)
 _NEGLIGIBLE = 40.0
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def lifted(value, key, pair_colour, arc_colour, tails, heads):
     """The flow of every source over every arc, from one value per class; int64 (sources, arcs)."""
     size = pair_colour.shape[0]
@@ -26,7 +26,7 @@ def lifted(value, key, pair_colour, arc_colour, tails, heads):
     return out
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def delivered(flow, tails, heads):
     """The amount that a flow brings to the vertex served worst, and the load of each arc.
 
@@ -53,7 +53,7 @@ def delivered(flow, tails, heads):
     return least, load
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def total_distance(ptr, arc, heads, length, sources, weight):
     """The sum of least distances from sources, each counted by its weight; whole lengths."""
     size = len(ptr) - 1
@@ -80,7 +80,7 @@ def total_distance(ptr, arc, heads, length, sources, weight):
     return total
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, share, flows):
     """Flows of one unit from each source to every vertex, split by soft distances.
 
@@ -127,7 +127,7 @@ def soft_flows(in_ptr, in_arc, tails, length, softness, sources, order, weight, 
     return load, total, exact
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _sort_by_distance(in_ptr, in_arc, tails, length, source, order, distance):
     """Exact distances from a source, relaxed in the old order, which is then repaired."""
     distance[:] = np.inf
@@ -150,7 +150,7 @@ def _sort_by_distance(in_ptr, in_arc, tails, length, source, order, distance):
         order[at] = u
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _split(in_ptr, in_arc, tails, length, softness, u, distance, soft, part):
     """The shares of the arcs into u, written to ``part``, and the soft distance of u."""
     nearest = np.inf

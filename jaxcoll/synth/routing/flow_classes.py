@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.links import group_by
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.paths import fewest_hops
 
 
@@ -122,7 +122,7 @@ def _counted(colours: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.nd
     return distinct, number, count
 
 
-@nb.njit(cache=True, inline="always")
+@kernel(cache=True, inline="always")
 def _mix(word):
     """The finalizer of splitmix64."""
     word ^= word >> np.uint64(30)
@@ -132,13 +132,13 @@ def _mix(word):
     return word ^ (word >> np.uint64(31))
 
 
-@nb.njit(cache=True, inline="always")
+@kernel(cache=True, inline="always")
 def _pair_of(first, second, tag):
     """A colour of an ordered pair of colours, other for every tag."""
     return _mix(_mix(first + np.uint64(tag)) + second * np.uint64(0x9E3779B97F4A7C15))
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _first_colours(first, second):
     """A colour per entry of two equal arrays of one dimension."""
     out = np.empty(len(first), np.uint64)
@@ -147,7 +147,7 @@ def _first_colours(first, second):
     return out
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _refined(pair, arc, tails, heads, out_ptr, out_arc, in_ptr, in_arc):
     """One round: every pair sees the pairs next to it, every arc all flows over it."""
     size = pair.shape[0]
@@ -175,7 +175,7 @@ def _refined(pair, arc, tails, heads, out_ptr, out_arc, in_ptr, in_arc):
     return new_pair, new_arc
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _flow_colours(pair, arc, tails, heads, sources):
     out = np.empty((len(sources), len(arc)), np.uint64)
     for i, s in enumerate(sources):
@@ -184,7 +184,7 @@ def _flow_colours(pair, arc, tails, heads, sources):
     return out
 
 
-@nb.njit(cache=True, inline="always")
+@kernel(cache=True, inline="always")
 def flow_colour(tail_pair, head_pair, arc):
     """The colour of a flow, from those of the pairs at its ends and of its arc."""
     return _pair_of(_pair_of(tail_pair, head_pair, 7), arc, 8)

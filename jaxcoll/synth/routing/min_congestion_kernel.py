@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics import heap
+from jaxcoll.numerics.compiled import kernel
 
 _FAR = np.int64(2**62)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr, passes):
     """The link into every vertex, on the tree of paths that each batch of chunks takes.
 
@@ -46,7 +46,7 @@ def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr,
     return into
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _cheapest(ptr, link, link_dst, delay, load, source, into, cost, key, item):
     """Dijkstra's algorithm; of paths of equal cost the one whose last vertex was reached first."""
     cost[:] = _FAR
@@ -67,7 +67,7 @@ def _cheapest(ptr, link, link_dst, delay, load, source, into, cost, key, item):
                 size = heap.push(key, item, 0, size, through, link_dst[e])
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _add(into, link_src, busy, source, targets, sign, load):
     for v in targets:
         while v != source:
@@ -76,7 +76,7 @@ def _add(into, link_src, busy, source, targets, sign, load):
             v = link_src[e]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def sends_along(into, link_src, ranks, source, target, batch_ptr):
     """The paths, parted at the ranks they pass: sends in the order in which a chunk makes them.
 

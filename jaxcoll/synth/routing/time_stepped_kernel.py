@@ -5,15 +5,15 @@ Paths are ragged rows: the links of chunk c are ``path[ptr[c]:ptr[c + 1]]``, in 
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics import heap
+from jaxcoll.numerics.compiled import kernel
 
 _FAR = np.int64(2**62)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def round_to_paths(flow, unit, chunks, hops, in_ptr, in_link, tails, room):
     """A path per chunk, so that every link carries about what the flow sends over it.
 
@@ -58,7 +58,7 @@ def round_to_paths(flow, unit, chunks, hops, in_ptr, in_link, tails, room):
     return ptr, path[:used]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk):
     """The links from t back to s, written to ``walk``; how many they are."""
     u, length = t, 0
@@ -88,7 +88,7 @@ def _walk_back(s, t, hops, in_ptr, in_link, tails, flow, left, walk):
     return length
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _meets_itself(t, tails, walk, length):
     for i in range(length):
         at = tails[walk[i]]
@@ -100,7 +100,7 @@ def _meets_itself(t, tails, walk, length):
     return False
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
     """Reroute chunks on overloaded links, until no link carries more than its target.
 
@@ -161,13 +161,13 @@ def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
     return new_ptr, new_path
 
 
-@nb.njit(cache=True, inline="always")
+@kernel(cache=True, inline="always")
 def _price(e, load, target, size):
     beyond = max(load[e] + 1 - target[e], 0)
     return 1 + 4 * size * beyond * beyond
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key, item):
     """Dijkstra's algorithm until t is reached."""
     cost[:] = _FAR
@@ -189,7 +189,7 @@ def _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key
                 waiting = heap.push(key, item, 0, waiting, through, v)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def steps_of(ptr, path, width):
     """The step of every send: each step, a link takes the chunks with the longest way to go.
 

@@ -7,9 +7,12 @@ from typing import Any
 import numba as nb
 import numpy as np
 from llvmlite import ir
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
+
+from jaxcoll.numerics.compiled import kernel
 
 
+@intrinsic
 def _lowest_bit(_typing, word):
     def generate(_context, builder, _signature, arguments):
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -17,6 +20,7 @@ def _lowest_bit(_typing, word):
     return nb.int64(nb.uint64), generate
 
 
+@intrinsic
 def _count_bits(_typing, word):
     def generate(_context, builder, _signature, arguments):
         return builder.ctpop(arguments[0])
@@ -24,19 +28,34 @@ def _count_bits(_typing, word):
     return nb.int64(nb.uint64), generate
 
 
-# Position of the lowest bit set in a uint64, int64; undefined for 0.
-lowest_bit: Any = intrinsic(_lowest_bit)
-# Number of bits set in a uint64, int64.
-count_bits: Any = intrinsic(_count_bits)
+def lowest_bit(word: Any) -> Any:
+    """Position of the lowest bit set in a uint64, int64; undefined for 0."""
+    bits = int(word)
+    return np.int64((bits & -bits).bit_length() - 1)
 
 
-@nb.njit(inline="always")
+def count_bits(word: Any) -> Any:
+    """Number of bits set in a uint64, int64."""
+    return np.int64(int(word).bit_count())
+
+
+@overload(lowest_bit, inline="always")
+def _lowest_bit_compiled(word):
+    return lambda word: _lowest_bit(word)  # pyright: ignore[reportCallIssue]
+
+
+@overload(count_bits, inline="always")
+def _count_bits_compiled(word):
+    return lambda word: _count_bits(word)  # pyright: ignore[reportCallIssue]
+
+
+@kernel(inline="always")
 def bit_of(i):
     """The word in which only bit i mod 64 is set, uint64."""
     return np.uint64(1) << np.uint64(i & 63)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def next_random(x):
     """The uint64 that follows one above 0 (xorshift64: Marsaglia 2003, "Xorshift RNGs", p. 4)."""
     x ^= x << np.uint64(13)
@@ -45,13 +64,13 @@ def next_random(x):
     return x
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def random_below(x, count):
     """A number 0..count-1, int64, from the upper half of a random uint64; count < 2**32."""
     return nb.int64(((x >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def draw_bit(candidates, words, x):
     """A random bit of those set in some words, of which there is at least one; all equally likely.
 

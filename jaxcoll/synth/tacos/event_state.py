@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numba as nb
 import numpy as np
 
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos.bitset import bit_of
 from jaxcoll.synth.tacos.state import WORD, Holdings, Network, measure, place
 
@@ -127,7 +127,7 @@ class Event(NamedTuple):
 # ---------------------------------------------------------------------- before the first event
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Holdings):
     """Fills empty ``Holdings`` and ``PointToPoint``, but for targets; returns how many chunks move.
 
@@ -162,7 +162,7 @@ def place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Ho
 # ---------------------------------------------------------------------- arrivals
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def push(times, events, size, time, event):
     """Adds an arrival to a binary heap in order of time; the new size."""
     i = size
@@ -176,7 +176,7 @@ def push(times, events, size, time, event):
     return size + 1
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def pop(times, events, size):
     """Removes the first arrival; the new size."""
     size -= 1

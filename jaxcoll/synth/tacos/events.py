@@ -16,6 +16,7 @@ from typing import Any
 import numba as nb
 import numpy as np
 
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos import rules
 from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
 from jaxcoll.synth.tacos.event_state import (
@@ -43,7 +44,7 @@ _NEVER = np.iinfo(np.int64).max
 # ---------------------------------------------------------------------- Algorithm 2, by events
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def expand(
     net: Network, now: Holdings, direct: PointToPoint, costs: Costs, work: Workspace, goal: Goal
 ) -> tuple[Sends, Any, Any]:
@@ -101,7 +102,7 @@ def expand(
     return sent, finish, wanted <= 0 and finish < limit
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _shuffle(waiting, random, count, blocks):
     """Draws the block at which all links start to look, and the order of the waiting ranks."""
     x = next_random(random[0])
@@ -114,7 +115,7 @@ def _shuffle(waiting, random, count, blocks):
     return block
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _most_sends(in_ptr, waiting, left, count, most, moves, slots):
     """The most sends that the links into the waiting ranks can take."""
     room = nb.int64(0)
@@ -125,7 +126,7 @@ def _most_sends(in_ptr, waiting, left, count, most, moves, slots):
     return min(room, slots) if moves else room
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _let_wait(waiting, waits, count, v, near_ptr, near):
     """Adds rank v and the ranks next to it to those that wait, each once; their number."""
     if not waits[v]:
@@ -141,7 +142,7 @@ def _let_wait(waiting, waits, count, v, near_ptr, near):
     return count
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _is_in_time(net: Network, costs: Costs, waiting, left, goal: Goal, count, time):
     """Whether the links into each waiting rank can still bring all that it lacks before the limit.
 
@@ -161,7 +162,7 @@ def _is_in_time(net: Network, costs: Costs, waiting, left, goal: Goal, count, ti
     return True
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _longer(column, room):
     """The column with at least ``room`` entries, and at least twice as many as before."""
     longer = np.empty(max(room, 2 * len(column)), column.dtype)
@@ -173,7 +174,7 @@ def _longer(column, room):
 # ---------------------------------------------------------------------- Algorithm 1, by events
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _match(net, now, direct, costs, work, goal, event, columns):
     """Gives chunks to the idle links into the ranks that wait.
 
@@ -249,7 +250,7 @@ def _match(net, now, direct, costs, work, goal, event, columns):
     return sends, size, finish
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _idle_links(in_ptr, in_link, first, last, links, random, v):
     """The idle links into rank v, in random order, into ``links``; their number."""
     idle, x = nb.int64(0), random[0]
@@ -265,7 +266,7 @@ def _idle_links(in_ptr, in_link, first, last, links, random, v):
     return idle
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _done_first(links, load, number, serial, idle, most):
     """The idle link that would be done first with one more of the smallest chunks, and when."""
     soonest, chosen = _NEVER, -1
@@ -277,7 +278,7 @@ def _done_first(links, load, number, serial, idle, most):
     return chosen, soonest
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _send(edge, slot, link, taken, following, k, sends):
     """Writes the message of a link, from its chunk ``taken[k]`` on; the number of sends."""
     while k >= 0:
@@ -287,7 +288,7 @@ def _send(edge, slot, link, taken, following, k, sends):
     return sends
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _look(net, now, direct, costs, candidates, start, link, v):
     """The first block, from ``start`` on, in which a link into rank v could carry a chunk; or -1.
 
@@ -332,7 +333,7 @@ def _look(net, now, direct, costs, candidates, start, link, v):
 # ---------------------------------------------------------------------- after the last event
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def retime(net: Network, costs: Costs, step_ptr, edge, slot, available, start):
     """When each send leaves if every message leaves as early as its link and its chunks allow.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
 from jaxcoll.synth.tacos.rules import keep_highest
 from jaxcoll.synth.tacos.state import WORD, Holdings, next_block, place
@@ -28,7 +29,7 @@ _ZERO = np.uint64(0)
 # ---------------------------------------------------------------------- Algorithm 2
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edge, chunk):
     """Expands the network in time, step by step, until every postcondition holds (Algorithm 2).
 
@@ -70,7 +71,7 @@ def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edg
     return step_ptr[: step + 1], wanted == 0
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def next_start(random, blocks):
     """The block at which all links start in the next step; drawn from the last state."""
     random[-1] = next_random(random[-1])
@@ -80,7 +81,7 @@ def next_start(random, blocks):
 # ---------------------------------------------------------------------- Algorithm 1
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def match(net, now: Holdings, planes, random, start, ranks, carried):
     """Chooses what every link into some ranks carries in one step (Algorithm 1).
 
@@ -147,7 +148,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
         random[v] = x
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _need(blocks, planes):
     """Scratch for the need of the chunks of all blocks; empty for the rule random."""
     if planes is None:
@@ -155,7 +156,7 @@ def _need(blocks, planes):
     return np.empty((blocks, planes, WORDS), np.uint64)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _draw_order(in_link, first, degree, x, order):
     """The links into a rank in random order, into ``order``; the generator's next state."""
     for i in range(degree):
@@ -166,7 +167,7 @@ def _draw_order(in_link, first, degree, x, order):
     return x
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _look_at(have, lack, v, block, free):
     """The chunks of a block that rank v may take."""
     if len(lack):
@@ -177,7 +178,7 @@ def _look_at(have, lack, v, block, free):
             free[block, q] = ~have[block, v, q]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _count_need(have, lack, near_ptr, near, v, block, need, planes, carry):
     """How many ranks next to rank v lack each chunk of a block."""
     for p in range(planes):
@@ -198,7 +199,7 @@ def _count_need(have, lack, near_ptr, near, v, block, need, planes, carry):
                 carry[q] &= digit
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _keep_useful(lack, relay, near_ptr, near, v, block, free):
     """Of chunks that rank v would relay, only those that a rank next to it lacks."""
     for q in range(WORDS):
@@ -208,7 +209,7 @@ def _keep_useful(lack, relay, near_ptr, near, v, block, free):
         free[block, q] &= lacked | ~relay[block, v, q]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def deliver(net, now: Holdings, carried, ranks):
     """Delivers the chunks on links to some ranks; the number of chunks they wanted."""
     have, lack, relay, left, offer = now.have, now.lack, now.relay, now.left, now.offer
@@ -231,7 +232,7 @@ def deliver(net, now: Holdings, carried, ranks):
     return wanted
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def pack(carried, chunk_of_slot, active, chunk):
     """Writes the sends of a step as a row of a compact schedule (see ``CompactSchedule``).
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos.bitset import bit_of, lowest_bit
 
 _ZERO = np.uint64(0)
@@ -56,7 +57,7 @@ def rule_named(name: str) -> Rule:
     return Rule(RULES.index(checks.choice(name, RULES, "rule", CollectiveError)))
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def keep_highest(candidates, planes, block, count):
     """Keeps the candidates whose binary number, written down a block's planes, is largest."""
     words = len(candidates)
@@ -69,7 +70,7 @@ def keep_highest(candidates, planes, block, count):
                 candidates[q] &= planes[block, p, q]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def keep_most_needed(candidates, net, lack, v, block, planes, carry):
     """Keeps the candidates that most ranks next to rank v lack.
 
@@ -93,14 +94,14 @@ def keep_most_needed(candidates, net, lack, v, block, planes, carry):
     keep_highest(candidates, planes, 0, count)
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _clear(candidates, count):
     """Drops the candidates in the first words."""
     for q in range(count):
         candidates[q] = _ZERO
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def keep_rarest(candidates, block, copies):
     """Keeps the candidates of which there are the fewest copies."""
     best = _FAR
@@ -117,7 +118,7 @@ def keep_rarest(candidates, block, copies):
         candidates[q] = kept
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def keep_scarcest(candidates, net, have, link, v, block, rate):
     """Keeps the candidates that the other links into rank v could bring at the lowest rate.
 
@@ -144,7 +145,7 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
         candidates[q] = kept
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def keep_farthest(candidates, block, distance, target):
     """Keeps the candidates that are farthest from their target.
 
@@ -167,7 +168,7 @@ def keep_farthest(candidates, block, distance, target):
         candidates[q] = kept
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def keep_fewest_ways(candidates, net, onward, link, block):
     """Keeps the candidates that can leave the link's source by the fewest links.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numba as nb
 import numpy as np
 
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos.state import Network
 
 # A link is slow if it takes more than this many times as long as the fastest into its end: the fast
@@ -22,7 +23,7 @@ _MOST = 64
 _NEVER = np.iinfo(np.int64).max
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def faster_ranks(net: Network, cost):
     """The ranks from which a chunk reaches the end of a slow link earlier than over it.
 
@@ -62,7 +63,7 @@ def faster_ranks(net: Network, cost):
     return first, last, found[:count]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _measure_back(net, cost, target, limit, distance, near):
     """Least cost to a rank from the ranks nearest to it, below a limit.
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numba as nb
 import numpy as np
 
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.tacos.bitset import bit_of, lowest_bit
 
 WORD = 64  # slots in a word
@@ -57,7 +58,7 @@ class Holdings(NamedTuple):
     offer: np.ndarray
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def place(slot, words):
     """Block, word in the block, and bit of a slot, in blocks of ``words`` words, a power of two."""
     # Without a sign, a division is a shift: Numba's // minds negative numbers, and it shows.
@@ -69,7 +70,7 @@ def place(slot, words):
 # ---------------------------------------------------------------------- before the first step
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank, now: Holdings):
     """Fills empty ``Holdings`` with the conditions of an all_gather or broadcast.
 
@@ -130,7 +131,7 @@ def prepare(net, cost, slot, shard_owner, shard_group, chunk_ptr, group_of_rank,
     return wanted, now.left.sum()
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def measure(net: Network, cost, source, distance):
     """Least total cost of links from a rank to every rank, into ``distance``, int64."""
     ranks = len(distance)
@@ -154,7 +155,7 @@ def measure(net: Network, cost, source, distance):
                     tail = (tail + 1) % (ranks + 1)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _mark_shortest_paths(net, cost, owner, group, group_of_rank, on_way):
     """Marks the ranks on some shortest path from ``owner`` to a rank of ``group``."""
     distance = np.empty(len(on_way), np.int64)
@@ -169,7 +170,7 @@ def _mark_shortest_paths(net, cost, owner, group, group_of_rank, on_way):
 # ---------------------------------------------------------------------- which blocks to look at
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def next_block(offer, link, block, start, blocks):
     """The first block on offer from ``block`` on, going round to ``start``; -1 for none."""
     if block >= start:
@@ -191,7 +192,7 @@ def next_block(offer, link, block, start, blocks):
 # ---------------------------------------------------------------------- after the last step
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def prune(net, relay, slot, step_ptr, edge, chunk):
     """Drops the sends to ranks that neither want the chunk nor pass it on, and steps left empty.
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
 
 _NOT_SEEN = -1
 
@@ -84,7 +85,7 @@ class Step(NamedTuple):
 # ---------------------------------------------------------------------- Algorithm 1, lines 1-14
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def grow(graph: Graph, root, wanted, by_height, nearest):
     """All trees, as additions in the order in which they are made.
 
@@ -137,7 +138,7 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
     return step_of, tree_of, path_ptr, path[: path_ptr[added]]
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _roots_only(graph: Graph, root, wanted):
     """Trees that consist of their roots (lines 1-2)."""
     trees, ranks = len(root), len(graph.host)
@@ -160,7 +161,7 @@ def _roots_only(graph: Graph, root, wanted):
     return Trees(root, wanted, count, inside, entered, members, listed, near, lacking, height)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _new_step(graph: Graph, trees):
     """Columns for a step that has not begun."""
     vertices = len(graph.ptr) - 1
@@ -174,7 +175,7 @@ def _new_step(graph: Graph, trees):
     )
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
     """Frees all links, and lets every tree search from its first member (line 6)."""
     now.free[:] = graph.capacity
@@ -186,7 +187,7 @@ def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
     now.reach[:] = reach
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _drop_surrounded(graph: Graph, trees: Trees, t):
     """Strikes out the members of a tree that have no neighbour to add or to search behind."""
     ptr, link, dst, group = graph.ptr, graph.link, graph.dst, graph.group
@@ -203,7 +204,7 @@ def _drop_surrounded(graph: Graph, trees: Trees, t):
     trees.listed[t] = kept
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
     """The first member of a tree with a free way to a rank outside it, and this rank; else -1.
 
@@ -226,7 +227,7 @@ def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
     return parent, child
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _search(graph: Graph, now: Step, inside, entered, parent, reach):
     """A rank of the parent's group outside the tree, by free links through ``reach`` forwarders.
 
@@ -268,7 +269,7 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
     return -1
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _way_back(src, came_by, queue, parent, child):
     """Number of links from parent to child, and in ``queue`` those links, the last first."""
     hops, v = 0, child
@@ -279,7 +280,7 @@ def _way_back(src, came_by, queue, parent, child):
     return hops
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _take_links(free, queue, path, used, hops):
     """Writes the links in ``queue`` behind the ``used`` ones of the column, no longer free.
 
@@ -296,7 +297,7 @@ def _take_links(free, queue, path, used, hops):
     return path
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _add(inside, entered, members, listed, count, t, child, host):
     """Adds a rank to a tree (line 11)."""
     inside[t, child] = True
@@ -306,7 +307,7 @@ def _add(inside, entered, members, listed, count, t, child, host):
     count[t] += 1
 
 
-@nb.njit(inline="always")
+@kernel(inline="always")
 def _lower(graph: Graph, trees: Trees, t, child):
     """Updates the height of a tree after a rank has been added."""
     near, lacking, inside = trees.near[t], trees.lacking[t], trees.inside[t]

@@ -16,11 +16,12 @@ import jax
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute.choice.configured import schedule_of
-from jaxcoll.execute.choice.defaults import default_topology
+from jaxcoll.execute.choice.defaults import default_topology, is_small
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
 from jaxcoll.execute.transports import alternatives, clique_conflict
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import interpreted
 from jaxcoll.synth.registry import REGISTRY, chunk_counts
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config, Parameter
@@ -120,8 +121,9 @@ def _schedules(task: Task) -> Iterator[tuple[str, tuple[int, ...]]]:
             continue
         seen.add(schedule.digest)
         counts = {1}
-        for series in chunk_counts(entry.make(), topology, collective):
-            counts.update(count for count in series if count <= most)
+        with interpreted(is_small(collective, name)):
+            series = chunk_counts(entry.make(), topology, collective)
+        counts.update(count for some in series for count in some if count <= most)
         yield name, tuple(sorted(counts))
 
 

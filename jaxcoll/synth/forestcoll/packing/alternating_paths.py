@@ -5,8 +5,7 @@ All functions are compiled, and work on the columns of ``spanning``.
 
 from __future__ import annotations
 
-import numba as nb
-
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.forestcoll.packing.spanning import (
     LEFT,
     goes_on,
@@ -18,7 +17,7 @@ from jaxcoll.synth.forestcoll.packing.spanning import (
 )
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
     """The last arc of an alternating path at v, whose steps are left in ``scratch``; -1 if none.
 
@@ -81,7 +80,7 @@ def search(arcs, batches, lists, load, scratch, v, only, ban, rise, height):
     return -1
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def follow(arcs, batches, lists, load, scratch, v, end, start, limit):
     """Move batches, or parts, along the path that ``search`` found; how many trees were moved."""
     via, origin = scratch.via, scratch.origin

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba as nb
 import numpy as np
 
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.forestcoll.packing.alternating_paths import follow, search
 from jaxcoll.synth.forestcoll.packing.spanning import (
     LEFT,
@@ -163,7 +163,7 @@ class _Balancing:
         return Packed(*(column[: self.count] for column in self.batches[:3]))
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _settle_all(arcs, batches, lists, load, scratch, height):
     """Take overloads away at every rank, as far as its own arcs allow.
 
@@ -185,7 +185,7 @@ def _settle_all(arcs, batches, lists, load, scratch, height):
             _alternate(arcs, batches, lists, load, scratch, v, rise, height)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _excess(arcs, load, v):
     """Trees beyond the capacities of the arcs into v."""
     excess = 0
@@ -194,7 +194,7 @@ def _excess(arcs, load, v):
     return excess
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _overloaded(arcs, load, v):
     """The first overloaded arc into v, or -1."""
     for a in range(arcs.ptr[v], arcs.ptr[v + 1]):
@@ -203,7 +203,7 @@ def _overloaded(arcs, load, v):
     return -1
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _shift(arcs, batches, lists, load, scratch, v, whole, rise, height):
     """Move trees from overloaded arcs into v straight to arcs with capacity to spare.
 
@@ -251,7 +251,7 @@ def _shift(arcs, batches, lists, load, scratch, v, whole, rise, height):
             b = after
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _alternate(arcs, batches, lists, load, scratch, v, rise, height):
     """Move trees from overloaded arcs into v along alternating paths to arcs with some to spare."""
     for _ in range(4 * (arcs.ptr[v + 1] - arcs.ptr[v])):
@@ -263,7 +263,7 @@ def _alternate(arcs, batches, lists, load, scratch, v, rise, height):
         follow(arcs, batches, lists, load, scratch, v, end, -1, 2**62)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _clear_all(arcs, batches, lists, load, scratch, height):
     """At every rank that is still overloaded, move descendants out of the way of spare arcs."""
     for v in range(len(arcs.ptr) - 1):
@@ -279,7 +279,7 @@ def _clear_all(arcs, batches, lists, load, scratch, height):
             b += 1
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _clear(arcs, batches, lists, load, scratch, v, b, height):
     """Move batch b at v to a spare arc from a descendant, which first leaves the subtree of v.
 
@@ -310,7 +310,7 @@ def _clear(arcs, batches, lists, load, scratch, v, b, height):
             x = arcs.tail[start]
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _lower_all(arcs, batches, lists, load, scratch, height):
     """Move ranks of trees higher than ``height`` up, until none is; stop where one cannot be."""
     b = 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
-import numba as nb
 import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ def reparent(spare: np.ndarray, trees: Trees) -> tuple[Trees, np.ndarray]:
     return Trees(root, weight, order, parent), depth.max(axis=1)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def depths(over):
     """Edges from the root to each rank, by tree."""
     count, n = over.shape
@@ -64,7 +65,7 @@ def depths(over):
     return depth
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _below(spare, mass, over, source, height):
     """Whether all trees can be made no higher than ``height``, and what becomes of them.
 
@@ -95,7 +96,7 @@ def _below(spare, mass, over, source, height):
     return depth.max() <= height, spare, mass, over, source
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _better(spare, mass, over, depth, i, v, height):
     """A trade that leaves least beyond the height: (tree, parent, trees), tree -1 for spare."""
     p = over[i, v]
@@ -124,7 +125,7 @@ def _better(spare, mass, over, depth, i, v, height):
     return tree, parent, amount
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _is_below(over, i, u, v):
     """Whether rank u is below v, or is v, in tree i."""
     while u >= 0:
@@ -134,7 +135,7 @@ def _is_below(over, i, u, v):
     return False
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _excess(over, depth, i, v, q, height):
     """How far v and the ranks below it would reach beyond the height, if q became its parent."""
     if q < 0:
@@ -147,7 +148,7 @@ def _excess(over, depth, i, v, q, height):
     return excess
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _hang(over, depth, i, v, q):
     fall = depth[i, q] + 1 - depth[i, v]
     for u in range(over.shape[1]):
@@ -156,7 +157,7 @@ def _hang(over, depth, i, v, q):
     over[i, v] = q
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _parted(mass, over, depth, source, i, m):
     """Batch i of m trees, and the rest of it as a batch of its own at the end."""
     mass = np.append(mass, mass[i] - m)

@@ -10,8 +10,9 @@ import dataclasses
 from collections import namedtuple
 from collections.abc import Iterable
 
-import numba as nb
 import numpy as np
+
+from jaxcoll.numerics.compiled import kernel
 
 # Arcs with capacity, sorted by head: those into v are ptr[v]..ptr[v + 1]; those out of u are
 # out[out_ptr[u]:out_ptr[u + 1]]. All int64.
@@ -67,7 +68,7 @@ def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:
     )
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def shortest_trees(arcs, roots, weights):
     """A breadth-first tree from each root: weights, and the arc into each rank, -1 out of reach.
 
@@ -103,7 +104,7 @@ def shortest_trees(arcs, roots, weights):
     return weights.copy(), arc
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def measured(arcs, root, weight, arc):
     """Batches with the given arcs, and the load of each arc."""
     count, n = arc.shape
@@ -132,13 +133,13 @@ def with_rows(columns: Iterable[np.ndarray], room: int) -> list[np.ndarray]:
     ]
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def goes_on(scratch):
     """Whether there are steps left, and rows for more batches."""
     return scratch.tally[LEFT] > 0 and scratch.tally[SHORT] == 0
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def has_rows(batches, scratch, more):
     """Whether there are rows for some more batches; otherwise asks for them."""
     if scratch.tally[USED] + more <= len(batches.root):
@@ -147,7 +148,7 @@ def has_rows(batches, scratch, more):
     return False
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def list_batches(arcs, batches, lists, scratch, v):
     """List the batches by their arc into v."""
     count = scratch.tally[USED]
@@ -160,7 +161,7 @@ def list_batches(arcs, batches, lists, scratch, v):
             _enter(lists, b, batches.arc[b, v])
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _enter(lists, b, a):
     lists.after[b], lists.before[b] = lists.first[a], -1
     if lists.first[a] >= 0:
@@ -168,7 +169,7 @@ def _enter(lists, b, a):
     lists.first[a] = b
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _leave(lists, b, a):
     if lists.before[b] >= 0:
         lists.after[lists.before[b]] = lists.after[b]
@@ -178,7 +179,7 @@ def _leave(lists, b, a):
         lists.before[lists.after[b]] = lists.before[b]
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def is_below(arcs, batches, b, v, u):
     """Whether u is v or a descendant of v."""
     if batches.children[b, v] == 0:
@@ -188,7 +189,7 @@ def is_below(arcs, batches, b, v, u):
     return u == v
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _subtree(arcs, batches, scratch, b, v):
     """List v and its descendants, by depth; their number."""
     ranks = scratch.ranks
@@ -209,7 +210,7 @@ def _subtree(arcs, batches, scratch, b, v):
     return count
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _reach_below(arcs, batches, scratch, b, v):
     """Edges from v to its deepest descendant."""
     if batches.children[b, v] == 0:
@@ -218,7 +219,7 @@ def _reach_below(arcs, batches, scratch, b, v):
     return batches.depth[b, scratch.ranks[count - 1]] - batches.depth[b, v]
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
     """Whether batch b stays a tree with arc a into v, v at most ``rise`` deeper than before.
 
@@ -235,7 +236,7 @@ def may_take(arcs, batches, lists, scratch, b, v, a, rise, height):
     return depth + lists.reach[b] <= height
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def take(arcs, batches, lists, scratch, b, v, a):
     """Replace the arc into v. The lists are those of v."""
     old = batches.arc[b, v]
@@ -250,7 +251,7 @@ def take(arcs, batches, lists, scratch, b, v, a):
     batches.arc[b, v] = a
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def part(batches, lists, scratch, b, v, amount):
     """Leave an amount of trees in batch b and make the rest a batch at the end.
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.max_flow import dinic
 from jaxcoll.synth.forestcoll.capacities import Pair
 from jaxcoll.synth.forestcoll.packing.balancing import balanced_trees
@@ -112,7 +112,7 @@ def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:
         yield listed
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _pack(left, roots, weights, neighbour):
     """Algorithm 4. ``left`` is the capacity of each pair, and becomes what is left of it.
 
@@ -168,7 +168,7 @@ def _pack(left, roots, weights, neighbour):
     return root[:count], weight[:count], vertex[:count], parent[:count]
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _next_edge(left, neighbour, weight, depth, joined, vertex, at, count, i, layer):
     """The next edge that batch i can take from a rank of the layer, and for how many trees.
 
@@ -191,21 +191,21 @@ def _next_edge(left, neighbour, weight, depth, joined, vertex, at, count, i, lay
     return -1, -1, 0
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _wider(column, room):
     out = np.zeros(room, column.dtype)
     out[: len(column)] = column
     return out
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _longer(table, room):
     out = np.full((room, table.shape[1]), -1, table.dtype)
     out[: len(table)] = table
     return out
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
     """How many trees of batch i can take the edge (x, y): mu of (B.4).
 
@@ -263,7 +263,7 @@ def _most(left, neighbour, weight, depth, joined, vertex, count, i, x, y):
     return max(0, flow - others)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _listed(vertices, src, dst, capacity):
     """Arcs and their reverses by the vertex they leave."""
     arcs = len(src)
