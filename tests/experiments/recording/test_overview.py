@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,6 +89,23 @@ def test_the_page_is_made_of_records(monkeypatch, tmp_path, capsys):
     assert path.read_bytes() == before
     assert overview.main(["--ci", "--all"]) == 0
     assert path.read_bytes() == before
+
+
+def test_studies_on_devices_have_a_process_per_size(monkeypatch, tmp_path):
+    """JAX cannot change the number of its devices once it has started."""
+    sizes = []
+
+    def run(command):
+        _, size, folder = (entry.partition("=")[2] for entry in command[-3:])
+        sizes.append(size)
+        (Path(folder) / "rows.json").write_text('{"rows": [{"a": 1}], "remarks": [], "title": "t"}')
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(records, "RECORDS", tmp_path)
+    monkeypatch.setattr(overview.subprocess, "run", run)
+    monkeypatch.setattr(records, "commit", lambda: "unknown")
+    overview.record("tensorstate-quickstart", paper=True)
+    assert sizes == ["ci", "paper"]
 
 
 def test_the_head_says_which_tacos_is_meant():
