@@ -35,8 +35,8 @@ def cases():
 def test_ten_steps_are_those_of_one_device(name, axes):
     """Relative to the loss, and to each parameter's norm.
 
-    Biases of keys change all scores of a query equally, and so no probabilities: their gradients are
-    rounding, which Adam blows up to whole steps in any direction. They are left out.
+    Biases of keys change all scores of a query equally, and so no probabilities: their gradients
+    are rounding, which Adam blows up to whole steps in any direction. They are left out.
     """
     model, _ = traced(name)
     network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
