@@ -13,24 +13,30 @@ from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.report.hlo_check import compare_with_hlo
 from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
-from tests.tensorstate.oracle import QUICK, jitted
+from tests.tensorstate.oracle import MODELS, QUICK, jitted
 from tests.tensorstate.solvers import solve_milp
 
 STEPS, CLOSE = 10, 1e-5
 # Of the largest root mean square of a gradient's element: less is rounding.
 ROUNDING = 1e-6
-SLOW = ("gpt_scan", "llama", "moe", "vgg", "vit")
+# The others are slow; one mesh of two axes is enough for a model of more than one block.
+FAST = ("mlp-8", "mlp-2x4", "gpt-2x4")
 
 
-@pytest.mark.parametrize("axes", [LINE, PLANE], ids=["8", "2x4"])
-@pytest.mark.parametrize(
-    "name", ["mlp", "gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
-)
+def cases():
+    for name in MODELS:
+        for mesh, axes in (("8", LINE), ("2x4", PLANE)):
+            case = f"{name}-{mesh}"
+            marks = () if case in FAST else pytest.mark.slow
+            yield pytest.param(name, axes, id=case, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "axes"), list(cases()))
 def test_ten_steps_are_those_of_one_device(name, axes):
     """Relative to the loss, and to each parameter's norm.
 
-    Biases of keys change all scores of a query alike, and so no probabilities: their gradients are
-    rounding, which Adam blows up to whole steps in any direction. They are left out.
+    Biases of keys change all scores of a query equally, and so no probabilities: their gradients
+    are rounding, which Adam blows up to whole steps in any direction. They are left out.
     """
     model, _ = traced(name)
     network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
