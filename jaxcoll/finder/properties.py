@@ -81,6 +81,6 @@ def _degree(construction: Construction) -> int:
     return _built(construction).degree
 
 
-@functools.lru_cache(maxsize=2**10)
+@functools.lru_cache(maxsize=2**13)
 def _built(construction: Construction) -> Digraph:
     return construction.digraph()

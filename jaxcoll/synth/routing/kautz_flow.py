@@ -24,8 +24,8 @@ from jaxcoll.topologies.arguments import count
 
 # Ranks times arcs of a longest walk, up to which sums of loads fit 64 bits by far.
 _MOST = 2**20
-# Arcs fewer than the most that the first walks are tried with, beside shortest paths.
-_FEWER = 2
+# Arcs fewer than the most, down to which first walks are tried, beside shortest paths.
+_FEWER = 1
 
 
 def kautz_flow_bounds(degree: int, m: int) -> RateBounds:

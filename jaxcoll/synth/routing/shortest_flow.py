@@ -24,12 +24,14 @@ from jaxcoll.numerics import checks
 from jaxcoll.synth.routing.concurrent_flow_kernel import total_distance
 from jaxcoll.topologies.generative.digraph import Digraph
 
-# Whole units of a flow of 1.
-UNIT = 2**20
+# Whole units of a flow of 1, which many numbers divide; the largest whose sums fit 64 bits is used.
+_UNITS = (2**8 * 720_720, 720_720, 27_720, 2_520, 60, 1)
 # Times that orbits of links are reweighted, and how strongly.
-_ROUNDS, _STRENGTH = 12, 1.0
+_ROUNDS, _STRENGTH = 6, 1.0
 # Loads over the mean and shares under the largest that count no further.
 _MOST_LOAD, _LEAST_SHARE = 3.0, 1e-3
+# Ratio of the bounds that is near enough.
+_ENOUGH = Fraction(1005, 1000)
 # Ratio of the bounds above which lengths are tried, and the longest.
 _NEAR, _LONGEST = Fraction(11, 10), 16
 
@@ -73,18 +75,20 @@ def shortest_flow_bounds(digraph: Digraph) -> RateBounds:
     _, sources, weights = np.unique(vertex_orbit, return_index=True, return_counts=True)
     link_class = _link_orbits(images, tails, heads, size)
     members = np.bincount(link_class)
+    unit = next(unit for unit in _UNITS if unit * size**3 < 2**62 or unit == 1)
     columns = (*group_by(tails, size), heads, *group_by(heads, size), tails)
     share, loads = np.ones(len(members)), []
-    best, total = Fraction(0), 0
+    best, upper = Fraction(0), Fraction(0)
     for _ in range(_ROUNDS if len(members) > 1 else 1):
         load = np.zeros(len(members), np.int64)
-        total = _route(columns, link_class, share, sources, weights, UNIT, load)
+        total = _route(columns, link_class, share, sources, weights, unit, load)
         worst = max(map(Fraction, load.tolist(), members.tolist()))
-        best = max(best, UNIT / worst)
+        best, upper = max(best, unit / worst), Fraction(len(links), int(total))
+        if upper <= best * _ENOUGH:
+            break
         loads.append(load / members / float(worst))
         share *= np.exp(-_STRENGTH * np.minimum(loads[-1] / loads[-1].mean(), _MOST_LOAD))
         share = np.maximum(share / share.max(), _LEAST_SHARE)
-    upper = Fraction(len(links), int(total))
     if upper > best * _NEAR:
         mean = np.mean(loads, axis=0)
         for lengths in (mean > 0.5, np.rint(_LONGEST * mean)):
@@ -155,7 +159,7 @@ def _route(columns, link_class, share, sources, weights, unit, load):
                 u = tails[e]
                 if distance[u] == distance[v] - 1 and e != last and sum_of_parts > 0:
                     part = paths[u] * share[link_class[e]]
-                    given = min(np.int64(amount[v] * (part / sum_of_parts)), left)
+                    given = min(np.int64(np.rint(amount[v] * (part / sum_of_parts))), left)
                     amount[u] += given
                     load[link_class[e]] += given * weight
                     left -= given

@@ -35,8 +35,8 @@ class SemidirectProduct:
         r: multiplier, 0 to m - 1, with r^k = 1 modulo m.
 
     Raises:
-        TopologyError: orders below 1, fewer than two elements, or a multiplier of another order;
-            the message names the multipliers that fit.
+        TopologyError: orders below 1, fewer than two elements, too many, or a multiplier of another
+            order; the message names the nearest that fits.
     """
 
     m: int
@@ -46,13 +46,14 @@ class SemidirectProduct:
     def __post_init__(self) -> None:
         m, k = count(self.m, "m"), count(self.k, "k")
         r = checks.integer(self.r, "r", TopologyError, least=0, most=max(m - 1, 0))
+        check_size(f"a Cayley digraph of Z_{m} : Z_{k}", m * k, m * k)
         if m * k < 2:
             raise TopologyError("a Cayley digraph needs a group of two elements or more, got one")
         if pow(r, k, m) != 1 % m:
-            near = sorted(multipliers(m, k), key=lambda other: (abs(other - r), other))[:4]
+            near = (r + sign * away for away in range(m) for sign in (-1, 1))
+            fits = next(other for other in near if 0 < other < m and pow(other, k, m) == 1)
             raise TopologyError(
-                f"multiplier {r} must have r^{k} = 1 modulo {m}; the nearest that do are "
-                f"{', '.join(map(str, near))}"
+                f"multiplier {r} must have r^{k} = 1 modulo {m}; the nearest that has is {fits}"
             )
 
     @property
