@@ -7,16 +7,18 @@ and counts as long as the slowest process took.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 import numpy as np
@@ -88,21 +90,33 @@ def _in_processes(job: Mapping[str, Any], processes: int, ranks: int) -> list[An
         filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
     )
     command = [sys.executable, "-m", "experiments.autoccl.sockets", str(port), json.dumps(job)]
-    pipe = subprocess.PIPE
-    started = [
-        subprocess.Popen([*command, str(i)], env=environment, stdout=pipe, stderr=pipe)
-        for i in range(processes)
-    ]
-    try:
-        ended = [process.communicate(timeout=_TIMEOUT_SECONDS) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    for process, (_, errors) in zip(started, ended, strict=True):
+    with contextlib.ExitStack() as stack:
+        # Files never fill, as pipes that nobody reads do.
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
+        started = [
+            subprocess.Popen(
+                [*command, str(i)], env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+            for i, output in enumerate(outputs)
+        ]
+        try:
+            for process in started:
+                process.wait(_TIMEOUT_SECONDS)
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        printed = [_content(output) for output in outputs]
+    for process, text in zip(started, printed, strict=True):
         if process.returncode:
-            raise CheckError(f"a process that measures sockets failed: {errors.decode()[-2000:]}")
-    lines = ended[0][0].decode().splitlines()
-    return json.loads(next(line for line in lines if line.startswith(_MARK)).removeprefix(_MARK))
+            raise CheckError(f"a process that measures sockets failed: {text[-2000:]}")
+    found = next(line for line in printed[0].splitlines() if line.startswith(_MARK))
+    return json.loads(found.removeprefix(_MARK))
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
 
 
 def _worker(port: str, job: Mapping[str, Any], process: int) -> None:

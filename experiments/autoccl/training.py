@@ -72,7 +72,6 @@ class Config:
         space: what tuners choose from.
         share: of the space that AFNFA samples per task.
         candidates: per task, of the online tuner.
-        waits: whether every step waits for the tuner's compilers.
         most_steps: in which the tuner must settle.
         rounds: of the final comparison.
         notes: differences from the paper.
@@ -86,7 +85,6 @@ class Config:
     space: SpaceConfig
     share: float
     candidates: int
-    waits: bool
     most_steps: int
     rounds: int
     notes: tuple[str, ...]
@@ -159,6 +157,9 @@ def data_parallel(model: ModelConfig, mesh: Mesh, seed: int) -> tuple[Any, tuple
 def _until_settled(tuned: Online, args: tuple, config: Config) -> list[float]:
     """Train until the tuner has chosen and a few steps beyond; seconds of every step.
 
+    Every step waits for the tuner's compilers: their speed would otherwise decide how many steps
+    pass meanwhile.
+
     Raises:
         CheckError: it takes more steps than the configuration allows.
     """
@@ -168,8 +169,7 @@ def _until_settled(tuned: Online, args: tuple, config: Config) -> list[float]:
     while len(seconds) < settled_at + config.rounds:
         if len(seconds) == config.most_steps:
             raise CheckError(f"the tuner has not settled after {len(seconds)} steps")
-        if config.waits:
-            tuned.join()
+        tuned.join()
         started = time.perf_counter()
         params, state, loss = tuned(params, state, batch)
         jax.block_until_ready(loss)

@@ -129,7 +129,11 @@ def tune(
     Args:
         evaluations: configurations that the search may measure.
         final_rounds: of the comparison of the fastest, at least 2.
+
+    Raises:
+        TuneError: fewer rounds.
     """
+    checks.integer(final_rounds, "final_rounds", TuneError, least=2)
     default = search.space.default
     programs = {default: _checked(trial, default)}
     baseline = float(np.median(trial.seconds([programs[default]], _ROUNDS)))

@@ -68,7 +68,7 @@ class Trial:
 
     Raises:
         TuneError: another collective, an axis that the mesh has not, a size below 1, a dtype that
-            holds no numbers.
+            holds no numbers, a computation that calls a collective.
     """
 
     def __init__(
@@ -96,7 +96,11 @@ class Trial:
             np.dtype(dtype),
             checks.seed(seed, TuneError),
         )
-        (self.task,) = tasks_of(self._traced, self.operand)
+        self.task, *others = tasks_of(self._traced, self.operand)
+        if others:
+            raise TuneError(
+                f"the computation beside calls no collective, got one that runs {others}"
+            )
 
     def compile(self, config: Config) -> Program:
         """The program by a configuration.

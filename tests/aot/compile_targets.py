@@ -29,6 +29,7 @@ from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.lowerings.step_splitting import split_long_steps
 from jaxcoll.execute.transports import TRANSPORTS
 from jaxcoll.synth import Bucket
+from jaxcoll.tune import tasks_of
 
 # Elements of a shard: a multiple of the chunks of every schedule, and so many that buffers do not
 # fit into the fast memory of a TPU, where they would not count as temporary.
@@ -105,7 +106,7 @@ def by_transports(target: aot.Target) -> None:
         return lax.psum(x, "i"), lax.psum(x * x, "i")
 
     mapped = jax.shard_map(gather, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-    (task,) = jc.tune.tasks_of(mapped, *x)
+    (task,) = tasks_of(mapped, *x)
     schedule = schedule_of(Collective("all_gather", n), "direct", 1, task.nbytes)
     for transport in TRANSPORTS[target.platform]:
         options = jc.compiler_options(mesh, schedule, transport=transport)

@@ -1,8 +1,9 @@
-"""Transports: which a backend has, what they change, and the guard against a deadlock."""
+"""Transports: those of each backend, their effects, and the guard against a deadlock."""
 
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import jax
 import networkx as nx
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import Collective, CollectiveError, ScheduleError, synthesize, topologies
+from jaxcoll.execute.calls import axes_of
 from jaxcoll.execute.choice import active
 from jaxcoll.execute.lowerings.grouped_permutes import permute_together
 from jaxcoll.execute.transports import (
@@ -24,10 +26,11 @@ from jaxcoll.execute.transports import (
     clique_conflict,
     is_grouped,
 )
+from jaxcoll.tune import tasks_of
 from tests.execute.harness import mesh_of
 
 
-def program(ranks: int, *permutes):
+def program(ranks: int, *permutes) -> Any:
     """The pairs of permutes, one per step, as ``clique_conflict`` reads a program."""
     steps = tuple((types.SimpleNamespace(pairs=tuple(pairs)),) for pairs in permutes)
     return types.SimpleNamespace(num_ranks=ranks, steps=steps)
@@ -119,7 +122,7 @@ def gathered(config):
         lambda x: jc.all_gather(x, "x", tiled=True), mesh=mesh, in_specs=P("x"), out_specs=P("x")
     )
     x = np.arange(16.0, dtype=np.float32)
-    (task,) = jc.tune.tasks_of(call, x)
+    (task,) = tasks_of(call, x)
     with active.choosing(active.Fixed({task: config})):
         return str(jax.make_jaxpr(call)(x)), jax.jit(call)(x)
 
@@ -143,7 +146,7 @@ def test_groups_are_functions_of_their_own(target, grouped):
     pairs = [[(0, 1), (1, 0)], [(0, 1)]]
 
     def run(x):
-        axes = jc.execute.calls.axes_of(("x",))
+        axes = axes_of(("x",))
         return sum(permute_together(axes, [x, x + 1], pairs, target))
 
     mapped = jax.shard_map(run, mesh=mesh_of(2), in_specs=P("x"), out_specs=P("x"))
@@ -159,7 +162,7 @@ def test_gradients_keep_it():
         jax.grad(loss), mesh=mesh_of(4), in_specs=P("x"), out_specs=P("x"), check_vma=False
     )
     x = np.arange(16.0, dtype=np.float32)
-    (task,) = jc.tune.tasks_of(mapped, x)
+    (task,) = tasks_of(mapped, x)
     config = {"algorithm": "ring", "transport": "combined"}
     with active.choosing(active.Fixed({task: config})):
         text = str(jax.make_jaxpr(mapped)(x))

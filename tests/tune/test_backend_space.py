@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+import jaxcoll as jc
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.configured import schedule_of
@@ -61,7 +62,7 @@ def test_transports_of_a_backend(backend, transports):
     for config in space.configs():
         if config.get("transport") == "apart":
             assert config["algorithm"] == "native"
-            assert config["parts"] > 1
+            assert int(config["parts"]) > 1
 
 
 def test_cliques_that_deadlock_are_not_tried():
@@ -150,6 +151,11 @@ def test_misuse(change, says):
     arguments = {"collective": "all_reduce", "nbytes": 8, "mesh": mesh(2), "axis": "x", **change}
     with pytest.raises(TuneError, match=says):
         Trial(**arguments)
+
+
+def test_a_computation_beside_calls_no_collective():
+    with pytest.raises(TuneError, match="calls no collective"):
+        Trial("all_reduce", 8, mesh(2), "x", beside=lambda x: jc.psum(x, "x"))
 
 
 def test_a_backend_that_jax_has_not():

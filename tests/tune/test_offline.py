@@ -8,12 +8,14 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.offline_tuner import Outcome, offline
+from jaxcoll.tune.offline_tuner import Outcome, offline, tune
 from jaxcoll.tune.search.exhaustive import Exhaustive
 from jaxcoll.tune.spaces.backend_space import jax_space
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.spaces.space import Space, Subspace
 from jaxcoll.tune.tables.in_use import this_machine
+from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.trial import Trial
 
 MESH = Mesh(np.array(jax.devices()[:2]), ("x",))
 DEFAULT = Config({"algorithm": "default", "lowering": "auto", "parts": 1, "in_flight": 1})
@@ -69,6 +71,23 @@ def test_the_whole_space_by_the_default_search():
     offline(MESH, "x", ["all_to_all"], [256], evaluations=6, log=outcomes.append)
     assert outcomes[0].tried <= 6
     assert outcomes[0].config in jax_space(outcomes[0].task)
+
+
+def test_rounds_of_the_final_comparison(monkeypatch):
+    rounds: list[int] = []
+    counted = Trial.seconds
+
+    def seconds(self, programs, count):
+        rounds.append(count)
+        return counted(self, programs, count)
+
+    monkeypatch.setattr(Trial, "seconds", seconds)
+    trial = Trial("all_reduce", 64, MESH, "x")
+    search = Exhaustive(few(trial.task, "cpu"))
+    tune(trial, search, Table(), this_machine(), 3, final_rounds=2)
+    assert rounds[-1] == 2
+    with pytest.raises(TuneError, match="final_rounds"):
+        tune(trial, search, Table(), this_machine(), 3, final_rounds=1)
 
 
 @pytest.mark.parametrize(
