@@ -2,8 +2,7 @@
 
 With x the logarithms of the resources, seconds are ``exp(level)`` times the maximum over phases of
 ``exp(offset) * (exp(startup - phase . x) + 1 + exp(exponents . x + congestion))``. This is the
-reciprocal of equations 4 and 5 with 1/gamma written out. A correction may be added to the
-logarithm, for machines that are not of this form.
+reciprocal of equations 4 and 5 with 1/gamma written out.
 
 An ensemble holds several fits. Each is the most probable one for its own draw of the prior and its
 own draw of the noise (randomize-then-optimize; Bardsley, Solonen, Haario and Laine, SIAM J. Sci.
@@ -34,10 +33,6 @@ _EXPONENT = (0.85, 0.3)
 _CONGESTION = (-1.8, 1.8)
 _LEVEL = (-0.9, 2.0)  # from the first measurement
 _LEAST_EXPONENT, _MOST_EXPONENT = 0.05, 2.5
-
-# The correction: linear and quadratic terms that grow by one over these, and waves.
-_LINEAR, _QUADRATIC = 2.5, 6.0
-_WAVES, _WAVE_LENGTH, _WAVE_VARIANCE = 8, 2.0, 0.5
 
 _SHARPNESS = (1, 2, 4, 8, 12, 20, 40, 60, 60, 60)
 _RESUMED = (8, 20, 60, 60)
@@ -72,7 +67,6 @@ class Ensemble:
         seed: of the draws.
         size: how many fits.
         noise: relative standard deviation of a measurement.
-        correction: standard deviation of the correction in the logarithm of the time; 0 for none.
     """
 
     def __init__(
@@ -82,12 +76,10 @@ class Ensemble:
         *,
         size: int = 32,
         noise: float = 0.02,
-        correction: float = 0.0,
     ):
         self.phases = phases
         self.size = size
         self.noise = noise
-        self.correction = correction
         self.points = np.empty((0, phases.shape[1]))
         self.logs = np.empty(0)
         self._rng = np.random.default_rng(seed)
@@ -97,17 +89,15 @@ class Ensemble:
 
     def _draw_prior(self) -> None:
         phases, resources = self.phases.shape
-        terms = resources + resources * (resources + 1) // 2 + _WAVES
         blocks = (
             (phases, _OFFSET),
             (phases, _STARTUP),
             (resources, _EXPONENT),
             (1, _CONGESTION),
             (1, _LEVEL),
-            (terms, (0.0, 1.0)),
         )
         ends = np.cumsum([0, *(count for count, _ in blocks)])
-        self._offset, self._startup, self._exponents, self._congestion, self._level, self._terms = (
+        self._offset, self._startup, self._exponents, self._congestion, self._level = (
             slice(int(start), int(end)) for start, end in itertools.pairwise(ends)
         )
         mean = np.concatenate([np.full(count, mean) for count, (mean, _) in blocks])
@@ -117,8 +107,6 @@ class Ensemble:
         self._clip(self._prior)
         self._level_mean = _LEVEL[0]
         self.fits = self._prior.copy()
-        self._frequencies = self._rng.standard_normal((resources, _WAVES)) / _WAVE_LENGTH
-        self._angles = self._rng.uniform(0, 2 * np.pi, _WAVES)
 
     def _clip(self, fits: Floats) -> None:
         exponents = fits[:, self._exponents]
@@ -131,10 +119,7 @@ class Ensemble:
         startup, congestion = self._terms_of(self.fits, points)
         scale = np.exp(self.fits[:, self._offset])[:, :, None]
         slowest = (scale * (startup + 1 + congestion[:, None])).max(axis=1)
-        predicted = np.log(slowest) + self.fits[:, self._level]
-        if self.correction:
-            predicted += self.fits[:, self._terms] @ self._features(points).T
-        return predicted
+        return np.log(slowest) + self.fits[:, self._level]
 
     def _terms_of(self, fits: Floats, points: Floats) -> tuple[Floats, Floats]:
         """The terms beside 1: start-up (size, phases, points) and congestion (size, points)."""
@@ -142,13 +127,6 @@ class Ensemble:
         per_batch = np.exp(-self.phases @ points.T)
         exponent = fits[:, self._exponents] @ points.T + fits[:, self._congestion]
         return startup * per_batch, np.exp(np.clip(exponent, -_LARGEST, _LARGEST))
-
-    def _features(self, points: Floats) -> Floats:
-        """The functions that the correction combines: (points, terms)."""
-        rows, columns = np.triu_indices(points.shape[1])
-        squares = points[:, rows] * points[:, columns] / _QUADRATIC
-        waves = np.cos(points @ self._frequencies + self._angles) * np.sqrt(_WAVE_VARIANCE / _WAVES)
-        return self.correction * np.hstack([points / _LINEAR, squares, waves])
 
     # ------------------------------------------------------------------ fitting
 
@@ -176,12 +154,6 @@ class Ensemble:
         self._prior[:, self._level] = mean + spread * draws
         self.fit()
 
-    def correct(self, correction: float) -> None:
-        """Allows deviations from equations 1 to 5 of this standard deviation, and fits again."""
-        self.correction = correction
-        if self.logs.size:
-            self.fit(_SHARPNESS)
-
     def fit(self, sharpness: Sequence[float] = _SHARPNESS) -> None:
         """Improves every fit; those that ended far above the others start again beside them."""
         self._descend(sharpness)
@@ -199,18 +171,15 @@ class Ensemble:
 
     def _descend(self, sharpness: Sequence[float]) -> None:
         """One Levenberg-Marquardt step of all fits per sharpness."""
-        used = self._terms.stop if self.correction else self._terms.start
         damping = np.full(self.size, 1e-2)
-        features = self._features(self.points)
         at, previous = None, None
         for sharp in sharpness:
             if at is None or sharp != previous:
-                at, previous = self._linearize(self.fits, features, sharp), sharp
-            step = self._step(at, features, damping, used)
-            tried = self.fits.copy()
-            tried[:, :used] -= np.clip(step, -_MOST_STEP, _MOST_STEP)
+                at, previous = self._linearize(self.fits, sharp), sharp
+            step = self._step(at, damping)
+            tried = self.fits - np.clip(step, -_MOST_STEP, _MOST_STEP)
             self._clip(tried)
-            new = self._linearize(tried, features, sharp)
+            new = self._linearize(tried, sharp)
             better = new.cost < at.cost
             self.fits[better] = tried[better]
             at.replace(better, new)
@@ -218,7 +187,7 @@ class Ensemble:
         if at is not None:
             self.cost = at.cost
 
-    def _linearize(self, fits: Floats, features: Floats, sharp: float) -> _Linearized:
+    def _linearize(self, fits: Floats, sharp: float) -> _Linearized:
         startup, congestion = self._terms_of(fits, self.points)
         total = startup + 1 + congestion[:, None]
         logs = np.log(total) + fits[:, self._offset][:, :, None]
@@ -227,7 +196,6 @@ class Ensemble:
         sums = weights.sum(axis=1, keepdims=True)
         weights /= sums
         predicted = (highest + np.log(sums) / sharp)[:, 0] + fits[:, self._level]
-        predicted += fits[:, self._terms] @ features.T
         residuals = (predicted - self.logs) / self.noise - self._noises
         from_prior = (fits - self._prior) / self._spread
         return _Linearized(
@@ -239,20 +207,19 @@ class Ensemble:
             phase=weights,
         )
 
-    def _step(self, at: _Linearized, features: Floats, damping: Floats, used: int) -> Floats:
+    def _step(self, at: _Linearized, damping: Floats) -> Floats:
         derivatives = np.empty((self.size, self.logs.size, self.fits.shape[1]))
         derivatives[:, :, self._offset] = at.phase.transpose(0, 2, 1)
         derivatives[:, :, self._startup] = at.startup.transpose(0, 2, 1)
         derivatives[:, :, self._exponents] = at.congestion[:, :, None] * self.points
         derivatives[:, :, self._congestion] = at.congestion[:, :, None]
         derivatives[:, :, self._level] = 1
-        derivatives[:, :, self._terms] = features
-        derivatives = derivatives[:, :, :used] / self.noise
+        derivatives /= self.noise
         transposed = derivatives.transpose(0, 2, 1)
         normal = transposed @ derivatives
-        diagonal = np.arange(used)
-        normal[:, diagonal, diagonal] += self._spread[:used] ** -2
+        diagonal = np.arange(self._spread.size)
+        normal[:, diagonal, diagonal] += self._spread**-2
         normal[:, diagonal, diagonal] *= 1 + damping[:, None]
         gradient = transposed @ at.residuals[:, :, None]
-        gradient[:, :, 0] += (at.from_prior / self._spread)[:, :used]
+        gradient[:, :, 0] += at.from_prior / self._spread
         return np.linalg.solve(normal, gradient)[:, :, 0]

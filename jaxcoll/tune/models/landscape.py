@@ -22,6 +22,8 @@ from jaxcoll.tune.spaces.nccl_space import ALGORITHM, PROTOCOL, THREADS, TRANSPO
 from jaxcoll.tune.spaces.space import Space
 
 _GB = 1e9
+# Between which NC, NT and C lie where they begin to cost more than they gain.
+_KNEES = ((4, 64), (96, 512), (1e4, 1e6))
 
 
 def landscape_space() -> Space:
@@ -61,6 +63,31 @@ class Hill:
         u, v, w = (np.log(r / o) for r, o in zip(resources, self.optimum, strict=True))
         form = 0.08 * u * u + 0.10 * v * v + 0.03 * w * w + 0.06 * u * w + 0.04 * u * v
         return self.peak / (1 + np.maximum(form, 0) ** 0.8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ramp:
+    """A unimodal bandwidth with an edge at the optimum: no fit of the searches has this form.
+
+    Attributes:
+        peak: B/s.
+        optimum: NC, NT and C of the peak.
+        above, below: by which powers of a resource, over and under its optimum, bandwidth falls.
+    """
+
+    peak: float
+    optimum: tuple[float, float, float]
+    above: tuple[float, float, float]
+    below: tuple[float, float, float]
+
+    def __call__(self, channels, threads, chunk_bytes):
+        """Bandwidth in B/s; arrays broadcast."""
+        resources = (channels, threads, chunk_bytes)
+        fall = sum(
+            np.maximum(a * np.log(r / o), -b * np.log(r / o))
+            for r, o, a, b in zip(resources, self.optimum, self.above, self.below, strict=True)
+        )
+        return self.peak * np.exp(-fall)
 
 
 class Landscape:
@@ -135,12 +162,25 @@ def hills(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
     return Landscape(space, tuple(_drawn(rng)[1] for _ in space.subspaces), noise=noise, seed=seed)
 
 
+def ramps(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+    """A landscape of unimodal bandwidths that fall by other powers on either side of an optimum."""
+    rng = np.random.default_rng([seed, 3])
+
+    def drawn() -> Ramp:
+        peak = _GB * rng.uniform(4, 40)
+        optimum = tuple(_log_uniform(rng, least, most) for least, most in _KNEES)
+        above, below = (tuple(rng.uniform(0.1, 0.6, 3).tolist()) for _ in range(2))
+        return Ramp(peak, optimum, above, below)
+
+    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+
+
 def _drawn(rng: np.random.Generator) -> tuple[Bandwidth, Hill]:
     """The constants of one subspace, by the equations and as a hill."""
     peaks = _GB * rng.uniform(4, 40), _GB * rng.uniform(4, 60)
     halves = _log_uniform(rng, 8e3, 4e6), THREAD_BYTES * _log_uniform(rng, 64, 4e3)
     exponents = tuple(rng.uniform(0.5, 1.2, 3))
-    knees = [_log_uniform(rng, least, most) for least, most in ((4, 64), (96, 512), (1e4, 1e6))]
+    knees = [_log_uniform(rng, least, most) for least, most in _KNEES]
     model = Bandwidth(
         startup=(halves[0] / peaks[0], halves[1] / peaks[1]),
         peak=peaks,

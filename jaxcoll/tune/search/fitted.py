@@ -4,47 +4,44 @@ Each subspace has an ensemble of fits (``models.ensemble``). The next measuremen
 subspace that promises most, at the point of the largest expected improvement. Points are a coarse
 grid over the subspace and a fine one around the predicted optimum, whose neighbours include all
 diagonal ones: along a coordinate the search would stall on the kink of equation 1. Where the
-measurements contradict the equations, a correction is fitted with them and the search takes longer.
+measurements contradict the equations, peaks of another form (``models.peaks``) are fitted instead
+and the search takes longer.
 Where the fits promise nothing more, the neighbours of the best point are measured. At the end the
 best configurations and the default race.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble, Floats
+from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble
+from jaxcoll.tune.models.peaks import Peaks
 from jaxcoll.tune.search.base import Search, Steps
+from jaxcoll.tune.search.grid import Grid
 from jaxcoll.tune.search.racing import race
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.spaces.nccl_space import TABLE_2
-from jaxcoll.tune.spaces.space import Index, Space, Subspace
-
-# Spacing of the coarse grid in natural logarithms, and its most values per resource.
-_SPACING = 0.6
-_MOST_VALUES = 10
-# The fine grid, in spacings of the coarse one.
-_STEP = 0.25
-_FINE = _STEP * np.arange(-3, 4)
+from jaxcoll.tune.spaces.space import Space, Subspace
 
 # Measured points per subspace from which a misfit is judged, and the mean of squared residuals over
 # the noise that no machine of equations 1 to 5 reaches.
 _JUDGED, _MISFIT = 4, 1.5
-_CORRECTION = 0.1
 
 # Standard deviation of the logarithm of the peaks of subspaces.
 _LEVEL_SPREAD = 0.8
 
 # By how much the spread of the predicted optima is taken to be larger: posteriors are skewed, and
 # an ensemble of this size sees little of their tails.
-_CAUTION, _CAUTION_CORRECTED = 2.0, 1.5
+_CAUTION, _CAUTION_OF_PEAKS = 2.0, 1.5
+
+# Measurements from which a subspace's shape is known, and after which shapes are shared again.
+_SHAPED, _SHARED = 7, 10
 
 # Measurements that the race at the end may take.
 _RACE = 12
@@ -53,67 +50,6 @@ _RACE = 12
 _MOST_FAILURES = 3
 
 _NCCL_RESOURCES = tuple(p.name for p in TABLE_2 if p.is_resource)
-
-
-class _Grid:
-    """The candidates of one subspace and the predictions of its ensemble."""
-
-    def __init__(self, subspace: Subspace, ensemble: Ensemble):
-        self.subspace = subspace
-        self.ensemble = ensemble
-        self.failures = 0
-        self.measured: list[Config] = []  # in the order of the ensemble's points
-        logs = [np.log(np.maximum(p.values, 0.5)) for p in subspace.resources]
-        self.coordinates = [values - (values[0] + values[-1]) / 2 for values in logs]
-        self.spacings = []
-        coarse = []
-        for values in self.coordinates:
-            extent = values[-1] - values[0]
-            count = min(_MOST_VALUES, len(values), math.ceil(extent / _SPACING) + 1)
-            self.spacings.append(extent / max(1, count - 1))
-            coarse.append(_nearest(values, np.linspace(values[0], values[-1], count)))
-        self.coarse = _product(coarse)
-        self.indices = self.coarse
-        self.predicted = np.empty((ensemble.size, len(self.coarse)))
-
-    def point(self, index: Iterable[int]) -> Floats:
-        """Centred logarithms of the resources at a position."""
-        return np.array([values[i] for values, i in zip(self.coordinates, index, strict=True)])
-
-    def points(self, indices: np.ndarray) -> Floats:
-        """Centred logarithms of the resources at positions (count, D)."""
-        columns = [values[indices[:, d]] for d, values in enumerate(self.coordinates)]
-        return np.stack(columns, axis=1) if columns else np.empty((len(indices), 0))
-
-    def middle(self) -> Index:
-        """The position in the geometric middle of every resource."""
-        return tuple(int(_nearest(values, np.zeros(1))[0]) for values in self.coordinates)
-
-    def neighbours(self, index: Index) -> Iterator[Index]:
-        """Positions a step of the fine grid away, along one resource, then along two at once."""
-        beside = []
-        for values, i, spacing in zip(self.coordinates, index, self.spacings, strict=True):
-            near = _nearest(values, values[i] + spacing * np.array([-_STEP, _STEP]))
-            low, high = min(int(near[0]), i - 1), max(int(near[-1]), i + 1)
-            beside.append(sorted({max(low, 0), i, min(high, len(values) - 1)}))
-        moves = [
-            (sum(a != b for a, b in zip(position, index, strict=True)), position)
-            for position in itertools.product(*beside)
-        ]
-        yield from (position for count, position in sorted(moves) if 1 <= count <= 2)
-
-    def predict(self) -> None:
-        """Predictions for the coarse grid, and for a fine one around its best point."""
-        coarse = self.ensemble.predict(self.points(self.coarse))
-        best = self.coarse[int(coarse.mean(axis=0).argmin())]
-        fine = _product(
-            [
-                _nearest(values, values[i] + spacing * _FINE)
-                for values, i, spacing in zip(self.coordinates, best, self.spacings, strict=True)
-            ]
-        )
-        self.indices = np.vstack([self.coarse, fine])
-        self.predicted = np.hstack([coarse, self.ensemble.predict(self.points(fine))])
 
 
 class Fitted(Search):
@@ -163,7 +99,7 @@ class Fitted(Search):
         self._absorbed = 0
         self._estimates: dict[Config, float] = {}
         self._is_small = space.size <= self.small
-        self._grids: dict[Subspace, _Grid] = {}
+        self._grids: dict[Subspace, Grid] = {}
         self._refused: set[Config] = set()
 
     def options(self) -> dict[str, Any]:
@@ -197,6 +133,8 @@ class Fitted(Search):
         self._share_level()
         while self.evaluations + _RACE < self._limit:
             self._judge()
+            if self._limit > self.budget and self.evaluations % _SHARED == 0:
+                self._share_shape()
             config = self._most_promising() or self._neighbour()
             if config is None:
                 break
@@ -240,7 +178,7 @@ class Fitted(Search):
 
     # ------------------------------------------------------------------ what is known
 
-    def _grid(self, subspace: Subspace) -> _Grid:
+    def _grid(self, subspace: Subspace) -> Grid:
         if subspace not in self._grids:
             names = tuple(p.name for p in subspace.resources)
             phases = NCCL_PHASES if names == _NCCL_RESOURCES else np.eye(max(1, len(names)))
@@ -248,9 +186,8 @@ class Fitted(Search):
                 phases[:, : len(names)],
                 [self.seed, len(self._grids)],
                 noise=self.noise,
-                correction=_CORRECTION if self._limit > self.budget else 0.0,
             )
-            self._grids[subspace] = _Grid(subspace, ensemble)
+            self._grids[subspace] = Grid(subspace, ensemble)
         return self._grids[subspace]
 
     def _absorb(self) -> None:
@@ -267,7 +204,7 @@ class Fitted(Search):
             self._predict(grid)
         self._absorbed = len(self._history)
 
-    def _predict(self, grid: _Grid) -> None:
+    def _predict(self, grid: Grid) -> None:
         """Renews what is predicted of the candidates and the measured points of a subspace.
 
         A measured point is estimated by the mean of its measurements and the mean of the fits, by
@@ -297,8 +234,30 @@ class Fitted(Search):
         judged = [g.ensemble for g in self._grids.values() if g.ensemble.logs.size >= _JUDGED]
         if judged and np.concatenate([e.misfit() for e in judged]).mean() > _MISFIT:
             self._limit = self.extended
-            for grid in self._grids.values():
-                grid.ensemble.correct(_CORRECTION)
+            for number, grid in enumerate(self._grids.values()):
+                grid.ensemble = self._peaks(grid, number)
+            self._share_shape()
+
+    def _peaks(self, grid: Grid, number: int) -> Peaks:
+        """Peaks fitted to what was measured in a subspace."""
+        extents = [values[-1] - values[0] for values in grid.coordinates]
+        peaks = Peaks(extents, [self.seed, number, 1], noise=1.5 * self.noise)
+        if grid.ensemble.logs.size:
+            peaks.take(grid.ensemble.points, grid.ensemble.logs)
+        return peaks
+
+    def _share_shape(self) -> None:
+        """Subspaces share the hardware: the shape of one says something about the others."""
+        alike: dict[tuple[str, ...], list[tuple[Grid, Peaks]]] = {}
+        for grid in self._grids.values():
+            if isinstance(grid.ensemble, Peaks) and grid.measured:
+                names = tuple(p.name for p in grid.subspace.resources)
+                alike.setdefault(names, []).append((grid, grid.ensemble))
+        for family in alike.values():
+            known = [peaks for _, peaks in family if peaks.logs.size >= _SHAPED]
+            for grid, peaks in family:
+                if known:
+                    peaks.expect_shape(np.mean([p.shape for p in known], axis=0))
                 self._predict(grid)
 
     def _share_level(self) -> None:
@@ -326,14 +285,14 @@ class Fitted(Search):
                 return config
         return None
 
-    def _promise(self, grid: _Grid, best: float) -> float:
+    def _promise(self, grid: Grid, best: float) -> float:
         """Expected improvement on ``best`` anywhere in a subspace, in logarithms."""
         optima = grid.predicted.min(axis=1)
         mean = optima.mean()
-        caution = _CAUTION_CORRECTED if grid.ensemble.correction else _CAUTION
+        caution = _CAUTION_OF_PEAKS if isinstance(grid.ensemble, Peaks) else _CAUTION
         return float(np.maximum(best - mean - caution * (optima - mean), 0).mean())
 
-    def _improving(self, grid: _Grid, best: float) -> Config | None:
+    def _improving(self, grid: Grid, best: float) -> Config | None:
         """The valid point of a subspace with the largest expected improvement."""
         improvement = np.maximum(best - grid.predicted, 0).mean(axis=0)
         for j in np.argsort(-improvement, kind="stable"):
@@ -356,7 +315,7 @@ class Fitted(Search):
                 return config
         return None
 
-    def _nearest_valid(self, grid: _Grid) -> Config | None:
+    def _nearest_valid(self, grid: Grid) -> Config | None:
         """The valid point nearest to the middle that did not fail."""
         middle = grid.subspace.config(grid.middle())
         if self._may_ask(middle):
@@ -373,19 +332,3 @@ class Fitted(Search):
             return True
         self._refused.add(config)
         return False
-
-
-def _nearest(values: Floats, targets: Floats) -> np.ndarray:
-    """Positions of the ascending values nearest to some targets, each once."""
-    right = np.clip(np.searchsorted(values, targets), 1, max(1, len(values) - 1))
-    if len(values) == 1:
-        return np.zeros(1, np.int64)
-    left = right - 1
-    nearer = np.where(targets - values[left] <= values[right] - targets, left, right)
-    return np.unique(nearer)
-
-
-def _product(positions: Sequence[np.ndarray]) -> np.ndarray:
-    """All combinations, (count, D)."""
-    combinations = list(itertools.product(*(p.tolist() for p in positions)))
-    return np.array(combinations, np.int64).reshape(len(combinations), len(positions))
