@@ -112,10 +112,10 @@ def _route(d, m, begin, end, first, longest, units, change):
 
 @nb.njit(cache=True)
 def _gaps(k, first, start, width, m, covered, gaps):
-    """What the intervals of x itself and of walks of ``first`` to k - 1 arcs leave of those of k.
+    """Parts of the interval of walks of k arcs that shorter walks do not reach; their number.
 
-    Writes the first and the last place but one of each piece, from the start of the interval; the
-    number of pieces.
+    Shorter walks are x itself and those of ``first`` to k - 1 arcs. Writes for every part its first
+    place and the place after its last, from the start of the interval.
     """
     count = 0
     for j in range(k):
