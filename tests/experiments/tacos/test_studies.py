@@ -286,7 +286,7 @@ def test_all_families_are_built():
         ("fig-2a", "networks.ring.family=star", "unknown family of a network 'star'"),
         ("fig-2a", "networks.ring.sides=[0]", "sides must be integers of at least 1"),
         ("fig-2a", "networks.ring.bandwidth_gbps=[]", "bandwidth_gbps needs"),
-        ("fig-10", "+printed.star=1", "printed names no network of this study: star"),
+        ("fig-10", "+paper.star=1", "paper names no network of this study: star"),
         ("fig-19", "planar=[4]", "planar must be two sides or more"),
         ("table-v", "time_synthesis_of=[sccl]", "algorithms must have 'sccl'"),
     ],
