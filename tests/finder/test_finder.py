@@ -31,7 +31,7 @@ from jaxcoll.finder.prices import tori
 from jaxcoll.finder.search import search
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.topologies.generative import is_reverse_symmetric
-from jaxcoll.topologies.generative.cayley_sets import cayley_sets
+from jaxcoll.topologies.generative.cayley_digraphs import cayley_sets
 from jaxcoll.verifier import verify
 
 SIZES = sorted({row["n"] for row in paper_table()})
