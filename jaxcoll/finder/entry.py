@@ -45,7 +45,7 @@ def find(
         degree: links out of each rank, d, self-loops included.
         links: ``one_way`` for any digraph; ``both_ways`` where every link needs one back.
         parallel: whether several links may join two ranks.
-        rates: whether the printed table has diameters and all-to-all rates, which take up to a
+        rates: whether the printed table has diameters and all-to-all rates, which take up to half a
             minute at 1024 ranks; and whether, of topologies of equal cost, the one of the highest
             rate that ``FoundTopology.rate_bounds`` proves is taken.
         progress: called with (sizes done, sizes) during the search.
