@@ -13,7 +13,7 @@ from jaxcoll.bounds.moore import Cost, bandwidth_optimum
 from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.measured import measured_bases
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
-from jaxcoll.topologies.generative.cayley_sets import cayley_sets
+from jaxcoll.topologies.generative.cayley_digraphs import cayley_sets
 from jaxcoll.topologies.generative.circulants import theorem_22_offset
 from jaxcoll.topologies.generative.distance_regular_graphs import TABLE_A2_SIZES
 from jaxcoll.topologies.generative.finite_geometry import is_field_order

@@ -1,6 +1,6 @@
 """The search for connections of Cayley digraphs with good BFB all_gathers.
 
-``python -m jaxcoll.finder.cayley_search`` prints the JSON of ``generative.cayley_sets``, in about
+``python -m jaxcoll.finder.cayley_search`` prints ``cayley.json`` of ``generative``, in about
 five minutes on one core. The groups are those of ``cayley_digraphs.groups``: dihedral and abelian
 ones, and other semidirect products of two cyclic groups. Searched are sets of distinct connections
 that an automorphism of order 2 takes to their inverses, so that the digraph is isomorphic to its
@@ -24,8 +24,13 @@ from jaxcoll.bounds.moore import bandwidth_optimum
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.topologies.generative import Digraph
-from jaxcoll.topologies.generative.cayley_digraphs import SemidirectProduct, cayley, groups
-from jaxcoll.topologies.generative.cayley_sets import VERSION, CayleySet
+from jaxcoll.topologies.generative.cayley_digraphs import (
+    VERSION,
+    CayleySet,
+    SemidirectProduct,
+    cayley,
+    groups,
+)
 
 # Sizes searched, by degree.
 SIZES = {

@@ -13,11 +13,10 @@ from fractions import Fraction
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.finder.candidates import MOST_MEASURED, Candidate, Has, with_bfb_cost
 from jaxcoll.finder.construction import Construction
-from jaxcoll.finder.found import TOLERANCE, Found, FoundTopology
+from jaxcoll.finder.found import Found, FoundTopology
 from jaxcoll.finder.search import Progress, frontier, search
 from jaxcoll.io.files import read_text, write_text
 from jaxcoll.numerics import checks
-from jaxcoll.paths import fewest_hops
 
 FORMAT, VERSION = "jaxcoll frontiers", 1
 LINKS = ("one_way", "both_ways")
@@ -46,9 +45,9 @@ def find(
         degree: links out of each rank, d, self-loops included.
         links: ``one_way`` for any digraph; ``both_ways`` where every link needs one back.
         parallel: whether several links may join two ranks.
-        rates: whether the printed table has diameters and all-to-all rates, which take up to a
-            minute at 1024 ranks; and whether, of topologies of equal cost, the one of least mean
-            distance or, where that is equal within 1 %, of most symmetry is taken.
+        rates: whether the printed table has diameters and all-to-all rates, which take up to half a
+            minute at 1024 ranks; and whether, of topologies of equal cost, the one of the highest
+            rate that ``FoundTopology.rate_bounds`` proves is taken.
         progress: called with (sizes done, sizes) during the search.
 
     Raises:
@@ -76,14 +75,13 @@ def find(
 
 
 def _preferred(tied: list[FoundTopology]) -> FoundTopology:
-    """Of topologies of equal cost, the one whose all-to-all rate promises most.
+    """Of topologies of equal cost, the one whose all-to-all rate is proved to be the highest.
 
-    The rate of n d links is at most n d over the sum of distances. Of topologies whose sums differ
-    by less than ``TOLERANCE``, the most symmetric is taken: it spreads flows the most evenly.
+    The first of large ones, whose flows would take longer than the search.
     """
-    sums = [int(fewest_hops(p.size, p.digraph.tails, p.digraph.heads).sum()) for p in tied]
-    near = [p for p, s in zip(tied, sums, strict=True) if s <= min(sums) * (1 + TOLERANCE)]
-    return min(near, key=lambda point: point.digraph.num_orbits)
+    if len(tied) == 1 or tied[0].size > MOST_MEASURED:
+        return tied[0]
+    return max(tied, key=lambda point: point.rate_bounds.lower)
 
 
 def _points(n, degree, candidates, links, parallel) -> list[list[FoundTopology]]:

@@ -31,7 +31,7 @@ from jaxcoll.finder.prices import tori
 from jaxcoll.finder.search import search
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.topologies.generative import is_reverse_symmetric
-from jaxcoll.topologies.generative.cayley_sets import cayley_sets
+from jaxcoll.topologies.generative.cayley_digraphs import cayley_sets
 from jaxcoll.verifier import verify
 
 SIZES = sorted({row["n"] for row in paper_table()})
@@ -364,11 +364,17 @@ def test_shifted_rings_and_double_binary_trees_can_be_built_on():
     assert Construction("double_binary_tree", (8,)).digraph().degree == 4
 
 
-def test_of_equal_costs_the_least_mean_distance_or_the_more_symmetric_is_taken():
-    """DBJ(8,2) is Pi(8,64) in other words, with more known automorphisms."""
-    first = find(64, 8).points[0]
-    assert str(first.construction) == "DBJ(8,2)"
-    assert first.digraph.num_orbits == 8
+def test_of_equal_costs_the_one_of_the_highest_proved_rate_is_taken():
+    """At 256 ranks L(Cay(8,8,3;..)), L^2(C(16,{3,4})) and L^2(DBJMod(4,2)) cost the same."""
+    second = find(256, 4).points[1]
+    assert second.cost == Cost(5, Fraction(65, 64))
+    assert str(second.construction) == "L(Cay(8,8,3;5,20,24,59))"
+    assert second.rate.lower > Fraction("4.10e-3")  # as printed of L^2(DBJMod(4,2))
+    others = ("L^2(C(16,{3,4}))", "L^2(DBJMod(4,2))")
+    equal = [c for c in search([4, 16, 64, 256], 4)[256, 4] if str(c.construction) in others]
+    assert len(equal) == 2
+    for candidate in equal:
+        assert FoundTopology(256, 4, candidate).rate.upper < second.rate.lower
 
 
 def test_frontiers_of_all_sizes_print_diameters_and_rates_when_asked():

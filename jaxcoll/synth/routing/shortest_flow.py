@@ -118,8 +118,9 @@ def _link_orbits(images: np.ndarray, tails: np.ndarray, heads: np.ndarray, size:
 def _route(columns, link_class, share, sources, weights, unit, load):
     """Add ``unit`` from each source to every vertex over shortest paths to the loads of classes.
 
-    A path is given an amount in proportion to the product of the shares of its links. Returns the
-    sum of all distances; both count each source ``weights`` times.
+    A path is given an amount in proportion to the product of the shares of its links; where all
+    products are below the least float, one path is. Returns the sum of all distances; both count
+    each source ``weights`` times.
     """
     out_ptr, out_link, heads, in_ptr, in_link, tails = columns
     size, total = len(out_ptr) - 1, 0
@@ -129,12 +130,9 @@ def _route(columns, link_class, share, sources, weights, unit, load):
         source, weight = sources[i], weights[i]
         distance[:] = -1
         distance[source], queue[0], paths[source] = 0, source, 1.0
-        count, at, level = 1, 0, 0
+        count, at = 1, 0
         while at < count:
             u = queue[at]
-            if distance[u] > level:  # only ratios within a level matter; long products would vanish
-                level = distance[u]
-                paths[queue[at:count]] /= paths[queue[at:count]].max()
             for k in range(out_ptr[u], out_ptr[u + 1]):
                 v = heads[out_link[k]]
                 if distance[v] < 0:

@@ -3,7 +3,7 @@
 - ``digraph``: the type that all of them return, self-loops and parallel arcs included;
 - ``operations``: digraphs made of digraphs; ``isomorphism``: to the transpose;
 - ``circulants``, ``complete_graphs``, ``kautz_graphs``, ``tori``, ``binary_trees``: by formula;
-- ``cayley_digraphs``: of dihedral and other groups; ``cayley_sets``: good connections;
+- ``cayley_digraphs``: of dihedral and other groups, and good connections;
 - ``finite_geometry``, ``distance_regular_graphs``: the graphs of Table A.2;
 - ``optical_cubes``: slices of TPU v4 and v5p, rewired;
 - ``searched``: Diamond and modified de Bruijn digraphs;

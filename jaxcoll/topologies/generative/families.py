@@ -11,7 +11,6 @@ from jaxcoll.numerics import checks
 from jaxcoll.topologies.arguments import count
 from jaxcoll.topologies.generative import (
     cayley_digraphs,
-    cayley_sets,
     circulants,
     complete_graphs,
     distance_regular_graphs,
@@ -156,7 +155,7 @@ def _searched_de_bruijn(n: int, d: int) -> Iterator[Arguments]:
 
 
 def _cayley(n: int, d: int) -> Iterator[Arguments]:
-    return (found.arguments for found in cayley_sets.cayley_sets().get((n, d), ()))
+    return (found.arguments for found in cayley_digraphs.cayley_sets().get((n, d), ()))
 
 
 def _table_a2(n: int, d: int) -> Iterator[Arguments]:

@@ -14,8 +14,12 @@ from jaxcoll.errors import TopologyError
 from jaxcoll.synth.direct_connect import bfb_cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.topologies import generative as gen
-from jaxcoll.topologies.generative.cayley_digraphs import SemidirectProduct, groups, multipliers
-from jaxcoll.topologies.generative.cayley_sets import cayley_sets
+from jaxcoll.topologies.generative.cayley_digraphs import (
+    SemidirectProduct,
+    cayley_sets,
+    groups,
+    multipliers,
+)
 
 # The sets whose digraphs have up to so many vertices are checked one by one.
 SMALL = 40
