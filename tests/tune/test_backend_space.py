@@ -155,7 +155,7 @@ def test_misuse(change, says):
 
 def test_a_computation_beside_calls_no_collective():
     with pytest.raises(TuneError, match="calls no collective"):
-        Trial("all_reduce", 8, mesh(2), "x", beside=lambda x: jc.psum(x, "x"))
+        Trial("all_reduce", 8, mesh(2), "x", beside=lambda x: jc.all_gather(x, "x"))
 
 
 def test_a_backend_that_jax_has_not():
