@@ -73,7 +73,15 @@ def test_the_whole_space_by_the_default_search():
 
 @pytest.mark.parametrize(
     "change",
-    [{"collectives": ["psum"]}, {"sizes": [0]}, {"sizes": 8}, {"evaluations": 0}, {"axis": "z"}],
+    [
+        {"collectives": ["psum"]},
+        {"collectives": []},
+        {"sizes": []},
+        {"sizes": [0]},
+        {"sizes": 8},
+        {"evaluations": 0},
+        {"axis": "z"},
+    ],
 )
 def test_misuse(change):
     arguments = {"mesh": MESH, "axis": "x", "collectives": ["all_reduce"], "sizes": [8], **change}

@@ -74,4 +74,4 @@ def test_one_device_settles_as_it_is():
     )
     tuned = _settled(step, jnp.ones(4, jnp.bfloat16))
     assert tuned.done
-    assert set(tuned.report().chosen.values()) <= {None}
+    assert not tuned.report().chosen
