@@ -104,6 +104,8 @@ def offline(
     """
     kinds = checks.members(collectives, "collectives", TuneError)
     counts = checks.integers(sizes, "sizes", TuneError, least=1)
+    if not kinds or not counts:
+        raise TuneError("offline tunes every collective at every size, got an empty list of them")
     most = checks.integer(evaluations, "evaluations", TuneError, least=1)
     result, machine = Table() if table is None else table.merge(Table()), this_machine()
     for kind in kinds:

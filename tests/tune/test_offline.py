@@ -92,7 +92,15 @@ def test_rounds_of_the_final_comparison(monkeypatch):
 
 @pytest.mark.parametrize(
     "change",
-    [{"collectives": ["psum"]}, {"sizes": [0]}, {"sizes": 8}, {"evaluations": 0}, {"axis": "z"}],
+    [
+        {"collectives": ["psum"]},
+        {"collectives": []},
+        {"sizes": []},
+        {"sizes": [0]},
+        {"sizes": 8},
+        {"evaluations": 0},
+        {"axis": "z"},
+    ],
 )
 def test_misuse(change):
     arguments = {"mesh": MESH, "axis": "x", "collectives": ["all_reduce"], "sizes": [8], **change}

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import TuneError
 from jaxcoll.execute.choice import active
-from jaxcoll.tune import Config, Table, online, replay, tasks_of, this_machine
+from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
 from jaxcoll.tune.training_step.comparison import Comparison, Occurrence
 from jaxcoll.tune.training_step.programs import Background
 from tests.execute.harness import mesh_of
@@ -89,7 +89,7 @@ def test_donation_shardings_and_signature_are_kept():
     tuned = online(step, space=_spaces(step, w, x))
     assert tuned.__name__ == step.__name__  # type: ignore[attr-defined]
     seen = set()
-    for _ in range(60):
+    for _ in range(100):
         tuned.join()
         before = w
         w, loss = tuned(w, x)
@@ -311,6 +311,14 @@ def test_misuse_is_refused_by_name():
         online(step, programs="both")
     with pytest.raises(TuneError, match="candidates"):
         online(step, candidates=0)
+    for name, bad in (("space", 3), ("table", 5), ("clock", None), ("log", "print")):
+        with pytest.raises(TuneError, match=f"{name} must be"):
+            online(step, **{name: bad})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TuneError, match="key of space"):
+        online(step, space={"x": [NATIVE]})  # type: ignore[dict-item]
+    task = Task("all_reduce", 4, "float32", 8)
+    with pytest.raises(TuneError, match="candidate"):
+        online(step, space={task: ["ring"]})  # type: ignore[list-item]
     with pytest.raises(TuneError, match="recording"):
         replay(step, [1])  # type: ignore[arg-type]
     tuned = online(step)

@@ -168,9 +168,9 @@ def ramps(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
 
     def drawn() -> Ramp:
         peak = _GB * rng.uniform(4, 40)
-        optimum = tuple(_log_uniform(rng, least, most) for least, most in _KNEES)
+        channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
         above, below = (tuple(rng.uniform(0.1, 0.6, 3).tolist()) for _ in range(2))
-        return Ramp(peak, optimum, above, below)
+        return Ramp(peak, (channels, threads, chunk_bytes), above, below)
 
     return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
 

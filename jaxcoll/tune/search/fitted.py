@@ -187,7 +187,10 @@ class Fitted(Search):
                 [self.seed, len(self._grids)],
                 noise=self.noise,
             )
-            self._grids[subspace] = Grid(subspace, ensemble)
+            grid = Grid(subspace, ensemble)
+            if self._limit > self.budget:
+                grid.ensemble = self._peaks(grid, len(self._grids))
+            self._grids[subspace] = grid
         return self._grids[subspace]
 
     def _absorb(self) -> None:
@@ -231,7 +234,7 @@ class Fitted(Search):
         """Extends the search where the equations do not hold."""
         if self._limit > self.budget or self.extended == self.budget:
             return
-        judged = [g.ensemble for g in self._grids.values() if g.ensemble.logs.size >= _JUDGED]
+        judged = [e for _, e in self._ensembles() if e.logs.size >= _JUDGED]
         if judged and np.concatenate([e.misfit() for e in judged]).mean() > _MISFIT:
             self._limit = self.extended
             for number, grid in enumerate(self._grids.values()):
@@ -262,11 +265,16 @@ class Fitted(Search):
 
     def _share_level(self) -> None:
         """Subspaces share links and processors: the peak of one says something about the others."""
-        fitted = [grid for grid in self._grids.values() if grid.ensemble.logs.size]
-        mean = float(np.median([grid.ensemble.level for grid in fitted])) if fitted else 0.0
-        for grid in fitted:
-            grid.ensemble.expect_level(mean, _LEVEL_SPREAD)
+        fitted = [(grid, e) for grid, e in self._ensembles() if e.logs.size]
+        mean = float(np.median([e.level for _, e in fitted])) if fitted else 0.0
+        for grid, ensemble in fitted:
+            ensemble.expect_level(mean, _LEVEL_SPREAD)
             self._predict(grid)
+
+    def _ensembles(self) -> list[tuple[Grid, Ensemble]]:
+        """The subspaces that are fitted by the equations."""
+        grids = self._grids.values()
+        return [(g, g.ensemble) for g in grids if isinstance(g.ensemble, Ensemble)]
 
     # ------------------------------------------------------------------ where to measure
 

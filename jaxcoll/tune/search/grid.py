@@ -1,4 +1,4 @@
-"""Grids: the points of one subspace that a search considers, and what its fits predict of them.
+"""Grids: the points of one subspace that a search considers, and the predictions of its fits.
 
 A coarse grid covers the subspace and a fine one the surroundings of the predicted optimum.
 """
@@ -25,7 +25,7 @@ _FINE = _STEP * np.arange(-3, 4)
 
 
 class Grid:
-    """The candidates of one subspace and what its ensemble predicts of them."""
+    """The candidates of one subspace and the predictions of its ensemble."""
 
     def __init__(self, subspace: Subspace, ensemble: Ensemble):
         self.subspace = subspace

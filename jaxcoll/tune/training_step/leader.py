@@ -53,6 +53,7 @@ class Leader:
         self._finalists: list[Choice] = []
         self._prepared: dict[str, Any] = {}
         self._chosen: Choice = ()
+        self._steps_left = 0
         self._slow, self._usual = 0, math.inf
         self._has_compared = False
 
@@ -97,6 +98,7 @@ class Leader:
         most = self._most_steps or _most_steps(sizes)
         self._race = Race(sizes, seed=self._seed + self._searches, most_steps=most)
         self._searches += 1
+        self._steps_left = max(most, _most_timed(sizes))
         for task, candidate in self._prepared["refused"]:
             self._race.fail(task, candidate)
 
@@ -117,6 +119,7 @@ class Leader:
         choices = [self._race.next() for _ in range(number)]
         if self._state != "search":
             choices = [choices[0], *choices]  # the first call is not timed
+        self._steps_left -= len(choices)
         return _decision("search", "switch", choices, len(choices))
 
     def _after_search(self, times, is_ready: bool) -> Decision:
@@ -148,7 +151,9 @@ class Leader:
             program = "switch" if self._prepared["switch"] else "plain"
             return _decision("compile", program, [best], POLL_STEPS)
         number = len(self._finalists)
-        most = _MOST_FINAL_STEPS * number
+        # The first steps of the finalists are not timed, and all finalists run equally often.
+        left = self._steps_left - number - (number - 1)
+        most = min(_MOST_FINAL_STEPS * number, max(left, _FINAL_STEPS * number))
         self._final = Race([number], seed=self._seed, within=0.01, most_steps=most)
         return self._next_final()
 
@@ -209,6 +214,13 @@ def _most_steps(sizes: Sequence[int]) -> int:
     longest = max(sizes, default=1)
     one = 8 * longest // 3 if longest <= 15 else 4 * longest
     return max(2, one if len(sizes) < 2 else 5 * one // 4)
+
+
+def _most_timed(sizes: Sequence[int]) -> int:
+    """Steps of search and final together; half as many again for several tasks as for one."""
+    longest = max(sizes, default=1)
+    one = 60 if longest <= 15 else 5 * longest
+    return one if len(sizes) < 2 else 3 * one // 2
 
 
 def _decision(

@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -94,7 +94,7 @@ def online(
         log: called with a line at every change of state.
 
     Raises:
-        TuneError: a step that is not jitted, or arguments out of range.
+        TuneError: a step that is not jitted, or arguments of other types or out of range.
     """
     if not isinstance(step, jax.stages.Wrapped):
         raise TuneError(
@@ -103,6 +103,7 @@ def online(
     checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
     if programs == "auto":
         programs = "switch" if jax.default_backend() == "cpu" else "plain"
+    _check_arguments(space, table, clock, log)
     path = None if table is None or isinstance(table, Table) else os.fspath(table)
     if path is not None:
         table = Table.load_usable([path] if os.path.exists(path) else [], None, warn_skipped)
@@ -124,6 +125,24 @@ def online(
         clock=clock,
         log=log,
     )
+
+
+def _check_arguments(space: object, table: object, clock: object, log: object) -> None:
+    if not (space is None or callable(space) or isinstance(space, Mapping)):
+        raise TuneError(
+            "space must be a function of a task, or the candidates of each task, got "
+            f"{checks.shown(space)}"
+        )
+    for task, configs in space.items() if isinstance(space, Mapping) else ():
+        checks.instance(task, Task, "a key of space", TuneError)
+        for config in checks.members(configs, "the candidates of a task", TuneError):
+            checks.instance(config, Config, "a candidate", TuneError)
+    if not (table is None or isinstance(table, (Table, str, os.PathLike))):
+        raise TuneError(f"table must be a Table or the path of one, got {checks.shown(table)}")
+    if not callable(clock):
+        raise TuneError(f"clock must be a function that returns seconds, got {checks.shown(clock)}")
+    if not (log is None or callable(log)):
+        raise TuneError(f"log must be a function of a line, got {checks.shown(log)}")
 
 
 class Online:

@@ -68,7 +68,7 @@ class Preparation:
         self.candidates: dict[Task, list[Config | None]] = {}
         self.comparisons: dict[Task, Comparison] = {}
         for task, call in recorder.found.items():
-            if table.lookup(task, machine) is not None:
+            if task.group_size == 1 or table.lookup(task, machine) is not None:
                 continue
             configs = self._configs(task, spaces, most, table, machine)
             comparison = Comparison(call, configs)
