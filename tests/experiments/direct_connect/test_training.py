@@ -221,7 +221,7 @@ def test_the_testbeds_lead_is_largest_over_trees():
 
 
 def test_claims_name_what_was_run(config):
-    claim = {"what": "iteration", "of": "torus", "model": "", "ranks": 0, "printed": 1.0}
+    claim = {"what": "iteration", "of": "torus", "model": "", "ranks": 0, "paper": 1.0}
     assert Claim(**claim).ours({}) is None
     with pytest.raises(ConfigError, match=r"claims.of"):
         Claim(**{**claim, "of": "mesh"})
