@@ -23,7 +23,7 @@ from jaxcoll.tune.training_step.leader import Leader
 
 _LAYERS = 6
 
-# (tasks, candidates) of made-up times: what is asked is 60, 150 and 90 steps.
+# (tasks, candidates) of made-up times: 60, 150 and 90 steps are asked for.
 _MADE_UP = ((1, 15), (1, 30), (3, 15))
 _NOISE = 0.05
 
