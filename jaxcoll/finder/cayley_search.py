@@ -17,10 +17,10 @@ import sys
 from collections.abc import Iterator
 from fractions import Fraction
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.bounds.moore import bandwidth_optimum
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.direct_connect.bfb import bfb_cost
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.topologies.generative import Digraph
@@ -134,7 +134,7 @@ def _drawn(partner: np.ndarray, degree: int, random: np.random.Generator) -> np.
     return np.unique(sets[sets[:, 0] > 0], axis=0)
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _fill_sets(partner, drawn, sets):
     """Take elements in the order drawn, each with its partner, while both are new and fit."""
     count, degree = sets.shape
@@ -150,7 +150,7 @@ def _fill_sets(partner, drawn, sets):
             sets[i, 0] = 0
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _distances(k, powers, m, sets, reach):
     """The diameter of each Cayley digraph, 0 if it is not connected, and its sum of distances."""
     degree = sets.shape[1]

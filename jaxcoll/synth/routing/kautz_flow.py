@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.routing.shortest_flow import RateBounds
 from jaxcoll.topologies.arguments import count
 
@@ -74,7 +74,7 @@ def _loads(d: int, m: int, first: int, longest: int, units: int) -> tuple[np.nda
     return load, int(total)
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _route(d, m, begin, end, first, longest, units, change):
     """Flows of ``units`` from some sources to all others; the sum of the lengths of their walks.
 
@@ -110,7 +110,7 @@ def _route(d, m, begin, end, first, longest, units, change):
     return total
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _gaps(k, first, start, width, m, covered, gaps):
     """Parts of the interval of walks of k arcs that shorter walks do not reach; their number.
 
@@ -142,7 +142,7 @@ def _gaps(k, first, start, width, m, covered, gaps):
     return found
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _load(d, m, k, a, b, units, at, change):
     """Load the arcs of the walks of k arcs from x to the offsets a .. b, each with some units.
 
@@ -169,7 +169,7 @@ def _load(d, m, k, a, b, units, at, change):
         a, b = above, below
 
 
-@nb.njit(cache=True)
+@kernel(cache=True)
 def _add(change, arcs, first, count, amount):
     """Add an amount to some arcs that follow each other, around the end."""
     first %= arcs

@@ -14,13 +14,13 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 import scipy.sparse as sp
 
 from jaxcoll.errors import TopologyError
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
+from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.routing.concurrent_flow_kernel import total_distance
 from jaxcoll.topologies.generative.digraph import Digraph
 
@@ -114,7 +114,7 @@ def _link_orbits(images: np.ndarray, tails: np.ndarray, heads: np.ndarray, size:
     return _orbits(np.searchsorted(pairs, moved))[pair]
 
 
-@nb.njit(cache=True, nogil=True)
+@kernel(cache=True, nogil=True)
 def _route(columns, link_class, share, sources, weights, unit, load):
     """Add ``unit`` from each source to every vertex over shortest paths to the loads of classes.
 
