@@ -33,7 +33,7 @@ os.environ["XLA_FLAGS"] = " ".join([_given, *_added]).strip()
 # slow machine is not an error of a test.
 settings.register_profile(
     "ci",
-    max_examples=40,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     database=None,
