@@ -49,6 +49,19 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 STUDIES = "tests/experiments/"
+# Folders and files whose tests take long come first, so that no process is left with one at the end.
+LONG = (
+    STUDIES,
+    "tests/tensorstate/",
+    "tests/synth/",
+    "tests/execute/",
+    "tests/tune/",
+    "tests/test_",
+)
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -63,4 +76,5 @@ def pytest_xdist_make_scheduler(config, log):
             file = super()._split_scope(nodeid)
             return STUDIES if file.startswith(STUDIES) else file
 
+    config.option.loadscopereorder = False  # by number of tests, few of which may take longest
     return StudiesTogether(config, log)

@@ -115,7 +115,7 @@ LIMITED = {
     "vit": ("vit", {"batch": 32}, LINE, (1.0, 0.8, 0.65)),
 }
 # Half a minute to minutes of searching.
-SLOW = ("gpt", "gpt_scan", "llama-8", "llama-2x4", "moe", "vgg-8", "vit")
+SLOW = ("gpt", "gpt_scan", "llama", "llama-8", "llama-2x4", "moe", "vgg-8", "vit")
 QUICK = [case for case in LIMITED if case not in SLOW]
 
 
