@@ -49,7 +49,7 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 STUDIES = "tests/experiments/"
-# Folders and files whose tests take long come first, so that no process is left with one at the end.
+# Folders and files whose tests take long come first, so that both processes end together.
 LONG = (
     STUDIES,
     "tests/tensorstate/",
