@@ -103,8 +103,8 @@ def measure(tasks: int, most: int, width: int, runs: int, rounds: int) -> dict[s
 def made_up(tasks: int, candidates: int, runs: int) -> dict[str, Any]:
     """A row: steps of search and final, and how far from the best the leader settles.
 
-    A step takes one second and what its candidates add: a share of a second, drawn for each, over
-    the number of tasks.
+    A step takes one second, and each candidate adds a time drawn uniformly between 0 and
+    1 / ``tasks`` seconds.
     """
     steps, gaps = [], []
     for seed in range(runs):

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ from collections.abc import Sequence
 from jaxcoll.finder.construction import Construction
 from jaxcoll.synth.routing.concurrent_flow import digraph_flow
 from jaxcoll.synth.routing.kautz_flow import kautz_flow_bounds
-from jaxcoll.synth.routing.shortest_flow import RateBounds, shortest_flow_bounds
+from jaxcoll.synth.routing.rate_bounds import RateBounds
+from jaxcoll.synth.routing.shortest_flow import shortest_flow_bounds
 from jaxcoll.topologies.generative import Digraph
 
 # Ranks up to which the linear program of the rate is solved, and up to which the flows of
@@ -61,10 +63,12 @@ def rate_bounds(construction: Construction) -> RateBounds:
     found = shortest_flow_bounds(digraph)
     if operation == "line_graph":
         base, times = rate_bounds(parts[0]), construction.arguments[0]
-        return found._replace(upper=min(found.upper, base.upper / digraph.degree**times))
+        return dataclasses.replace(
+            found, upper=min(found.upper, base.upper / digraph.degree**times)
+        )
     if operation == "generalized_kautz":
         other = kautz_flow_bounds(*construction.arguments)
-        return found._replace(lower=max(found.lower, other.lower))
+        return dataclasses.replace(found, lower=max(found.lower, other.lower))
     return found
 
 

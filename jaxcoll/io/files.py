@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from jaxcoll.errors import FormatError
 
 MAX_BYTES = 2**28
+
+T = TypeVar("T")
 
 
 def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
@@ -29,6 +33,20 @@ def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(f"{os.fspath(path)} is not UTF-8 text: {error}") from None
+
+
+def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int) -> T:
+    """A file's text as ``loads`` reads it; what ``loads`` refuses names the file.
+
+    Raises:
+        FormatError: see ``read_text`` and ``loads``.
+        OSError: the file cannot be read.
+    """
+    text = read_text(path, max_bytes)
+    try:
+        return loads(text)
+    except FormatError as error:
+        raise FormatError(f"{os.fspath(path)}: {error}") from error.__cause__
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

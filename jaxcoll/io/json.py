@@ -22,7 +22,7 @@ from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, JaxcollError
 from jaxcoll.grid import Grid, Placement
-from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics.rational import fits_float
 from jaxcoll.paths import Edges
 from jaxcoll.provenance import Provenance, decode_provenance, encode_provenance
@@ -62,11 +62,7 @@ def load(
         FormatError: naming the file; see ``loads``.
         OSError: the file cannot be read.
     """
-    text = read_text(path, max_bytes)
-    try:
-        return loads(text)
-    except FormatError as error:
-        raise FormatError(f"{os.fspath(path)}: {error}") from error.__cause__
+    return load_text(path, loads, max_bytes)
 
 
 def dumps(obj: Topology | Collective | Schedule) -> str:

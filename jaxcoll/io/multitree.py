@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxcoll.errors import FormatError
-from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -258,8 +258,4 @@ def load(path: str | os.PathLike, *, max_bytes: int = MAX_BYTES) -> Tables:
         FormatError: naming the file; see ``loads``.
         OSError: the file cannot be read.
     """
-    text = read_text(path, max_bytes)
-    try:
-        return loads(text)
-    except FormatError as error:
-        raise FormatError(f"{os.fspath(path)}: {error}") from error
+    return load_text(path, loads, max_bytes)

@@ -21,6 +21,7 @@ from jaxcoll.numerics import checks, highs
 from jaxcoll.numerics.rational import common_denominator
 from jaxcoll.synth.routing import concurrent_flow_kernel as kernel
 from jaxcoll.synth.routing.flow_classes import FlowClasses, flow_classes
+from jaxcoll.synth.routing.rate_bounds import Bounded
 from jaxcoll.synth.routing.soft_distances import climb
 from jaxcoll.topology import Topology, connected
 
@@ -35,7 +36,7 @@ _MOST_FLOWS = 2**27
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FlowRate:
+class FlowRate(Bounded):
     """Bounds of the rate f at which every rank can send to every other at the same time.
 
     Attributes:
@@ -51,16 +52,6 @@ class FlowRate:
     flow: np.ndarray
     unit: int
     lengths: np.ndarray
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the bounds meet."""
-        return self.lower == self.upper
-
-    @property
-    def gap(self) -> float:
-        """How far the upper bound lies above the lower, relative to it."""
-        return float(self.upper / self.lower - 1)
 
     def pair_time(self, buffer_time: float, degree: int, size: int) -> float:
         """Seconds of an all-to-all at the lower bound of the rate: (M/B) (d/n) / f.

@@ -12,7 +12,6 @@ proved.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,6 +21,7 @@ from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.synth.routing.concurrent_flow_kernel import total_distance
+from jaxcoll.synth.routing.rate_bounds import RateBounds
 from jaxcoll.topologies.generative.digraph import Digraph
 
 # Whole units of a flow of 1, which many numbers divide; the largest whose sums fit 64 bits is used.
@@ -34,28 +34,6 @@ _MOST_LOAD, _LEAST_SHARE = 3.0, 1e-3
 _ENOUGH = Fraction(1005, 1000)
 # Ratio of the bounds above which lengths are tried, and the longest.
 _NEAR, _LONGEST = Fraction(11, 10), 16
-
-
-class RateBounds(NamedTuple):
-    """Proved bounds of the all-to-all rate of a digraph, links being of capacity 1.
-
-    Attributes:
-        lower: a flow of this rate exists.
-        upper: no flow has a larger rate.
-    """
-
-    lower: Fraction
-    upper: Fraction
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the bounds meet."""
-        return self.lower == self.upper
-
-    @property
-    def gap(self) -> float:
-        """How far the upper bound lies above the lower, relative to it."""
-        return float(self.upper / self.lower - 1)
 
 
 def shortest_flow_bounds(digraph: Digraph) -> RateBounds:

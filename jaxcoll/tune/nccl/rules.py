@@ -1,8 +1,8 @@
 """NCCL's rules: which algorithm, protocol, channels and chunk a collective of some size runs with.
 
-A tuner of NCCL holds a list of rules; the first that matches a collective decides. The words and
-what NCCL runs with what are those of ``src/include/nccl_tuner.h`` and ``src/graph/tuning.cc``
-(NCCL 2.30).
+The words, and the algorithm and protocol that NCCL runs where a rule is silent, follow
+``src/include/nccl_tuner.h`` and ``src/graph/tuning.cc`` of NCCL 2.30. A tuner of NCCL holds a list
+of rules; the first that matches a collective decides.
 """
 
 from __future__ import annotations

@@ -251,12 +251,12 @@ class Fitted(Search):
 
     def _share_shape(self) -> None:
         """Subspaces share the hardware: the shape of one says something about the others."""
-        alike: dict[tuple[str, ...], list[tuple[Grid, Peaks]]] = {}
+        families: dict[tuple[str, ...], list[tuple[Grid, Peaks]]] = {}
         for grid in self._grids.values():
             if isinstance(grid.ensemble, Peaks) and grid.measured:
                 names = tuple(p.name for p in grid.subspace.resources)
-                alike.setdefault(names, []).append((grid, grid.ensemble))
-        for family in alike.values():
+                families.setdefault(names, []).append((grid, grid.ensemble))
+        for family in families.values():
             known = [peaks for _, peaks in family if peaks.logs.size >= _SHAPED]
             for grid, peaks in family:
                 if known:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, JaxcollError
-from jaxcoll.io.files import MAX_BYTES, read_text, write_text
+from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.decision import Decision
@@ -47,11 +47,7 @@ def load(path: str | os.PathLike) -> Parts:
         FormatError: naming the file; see ``loads``.
         OSError: the file cannot be read.
     """
-    text = read_text(path, MAX_BYTES)
-    try:
-        return loads(text)
-    except FormatError as error:
-        raise FormatError(f"{os.fspath(path)}: {error}") from error.__cause__
+    return load_text(path, loads, MAX_BYTES)
 
 
 # ---------------------------------------------------------------------- writing

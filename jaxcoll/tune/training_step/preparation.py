@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 
-from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.backend_space import jax_space
@@ -21,7 +20,7 @@ from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.spaces.space import Space
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
-from jaxcoll.tune.training_step.comparison import Comparison, Recorder
+from jaxcoll.tune.training_step.comparison import Comparison, Occurrence, Recorder
 from jaxcoll.tune.training_step.programs import SwitchProgram, check_same
 
 Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
@@ -78,7 +77,9 @@ class Preparation:
             kept = [c for i, c in enumerate(configs) if i not in comparison.refused or i == 0]
             if len(kept) > 1:
                 self.candidates[task] = kept
-                self.comparisons[task] = self._compiled(call, kept)
+                if comparison.refused:
+                    comparison = Comparison(call, kept)
+                self.comparisons[task] = self._compiled(comparison, call, kept)
         # A comparison that did not compile has dropped candidates.
         self.candidates = {task: c for task, c in self.candidates.items() if len(c) > 1}
         self.switch = self._switch(step, args, kwargs, base) if as_switch else None
@@ -102,9 +103,10 @@ class Preparation:
                 kept.append(config)
         return kept
 
-    def _compiled(self, call, configs: list[Config | None]) -> Comparison:
+    def _compiled(
+        self, comparison: Comparison, call: Occurrence, configs: list[Config | None]
+    ) -> Comparison:
         """The compiled comparison; candidates that do not compile are removed from ``configs``."""
-        comparison = Comparison(call, configs)
         try:
             comparison.compile()
             return comparison
@@ -127,8 +129,6 @@ class Preparation:
                 switch = SwitchProgram(step, self.candidates, args, kwargs)
                 check_same(step, switch.stages, args, kwargs, "the program of all candidates")
             return switch
-        except TuneError as error:
-            self.notes.append(f"candidates run as programs of their own: {error}")
-        except Exception as error:  # XLA or JAX cannot make one program of them
+        except Exception as error:  # no such program, or it returns other types
             self.notes.append(f"candidates run as programs of their own: {error}")
         return None
