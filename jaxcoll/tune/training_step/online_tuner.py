@@ -38,7 +38,6 @@ from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.training_step.history import History
 from jaxcoll.tune.training_step.leader import Decision, Leader
-from jaxcoll.tune.training_step.measure import Choice
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
 from jaxcoll.tune.training_step.processes import FIRST_TIMEOUT_SECONDS, Coordinator, coordinator
 from jaxcoll.tune.training_step.programs import (
@@ -48,6 +47,7 @@ from jaxcoll.tune.training_step.programs import (
     choices_of,
     compile_plain,
 )
+from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import Report
 
 # After so many steps arguments have the shardings of every later step.
@@ -293,6 +293,7 @@ class Online:
             "ready": is_ready,
             "failed": error is not None,
             "times": self._told,
+            "tasks": [task.to_json() for task in self._candidates],
             "candidates": [
                 [None if config is None else config.to_json() for config in configs]
                 for configs in self._candidates.values()
