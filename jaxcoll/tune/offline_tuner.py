@@ -128,6 +128,8 @@ def tune(
 ) -> Outcome:
     """Tune one task; its times, its decision and its failures are added to the table.
 
+    Finalists are chosen among what the trial has compiled, by this search or an earlier one.
+
     Args:
         evaluations: configurations that the search may measure.
         final_rounds: of the comparison of the fastest, at least 2.
@@ -137,8 +139,8 @@ def tune(
     """
     checks.integer(final_rounds, "final_rounds", TuneError, least=2)
     default = search.space.default
-    programs = {default: _checked(trial, default)}
-    baseline = float(np.median(trial.seconds([programs[default]], _ROUNDS)))
+    usual = trial.checked(default)
+    baseline = float(np.median(trial.seconds([usual], _ROUNDS)))
     failed: dict[Config, str] = {}
     while len(search.times) < evaluations and (config := search.ask()) is not None:
         if table.is_quarantined(trial.task, config, machine):
@@ -146,25 +148,23 @@ def tune(
             continue
         table.begin_trial(trial.task, config, machine)
         try:
-            program = programs.get(config) or _checked(trial, config)
+            program = trial.checked(config)
         except TuneError as error:
             failed[config] = str(error)
             search.tell_failed(config, str(error))
             table.end_trial(trial.task, config, machine)
             table.quarantine(trial.task, config, str(error), machine)
             continue
-        seconds = _beside(trial, program, programs[default], baseline)
-        programs[config] = program
+        seconds = _beside(trial, program, usual, baseline)
         search.tell(config, seconds)
         table.record(trial.task, config, seconds, machine)
         table.end_trial(trial.task, config, machine)
-    return _decide(trial, search, programs, table, machine, failed, final_rounds)
+    return _decide(trial, search, table, machine, failed, final_rounds)
 
 
 def _decide(
     trial: Trial,
     search: Search,
-    programs: dict[Config, Program],
     table: Table,
     machine: Machine,
     failed: dict[Config, str],
@@ -173,9 +173,9 @@ def _decide(
     """Compare the fastest candidates with the default and ``jax.lax`` in alternation."""
     default = search.space.default
     native = default.replace(algorithm="native")
-    ranked = sorted(programs.keys() & search.times.keys(), key=search.mean)
+    ranked = sorted(trial.programs.keys() & search.times.keys(), key=search.mean)
     finalists = list(dict.fromkeys([default, native, *ranked[:_FINALISTS]]))
-    runs = [programs.get(config) or _checked(trial, config) for config in finalists]
+    runs = [trial.checked(config) for config in finalists]
     times = trial.seconds(runs, rounds)
     medians = np.median(times, axis=0)
     allowed = [i for i, config in enumerate(finalists) if config in search.space]
@@ -200,12 +200,6 @@ def _is_faster(times: np.ndarray, others: np.ndarray) -> bool:
     ratios = np.log(times / others)
     error = 1.2533 * ratios.std(ddof=1) / np.sqrt(len(ratios))  # of a median
     return float(np.median(ratios)) < -_CONFIDENCE * error
-
-
-def _checked(trial: Trial, config: Config) -> Program:
-    program = trial.compile(config)
-    trial.check(program)
-    return program
 
 
 def _beside(trial: Trial, program: Program, default: Program, seconds: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,6 +36,8 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 # Rounds of a program are timed together until they take this long: a clock and a dispatch then
 # weigh less than a percent.
 _LEAST_SECONDS = 2e-3
+# Collectives as StableHLO names them.
+_COLLECTIVE = re.compile(r"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)")
 _NATIVE = Config({"algorithm": "native"})
 
 
@@ -91,16 +94,31 @@ class Trial:
         self.mesh, self.axis = mesh, axis
         self._beside = beside
         self._ranks = mesh.shape[axis]
+        # Compiled and checked so far.
+        self.programs: dict[Config, Program] = {}
+        self._calls_of: dict[Program, int] = {}
         self.operand = self._operand(
             checks.integer(nbytes, "nbytes", TuneError, least=1),
             np.dtype(dtype),
             checks.seed(seed, TuneError),
         )
-        self.task, *others = tasks_of(self._traced, self.operand)
-        if others:
-            raise TuneError(
-                f"the computation beside calls no collective, got one that runs {others}"
-            )
+        if beside is not None:
+            self._check_beside(beside)
+        (self.task,) = tasks_of(self._traced, self.operand)
+
+    def checked(self, config: Config) -> Program:
+        """The program by a configuration, equal to ``jax.lax``.
+
+        It is compiled and compared once, however many searches ask for it.
+
+        Raises:
+            TuneError: as ``compile`` and ``check``.
+        """
+        if config not in self.programs:
+            program = self.compile(config)
+            self.check(program)
+            self.programs[config] = program
+        return self.programs[config]
 
     def compile(self, config: Config) -> Program:
         """The program by a configuration.
@@ -182,6 +200,20 @@ class Trial:
         """The result of the collective, without that of the computation beside."""
         return results if self._beside is None else results[0]
 
+    def _check_beside(self, beside: Callable[[jax.Array], jax.Array]) -> None:
+        """Refuses a computation with a collective of its own, whoever calls it.
+
+        XLA merges it with the trial's where both are the same, and the time then means nothing.
+        """
+        spec = PartitionSpec(self.axis)
+        mapped = jax.shard_map(beside, mesh=self.mesh, in_specs=spec, out_specs=spec)
+        found = set(_COLLECTIVE.findall(jax.jit(mapped).lower(self.operand).as_text()))
+        if found:
+            raise TuneError(
+                "the computation beside calls no collective, got one that runs "
+                f"{', '.join(sorted(found))}"
+            )
+
     def _traced(self, x: jax.Array) -> Any:
         spec = PartitionSpec(self.axis)
         # A sum is the same on all ranks; all else is laid out along the axis.
@@ -213,9 +245,12 @@ class Trial:
     # ------------------------------------------------------------------ the clock
 
     def _calls(self, program: Program) -> int:
-        """How many calls are timed together; runs the program twice before."""
-        self._timed(program, 1)
-        return max(1, round(_LEAST_SECONDS / max(self._timed(program, 1), 1e-6)))
+        """How many calls are timed together; the first time, the program runs twice before."""
+        if program not in self._calls_of:
+            self._timed(program, 1)
+            seconds = max(self._timed(program, 1), 1e-6)
+            self._calls_of[program] = max(1, round(_LEAST_SECONDS / seconds))
+        return self._calls_of[program]
 
     def _timed(self, program: Program, calls: int) -> float:
         started = time.perf_counter()

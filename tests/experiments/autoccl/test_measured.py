@@ -70,12 +70,6 @@ def test_the_product_is_a_sigmoid_of_a_product():
     np.testing.assert_allclose(product(3, 2, 4)(x), expected, rtol=1e-5)
 
 
-def test_one_configuration_compiles_once():
-    trial = Setting("all_gather", 1 / 64).trial(mesh_of(2), 0)
-    assert trial.compile(NATIVE) is trial.compile(NATIVE)
-    assert trial.compile(NATIVE) is not trial.compile(DEFAULT)
-
-
 def test_a_space_holds_the_default_and_lax_beside_what_is_named():
     space = SPACE.space()
     assert space.default == DEFAULT
