@@ -150,9 +150,10 @@ def compile_all(rows: Sequence[tuple[str, str]], seed: int, folder: str, process
         initargs=(folder,),
     ) as pool:
         counts = pool.map(compile_share, *zip(*shares, strict=True))
-        for (kind, size), of_row in zip(rows, itertools.batched(counts, processes), strict=True):
+        for kind, size in rows:
+            programs = sum(itertools.islice(counts, processes))
             seconds = time.perf_counter() - started
-            print(f"{kind}, {size}: {sum(of_row)} programs, {seconds:.0f} s so far", flush=True)
+            print(f"{kind}, {size}: {programs} programs, {seconds:.0f} s so far", flush=True)
 
 
 # ---------------------------------------------------------------------- the command
