@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
+from jaxcoll.tune import clock
 from jaxcoll.tune.search.base import Search
 from jaxcoll.tune.search.fitted import Fitted
 from jaxcoll.tune.spaces.backend_space import jax_space
@@ -37,8 +38,6 @@ MakeSearch = Callable[[Space, int], Search]
 _ROUNDS = 3
 _FINALISTS = 4
 _FINAL_ROUNDS = 15
-# A finalist replaces the default when its paired times are lower by this many standard errors.
-_CONFIDENCE = 2.0
 
 
 def _fitted(space: Space, seed: int) -> Search:
@@ -180,7 +179,7 @@ def _decide(
     medians = np.median(times, axis=0)
     allowed = [i for i, config in enumerate(finalists) if config in search.space]
     winner = min(allowed, key=medians.__getitem__)
-    if winner and not _is_faster(times[:, winner], times[:, 0]):
+    if winner and not clock.is_faster(times[:, winner], times[:, 0]):
         winner = 0
     config, seconds = finalists[winner], float(medians[winner])
     table.choose(trial.task, default, config if winner else None, seconds, machine)
@@ -193,13 +192,6 @@ def _decide(
         len(search.times),
         failed,
     )
-
-
-def _is_faster(times: np.ndarray, others: np.ndarray) -> bool:
-    """Whether times are lower than others of the same rounds, beyond noise."""
-    ratios = np.log(times / others)
-    error = 1.2533 * ratios.std(ddof=1) / np.sqrt(len(ratios))  # of a median
-    return float(np.median(ratios)) < -_CONFIDENCE * error
 
 
 def _beside(trial: Trial, program: Program, default: Program, seconds: float) -> float:

@@ -27,15 +27,13 @@ from jaxcoll.execute.choice import active
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.xla_options import compiler_options
 from jaxcoll.numerics import checks
+from jaxcoll.tune import clock
 from jaxcoll.tune.spaces.backend_space import collective_of
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.task import tasks_of
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
-# Rounds of a program are timed together until they take this long: a clock and a dispatch then
-# weigh less than a percent.
-_LEAST_SECONDS = 2e-3
 # Collectives as StableHLO names them.
 _COLLECTIVE = re.compile(r"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)")
 _NATIVE = Config({"algorithm": "native"})
@@ -96,7 +94,7 @@ class Trial:
         self._ranks = mesh.shape[axis]
         # Compiled and checked so far.
         self.programs: dict[Config, Program] = {}
-        self._calls_of: dict[Program, int] = {}
+        self._together: dict[Program, int] = {}
         self.operand = self._operand(
             checks.integer(nbytes, "nbytes", TuneError, least=1),
             np.dtype(dtype),
@@ -176,19 +174,17 @@ class Trial:
     def seconds(self, programs: Sequence[Program], rounds: int) -> np.ndarray:
         """Seconds per call, a row per round and a column per program.
 
-        The programs of a round run one after another, each round in another order, so that what
-        else the machine does meets all of them. First calls are not timed.
+        The programs of a round run one after another, each round in another order, so that
+        other load on the machine meets all of them. First calls are not timed.
 
         Raises:
             TuneError: rounds below 1.
         """
-        checks.integer(rounds, "rounds", TuneError, least=1)
-        calls = [self._calls(program) for program in programs]
-        times = np.empty((rounds, len(programs)))
-        for i in range(rounds):
-            for j in np.roll(np.arange(len(programs)), i).tolist():
-                times[i, j] = self._timed(programs[j], calls[j]) / calls[j]
-        return times
+        calls = [functools.partial(program.run, self.operand) for program in programs]
+        for program, call in zip(programs, calls, strict=True):
+            if program not in self._together:
+                self._together[program] = clock.calls_together(call)
+        return clock.in_alternation(calls, [self._together[p] for p in programs], rounds)
 
     # ------------------------------------------------------------------ the collective
 
@@ -241,20 +237,3 @@ class Trial:
         sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
         whole = drawn.astype(dtype)
         return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-    # ------------------------------------------------------------------ the clock
-
-    def _calls(self, program: Program) -> int:
-        """How many calls are timed together; the first time, the program runs twice before."""
-        if program not in self._calls_of:
-            self._timed(program, 1)
-            seconds = max(self._timed(program, 1), 1e-6)
-            self._calls_of[program] = max(1, round(_LEAST_SECONDS / seconds))
-        return self._calls_of[program]
-
-    def _timed(self, program: Program, calls: int) -> float:
-        started = time.perf_counter()
-        for _ in range(calls):
-            out = program.run(self.operand)
-        jax.block_until_ready(out)
-        return time.perf_counter() - started
