@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _key(row: dict[str, Any]) -> tuple[object, ...]:
-    """What was measured, and how."""
+    """The collective, size and settings of a row."""
     return tuple(row.get(name) for name in ("collective", "size", "evaluations", "seed"))
 
 
