@@ -233,7 +233,7 @@ class Trial:
         shards = -(-per_rank // self._ranks)
         length = shards if self.collective == "all_gather" else shards * self._ranks
         # Sums of up to 128 ranks stay below 256, which every float holds exactly.
-        drawn = np.random.default_rng(seed).integers(0, 3, self._ranks * length)
+        drawn = np.random.default_rng(seed).integers(0, 3, self._ranks * length, np.int8)
         sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
         whole = drawn.astype(dtype)
         return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
