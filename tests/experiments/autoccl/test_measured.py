@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.autoccl import sockets
+from experiments.autoccl.training import repaid_after
 from experiments.autoccl.trials import (
     DEFAULT,
     NATIVE,
@@ -170,6 +171,12 @@ def test_a_model_trains_with_every_tuner():
     assert compared[0]["over the default"] == 1
     assert way["steps of search"] >= 3
     assert way["steps until settled"] >= way["steps of search"] + way["steps of final"]
+
+
+def test_steps_that_repay_the_search():
+    assert repaid_after(1.0, 0.3) == 4
+    assert repaid_after(-1.0, 0.3) == 0
+    assert repaid_after(1.0, 0.0) is None
 
 
 # ---------------------------------------------------------------------- misuse
