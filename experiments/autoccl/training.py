@@ -194,9 +194,18 @@ def _steps(name: str, model: ModelConfig, tuned: Online, config: Config) -> Row:
         ),
         "paper steps until settled": model.printed_steps,
         "overhead ms": 1e3 * report.overhead_seconds,
-        "steps until repaid": math.ceil(report.overhead_seconds / gain) if gain > 0 else None,
+        "steps until repaid": repaid_after(report.overhead_seconds, gain),
         "row": MEASURED,
     }
+
+
+def repaid_after(overhead: float, gain: float) -> int | None:
+    """Steps that win back an overhead, in seconds, by a gain each; None where nothing is gained.
+
+    An overhead below zero, of a search whose candidates were faster than the default, is repaid at
+    once.
+    """
+    return max(0, math.ceil(overhead / gain)) if gain > 0 else None
 
 
 # ---------------------------------------------------------------------- Fig. 11

@@ -8,7 +8,6 @@ named in the study's YAML, since each is compiled.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
@@ -97,21 +96,7 @@ class Setting:
     def trial(self, mesh: Mesh, seed: int) -> Trial:
         """The collective and the product on every device of a mesh with the axis "x"."""
         beside = product(*self.product) if self.product else None
-        return _Trial(self.collective, self.nbytes, mesh, "x", seed=seed, beside=beside)
-
-
-class _Trial(Trial):
-    """A trial that compiles every configuration once, however many tuners choose it."""
-
-    def compile(self, config: Configuration) -> Program:
-        """The program by a configuration."""
-        if config not in self._programs:
-            self._programs[config] = super().compile(config)
-        return self._programs[config]
-
-    @functools.cached_property
-    def _programs(self) -> dict[Configuration, Program]:
-        return {}
+        return Trial(self.collective, self.nbytes, mesh, "x", seed=seed, beside=beside)
 
 
 def check_product(sides: Product) -> None:
@@ -159,10 +144,7 @@ def mesh_of(ranks: int) -> Mesh:
 
 def checked(trial: Trial, configs: Sequence[Configuration]) -> list[Program]:
     """The compiled programs, each compared with ``jax.lax``."""
-    programs = [trial.compile(config) for config in configs]
-    for program in programs:
-        trial.check(program)
-    return programs
+    return [trial.checked(config) for config in configs]
 
 
 def afnfa(

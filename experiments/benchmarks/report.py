@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -45,8 +46,7 @@ def report(
         ValueError: ``name`` is not a plain file name.
         TypeError: a value is of another type. The table is printed all the same.
     """
-    if not re.fullmatch(r"\w[\w.-]*", name):
-        raise ValueError(f"a benchmark's name is letters, digits, '_', '-' and '.', got {name!r}")
+    _check_name(name)
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = Table(title=name)
     for column in columns:
@@ -57,7 +57,20 @@ def report(
     # A file or a pipe has no width of its own to fold the table to.
     width = None if sys.stdout.isatty() else 200
     (console or Console(width=width)).print(table)
+    return write(name, rows, results=results)
 
+
+def write(name: str, rows: Sequence[Mapping[str, object]], *, results: Path = RESULTS) -> Path:
+    """Writes rows as ``report`` does, without printing them: a benchmark may be stopped midway.
+
+    Returns:
+        The path of the file. It is replaced whole: no reader sees half of it.
+
+    Raises:
+        ValueError: ``name`` is not a plain file name.
+        TypeError: a value is of another type than ``report`` takes.
+    """
+    _check_name(name)
     content = {
         "benchmark": name,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -68,6 +81,29 @@ def report(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
     return path
+
+
+def earlier(name: str, *, results: Path = RESULTS) -> list[dict[str, Any]]:
+    """The rows that an earlier run has written on this machine; none where there are none.
+
+    Raises:
+        ValueError: the file is not one that ``report`` writes, or was written on another machine,
+            whose times are not to be mixed with those of this one.
+    """
+    path = results / f"{name}.json"
+    if not path.exists():
+        return []
+    content = json.loads(path.read_text())
+    if not isinstance(content, dict) or not {"machine", "rows"} <= content.keys():
+        raise ValueError(f"{path} holds no rows of a benchmark; remove it")
+    if content["machine"] != describe_machine():
+        raise ValueError(f"{path} is of another machine; move it, or measure all rows again")
+    return content["rows"]
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"a benchmark's name is letters, digits, '_', '-' and '.', got {name!r}")
 
 
 def _plain(value: object) -> object:

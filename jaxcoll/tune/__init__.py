@@ -2,11 +2,12 @@
 
 ``Space`` is what to choose from, ``search`` how to choose; ``Table`` keeps what was measured and
 decided, ``use`` runs programs by it, and ``nccl`` writes it for NCCL. ``offline`` tunes collectives
-before training, ``online`` a training step while it trains.
+before training, ``online`` a training step while it trains, ``bucket_bytes`` the size of its
+gradient buckets.
 
 To be read in this order: ``spaces`` (what may be chosen), ``models`` and ``search`` (how to
-choose), ``tables``; ``trial`` and ``offline_tuner``; ``training_step`` (the online tuner);
-``nccl``.
+choose), ``tables``; ``clock``, ``trial`` and ``offline_tuner``; ``bucket_sizes``;
+``training_step`` (the online tuner); ``nccl``.
 """
 
 import importlib
@@ -20,6 +21,7 @@ from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
 
 if TYPE_CHECKING:
+    from jaxcoll.tune.bucket_sizes import BucketSizes, bucket_bytes
     from jaxcoll.tune.offline_tuner import Outcome, offline
     from jaxcoll.tune.spaces.backend_space import jax_space
     from jaxcoll.tune.tables.in_use import this_machine, use
@@ -30,9 +32,11 @@ if TYPE_CHECKING:
 
 # Names that need jax, by their modules.
 _NEED_JAX = {
+    "BucketSizes": "bucket_sizes",
     "Outcome": "offline_tuner",
     "Recording": "training_step.report",
     "Report": "training_step.report",
+    "bucket_bytes": "bucket_sizes",
     "jax_space": "spaces.backend_space",
     "offline": "offline_tuner",
     "online": "training_step.online_tuner",
@@ -43,6 +47,7 @@ _NEED_JAX = {
 }
 
 __all__ = [
+    "BucketSizes",
     "Config",
     "Machine",
     "Outcome",
@@ -53,6 +58,7 @@ __all__ = [
     "Subspace",
     "Table",
     "Task",
+    "bucket_bytes",
     "jax_space",
     "nccl",
     "offline",

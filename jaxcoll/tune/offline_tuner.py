@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
+from jaxcoll.tune import clock
 from jaxcoll.tune.search.base import Search
 from jaxcoll.tune.search.fitted import Fitted
 from jaxcoll.tune.spaces.backend_space import jax_space
@@ -37,8 +38,6 @@ MakeSearch = Callable[[Space, int], Search]
 _ROUNDS = 3
 _FINALISTS = 4
 _FINAL_ROUNDS = 15
-# A finalist replaces the default when its paired times are lower by this many standard errors.
-_CONFIDENCE = 2.0
 
 
 def _fitted(space: Space, seed: int) -> Search:
@@ -128,6 +127,8 @@ def tune(
 ) -> Outcome:
     """Tune one task; its times, its decision and its failures are added to the table.
 
+    Finalists are chosen among what the trial has compiled, by this search or an earlier one.
+
     Args:
         evaluations: configurations that the search may measure.
         final_rounds: of the comparison of the fastest, at least 2.
@@ -137,8 +138,8 @@ def tune(
     """
     checks.integer(final_rounds, "final_rounds", TuneError, least=2)
     default = search.space.default
-    programs = {default: _checked(trial, default)}
-    baseline = float(np.median(trial.seconds([programs[default]], _ROUNDS)))
+    usual = trial.checked(default)
+    baseline = float(np.median(trial.seconds([usual], _ROUNDS)))
     failed: dict[Config, str] = {}
     while len(search.times) < evaluations and (config := search.ask()) is not None:
         if table.is_quarantined(trial.task, config, machine):
@@ -146,25 +147,23 @@ def tune(
             continue
         table.begin_trial(trial.task, config, machine)
         try:
-            program = programs.get(config) or _checked(trial, config)
+            program = trial.checked(config)
         except TuneError as error:
             failed[config] = str(error)
             search.tell_failed(config, str(error))
             table.end_trial(trial.task, config, machine)
             table.quarantine(trial.task, config, str(error), machine)
             continue
-        seconds = _beside(trial, program, programs[default], baseline)
-        programs[config] = program
+        seconds = _beside(trial, program, usual, baseline)
         search.tell(config, seconds)
         table.record(trial.task, config, seconds, machine)
         table.end_trial(trial.task, config, machine)
-    return _decide(trial, search, programs, table, machine, failed, final_rounds)
+    return _decide(trial, search, table, machine, failed, final_rounds)
 
 
 def _decide(
     trial: Trial,
     search: Search,
-    programs: dict[Config, Program],
     table: Table,
     machine: Machine,
     failed: dict[Config, str],
@@ -173,14 +172,14 @@ def _decide(
     """Compare the fastest candidates with the default and ``jax.lax`` in alternation."""
     default = search.space.default
     native = default.replace(algorithm="native")
-    ranked = sorted(programs.keys() & search.times.keys(), key=search.mean)
+    ranked = sorted(trial.programs.keys() & search.times.keys(), key=search.mean)
     finalists = list(dict.fromkeys([default, native, *ranked[:_FINALISTS]]))
-    runs = [programs.get(config) or _checked(trial, config) for config in finalists]
+    runs = [trial.checked(config) for config in finalists]
     times = trial.seconds(runs, rounds)
     medians = np.median(times, axis=0)
     allowed = [i for i, config in enumerate(finalists) if config in search.space]
     winner = min(allowed, key=medians.__getitem__)
-    if winner and not _is_faster(times[:, winner], times[:, 0]):
+    if winner and not clock.is_faster(times[:, winner], times[:, 0]):
         winner = 0
     config, seconds = finalists[winner], float(medians[winner])
     table.choose(trial.task, default, config if winner else None, seconds, machine)
@@ -193,19 +192,6 @@ def _decide(
         len(search.times),
         failed,
     )
-
-
-def _is_faster(times: np.ndarray, others: np.ndarray) -> bool:
-    """Whether times are lower than others of the same rounds, beyond noise."""
-    ratios = np.log(times / others)
-    error = 1.2533 * ratios.std(ddof=1) / np.sqrt(len(ratios))  # of a median
-    return float(np.median(ratios)) < -_CONFIDENCE * error
-
-
-def _checked(trial: Trial, config: Config) -> Program:
-    program = trial.compile(config)
-    trial.check(program)
-    return program
 
 
 def _beside(trial: Trial, program: Program, default: Program, seconds: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,15 +27,15 @@ from jaxcoll.execute.choice import active
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.xla_options import compiler_options
 from jaxcoll.numerics import checks
+from jaxcoll.tune import clock
 from jaxcoll.tune.spaces.backend_space import collective_of
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.task import tasks_of
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
-# Rounds of a program are timed together until they take this long: a clock and a dispatch then
-# weigh less than a percent.
-_LEAST_SECONDS = 2e-3
+# Collectives as StableHLO names them.
+_COLLECTIVE = re.compile(r"stablehlo\.(all_\w+|reduce_scatter|collective_\w+)")
 _NATIVE = Config({"algorithm": "native"})
 
 
@@ -91,16 +92,31 @@ class Trial:
         self.mesh, self.axis = mesh, axis
         self._beside = beside
         self._ranks = mesh.shape[axis]
+        # Compiled and checked so far.
+        self.programs: dict[Config, Program] = {}
+        self._together: dict[Program, int] = {}
         self.operand = self._operand(
             checks.integer(nbytes, "nbytes", TuneError, least=1),
             np.dtype(dtype),
             checks.seed(seed, TuneError),
         )
-        self.task, *others = tasks_of(self._traced, self.operand)
-        if others:
-            raise TuneError(
-                f"the computation beside calls no collective, got one that runs {others}"
-            )
+        if beside is not None:
+            self._check_beside(beside)
+        (self.task,) = tasks_of(self._traced, self.operand)
+
+    def checked(self, config: Config) -> Program:
+        """The program by a configuration, equal to ``jax.lax``.
+
+        It is compiled and compared once, however many searches ask for it.
+
+        Raises:
+            TuneError: as ``compile`` and ``check``.
+        """
+        if config not in self.programs:
+            program = self.compile(config)
+            self.check(program)
+            self.programs[config] = program
+        return self.programs[config]
 
     def compile(self, config: Config) -> Program:
         """The program by a configuration.
@@ -158,19 +174,17 @@ class Trial:
     def seconds(self, programs: Sequence[Program], rounds: int) -> np.ndarray:
         """Seconds per call, a row per round and a column per program.
 
-        The programs of a round run one after another, each round in another order, so that what
-        else the machine does meets all of them. First calls are not timed.
+        The programs of a round run one after another, each round in another order, so that
+        other load on the machine meets all of them. First calls are not timed.
 
         Raises:
             TuneError: rounds below 1.
         """
-        checks.integer(rounds, "rounds", TuneError, least=1)
-        calls = [self._calls(program) for program in programs]
-        times = np.empty((rounds, len(programs)))
-        for i in range(rounds):
-            for j in np.roll(np.arange(len(programs)), i).tolist():
-                times[i, j] = self._timed(programs[j], calls[j]) / calls[j]
-        return times
+        calls = [functools.partial(program.run, self.operand) for program in programs]
+        for program, call in zip(programs, calls, strict=True):
+            if program not in self._together:
+                self._together[program] = clock.calls_together(call)
+        return clock.in_alternation(calls, [self._together[p] for p in programs], rounds)
 
     # ------------------------------------------------------------------ the collective
 
@@ -181,6 +195,20 @@ class Trial:
     def _collected(self, results: Any) -> jax.Array:
         """The result of the collective, without that of the computation beside."""
         return results if self._beside is None else results[0]
+
+    def _check_beside(self, beside: Callable[[jax.Array], jax.Array]) -> None:
+        """Refuses a computation with a collective of its own, whoever calls it.
+
+        XLA merges it with the trial's where both are the same, and the time then means nothing.
+        """
+        spec = PartitionSpec(self.axis)
+        mapped = jax.shard_map(beside, mesh=self.mesh, in_specs=spec, out_specs=spec)
+        found = set(_COLLECTIVE.findall(jax.jit(mapped).lower(self.operand).as_text()))
+        if found:
+            raise TuneError(
+                "the computation beside calls no collective, got one that runs "
+                f"{', '.join(sorted(found))}"
+            )
 
     def _traced(self, x: jax.Array) -> Any:
         spec = PartitionSpec(self.axis)
@@ -205,21 +233,7 @@ class Trial:
         shards = -(-per_rank // self._ranks)
         length = shards if self.collective == "all_gather" else shards * self._ranks
         # Sums of up to 128 ranks stay below 256, which every float holds exactly.
-        drawn = np.random.default_rng(seed).integers(0, 3, self._ranks * length)
+        drawn = np.random.default_rng(seed).integers(0, 3, self._ranks * length, np.int8)
         sharding = NamedSharding(self.mesh, PartitionSpec(self.axis))
         whole = drawn.astype(dtype)
         return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-
-    # ------------------------------------------------------------------ the clock
-
-    def _calls(self, program: Program) -> int:
-        """How many calls are timed together; runs the program twice before."""
-        self._timed(program, 1)
-        return max(1, round(_LEAST_SECONDS / max(self._timed(program, 1), 1e-6)))
-
-    def _timed(self, program: Program, calls: int) -> float:
-        started = time.perf_counter()
-        for _ in range(calls):
-            out = program.run(self.operand)
-        jax.block_until_ready(out)
-        return time.perf_counter() - started

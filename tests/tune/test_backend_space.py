@@ -47,6 +47,17 @@ def test_little_data_is_neither_divided_nor_cut_into_chunks():
     assert all(config["parts"] == config.get("chunks", 1) == 1 for config in space.configs())
 
 
+def test_loops_do_not_run_at_the_same_time_on_cpus():
+    task = Task("all_reduce", 1 << 20, "float32", 8)
+    for backend in ("cpu", "gpu"):
+        flights = {
+            int(config["in_flight"])
+            for config in jax_space(task, backend).configs()
+            if config["lowering"] == "scan"
+        }
+        assert flights == ({1} if backend == "cpu" else {1, 2, 4, 8})
+
+
 @pytest.mark.parametrize(("backend", "transports"), [
     ("cpu", {None}),
     ("gpu", {None, "overlapped", "combined", "cliques", "apart"}),
@@ -57,7 +68,13 @@ def test_transports_of_a_backend(backend, transports):
     space = jax_space(task, backend)
     assert {config.get("transport") for config in space.configs()} == transports
     assert space.default == DEFAULT
-    plain = {c for c in space.configs() if "transport" not in c and c["lowering"] != "pallas"}
+    plain = {
+        config
+        for config in space.configs()
+        if "transport" not in config
+        and config["lowering"] != "pallas"
+        and not (config["lowering"] == "scan" and int(config["in_flight"]) > 1)
+    }
     assert plain == set(jax_space(task, "cpu").configs())
     for config in space.configs():
         if config.get("transport") == "apart":
@@ -121,6 +138,17 @@ def test_a_wrong_result_is_found():
         trial.check(dataclasses.replace(program, run=lambda x: x))
 
 
+def test_a_configuration_is_compiled_and_checked_once(monkeypatch):
+    trial, calls = Trial("all_reduce", 1000, mesh(2), "x"), []
+    for name in ("compile", "check"):
+        wrapped = getattr(trial, name)
+        monkeypatch.setattr(trial, name, lambda x, w=wrapped, n=name: calls.append(n) or w(x))
+    program = trial.checked(DEFAULT)
+    assert trial.checked(DEFAULT) is program
+    assert trial.programs == {DEFAULT: program}
+    assert calls == ["compile", "check", "compile"]  # the last one is that of jax.lax
+
+
 def test_what_fails_is_named():
     trial = Trial("all_reduce", 1000, mesh(2), "x")
     with pytest.raises(TuneError, match="nonsense"):
@@ -153,9 +181,35 @@ def test_misuse(change, says):
         Trial(**arguments)
 
 
-def test_a_computation_beside_calls_no_collective():
-    with pytest.raises(TuneError, match="calls no collective"):
-        Trial("all_reduce", 8, mesh(2), "x", beside=lambda x: jc.all_gather(x, "x"))
+@pytest.mark.parametrize(
+    ("beside", "says"),
+    [
+        (lambda x: jc.all_gather(x, "x"), "all_gather|collective_permute"),
+        # The trial's own collective, which XLA would run once for both.
+        (lambda x: jc.psum(x, "x"), "all_reduce|collective_permute"),
+        (lambda x: jax.lax.psum(x, "x"), "all_reduce"),
+        (lambda x: jc.psum(x, "x", schedule="ring"), "collective_permute"),
+        (lambda x: jax.lax.fori_loop(0, 2, lambda _, y: swapped(y), x), "collective_permute"),
+    ],
+)
+def test_a_computation_beside_calls_no_collective(beside, says):
+    with pytest.raises(TuneError, match=f"calls no collective, got one that runs ({says})"):
+        Trial("all_reduce", 8, mesh(2), "x", beside=beside)
+
+
+def swapped(x):
+    return jax.lax.ppermute(x, "x", [(0, 1), (1, 0)])
+
+
+def test_a_computation_beside_may_know_its_rank():
+    trial = Trial(
+        "all_reduce",
+        8,
+        mesh(2),
+        "x",
+        beside=lambda x: x[:1] * jax.lax.axis_index("x").astype(float),
+    )
+    trial.check(trial.compile(DEFAULT))
 
 
 def test_a_backend_that_jax_has_not():

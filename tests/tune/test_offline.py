@@ -90,6 +90,34 @@ def test_rounds_of_the_final_comparison(monkeypatch):
         tune(trial, search, Table(), this_machine(), 3, final_rounds=1)
 
 
+def test_a_second_search_compiles_what_failed_and_nothing_else(monkeypatch):
+    trial = Trial("all_reduce", 64, MESH, "x")
+    first = tune(trial, Exhaustive(few(trial.task, "cpu")), Table(), this_machine(), 3, 2)
+    compiled, whole = [], trial.compile
+    monkeypatch.setattr(trial, "compile", lambda config: compiled.append(config) or whole(config))
+    second = tune(trial, Exhaustive(few(trial.task, "cpu")), Table(), this_machine(), 3, 2)
+    assert compiled == [BROKEN]
+    assert second.tried == first.tried == 2
+
+
+def test_a_search_that_was_told_all_times_only_decides():
+    trial = Trial("all_reduce", 64, MESH, "x")
+    space = few(trial.task, "cpu")
+    measured = Exhaustive(space)
+    tune(trial, measured, Table(), this_machine(), 3, 2)
+    told = Exhaustive(space)
+    for config in space.configs():
+        if config == BROKEN:
+            told.tell_failed(config, "failed")
+        else:
+            told.tell(config, 1.0 if config == NATIVE else 9.0)
+    table = Table()
+    outcome = tune(trial, told, table, this_machine(), 3, 2)
+    assert outcome.tried == 2
+    assert outcome.config in (DEFAULT, NATIVE)
+    assert table.times(outcome.task, this_machine()) == {}
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.autoccl import sockets
+from experiments.autoccl.training import repaid_after
 from experiments.autoccl.trials import (
     DEFAULT,
     NATIVE,
@@ -68,12 +69,6 @@ def test_the_product_is_a_sigmoid_of_a_product():
     first, second = (np.sin(0.5 + np.arange(math.prod(s))).reshape(s) for s in ((3, 2), (2, 4)))
     expected = (1 / (1 + np.exp(-(first @ second)))).sum(axis=1)
     np.testing.assert_allclose(product(3, 2, 4)(x), expected, rtol=1e-5)
-
-
-def test_one_configuration_compiles_once():
-    trial = Setting("all_gather", 1 / 64).trial(mesh_of(2), 0)
-    assert trial.compile(NATIVE) is trial.compile(NATIVE)
-    assert trial.compile(NATIVE) is not trial.compile(DEFAULT)
 
 
 def test_a_space_holds_the_default_and_lax_beside_what_is_named():
@@ -176,6 +171,12 @@ def test_a_model_trains_with_every_tuner():
     assert compared[0]["over the default"] == 1
     assert way["steps of search"] >= 3
     assert way["steps until settled"] >= way["steps of search"] + way["steps of final"]
+
+
+def test_steps_that_repay_the_search():
+    assert repaid_after(1.0, 0.3) == 4
+    assert repaid_after(-1.0, 0.3) == 0
+    assert repaid_after(1.0, 0.0) is None
 
 
 # ---------------------------------------------------------------------- misuse

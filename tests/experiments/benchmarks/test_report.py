@@ -149,3 +149,20 @@ def test_the_machine_is_described_without_importing_jax():
     assert machine["memory_gib"] > 0
     for package in ("python", "numpy", "numba", "jax"):
         assert machine[package][0].isdigit(), package
+
+
+def test_rows_are_read_again(tmp_path):
+    rows = [{"size": 1, "us": 2.5, "what": "ring"}]
+    assert report.earlier("kept", results=tmp_path) == []
+    report.write("kept", rows, results=tmp_path)
+    assert report.earlier("kept", results=tmp_path) == rows
+
+
+def test_rows_of_another_machine_are_not_mixed_in(tmp_path, monkeypatch):
+    path = report.write("kept", [], results=tmp_path)
+    monkeypatch.setattr(report, "describe_machine", lambda: {"cpu": "another"})
+    with pytest.raises(ValueError, match="another machine"):
+        report.earlier("kept", results=tmp_path)
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="holds no rows"):
+        report.earlier("kept", results=tmp_path)
