@@ -47,9 +47,10 @@ def test_the_training_page_trains(tmp_path):
 
 
 def test_the_page_of_the_tuner_searches(tmp_path):
-    points, share = run_page("tuner.md", 1, tmp_path)
+    points, share, *table = run_page("tuner.md", 2, tmp_path)
     assert points == "251,658,240"
     assert float(share) > 0.95
+    assert any(line.split()[:3] == ["all_reduce", "float32", "8"] for line in table)
 
 
 def test_the_page_of_plans_plans_and_runs(tmp_path):
