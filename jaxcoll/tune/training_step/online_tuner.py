@@ -173,6 +173,7 @@ class Online:
         self._work: Background | None = None
         self._prepared: Preparation | None = None
         self._refused: list[tuple[int, int]] = []
+        self._to_compare: dict[int, Sequence[tuple[int, int]]] = {}  # by step
         self._types: Any = None
         self._state, self._program, self._queue = "warm", "plain", [()]
         self._count, self._begun, self._checkpoint = 0, 0, _FIRST_STEPS
@@ -206,6 +207,9 @@ class Online:
         self._has_waited = is_timed
         self._has_run.add(key)
         self._history.ran(self._state, program, choice)
+        if pairs := self._to_compare.pop(self._count, ()):
+            self._joined.wait(outputs, f"step {self._count}")
+            self._compare(self._preparation, pairs)
         self._count += 1
         return outputs
 
@@ -235,10 +239,16 @@ class Online:
         return self._prepared.candidates if self._prepared is not None else {}
 
     @property
+    def _preparation(self) -> Preparation:
+        if self._prepared is None:
+            raise TuneError("the candidates were never prepared")
+        return self._prepared
+
+    @property
     def _switch(self) -> SwitchProgram:
-        if self._prepared is None or self._prepared.switch is None:
+        if self._preparation.switch is None:
             raise TuneError("the program of all candidates was never compiled")
-        return self._prepared.switch
+        return self._preparation.switch
 
     def _run(self, program: str, choice: Choice, args: tuple, kwargs: dict) -> Any:
         try:
@@ -259,6 +269,7 @@ class Online:
         self._history.notes.append(f"{why}; the default runs from now on")
         self._state, self._program, self._queue = "settled", "plain", [()]
         self._chosen, self._checkpoint = (0,) * len(self._candidates), -1
+        self._to_compare.clear()
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -287,8 +298,8 @@ class Online:
         if error is not None:
             self._history.notes.append(f"tuning stopped: {error}")
             self._work = None
-        elif is_ready and self._work is not None and self._state == "warm":
-            self._prepared = self._work.result
+        elif is_ready and self._work is not None and self._prepared is None:
+            self._take(self._work.result)
         report = {
             "ready": is_ready,
             "failed": error is not None,
@@ -311,8 +322,8 @@ class Online:
         self._state, self._program = state, decision["program"]
         self._queue = [tuple(choice) for choice in decision["choices"]]
         self._begun, self._checkpoint = self._count, self._count + decision["steps"]
-        if "compare" in decision and self._prepared is not None:
-            self._compare(self._prepared)
+        for i, pairs in enumerate(decision.get("compare", ())):
+            self._to_compare[self._count + i] = pairs
         if "compile" in decision:
             wanted = [tuple(choice) for choice in decision["compile"]]
             self._work = Background(functools.partial(self._compile, wanted))
@@ -335,28 +346,40 @@ class Online:
 
     # ------------------------------------------------------------------ comparisons, the table
 
-    def _compare(self, prepared: Preparation) -> None:
-        """Compare the candidates on test buffers, between two steps: the devices are idle."""
+    def _take(self, prepared: Preparation) -> None:
+        self._prepared = prepared
         self._history.compile_seconds += prepared.seconds
         self._history.notes += prepared.notes
         for (task, config), why in prepared.failures.items():
             self._quarantine(task, config, why)
-        for position, (task, configs) in enumerate(prepared.candidates.items()):
-            for candidate, config in enumerate(configs):
-                if config is None:
-                    continue
-                why = self._compared(task, config, lambda c=candidate, t=task: prepared.equal(t, c))
-                if why:
-                    self._refused.append((position, candidate))
-                    self._quarantine(task, config, why)
 
-    def _compared(self, task: Task, config: Config, is_equal: Callable[[], bool]) -> str:
+    def _compare(self, prepared: Preparation, pairs: Sequence[tuple[int, int]]) -> None:
+        """Compare candidates on test buffers, between two steps: the devices are idle."""
+        started = time.perf_counter()
+        for position, candidate in pairs:
+            task, configs = list(prepared.candidates.items())[position]
+            config = configs[candidate]
+            is_equal = functools.partial(prepared.equal, task, candidate)
+            if config is not None and (why := self._compared(task, config, is_equal)):
+                self._refused.append((position, candidate))
+                self._quarantine(task, config, why)
+        self._history.comparison_seconds += time.perf_counter() - started
+
+    def _compared(self, task: Task, config: Config, is_equal: Callable[..., bool]) -> str:
         """Why a candidate must not be tried, or "". The table remembers one that ends the process
-        or never returns."""
+        or never returns.
+
+        Raises:
+            TuneError: another process stalls or has ended.
+        """
+        what = f"the comparison of {config} for {task} with jax.lax"
         self.table.begin_trial(task, config, self._machine)
         self._save()
         try:
-            why = "" if is_equal() else "its result is not that of jax.lax"
+            equal = is_equal(lambda found: self._joined.wait(found, what))
+            why = "" if equal else "its result is not that of jax.lax"
+        except TuneError:  # of the processes, not of this candidate
+            raise
         except Exception as error:  # whatever the runtime says of this candidate
             why = f"it does not run: {error}"
         self.table.end_trial(task, config, self._machine)

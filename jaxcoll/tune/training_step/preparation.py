@@ -85,9 +85,13 @@ class Preparation:
         self.switch = self._switch(step, args, kwargs, base) if as_switch else None
         self.seconds = time.perf_counter() - started
 
-    def equal(self, task: Task, candidate: int) -> bool:
-        """Whether a candidate's result on test buffers is that of ``jax.lax``."""
-        return self.comparisons[task].equal(candidate)
+    def equal(self, task: Task, candidate: int, wait: Callable[[jax.Array], object]) -> bool:
+        """Whether a candidate's result on test buffers is that of ``jax.lax``.
+
+        Args:
+            wait: blocks until an array is computed, or raises.
+        """
+        return self.comparisons[task].equal(candidate, wait)
 
     def _configs(self, task, spaces, most, table, machine) -> list[Config | None]:
         if isinstance(spaces, Mapping):
