@@ -363,6 +363,7 @@ class Online:
             if config is not None and (why := self._compared(task, config, is_equal)):
                 self._refused.append((position, candidate))
                 self._quarantine(task, config, why)
+        self._save()  # no trial is under way: whatever ends the process now is not its fault
         self._history.comparison_seconds += time.perf_counter() - started
 
     def _compared(self, task: Task, config: Config, is_equal: Callable[..., bool]) -> str:
