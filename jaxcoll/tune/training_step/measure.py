@@ -99,15 +99,15 @@ class Race:
         self.seconds: list[float] = []
         self._rng = np.random.default_rng(checks.seed(seed, TuneError))
         self._queue: list[Choice] = []
-        self._told = 0
+        self._asked = 0
         # With fewer steps than this the spread about the fit says nothing of the noise.
         self._unknowns = 2 + sum(size - 1 for size in self.sizes)
 
     @property
     def done(self) -> bool:
         """Whether no more steps are wanted."""
-        # Times that are not numbers must not keep the race going for ever.
-        is_over = len(self.choices) >= self.most_steps or self._told >= 2 * self.most_steps
+        # Times that are not numbers, or never told, must not keep the race going for ever.
+        is_over = len(self.choices) >= self.most_steps or self._asked >= 2 * self.most_steps
         return is_over or all(len(a) == 1 for a in self.alive)
 
     @property
@@ -118,6 +118,7 @@ class Race:
 
     def next(self) -> Choice:
         """A candidate per task for the next step."""
+        self._asked += 1
         if not self._queue:
             self._queue = self._first_pass() if not self.choices else self._sampled()
         choice = self._queue.pop(0)
@@ -125,7 +126,6 @@ class Race:
 
     def tell(self, choice: Choice, seconds: float) -> None:
         """Report the time of a step; NaN and times that are not above 0 are ignored."""
-        self._told += 1
         if math.isfinite(seconds) and seconds > 0:
             self.choices.append(choice)
             self.seconds.append(seconds)

@@ -21,8 +21,10 @@ which choices run until the next one (``leader``, ``processes``).
 from __future__ import annotations
 
 import functools
+import numbers
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +35,7 @@ from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.in_use import ByTable, this_machine, warn_skipped
+from jaxcoll.tune.tables.in_use import ByTable, TableWarning, this_machine, warn_skipped
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.training_step.history import History
@@ -47,6 +49,8 @@ from jaxcoll.tune.training_step.programs import (
     abstract,
     choices_of,
     compile_plain,
+    is_traced,
+    signature,
 )
 from jaxcoll.tune.training_step.report import Report
 
@@ -103,9 +107,12 @@ def online(
     checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
     if programs == "auto":
         programs = "switch" if jax.default_backend() == "cpu" else "plain"
-    _check_arguments(space, table, clock, log)
+    _check_arguments(space, table, clock, log, joined)
+    joined = coordinator() if joined is None else joined
     path = None if table is None or isinstance(table, Table) else os.fspath(table)
     if path is not None:
+        if joined.is_leader:  # which alone writes it
+            _check_path(path)
         table = Table.load_usable([path] if os.path.exists(path) else [], None, warn_skipped)
     leader = Leader(
         seed=checks.seed(seed, TuneError),
@@ -121,13 +128,15 @@ def online(
         ),
         table=Table() if table is None else table,  # type: ignore[arg-type]
         path=path,
-        joined=coordinator() if joined is None else joined,
+        joined=joined,
         clock=clock,
         log=log,
     )
 
 
-def _check_arguments(space: object, table: object, clock: object, log: object) -> None:
+def _check_arguments(
+    space: object, table: object, clock: object, log: object, joined: object
+) -> None:
     if not (space is None or callable(space) or isinstance(space, Mapping)):
         raise TuneError(
             "space must be a function of a task, or the candidates of each task, got "
@@ -141,8 +150,30 @@ def _check_arguments(space: object, table: object, clock: object, log: object) -
         raise TuneError(f"table must be a Table or the path of one, got {checks.shown(table)}")
     if not callable(clock):
         raise TuneError(f"clock must be a function that returns seconds, got {checks.shown(clock)}")
+    if not isinstance(now := clock(), numbers.Real):
+        raise TuneError(f"clock must return seconds as a number, got {checks.shown(now)}")
+    if joined is not None and not callable(getattr(joined, "exchange", None)):
+        raise TuneError(
+            f"joined must be a coordinator, as processes.coordinator() makes one, got "
+            f"{checks.shown(joined)}"
+        )
     if not (log is None or callable(log)):
         raise TuneError(f"log must be a function of a line, got {checks.shown(log)}")
+
+
+def _check_path(path: str) -> None:
+    """Refuse a path that no table can be written to, before hours of training rather than after."""
+    folder = os.path.dirname(path) or os.curdir
+    if not path or os.path.isdir(path):
+        raise TuneError(f"table must be the path of a file, got {checks.shown(path)}")
+    if not os.path.isdir(folder):
+        raise TuneError(
+            f"table {checks.shown(path)} would be in {folder}, which is no folder; make it"
+        )
+    if not os.access(folder, os.W_OK):
+        raise TuneError(
+            f"table {checks.shown(path)} cannot be written: no file can be made in {folder}"
+        )
 
 
 class Online:
@@ -175,6 +206,7 @@ class Online:
         self._refused: list[tuple[int, int]] = []
         self._to_compare: dict[int, Sequence[tuple[int, int]]] = {}  # by step
         self._types: Any = None
+        self._signature: tuple = ()
         self._state, self._program, self._queue = "warm", "plain", [()]
         self._count, self._begun, self._checkpoint = 0, 0, _FIRST_STEPS
         self._chosen: Choice = ()
@@ -187,25 +219,27 @@ class Online:
 
     def __call__(self, *args, **kwargs):
         """One step."""
+        if is_traced((args, kwargs)):
+            return self._part_of_another(args, kwargs)
         if self._count == 0:
             self._begin()
         if self._count == self._checkpoint:
             self._meet(args, kwargs)
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
         program, is_timed = self._program, self._state in _TIMED
-        if program == "switch" and not self._switch.fits(args, kwargs):
+        fits = not (is_timed or program == "switch") or signature(args, kwargs) == self._signature
+        if not fits:
             # Arguments of other types, such as a last batch: the step's own jit compiles for them.
-            program, choice, is_timed = "plain", self._chosen, False
+            program, choice = "plain", self._chosen
         started = self._clock()
-        outputs = self._run(program, choice, args, kwargs)
+        outputs = self._run(program, choice, args, kwargs, is_timed)
         key = program, choice if program == "plain" else ()
-        if is_timed:
-            self._joined.wait(outputs, f"step {self._count}")
-            # First calls of a program, and those that wait for steps before them, do not count.
-            if self._has_waited and key in self._has_run:
-                self._told.append((choice, self._clock() - started))
+        # First calls of a program, and those that wait for steps before them, do not count.
+        if is_timed and fits and self._has_waited and key in self._has_run:
+            self._told.append((choice, self._clock() - started))
         self._has_waited = is_timed
-        self._has_run.add(key)
+        if fits:
+            self._has_run.add(key)
         self._history.ran(self._state, program, choice)
         if pairs := self._to_compare.pop(self._count, ()):
             self._joined.wait(outputs, f"step {self._count}")
@@ -250,16 +284,32 @@ class Online:
             raise TuneError("the program of all candidates was never compiled")
         return self._preparation.switch
 
-    def _run(self, program: str, choice: Choice, args: tuple, kwargs: dict) -> Any:
+    def _run(self, program: str, choice: Choice, args: tuple, kwargs: dict, is_timed: bool) -> Any:
+        """The step's results; it has ended where it is timed."""
         try:
             if program == "switch":
-                return self._switch(choice, args, kwargs)
-            with active.choosing(self._choices(choice)):
-                return self._step(*args, **kwargs)
+                outputs = self._switch(choice, args, kwargs)
+            else:
+                with active.choosing(self._choices(choice)):
+                    outputs = self._step(*args, **kwargs)
+            if is_timed:
+                self._joined.wait(outputs, f"step {self._count}")
+            return outputs
+        except TuneError:  # of the processes, not of this candidate
+            raise
         except Exception as error:
             if any(choice):
                 self._give_up(f"step {self._count} failed by {choice}: {error}")
             raise
+
+    def _part_of_another(self, args: tuple, kwargs: dict) -> Any:
+        """The step inside a program that is being traced, where it can be neither timed nor
+        changed."""
+        note = "a call inside another jit, grad or vmap was not tuned; jit the whole step"
+        if note not in self._history.notes:
+            self._history.notes.append(note)
+        with active.choosing(self._choices(self._chosen) if self._count else active.current()):
+            return self._step(*args, **kwargs)
 
     def _choices(self, choice: Choice) -> active.Choices | None:
         return choices_of(self._candidates, choice, self._base) if any(choice) else self._base
@@ -292,6 +342,7 @@ class Online:
         """Report to the leader, and do what it decides."""
         if self._work is None and self._state == "warm":
             self._types = abstract((args, kwargs))
+            self._signature = signature(*self._types)
             self._work = Background(self._prepared_in_background)
         is_ready = self._work is None or self._work.done
         error = self._work.error if self._work is not None and is_ready else None
@@ -397,5 +448,12 @@ class Online:
         self._save()
 
     def _save(self) -> None:
-        if self._path is not None and self._joined.is_leader:
+        if self._path is None or not self._joined.is_leader:
+            return
+        try:
             self.table.save(self._path)
+        except OSError as error:  # a full disk, say: training goes on
+            note = f"the table is not written any more: {error}"
+            self._path = None
+            self._history.notes.append(note)
+            warnings.warn(note, TableWarning, stacklevel=2)
