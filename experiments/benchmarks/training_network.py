@@ -64,8 +64,8 @@ def network(batch: int, seed: int) -> tuple[Any, Callable[[], tuple]]:
 
 def backward(path: tuple) -> tuple:
     """The order of gradients in a backward pass: last layers first, biases before kernels."""
-    part, *numbers, leaf = (getattr(key, "key", None) for key in path)
-    return part != "layers", [-int(number) for number in numbers], leaf != "bias"
+    part, *numbers, leaf = (key.key for key in path)
+    return part != "layers", [-number for number in numbers], leaf != "bias"
 
 
 def _placed(tree: Any, sharding: NamedSharding) -> Any:

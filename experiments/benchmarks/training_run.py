@@ -17,9 +17,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-import jaxcoll as jc
 from experiments.benchmarks.training_network import network
-from jaxcoll.tune import Config, Report
+from jaxcoll.tune import Config, Report, online, replay, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.replayed import Replayed
 
@@ -74,7 +73,7 @@ def measure(options: argparse.Namespace, table: Path) -> list[Row]:
     train(step, first(), _FIRST)
     before = train(step, first(), options.quiet)
 
-    tuned = jc.tune.online(step, table=path, candidates=options.candidates, seed=options.seed)
+    tuned = online(step, table=path, candidates=options.candidates, seed=options.seed)
     with compilations() as threads:
         run = train(tuned, first(), options.steps)
     tuned.join()
@@ -184,7 +183,7 @@ def repaid(run: Run, default: float) -> int | None:
 def replayed(step: Any, first: Callable, tuned: Online, run: Run, rounds: int) -> list[Row]:
     """Losses against those of a replay, and the choice against the best by alternation."""
     recording = tuned.report().recording
-    again = jc.tune.replay(step, recording)
+    again = replay(step, recording)
     # Once it has settled every step runs the same program.
     steps = next((i + 10 for i, s in enumerate(run.states) if s in _SETTLED), len(run.states))
     losses = train(again, first(), min(steps, len(run.states))).losses
@@ -239,7 +238,7 @@ def second(
     step: Any, first: Callable, path: Path | None, run: Run, options: argparse.Namespace
 ) -> list[Row]:
     """A run with the table of the first."""
-    tuned = jc.tune.online(step, table=path, candidates=options.candidates)
+    tuned = online(step, table=path, candidates=options.candidates)
     with compilations() as threads:
         again = train(tuned, first(), max(options.second, 4 * _FIRST))
         tuned.join()
@@ -265,10 +264,10 @@ def nothing_to_gain(step: Any, first: Callable, options: argparse.Namespace) -> 
         for some in itertools.combinations(_DEFAULTS.items(), count)
     ]
     configs = [Config({"algorithm": "default", **more}) for more in names]
-    tasks = jc.tune.tasks_of(step, *first())
+    tasks = tasks_of(step, *first())
     space = dict.fromkeys(tasks, configs[: options.candidates - 1])
     before = train(step, first(), options.quiet)
-    tuned = jc.tune.online(step, space=space, seed=options.seed)
+    tuned = online(step, space=space, seed=options.seed)
     run = train(tuned, first(), options.steps)
     tuned.join()
     default = statistics.fmean(before.seconds + train(step, first(), options.quiet).seconds)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
@@ -44,7 +45,7 @@ def signature(args: tuple, kwargs: dict) -> tuple:
 
 def is_traced(tree: Any) -> bool:
     """Whether some leaf belongs to a program that is being traced."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _abstract(leaf: Any) -> Any:

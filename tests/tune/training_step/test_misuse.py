@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcoll as jc
 from jaxcoll import TuneError
 from jaxcoll.tune import Config, Table, Task, online, tasks_of
+from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.processes import Alone
 from tests.execute.harness import mesh_of
 
@@ -79,9 +80,8 @@ def test_a_call_inside_another_transformation_is_the_step_itself(around):
 class _Fails(Alone):
     """A step by another candidate than the default fails as it runs, once."""
 
-    def __init__(self):
-        self.tuned = None
-        self.has_failed = False
+    tuned: Online
+    has_failed = False
 
     def wait(self, outputs, what):
         super().wait(outputs, what)
