@@ -1,6 +1,6 @@
 """The leader of an online tuner: from times to the programs of the next steps. No JAX.
 
-The states and their order are described in ``online_tuner``. A decision holds for some steps:
+The states and their order are described in ``training_step``. A decision holds for some steps:
 
 - ``state``; ``program``: "plain" or "switch"; ``choices``: a candidate per task for each step in
   turn; ``steps``: until the next decision;

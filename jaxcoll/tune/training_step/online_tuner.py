@@ -5,15 +5,6 @@ the interference of its computation. ``online`` does so for a jitted step::
 
     step = jc.tune.online(step)
 
-The states of a tuner, each of some steps:
-
-- *warm*: the default runs while candidates are compiled and compared with ``jax.lax``;
-- *search*: one program holds all candidates, and every task tries another in every step;
-- *compile*: the likely winner runs in that program while finalists are compiled as plain programs;
-- *final*: these and the default run in alternation, until the difference is known;
-- *settled*: the winner runs; a *probe* now and then times it, and if it became slower for long the
-  search begins again.
-
 All processes run the same steps. At checkpoints, steps that all of them know, the leader decides
 which choices run until the next one (``leader``, ``processes``).
 """
@@ -21,11 +12,10 @@ which choices run until the next one (``leader``, ``processes``).
 from __future__ import annotations
 
 import functools
-import numbers
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -35,9 +25,10 @@ from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.in_use import ByTable, TableWarning, this_machine, warn_skipped
+from jaxcoll.tune.tables.in_use import ByTable, TableWarning, this_machine
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.training_step.arguments import check_arguments, table_at
 from jaxcoll.tune.training_step.history import History
 from jaxcoll.tune.training_step.leader import Decision, Leader
 from jaxcoll.tune.training_step.measure import Choice
@@ -107,13 +98,11 @@ def online(
     checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
     if programs == "auto":
         programs = "switch" if jax.default_backend() == "cpu" else "plain"
-    _check_arguments(space, table, clock, log, joined)
+    check_arguments(space, table, clock, log, joined)
     joined = coordinator() if joined is None else joined
     path = None if table is None or isinstance(table, Table) else os.fspath(table)
     if path is not None:
-        if joined.is_leader:  # which alone writes it
-            _check_path(path)
-        table = Table.load_usable([path] if os.path.exists(path) else [], None, warn_skipped)
+        table = table_at(path, joined.is_leader)
     leader = Leader(
         seed=checks.seed(seed, TuneError),
         most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
@@ -132,48 +121,6 @@ def online(
         clock=clock,
         log=log,
     )
-
-
-def _check_arguments(
-    space: object, table: object, clock: object, log: object, joined: object
-) -> None:
-    if not (space is None or callable(space) or isinstance(space, Mapping)):
-        raise TuneError(
-            "space must be a function of a task, or the candidates of each task, got "
-            f"{checks.shown(space)}"
-        )
-    for task, configs in space.items() if isinstance(space, Mapping) else ():
-        checks.instance(task, Task, "a key of space", TuneError)
-        for config in checks.members(configs, "the candidates of a task", TuneError):
-            checks.instance(config, Config, "a candidate", TuneError)
-    if not (table is None or isinstance(table, (Table, str, os.PathLike))):
-        raise TuneError(f"table must be a Table or the path of one, got {checks.shown(table)}")
-    if not callable(clock):
-        raise TuneError(f"clock must be a function that returns seconds, got {checks.shown(clock)}")
-    if not isinstance(now := clock(), numbers.Real):
-        raise TuneError(f"clock must return seconds as a number, got {checks.shown(now)}")
-    if joined is not None and not callable(getattr(joined, "exchange", None)):
-        raise TuneError(
-            f"joined must be a coordinator, as processes.coordinator() makes one, got "
-            f"{checks.shown(joined)}"
-        )
-    if not (log is None or callable(log)):
-        raise TuneError(f"log must be a function of a line, got {checks.shown(log)}")
-
-
-def _check_path(path: str) -> None:
-    """Refuse a path that no table can be written to, before hours of training rather than after."""
-    folder = os.path.dirname(path) or os.curdir
-    if not path or os.path.isdir(path):
-        raise TuneError(f"table must be the path of a file, got {checks.shown(path)}")
-    if not os.path.isdir(folder):
-        raise TuneError(
-            f"table {checks.shown(path)} would be in {folder}, which is no folder; make it"
-        )
-    if not os.access(folder, os.W_OK):
-        raise TuneError(
-            f"table {checks.shown(path)} cannot be written: no file can be made in {folder}"
-        )
 
 
 class Online:
@@ -205,7 +152,7 @@ class Online:
         self._prepared: Preparation | None = None
         self._refused: list[tuple[int, int]] = []
         self._to_compare: dict[int, Sequence[tuple[int, int]]] = {}  # by step
-        self._types: Any = None
+        self._types: Any = ((), {})
         self._signature: tuple = ()
         self._state, self._program, self._queue = "warm", "plain", [()]
         self._count, self._begun, self._checkpoint = 0, 0, _FIRST_STEPS
@@ -238,8 +185,7 @@ class Online:
         if is_timed and fits and self._has_waited and key in self._has_run:
             self._told.append((choice, self._clock() - started))
         self._has_waited = is_timed
-        if fits:
-            self._has_run.add(key)
+        self._has_run |= {key} if fits else set()
         self._history.ran(self._state, program, choice)
         if pairs := self._to_compare.pop(self._count, ()):
             self._joined.wait(outputs, f"step {self._count}")
@@ -274,9 +220,7 @@ class Online:
 
     @property
     def _preparation(self) -> Preparation:
-        if self._prepared is None:
-            raise TuneError("the candidates were never prepared")
-        return self._prepared
+        return checks.instance(self._prepared, Preparation, "what was prepared", TuneError)
 
     @property
     def _switch(self) -> SwitchProgram:
@@ -303,8 +247,7 @@ class Online:
             raise
 
     def _part_of_another(self, args: tuple, kwargs: dict) -> Any:
-        """The step inside a program that is being traced, where it can be neither timed nor
-        changed."""
+        """The step inside a program that is being traced, where it cannot be timed."""
         note = "a call inside another jit, grad or vmap was not tuned; jit the whole step"
         if note not in self._history.notes:
             self._history.notes.append(note)
@@ -335,8 +278,8 @@ class Online:
             self.table = Table.loads(told["table"])
             self._machine = Machine(told["hardware"], told["jax"])
         # A table in use around the call (``use``) answers where this one is empty.
-        has_rows = bool(self.table.decisions)
-        self._base = ByTable(self.table, self._machine) if has_rows else active.current()
+        by_table = ByTable(self.table, self._machine)
+        self._base = by_table if self.table.decisions else active.current()
 
     def _meet(self, args: tuple, kwargs: dict) -> None:
         """Report to the leader, and do what it decides."""
@@ -373,8 +316,7 @@ class Online:
         self._state, self._program = state, decision["program"]
         self._queue = [tuple(choice) for choice in decision["choices"]]
         self._begun, self._checkpoint = self._count, self._count + decision["steps"]
-        for i, pairs in enumerate(decision.get("compare", ())):
-            self._to_compare[self._count + i] = pairs
+        self._to_compare = dict(enumerate(decision.get("compare", ()), self._count))
         if "compile" in decision:
             wanted = [tuple(choice) for choice in decision["compile"]]
             self._work = Background(functools.partial(self._compile, wanted))
@@ -453,7 +395,6 @@ class Online:
         try:
             self.table.save(self._path)
         except OSError as error:  # a full disk, say: training goes on
-            note = f"the table is not written any more: {error}"
-            self._path = None
+            self._path, note = None, f"the table is not written any more: {error}"
             self._history.notes.append(note)
             warnings.warn(note, TableWarning, stacklevel=2)

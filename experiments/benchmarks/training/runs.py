@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from experiments.benchmarks.training_network import network
+from experiments.benchmarks.training.network import network
 from jaxcoll.tune import Config, Report, online, replay, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.replayed import Replayed

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         return start(options.processes, argv)
     connect(options)
     # JAX counts its devices when it is first imported.
-    from experiments.benchmarks.training_run import measure
+    from experiments.benchmarks.training.runs import measure
 
     with tempfile.TemporaryDirectory() as folder:
         rows = measure(options, Path(folder) / "table.json")
