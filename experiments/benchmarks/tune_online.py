@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from experiments.benchmarks.report import report
+from jaxcoll.task import Task
 from jaxcoll.tune.training_step.leader import Leader
 
 _LAYERS = 6
@@ -128,7 +129,8 @@ def settle(leader: Leader, effects: np.ndarray, seed: int) -> tuple[int, Sequenc
     """Runs what a leader decides until it settles; the steps it timed, and its choice."""
     rng, has_run, steps = np.random.default_rng(seed), set(), 0
     sizes = [list(range(effects.shape[1]))] * len(effects)
-    static = {"failed": False, "candidates": sizes, "refused": [], "switch": True}
+    tasks = [Task("all_reduce", 2 ** (20 + i), "float32", 8).to_json() for i in range(len(sizes))]
+    static = {"failed": False, "tasks": tasks, "candidates": sizes, "refused": [], "switch": True}
     times: list[tuple[Sequence[int], float]] = []
     is_ready = False
     while (decision := leader.decide([{**static, "ready": is_ready, "times": times}]))[

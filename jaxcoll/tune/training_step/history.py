@@ -7,7 +7,7 @@ from collections import Counter
 
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.training_step.measure import Choice
+from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import Recording, Report
 
 

@@ -18,7 +18,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from jaxcoll.tune.training_step.measure import Choice, Race
+from jaxcoll.task import Task
+from jaxcoll.tune.training_step.measure import Race
+from jaxcoll.tune.training_step.regression import Choice, kinship
 
 # Steps between two questions whether compilers in the background have finished.
 POLL_STEPS = 4
@@ -30,7 +32,6 @@ PROBE_STEPS = 4
 # succession, has drifted.
 _DRIFT = 1.25
 _PROBES = 3
-_FINALISTS = 3
 # Steps per finalist: enough on a calm machine, and at most where noise hides the difference.
 _FINAL_STEPS = 4
 _MOST_FINAL_STEPS = 12
@@ -64,8 +65,8 @@ class Leader:
         """The next decision from the reports of all processes, who ran the same steps.
 
         A report says whether the background is ``ready``, whether it ``failed``, the ``times`` of
-        steps as (choice, seconds), and once it is prepared the ``candidates`` of each task, those
-        ``refused`` as (task, candidate), and whether there is a ``switch`` program.
+        steps as (choice, seconds), and once it is prepared the ``tasks``, the ``candidates`` of
+        each, those ``refused`` as (task, candidate), and whether there is a ``switch`` program.
         """
         times = _slowest([report["times"] for report in reports])
         is_ready = all(report["ready"] for report in reports)
@@ -93,13 +94,21 @@ class Leader:
             "sizes": [len(candidates) for candidates in reports[0]["candidates"]],
             "refused": sorted({tuple(pair) for report in reports for pair in report["refused"]}),
             "switch": all(report["switch"] for report in reports),
+            "related": kinship(
+                [Task.from_json(task) for task in reports[0]["tasks"]], reports[0]["candidates"]
+            ),
         }
         self._start_race()
 
     def _start_race(self) -> None:
         sizes = self._prepared["sizes"]
         most = self._most_steps or _most_steps(sizes)
-        self._race = Race(sizes, seed=self._seed + self._searches, most_steps=most)
+        self._race = Race(
+            sizes,
+            seed=self._seed + self._searches,
+            most_steps=most,
+            related=self._prepared["related"],
+        )
         self._searches += 1
         self._steps_left = max(most, _most_timed(sizes))
         for task, candidate in self._prepared["refused"]:
@@ -140,8 +149,10 @@ class Leader:
         if not self._race.done:
             return self._next_search()
         best = self._race.best()
-        finalists = [(0,) * len(best), best, self._race.runner_up()]
-        self._finalists = list(dict.fromkeys(finalists))[:_FINALISTS]
+        finalists = [(0,) * len(best), best]
+        if len(best) == 1:  # of several tasks it would be the runner-up of one alone
+            finalists.append(self._race.runner_up())
+        self._finalists = list(dict.fromkeys(finalists))
         if len(self._finalists) == 1:
             return self._settle(best)
         return _decision("compile", "switch", [best], POLL_STEPS, compile=self._finalists)
@@ -221,11 +232,11 @@ def _most_steps(sizes: Sequence[int]) -> int:
     """Steps of a search: together with the final, 60 for 15 candidates and 150 for 30.
 
     More candidates lie closer together, hence more steps for each. Several tasks, which a step
-    measures together, take a quarter more than one.
+    measures together, take half as many again as one.
     """
     longest = max(sizes, default=1)
     one = 8 * longest // 3 if longest <= 15 else 4 * longest
-    return max(2, one if len(sizes) < 2 else 5 * one // 4)
+    return max(2, one if len(sizes) < 2 else 3 * one // 2)
 
 
 def _most_timed(sizes: Sequence[int]) -> int:

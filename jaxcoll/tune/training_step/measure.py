@@ -1,24 +1,18 @@
 """Measuring: which candidate of each task is fastest, from the times of whole steps.
 
-All tasks of a step try another candidate in every step. The time of a step is modelled as a
-constant plus one effect per task and candidate, and a regression over the steps separates the tasks
-(a factorial design; Box, Hunter and Hunter, "Statistics for Experimenters", ch. 5). So a step says
-something about every task, and many tasks need hardly more steps than one.
+All tasks of a step try another candidate in every step, and a regression over the steps separates
+the tasks (``regression``; a factorial design: Box, Hunter and Hunter, "Statistics for
+Experimenters", ch. 5). So a step says something about every task, and many tasks need hardly more
+steps than one.
 
-The effects of a task are random with a spread of their own (a ridge whose strength is estimated
-from the data: MacKay, "Bayesian Interpolation", Neural Computation 1992), so that fewer steps than
-candidates give estimates too, with their uncertainty. After one pass over all candidates the next
-steps run what samples of the posterior find fastest (Thompson, Biometrika 1933): likely winners
-most often.
-
-Times of steps have a floor and a long tail: what else the machine does only ever adds. So residuals
-above the fit weigh less than those below it, as in a regression of expectiles (Newey and Powell,
-Econometrica 1987); a mean would follow the tail.
+After one pass over all candidates the next steps run what samples of the posterior find fastest
+(Thompson, Biometrika 1933): likely winners most often. Half of the time a task runs its second
+sample instead, the rival of the likely winner (top-two sampling; Russo, Operations Research 2020),
+since what tells the winner apart is how much slower its rivals are.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -26,41 +20,10 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
+from jaxcoll.tune.training_step.regression import Choice, Fit, Floats, fit
 
-Choice = tuple[int, ...]
-
-# Weight of the steps above the fit; those below have one minus this.
-_ABOVE = 0.3
-_ITERATIONS = 20
-# Least spread of effects and of noise, as a share of the median step.
-_LEAST = 0.01
-
-
-@dataclasses.dataclass(frozen=True)
-class Fit:
-    """Estimates from the steps so far.
-
-    Attributes:
-        base: seconds of a step whose tasks all run an average candidate.
-        effects: seconds that each candidate adds to that, one array per task.
-        counts: steps that ran each candidate, one array per task.
-        covariance: of all effects, task after task, seconds squared.
-    """
-
-    base: float
-    effects: tuple[np.ndarray, ...]
-    counts: tuple[np.ndarray, ...]
-    covariance: np.ndarray
-
-    def seconds(self, choice: Choice) -> float:
-        """The estimated time of a step that runs a candidate per task."""
-        return self.base + sum(float(e[i]) for e, i in zip(self.effects, choice, strict=True))
-
-    def error(self, task: int, a: int, b: int) -> float:
-        """Standard error of the difference between two candidates of a task, seconds."""
-        start = sum(len(effects) for effects in self.effects[:task])
-        i, j, c = start + a, start + b, self.covariance
-        return math.sqrt(max(0.0, float(c[i, i] + c[j, j] - 2 * c[i, j])))
+# Samples among which a rival of the first one's winner is looked for.
+_RIVALS = 20
 
 
 class Race:
@@ -76,6 +39,8 @@ class Race:
         within: share of a step that a wrong choice may cost.
         confidence: standard errors that separate two candidates.
         most_steps: steps after which the race ends anyway; four per candidate when omitted.
+        related: ``regression.kinship`` of the candidates; None where tasks have nothing to do with
+            each other.
 
     Raises:
         TuneError: a task without candidates, or arguments out of range.
@@ -87,8 +52,9 @@ class Race:
         *,
         seed: int = 0,
         within: float = 0.02,
-        confidence: float = 2.0,
+        confidence: float = 3.5,
         most_steps: int | None = None,
+        related: Floats | None = None,
     ):
         self.sizes = checks.integers(sizes, "sizes", TuneError, least=1)
         self.within, self.confidence = within, confidence
@@ -100,6 +66,7 @@ class Race:
         self._rng = np.random.default_rng(checks.seed(seed, TuneError))
         self._queue: list[Choice] = []
         self._asked = 0
+        self._related = related
         # With fewer steps than this the spread about the fit says nothing of the noise.
         self._unknowns = 2 + sum(size - 1 for size in self.sizes)
 
@@ -114,7 +81,7 @@ class Race:
     def planned(self) -> int:
         """How many steps are chosen before the times of the last ones count."""
         longest = max(map(len, self.alive))
-        return max(2, longest // 3) if self.choices else longest
+        return max(2, longest // 4) if self.choices else longest
 
     def next(self) -> Choice:
         """A candidate per task for the next step."""
@@ -137,14 +104,14 @@ class Race:
 
     def fit(self) -> Fit:
         """The estimates from all steps so far."""
-        return fit(self.sizes, self.choices, self.seconds)
+        return fit(self.sizes, self.choices, self.seconds, self._related)
 
     def best(self) -> Choice:
         """The fastest candidate of each task by the steps so far; the defaults before any."""
         return self._best(self.fit()) if self.choices else (0,) * len(self.sizes)
 
     def runner_up(self) -> Choice:
-        """The best choice with the second candidate of the task where it may well be the faster."""
+        """The best choice but for one task, by the candidate that most likely beats the best."""
         best = self.best()
         if not self.choices:
             return best
@@ -178,23 +145,33 @@ class Race:
         return list(zip(*columns, strict=True))
 
     def _sampled(self) -> list[Choice]:
-        """Candidates that are fastest in samples of the posterior, after dropping the slow ones."""
+        """Likely winners and their rivals, after dropping the slow ones."""
         now = self.fit()
         if len(self.choices) > self._unknowns:
             self._drop(now)
         mean = np.concatenate(now.effects)
-        spread = np.linalg.cholesky(
-            now.covariance + 1e-9 * np.eye(len(mean)) * now.covariance.max()
-        )
-        samples = mean + self._rng.standard_normal((self.planned, len(mean))) @ spread.T
+        jitter = 1e-9 * now.covariance.max() * np.eye(len(mean))
+        spread = np.linalg.cholesky(now.covariance + jitter)
         start = np.cumsum([0, *self.sizes])
-        return [
-            tuple(
+
+        def fastest(sample: Floats) -> Choice:
+            return tuple(
                 min(alive, key=sample[first:].__getitem__)
                 for alive, first in zip(self.alive, start, strict=False)
             )
-            for sample in samples
-        ]
+
+        chosen = []
+        for _ in range(self.planned):
+            samples = mean + self._rng.standard_normal((_RIVALS, len(mean))) @ spread.T
+            first, *others = map(fastest, samples)
+            for_rival = self._rng.random(len(first)) < 0.5
+            chosen.append(
+                tuple(
+                    next((o[t] for o in others if o[t] != c), c) if is_rival else c
+                    for t, (c, is_rival) in enumerate(zip(first, for_rival, strict=True))
+                )
+            )
+        return chosen
 
     def _drop(self, now: Fit) -> None:
         best = self._best(now)
@@ -208,48 +185,3 @@ class Race:
                 or self.confidence * now.error(task, c, winner)
                 > effects[c] - effects[winner] + gain
             ]
-
-
-def fit(sizes: Sequence[int], choices: Sequence[Choice], seconds: Sequence[float]) -> Fit:
-    """The regression of step times on the candidates that ran.
-
-    Args:
-        sizes: candidates of each task.
-        choices: a candidate per task for each step, at least one step.
-        seconds: time of each step.
-    """
-    start = np.cumsum([0, *sizes])[: len(sizes)]
-    ran = np.asarray(choices, np.int64).reshape(len(seconds), len(sizes))
-    design = np.zeros((len(seconds), 1 + sum(sizes)))
-    np.put_along_axis(design, 1 + ran + start, 1.0, axis=1)
-    design[:, 0] = 1
-    times = np.asarray(seconds) - np.median(seconds)
-    least = (_LEAST * float(np.median(seconds))) ** 2
-    noise = max(least, float(np.var(times)) / 2)
-    spread = np.full(len(sizes), max(least, float(np.var(times)) / max(1, len(sizes))))
-    weight = np.ones(len(times))
-    for _ in range(_ITERATIONS):
-        prior = np.concatenate([[0.0], np.repeat(1 / spread, sizes)])
-        covariance = np.linalg.inv((design * weight[:, None]).T @ design / noise + np.diag(prior))
-        beta = covariance @ (design.T @ (weight * times)) / noise
-        residual = times - design @ beta
-        weight = np.where(residual > 0, _ABOVE, 1 - _ABOVE)
-        weight /= weight.mean()
-        # MacKay's fixed point: effects that the steps determine count as degrees of freedom.
-        ends = [(1 + s, 1 + s + size) for s, size in zip(start, sizes, strict=True)]
-        known = [
-            max(1e-6, b - a - covariance.diagonal()[a:b].sum() / v)
-            for (a, b), v in zip(ends, spread, strict=True)
-        ]
-        spread = np.array(
-            [
-                max(least, float(beta[a:b] @ beta[a:b]) / k)
-                for (a, b), k in zip(ends, known, strict=True)
-            ]
-        )
-        free = max(1.0, len(times) - 1 - sum(known))
-        noise = max(least, float(weight @ residual**2) / free)
-    effects = [beta[a:b] for a, b in ends]
-    counts = [np.bincount(ran[:, t], minlength=size) for t, size in enumerate(sizes)]
-    base = float(beta[0] + np.median(seconds))
-    return Fit(base, tuple(effects), tuple(counts), covariance[1:, 1:])

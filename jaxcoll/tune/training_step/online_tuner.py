@@ -31,7 +31,6 @@ from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.training_step.arguments import check_arguments, table_at
 from jaxcoll.tune.training_step.history import History
 from jaxcoll.tune.training_step.leader import Decision, Leader
-from jaxcoll.tune.training_step.measure import Choice
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
 from jaxcoll.tune.training_step.processes import FIRST_TIMEOUT_SECONDS, Coordinator, coordinator
 from jaxcoll.tune.training_step.programs import (
@@ -43,6 +42,7 @@ from jaxcoll.tune.training_step.programs import (
     is_traced,
     signature,
 )
+from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import Report
 
 # After so many steps arguments have the shardings of every later step.
@@ -224,9 +224,8 @@ class Online:
 
     @property
     def _switch(self) -> SwitchProgram:
-        if self._preparation.switch is None:
-            raise TuneError("the program of all candidates was never compiled")
-        return self._preparation.switch
+        found = self._preparation.switch
+        return checks.instance(found, SwitchProgram, "the program of all candidates", TuneError)
 
     def _run(self, program: str, choice: Choice, args: tuple, kwargs: dict, is_timed: bool) -> Any:
         """The step's results; it has ended where it is timed."""
@@ -262,7 +261,7 @@ class Online:
         self._history.notes.append(f"{why}; the default runs from now on")
         self._state, self._program, self._queue = "settled", "plain", [()]
         self._chosen, self._checkpoint = (0,) * len(self._candidates), -1
-        self._to_compare.clear()
+        self._to_compare = {}
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -298,6 +297,7 @@ class Online:
             "ready": is_ready,
             "failed": error is not None,
             "times": self._told,
+            "tasks": [task.to_json() for task in self._candidates],
             "candidates": [
                 [None if config is None else config.to_json() for config in configs]
                 for configs in self._candidates.values()
@@ -395,6 +395,6 @@ class Online:
         try:
             self.table.save(self._path)
         except OSError as error:  # a full disk, say: training goes on
-            self._path, note = None, f"the table is not written any more: {error}"
-            self._history.notes.append(note)
-            warnings.warn(note, TableWarning, stacklevel=2)
+            self._path = None
+            self._history.notes.append(f"the table is not written any more: {error}")
+            warnings.warn(self._history.notes[-1], TableWarning, stacklevel=2)

@@ -22,7 +22,7 @@ from jaxcoll.execute import jax_internals
 from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.training_step.measure import Choice
+from jaxcoll.tune.training_step.regression import Choice
 
 # Of background threads: a third of the weight of the step's own. The lowest priority starves on a
 # busy machine, and with it the tuner.

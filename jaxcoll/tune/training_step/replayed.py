@@ -11,12 +11,12 @@ import jax
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
-from jaxcoll.tune.training_step.measure import Choice
 from jaxcoll.tune.training_step.programs import (
     SwitchProgram,
     abstract,
     choices_of,
 )
+from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import Recording
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.training_step.measure import Choice
+from jaxcoll.tune.training_step.regression import Choice
 
 # A program ("plain" or "switch"), a candidate per task, and how many steps in succession ran so.
 Run = tuple[str, Choice, int]

@@ -7,6 +7,7 @@ import collections
 import numpy as np
 import pytest
 
+from jaxcoll.task import Task
 from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP, Leader
 
 
@@ -18,6 +19,9 @@ class World:
         self.rng = np.random.default_rng(seed)
         self.static = {
             "failed": False,
+            "tasks": [
+                Task("all_reduce", 2**i, "float32", 8).to_json() for i in range(len(effects))
+            ],
             "candidates": [list(range(len(e))) for e in effects],
             "refused": list(refused),
             "switch": switch,
@@ -148,7 +152,15 @@ def test_drift_starts_the_search_again_and_noise_does_not():
 
 def test_the_slowest_process_counts():
     leader = Leader(most_steps=12)
-    report = {"failed": False, "candidates": [[0, 1]], "refused": [], "switch": True, "ready": True}
+    task = Task("all_reduce", 4, "float32", 8).to_json()
+    report = {
+        "failed": False,
+        "tasks": [task],
+        "candidates": [[0, 1]],
+        "refused": [],
+        "switch": True,
+        "ready": True,
+    }
     decision = leader.decide([{**report, "times": []}] * 2)
     while decision["state"] in ("warm", "search"):
         # Candidate 1 is fast on process 0 and slow on process 1.
@@ -162,7 +174,8 @@ def test_the_slowest_process_counts():
 def test_comparisons_are_spread_over_warm_steps():
     sizes = [15, 1, 30]
     report = {"failed": False, "candidates": [list(range(s)) for s in sizes], "times": []}
-    report |= {"refused": [], "switch": True, "ready": False}
+    tasks = [Task("all_reduce", 2**i, "float32", 8).to_json() for i in range(len(sizes))]
+    report |= {"refused": [], "switch": True, "ready": False, "tasks": tasks}
     leader, compared = Leader(), []
     assert "compare" not in leader.decide([report])
     report["ready"] = True

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll import TuneError
-from jaxcoll.tune.training_step.measure import Race, fit
+from jaxcoll.tune.training_step.measure import Race
+from jaxcoll.tune.training_step.regression import fit
 
 
 def _run(race: Race, effects, noise, seed: int) -> None:
