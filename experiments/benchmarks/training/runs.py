@@ -1,4 +1,4 @@
-"""The runs of ``tune_training``, and what they say of the tuner."""
+"""The runs of ``tune_training``, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def train(step: Callable, args: tuple, steps: int) -> Run:
 
 
 def measure(options: argparse.Namespace, table: Path) -> list[Row]:
-    """A row per measure: what is asked for, and what was measured."""
+    """A row per measure: the figure asked for, and the one measured."""
     step, first = network(options.batch, options.seed)
     path = table if jax.process_index() == 0 else None
     train(step, first(), _FIRST)
