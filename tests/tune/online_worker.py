@@ -1,7 +1,11 @@
 """One of several processes on the loopback that tune a step of training while they run it.
 
-Arguments: port, processes, this process's number, a table that process 0 alone has, steps. Prints
-the programs that its steps ran, a digest of its result, and what was chosen; or the error it met.
+Arguments: port, processes, this process's number, what it does, steps, a table that process 0
+alone has. Prints the programs that its steps ran, a digest of its result, and what was chosen; or
+the error it met and the seconds since the last process was lost.
+
+- ``trains``: until the tuner is done, under random delays.
+- ``killed`` / ``stalled``: the last process ends, or sleeps, in a step of the search.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import sys
 import time
 
 
-def main(port: int, processes: int, process: int, table: str, count: int) -> None:
+def main(port: int, processes: int, process: int, what: str, count: int, table: str) -> None:
     """Connect and train."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
@@ -22,15 +26,16 @@ def main(port: int, processes: int, process: int, table: str, count: int) -> Non
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
     try:
-        train(process, table if process == 0 else None, count)
+        train(process, what if process == processes - 1 else "trains", table, count)
     except ValueError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
+        print(f"ended at {time.time():.1f}", flush=True)
         os._exit(3)
     jax.distributed.shutdown()
     print("OK", flush=True)
 
 
-def train(process: int, table: str | None, count: int) -> None:
+def train(process: int, what: str, table: str, count: int) -> None:
     """Steps of a sum of gradients and a gather, under delays that differ between processes."""
     import jax
     import jax.numpy as jnp
@@ -59,7 +64,9 @@ def train(process: int, table: str | None, count: int) -> None:
     options = {"lowering": "scan", "chunks": 1, "parts": 1, "in_flight": 1}
     some = [Config({"algorithm": name, **options}) for name in ("ring", "direct")]
     tasks = tune.tasks_of(step, *(jax.ShapeDtypeStruct((s,), jnp.float32) for s in (64, 4 * n)))
-    tuned = tune.online(step, space={task: list(some) for task in tasks}, table=table)
+    tuned = tune.online(
+        step, space={task: list(some) for task in tasks}, table=table if process == 0 else None
+    )
     whole = np.linspace(0, 1, 4 * n, dtype=np.float32)
     x = jax.make_array_from_callback(whole.shape, NamedSharding(mesh, P("x")), whole.__getitem__)
     w = jax.make_array_from_callback(
@@ -69,6 +76,8 @@ def train(process: int, table: str | None, count: int) -> None:
     for _ in range(count):
         time.sleep(delays.choice((0, 0, 0.002, 0.01)))
         w = tuned(w, x)
+        if tuned.report().steps.get("search", 0) == 5:
+            disturb(what)
         if tuned.done:
             break
     report = tuned.report()
@@ -77,6 +86,15 @@ def train(process: int, table: str | None, count: int) -> None:
     print(report.state, sorted((str(task), str(c)) for task, c in report.chosen.items()))
 
 
+def disturb(what: str) -> None:
+    """What goes wrong in this process, if anything."""
+    print(f"search at {time.time():.1f}", flush=True)
+    if what == "killed":
+        os._exit(9)
+    if what == "stalled":
+        time.sleep(60)
+
+
 if __name__ == "__main__":
     port, processes, process = (int(argument) for argument in sys.argv[1:4])
-    main(port, processes, process, sys.argv[4], int(sys.argv[5]))
+    main(port, processes, process, sys.argv[4], int(sys.argv[5]), sys.argv[6])

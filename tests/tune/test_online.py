@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import threading
@@ -20,6 +21,9 @@ from jaxcoll import TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.tune import Config, Table, Task, online, replay, tasks_of, this_machine
 from jaxcoll.tune.training_step.comparison import Comparison, Occurrence
+from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP
+from jaxcoll.tune.training_step.preparation import Preparation
+from jaxcoll.tune.training_step.processes import Alone
 from jaxcoll.tune.training_step.programs import Background
 from tests.execute.harness import mesh_of
 
@@ -228,6 +232,68 @@ def test_the_comparison_finds_wrong_results_and_refuses_other_types():
     assert "not here" in compared.refused[5]
     compared.compile()
     assert [compared.equal(i) for i in range(3)] == [True, True, False]
+
+
+SOME = tuple(
+    Config({"algorithm": name, "lowering": "scan", "chunks": chunks})
+    for name in ("ring", "direct")
+    for chunks in (1, 2)
+)
+
+
+def test_few_candidates_are_compared_per_step_and_the_table_knows_them_before(
+    monkeypatch, tmp_path
+):
+    step, w, x = _step()
+    path, compared = tmp_path / "table.json", []
+    at_changes = []  # of state: what the file has in quarantine
+    tuned = online(
+        step,
+        space=_spaces(step, w, x, configs=SOME),
+        table=path,
+        log=lambda _: at_changes.append({c for _, _, c in Table.load(path).quarantined}),
+    )
+    true_equal = Preparation.equal
+
+    def equal(prepared, task, candidate, wait):
+        config = prepared.candidates[task][candidate]
+        assert Table.load(path).is_quarantined(task, config, this_machine())
+        steps = sum(tuned.report().steps.values())
+        compared.append((steps, config))
+        return true_equal(prepared, task, candidate, wait) and config is not SOME[3]
+
+    monkeypatch.setattr(Preparation, "equal", equal)
+    _train(tuned, w, x)
+    assert [config for _, config in compared] == list(SOME)
+    per_step = collections.Counter(steps for steps, _ in compared)
+    assert max(per_step.values()) <= COMPARED_PER_STEP
+    assert list(tuned.report().failures.values()) == ["its result is not that of jax.lax"]
+    assert at_changes
+    assert all(quarantined == {SOME[3]} for quarantined in at_changes)
+    assert tuned.report().comparison_seconds > 0
+
+
+class _Stalled(Alone):
+    """Another process stalls in the comparisons."""
+
+    def wait(self, outputs, what):
+        if "comparison" in what:
+            raise TuneError(f"{what} did not end within 20 s on process 0")
+        super().wait(outputs, what)
+
+
+def test_a_comparison_that_never_ends_is_remembered(tmp_path):
+    step, w, x = _step()
+    path = tmp_path / "table.json"
+    tuned = online(step, space=_spaces(step, w, x), table=path, joined=_Stalled())
+    with pytest.raises(TuneError, match=r"comparison of .*native.* did not end"):
+        _train(tuned, w, x)
+    (task,) = tasks_of(step, w, x)
+    assert Table.load(path).is_quarantined(task, NATIVE, this_machine())
+    again = online(step, space=_spaces(step, w, x), table=path)
+    _train(again, w, x)
+    assert again.done
+    assert again.report().recording.candidates[task] == (None, RING)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from jaxcoll.tune.training_step.processes import Alone, Connected, coordinator
 ROOT = Path(__file__).parents[2]
 
 
-def start(processes: int, what: str, count: int, script: str = "process_worker.py") -> list[str]:
+def start(
+    processes: int, what: str, count: int, script: str = "process_worker.py", *more: str
+) -> list[str]:
     """Run the script in some processes; what each of them printed."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -28,7 +30,7 @@ def start(processes: int, what: str, count: int, script: str = "process_worker.p
     worker = str(Path(__file__).with_name(script))
     started = [
         subprocess.Popen(
-            [sys.executable, worker, *map(str, (port, processes, process, what, count))],
+            [sys.executable, worker, *map(str, (port, processes, process, what, count, *more))],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -61,23 +63,39 @@ def test_a_thousand_switches_under_random_delays(processes):
     assert_all_ran_the_same(start(processes, "switches", 1000), 1000)
 
 
+@pytest.mark.parametrize("processes", [3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["killed", pytest.param("stalled", marks=pytest.mark.slow)])
-def test_survivors_name_the_process_that_is_missing(what):
-    for text in start(3, what, 40):
+def test_survivors_name_the_process_that_is_missing(what, processes):
+    for text in start(processes, what, 40):
         assert "TuneError" in text, text
-        assert "process 2 did not report within 6 s" in text, text
+        assert f"process {processes - 1} did not report within 6 s" in text, text
         assert float(re.findall(r"^after ([\d.]+) s$", text, re.MULTILINE)[0]) < 30
 
 
-def test_a_step_is_tuned_by_all_processes_together(tmp_path):
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_step_is_tuned_by_all_processes_together(processes, tmp_path):
     table = tmp_path / "table.json"
-    printed = start(2, str(table), 4000, "online_worker.py")
+    printed = start(processes, "trains", 4000, "online_worker.py", str(table))
     assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
     # The programs that ran, the parameters bit by bit, and what was chosen.
     (said,) = {tuple(text.splitlines()[-4:]) for text in printed}
     assert said[2].startswith("settled")
     assert "switch" in said[0]
     assert len(Table.load(table).decisions) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["killed", "stalled"])
+def test_a_search_that_loses_a_process_ends_with_an_error_in_all_others(what, tmp_path):
+    table = tmp_path / "table.json"
+    for text in start(4, what, 4000, "online_worker.py", str(table)):
+        assert re.search(r"^TuneError: .*process", text, re.MULTILINE), text
+        begun, ended = (
+            float(re.findall(rf"^{at} at ([\d.]+)$", text, re.MULTILINE)[0])
+            for at in ("search", "ended")
+        )
+        assert ended - begun < 30
+    assert not Table.load(table).quarantined
 
 
 def test_one_process_decides_alone():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -91,9 +91,16 @@ class Comparison:
         program = jax.jit(self._sharded(self._compare, PartitionSpec(self._names)))
         self._compiled = program.lower(np.int32(0)).compile()
 
-    def equal(self, candidate: int) -> bool:
-        """Whether a candidate's result equals that of ``jax.lax`` on every rank."""
+    def equal(
+        self, candidate: int, wait: Callable[[jax.Array], object] = jax.block_until_ready
+    ) -> bool:
+        """Whether a candidate's result equals that of ``jax.lax`` on every rank.
+
+        Args:
+            wait: blocks until an array is computed, or raises.
+        """
         agrees = self._compiled(np.int32(self._kept.index(candidate)))
+        wait(agrees)
         return all(bool(np.asarray(shard.data).all()) for shard in agrees.addressable_shards)
 
     # ------------------------------------------------------------------ traced

@@ -21,6 +21,7 @@ class History:
         self.failures: dict[tuple[Task, Config], str] = {}
         self.notes: list[str] = []
         self.compile_seconds = 0.0
+        self.comparison_seconds = 0.0
 
     def ran(self, state: str, program: str, choice: Choice) -> None:
         """Note what a step ran."""
@@ -44,7 +45,8 @@ class History:
             },
             default_seconds=default,
             tuned_seconds=self._median(chosen),
-            overhead_seconds=beyond,
+            overhead_seconds=beyond + self.comparison_seconds,
+            comparison_seconds=self.comparison_seconds,
             compile_seconds=self.compile_seconds,
             failures=dict(self.failures),
             recording=Recording(

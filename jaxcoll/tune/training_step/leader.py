@@ -1,11 +1,12 @@
 """The leader of an online tuner: from times to the programs of the next steps. No JAX.
 
-The states and their order are described in ``online_tuner``. A decision holds for some steps:
+The states and their order are described in ``training_step``. A decision holds for some steps:
 
 - ``state``; ``program``: "plain" or "switch"; ``choices``: a candidate per task for each step in
   turn; ``steps``: until the next decision;
 - ``compile``: choices to be compiled as plain programs meanwhile, where there are any;
-- ``compare``: compare the candidates with ``jax.lax`` now, which all processes do together;
+- ``compare``: for each step in turn, the (task, candidate) pairs to compare with ``jax.lax`` after
+  it, which all processes do together;
 - ``chosen``: the winner, once there is one.
 """
 
@@ -23,6 +24,8 @@ from jaxcoll.tune.training_step.regression import Choice, kinship
 
 # Steps between two questions whether compilers in the background have finished.
 POLL_STEPS = 4
+# Candidates compared with ``jax.lax`` after a step: its delay is that of so many collectives.
+COMPARED_PER_STEP = 3
 # Steps of a probe; work already under way delays the first, which is not timed.
 PROBE_STEPS = 4
 # A settled step that is slower than when it was chosen by this factor, in so many probes in
@@ -56,7 +59,7 @@ class Leader:
         self._chosen: Choice = ()
         self._steps_left = 0
         self._slow, self._usual = 0, math.inf
-        self._has_compared = False
+        self._uncompared: list[tuple[int, int]] | None = None
 
     def decide(self, reports: Sequence[dict[str, Any]]) -> Decision:
         """The next decision from the reports of all processes, who ran the same steps.
@@ -114,13 +117,22 @@ class Leader:
     def _after_warm(self, reports, times, is_ready: bool) -> Decision:
         if not is_ready:
             return _decision("warm", "plain", [()], POLL_STEPS)
-        if not self._has_compared:
-            self._has_compared = True
-            return _decision("warm", "plain", [()], 1, compare=True)
+        if self._uncompared is None:
+            sizes = [len(candidates) for candidates in reports[0]["candidates"]]
+            # The default, candidate 0, needs no comparison.
+            self._uncompared = [(t, c) for t, size in enumerate(sizes) for c in range(1, size)]
+        if self._uncompared:
+            return self._next_comparisons()
         self._prepare(reports)
         if all(len(alive) == 1 for alive in self._race.alive):
             return self._settle((0,) * len(self._race.sizes))
         return self._next_search() if self._prepared["switch"] else self._one_by_one()
+
+    def _next_comparisons(self) -> Decision:
+        pairs, number = self._uncompared or [], COMPARED_PER_STEP * POLL_STEPS
+        now, self._uncompared = pairs[:number], pairs[number:]
+        by_step = [now[i : i + COMPARED_PER_STEP] for i in range(0, len(now), COMPARED_PER_STEP)]
+        return _decision("warm", "plain", [()], len(by_step), compare=by_step)
 
     def _next_search(self) -> Decision:
         # As many as the race plans ahead: a checkpoint more often would decide nothing.

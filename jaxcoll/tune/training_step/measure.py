@@ -65,7 +65,7 @@ class Race:
         self.seconds: list[float] = []
         self._rng = np.random.default_rng(checks.seed(seed, TuneError))
         self._queue: list[Choice] = []
-        self._told = 0
+        self._asked = 0
         self._related = related
         # With fewer steps than this the spread about the fit says nothing of the noise.
         self._unknowns = 2 + sum(size - 1 for size in self.sizes)
@@ -73,8 +73,8 @@ class Race:
     @property
     def done(self) -> bool:
         """Whether no more steps are wanted."""
-        # Times that are not numbers must not keep the race going for ever.
-        is_over = len(self.choices) >= self.most_steps or self._told >= 2 * self.most_steps
+        # Times that are not numbers, or never told, must not keep the race going for ever.
+        is_over = len(self.choices) >= self.most_steps or self._asked >= 2 * self.most_steps
         return is_over or all(len(a) == 1 for a in self.alive)
 
     @property
@@ -85,6 +85,7 @@ class Race:
 
     def next(self) -> Choice:
         """A candidate per task for the next step."""
+        self._asked += 1
         if not self._queue:
             self._queue = self._first_pass() if not self.choices else self._sampled()
         choice = self._queue.pop(0)
@@ -92,7 +93,6 @@ class Race:
 
     def tell(self, choice: Choice, seconds: float) -> None:
         """Report the time of a step; NaN and times that are not above 0 are ignored."""
-        self._told += 1
         if math.isfinite(seconds) and seconds > 0:
             self.choices.append(choice)
             self.seconds.append(seconds)

@@ -5,15 +5,6 @@ the interference of its computation. ``online`` does so for a jitted step::
 
     step = jc.tune.online(step)
 
-The states of a tuner, each of some steps:
-
-- *warm*: the default runs while candidates are compiled and compared with ``jax.lax``;
-- *search*: one program holds all candidates, and every task tries another in every step;
-- *compile*: the likely winner runs in that program while finalists are compiled as plain programs;
-- *final*: these and the default run in alternation, until the difference is known;
-- *settled*: the winner runs; a *probe* now and then times it, and if it became slower for long the
-  search begins again.
-
 All processes run the same steps. At checkpoints, steps that all of them know, the leader decides
 which choices run until the next one (``leader``, ``processes``).
 """
@@ -23,7 +14,8 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -33,9 +25,10 @@ from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.in_use import ByTable, this_machine, warn_skipped
+from jaxcoll.tune.tables.in_use import ByTable, TableWarning, this_machine
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.training_step.arguments import check_arguments, table_at
 from jaxcoll.tune.training_step.history import History
 from jaxcoll.tune.training_step.leader import Decision, Leader
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
@@ -46,6 +39,8 @@ from jaxcoll.tune.training_step.programs import (
     abstract,
     choices_of,
     compile_plain,
+    is_traced,
+    signature,
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import Report
@@ -103,10 +98,11 @@ def online(
     checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
     if programs == "auto":
         programs = "switch" if jax.default_backend() == "cpu" else "plain"
-    _check_arguments(space, table, clock, log)
+    check_arguments(space, table, clock, log, joined)
+    joined = coordinator() if joined is None else joined
     path = None if table is None or isinstance(table, Table) else os.fspath(table)
     if path is not None:
-        table = Table.load_usable([path] if os.path.exists(path) else [], None, warn_skipped)
+        table = table_at(path, joined.is_leader)
     leader = Leader(
         seed=checks.seed(seed, TuneError),
         most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
@@ -121,28 +117,10 @@ def online(
         ),
         table=Table() if table is None else table,  # type: ignore[arg-type]
         path=path,
-        joined=coordinator() if joined is None else joined,
+        joined=joined,
         clock=clock,
         log=log,
     )
-
-
-def _check_arguments(space: object, table: object, clock: object, log: object) -> None:
-    if not (space is None or callable(space) or isinstance(space, Mapping)):
-        raise TuneError(
-            "space must be a function of a task, or the candidates of each task, got "
-            f"{checks.shown(space)}"
-        )
-    for task, configs in space.items() if isinstance(space, Mapping) else ():
-        checks.instance(task, Task, "a key of space", TuneError)
-        for config in checks.members(configs, "the candidates of a task", TuneError):
-            checks.instance(config, Config, "a candidate", TuneError)
-    if not (table is None or isinstance(table, (Table, str, os.PathLike))):
-        raise TuneError(f"table must be a Table or the path of one, got {checks.shown(table)}")
-    if not callable(clock):
-        raise TuneError(f"clock must be a function that returns seconds, got {checks.shown(clock)}")
-    if not (log is None or callable(log)):
-        raise TuneError(f"log must be a function of a line, got {checks.shown(log)}")
 
 
 class Online:
@@ -173,7 +151,9 @@ class Online:
         self._work: Background | None = None
         self._prepared: Preparation | None = None
         self._refused: list[tuple[int, int]] = []
-        self._types: Any = None
+        self._to_compare: dict[int, Sequence[tuple[int, int]]] = {}  # by step
+        self._types: Any = ((), {})
+        self._signature: tuple = ()
         self._state, self._program, self._queue = "warm", "plain", [()]
         self._count, self._begun, self._checkpoint = 0, 0, _FIRST_STEPS
         self._chosen: Choice = ()
@@ -186,26 +166,30 @@ class Online:
 
     def __call__(self, *args, **kwargs):
         """One step."""
+        if is_traced((args, kwargs)):
+            return self._part_of_another(args, kwargs)
         if self._count == 0:
             self._begin()
         if self._count == self._checkpoint:
             self._meet(args, kwargs)
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
         program, is_timed = self._program, self._state in _TIMED
-        if program == "switch" and not self._switch.fits(args, kwargs):
+        fits = not (is_timed or program == "switch") or signature(args, kwargs) == self._signature
+        if not fits:
             # Arguments of other types, such as a last batch: the step's own jit compiles for them.
-            program, choice, is_timed = "plain", self._chosen, False
+            program, choice = "plain", self._chosen
         started = self._clock()
-        outputs = self._run(program, choice, args, kwargs)
+        outputs = self._run(program, choice, args, kwargs, is_timed)
         key = program, choice if program == "plain" else ()
-        if is_timed:
-            self._joined.wait(outputs, f"step {self._count}")
-            # First calls of a program, and those that wait for steps before them, do not count.
-            if self._has_waited and key in self._has_run:
-                self._told.append((choice, self._clock() - started))
+        # First calls of a program, and those that wait for steps before them, do not count.
+        if is_timed and fits and self._has_waited and key in self._has_run:
+            self._told.append((choice, self._clock() - started))
         self._has_waited = is_timed
-        self._has_run.add(key)
+        self._has_run |= {key} if fits else set()
         self._history.ran(self._state, program, choice)
+        if pairs := self._to_compare.pop(self._count, ()):
+            self._joined.wait(outputs, f"step {self._count}")
+            self._compare(self._preparation, pairs)
         self._count += 1
         return outputs
 
@@ -235,21 +219,39 @@ class Online:
         return self._prepared.candidates if self._prepared is not None else {}
 
     @property
-    def _switch(self) -> SwitchProgram:
-        if self._prepared is None or self._prepared.switch is None:
-            raise TuneError("the program of all candidates was never compiled")
-        return self._prepared.switch
+    def _preparation(self) -> Preparation:
+        return checks.instance(self._prepared, Preparation, "what was prepared", TuneError)
 
-    def _run(self, program: str, choice: Choice, args: tuple, kwargs: dict) -> Any:
+    @property
+    def _switch(self) -> SwitchProgram:
+        found = self._preparation.switch
+        return checks.instance(found, SwitchProgram, "the program of all candidates", TuneError)
+
+    def _run(self, program: str, choice: Choice, args: tuple, kwargs: dict, is_timed: bool) -> Any:
+        """The step's results; it has ended where it is timed."""
         try:
             if program == "switch":
-                return self._switch(choice, args, kwargs)
-            with active.choosing(self._choices(choice)):
-                return self._step(*args, **kwargs)
+                outputs = self._switch(choice, args, kwargs)
+            else:
+                with active.choosing(self._choices(choice)):
+                    outputs = self._step(*args, **kwargs)
+            if is_timed:
+                self._joined.wait(outputs, f"step {self._count}")
+            return outputs
+        except TuneError:  # of the processes, not of this candidate
+            raise
         except Exception as error:
             if any(choice):
                 self._give_up(f"step {self._count} failed by {choice}: {error}")
             raise
+
+    def _part_of_another(self, args: tuple, kwargs: dict) -> Any:
+        """The step inside a program that is being traced, where it cannot be timed."""
+        note = "a call inside another jit, grad or vmap was not tuned; jit the whole step"
+        if note not in self._history.notes:
+            self._history.notes.append(note)
+        with active.choosing(self._choices(self._chosen) if self._count else active.current()):
+            return self._step(*args, **kwargs)
 
     def _choices(self, choice: Choice) -> active.Choices | None:
         return choices_of(self._candidates, choice, self._base) if any(choice) else self._base
@@ -259,6 +261,7 @@ class Online:
         self._history.notes.append(f"{why}; the default runs from now on")
         self._state, self._program, self._queue = "settled", "plain", [()]
         self._chosen, self._checkpoint = (0,) * len(self._candidates), -1
+        self._to_compare = {}
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -274,21 +277,22 @@ class Online:
             self.table = Table.loads(told["table"])
             self._machine = Machine(told["hardware"], told["jax"])
         # A table in use around the call (``use``) answers where this one is empty.
-        has_rows = bool(self.table.decisions)
-        self._base = ByTable(self.table, self._machine) if has_rows else active.current()
+        by_table = ByTable(self.table, self._machine)
+        self._base = by_table if self.table.decisions else active.current()
 
     def _meet(self, args: tuple, kwargs: dict) -> None:
         """Report to the leader, and do what it decides."""
         if self._work is None and self._state == "warm":
             self._types = abstract((args, kwargs))
+            self._signature = signature(*self._types)
             self._work = Background(self._prepared_in_background)
         is_ready = self._work is None or self._work.done
         error = self._work.error if self._work is not None and is_ready else None
         if error is not None:
             self._history.notes.append(f"tuning stopped: {error}")
             self._work = None
-        elif is_ready and self._work is not None and self._state == "warm":
-            self._prepared = self._work.result
+        elif is_ready and self._work is not None and self._prepared is None:
+            self._take(self._work.result)
         report = {
             "ready": is_ready,
             "failed": error is not None,
@@ -312,8 +316,7 @@ class Online:
         self._state, self._program = state, decision["program"]
         self._queue = [tuple(choice) for choice in decision["choices"]]
         self._begun, self._checkpoint = self._count, self._count + decision["steps"]
-        if "compare" in decision and self._prepared is not None:
-            self._compare(self._prepared)
+        self._to_compare = dict(enumerate(decision.get("compare", ()), self._count))
         if "compile" in decision:
             wanted = [tuple(choice) for choice in decision["compile"]]
             self._work = Background(functools.partial(self._compile, wanted))
@@ -336,28 +339,41 @@ class Online:
 
     # ------------------------------------------------------------------ comparisons, the table
 
-    def _compare(self, prepared: Preparation) -> None:
-        """Compare the candidates on test buffers, between two steps: the devices are idle."""
+    def _take(self, prepared: Preparation) -> None:
+        self._prepared = prepared
         self._history.compile_seconds += prepared.seconds
         self._history.notes += prepared.notes
         for (task, config), why in prepared.failures.items():
             self._quarantine(task, config, why)
-        for position, (task, configs) in enumerate(prepared.candidates.items()):
-            for candidate, config in enumerate(configs):
-                if config is None:
-                    continue
-                why = self._compared(task, config, lambda c=candidate, t=task: prepared.equal(t, c))
-                if why:
-                    self._refused.append((position, candidate))
-                    self._quarantine(task, config, why)
 
-    def _compared(self, task: Task, config: Config, is_equal: Callable[[], bool]) -> str:
+    def _compare(self, prepared: Preparation, pairs: Sequence[tuple[int, int]]) -> None:
+        """Compare candidates on test buffers, between two steps: the devices are idle."""
+        started = time.perf_counter()
+        for position, candidate in pairs:
+            task, configs = list(prepared.candidates.items())[position]
+            config = configs[candidate]
+            is_equal = functools.partial(prepared.equal, task, candidate)
+            if config is not None and (why := self._compared(task, config, is_equal)):
+                self._refused.append((position, candidate))
+                self._quarantine(task, config, why)
+        self._save()  # no trial is under way: whatever ends the process now is not its fault
+        self._history.comparison_seconds += time.perf_counter() - started
+
+    def _compared(self, task: Task, config: Config, is_equal: Callable[..., bool]) -> str:
         """Why a candidate must not be tried, or "". The table remembers one that ends the process
-        or never returns."""
+        or never returns.
+
+        Raises:
+            TuneError: another process stalls or has ended.
+        """
+        what = f"the comparison of {config} for {task} with jax.lax"
         self.table.begin_trial(task, config, self._machine)
         self._save()
         try:
-            why = "" if is_equal() else "its result is not that of jax.lax"
+            equal = is_equal(lambda found: self._joined.wait(found, what))
+            why = "" if equal else "its result is not that of jax.lax"
+        except TuneError:  # of the processes, not of this candidate
+            raise
         except Exception as error:  # whatever the runtime says of this candidate
             why = f"it does not run: {error}"
         self.table.end_trial(task, config, self._machine)
@@ -374,5 +390,11 @@ class Online:
         self._save()
 
     def _save(self) -> None:
-        if self._path is not None and self._joined.is_leader:
+        if self._path is None or not self._joined.is_leader:
+            return
+        try:
             self.table.save(self._path)
+        except OSError as error:  # a full disk, say: training goes on
+            self._path = None
+            self._history.notes.append(f"the table is not written any more: {error}")
+            warnings.warn(self._history.notes[-1], TableWarning, stacklevel=2)

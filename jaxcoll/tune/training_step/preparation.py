@@ -12,7 +12,9 @@ from typing import Any
 
 import jax
 
+from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import active
+from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.backend_space import jax_space
 from jaxcoll.tune.spaces.candidates import candidates
@@ -66,6 +68,9 @@ class Preparation:
         self.notes: list[str] = []
         self.candidates: dict[Task, list[Config | None]] = {}
         self.comparisons: dict[Task, Comparison] = {}
+        if isinstance(spaces, Mapping) and (unknown := set(spaces) - set(recorder.found)):
+            names = ", ".join(map(str, sorted(unknown)))
+            self.notes.append(f"space names tasks that the step does not have: {names}")
         for task, call in recorder.found.items():
             if task.group_size == 1 or table.lookup(task, machine) is not None:
                 continue
@@ -85,15 +90,20 @@ class Preparation:
         self.switch = self._switch(step, args, kwargs, base) if as_switch else None
         self.seconds = time.perf_counter() - started
 
-    def equal(self, task: Task, candidate: int) -> bool:
-        """Whether a candidate's result on test buffers is that of ``jax.lax``."""
-        return self.comparisons[task].equal(candidate)
+    def equal(self, task: Task, candidate: int, wait: Callable[[jax.Array], object]) -> bool:
+        """Whether a candidate's result on test buffers is that of ``jax.lax``.
+
+        Args:
+            wait: blocks until an array is computed, or raises.
+        """
+        return self.comparisons[task].equal(candidate, wait)
 
     def _configs(self, task, spaces, most, table, machine) -> list[Config | None]:
         if isinstance(spaces, Mapping):
             found = [None, *spaces.get(task, ())]
         else:
             space = jax_space(task, of_jit=False) if spaces is None else spaces(task)
+            checks.instance(space, Space, f"what space returns for {task}", TuneError)
             found = [None if c == space.default else c for c in candidates(task, space, most)]
         kept: list[Config | None] = []
         for config in found:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -142,9 +143,10 @@ class Connected:
         return message["decision"]
 
     def _reports(self, turn: int, mine: Message, seconds: float) -> list[Message]:
-        reports = [mine]
+        reports, deadline = [mine], time.monotonic() + seconds
         for process in range(1, self._count):
-            found = jax_internals.fetch(f"{self._prefix}/{turn}/{process}", seconds)
+            left = max(0.1, deadline - time.monotonic())
+            found = jax_internals.fetch(f"{self._prefix}/{turn}/{process}", left)
             if found is None:
                 raise TuneError(
                     f"process {process} did not report within {seconds:g} s at checkpoint "

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from jaxcoll.errors import TuneError
 from jaxcoll.execute import jax_internals
@@ -34,6 +35,17 @@ Candidates = Mapping[Task, Sequence[Config | None]]
 def abstract(tree: Any) -> Any:
     """The types of arguments, with the shardings of committed arrays; other leaves unchanged."""
     return jax.tree.map(_abstract, tree)
+
+
+def signature(args: tuple, kwargs: dict) -> tuple:
+    """What arguments of one program have in common, of arrays or as ``abstract`` gives them."""
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    return structure, [_type_of(leaf) for leaf in leaves]
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether some leaf belongs to a program that is being traced."""
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree))
 
 
 def _abstract(leaf: Any) -> Any:
@@ -182,8 +194,6 @@ class SwitchProgram:
 
         shardings = default.compile().output_shardings
         switched = jax.jit(traced, donate_argnums=donated, out_shardings=shardings)
-        self._structure = structure
-        self._types = [_type_of(leaf) for leaf in leaves]
         self._lowered = switched.lower(tuple(np.int32(0) for _ in candidates), *leaves)
         self._compiled = self._lowered.compile()
 
@@ -191,11 +201,6 @@ class SwitchProgram:
     def stages(self) -> tuple[Any, Any]:
         """The lowered and the compiled program."""
         return self._lowered, self._compiled
-
-    def fits(self, args: tuple, kwargs: dict) -> bool:
-        """Whether the program was compiled for arguments of these types."""
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        return structure == self._structure and [_type_of(leaf) for leaf in leaves] == self._types
 
     def __call__(self, choice: Choice, args: tuple, kwargs: dict) -> Any:
         """The step's result by a candidate per task."""

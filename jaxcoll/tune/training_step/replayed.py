@@ -48,7 +48,10 @@ class Replayed:
 
     def __call__(self, *args, **kwargs):
         """One step; after the last recorded one, as that one."""
-        program, choice = next(self._left)
+        return self.run(*next(self._left), args, kwargs)
+
+    def run(self, program: str, choice: Choice, args: tuple, kwargs: dict) -> Any:
+        """One step by a program, "plain" or "switch", and a candidate per task of the recording."""
         if program == "plain":
             choices = choices_of(self._recording.candidates, choice) if any(choice) else None
             with active.choosing(choices):

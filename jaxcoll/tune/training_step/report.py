@@ -41,7 +41,9 @@ class Report:
         chosen: configuration of each task; None for the default.
         default_seconds: median step by the default, of those that were timed; None if none was.
         tuned_seconds: median step by the choice, likewise.
-        overhead_seconds: of the timed steps, beyond as many steps by the default.
+        overhead_seconds: of the timed steps, beyond as many steps by the default, and of the
+            comparisons.
+        comparison_seconds: of the overhead, those of the comparisons with ``jax.lax``.
         compile_seconds: spent by compilers in the background.
         failures: why a candidate of a task is in quarantine.
         recording: what every step ran.
@@ -54,6 +56,7 @@ class Report:
     default_seconds: float | None
     tuned_seconds: float | None
     overhead_seconds: float
+    comparison_seconds: float
     compile_seconds: float
     failures: Mapping[tuple[Task, Config], str]
     recording: Recording

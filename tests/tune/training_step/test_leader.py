@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxcoll.task import Task
-from jaxcoll.tune.training_step.leader import Leader
+from jaxcoll.tune.training_step.leader import COMPARED_PER_STEP, Leader
 
 
 class World:
@@ -169,3 +169,21 @@ def test_the_slowest_process_counts():
         times.append([(c, (1.0, 2.0)[c[0]]) for c in choices])
         decision = leader.decide([{**report, "times": t} for t in times])
     assert decision["state"] == "settled" or decision["choices"] == [(0,)]
+
+
+def test_comparisons_are_spread_over_warm_steps():
+    sizes = [15, 1, 30]
+    report = {"failed": False, "candidates": [list(range(s)) for s in sizes], "times": []}
+    tasks = [Task("all_reduce", 2**i, "float32", 8).to_json() for i in range(len(sizes))]
+    report |= {"refused": [], "switch": True, "ready": False, "tasks": tasks}
+    leader, compared = Leader(), []
+    assert "compare" not in leader.decide([report])
+    report["ready"] = True
+    while "compare" in (decision := leader.decide([report, report])):
+        assert (decision["state"], decision["program"]) == ("warm", "plain")
+        assert len(decision["compare"]) == decision["steps"]
+        assert max(map(len, decision["compare"])) <= COMPARED_PER_STEP
+        compared += [pair for pairs in decision["compare"] for pair in pairs]
+    # Each candidate but the defaults, once.
+    assert compared == [(task, c) for task, size in enumerate(sizes) for c in range(1, size)]
+    assert decision["state"] == "search"
