@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from experiments.benchmarks.training.network import network
 from jaxcoll.tune import Config, Report, online, replay, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
+from jaxcoll.tune.training_step.preparation import candidates_each
 from jaxcoll.tune.training_step.replayed import Replayed
 
 Row = dict[str, Any]
@@ -265,7 +266,8 @@ def nothing_to_gain(step: Any, first: Callable, options: argparse.Namespace) -> 
     ]
     configs = [Config({"algorithm": "default", **more}) for more in names]
     tasks = tasks_of(step, *first())
-    space = dict.fromkeys(tasks, configs[: options.candidates - 1])
+    most = options.candidates or candidates_each(len(tasks))
+    space = dict.fromkeys(tasks, configs[: most - 1])
     before = train(step, first(), options.quiet)
     tuned = online(step, space=space, seed=options.seed)
     run = train(tuned, first(), options.steps)

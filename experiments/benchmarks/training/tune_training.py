@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=1000, help="of a tuned run (%(default)s)")
     parser.add_argument("--quiet", type=int, default=60, help="steps by the default (%(default)s)")
     parser.add_argument("--second", type=int, default=60, help="of the second run (%(default)s)")
-    parser.add_argument("--candidates", type=int, default=15, help="per task (%(default)s)")
+    parser.add_argument("--candidates", type=int, help="per task (those of the tuner)")
     parser.add_argument("--rounds", type=int, default=5, help="of alternation (%(default)s)")
     parser.add_argument("--batch", type=int, default=32, help="images of a step (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--join", nargs=2, metavar=("PORT", "PROCESS"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     for name in ("steps", "quiet", "second", "candidates", "rounds"):
-        if getattr(options, name) < 1:
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name} is at least 1")
     if options.processes > 1 and options.join is None:
         return start(options.processes, argv)

@@ -85,6 +85,7 @@ class Comparison:
                 )
         self._kept = [i for i in range(len(configs)) if i not in self.refused]
         self._configs = configs
+        self._equal: dict[int, bool] = {}
 
     def compile(self) -> None:
         """Compile the program of all candidates that were not refused."""
@@ -96,12 +97,18 @@ class Comparison:
     ) -> bool:
         """Whether a candidate's result equals that of ``jax.lax`` on every rank.
 
+        It runs once, however often it is asked for.
+
         Args:
             wait: blocks until an array is computed, or raises.
         """
-        agrees = self._compiled(np.int32(self._kept.index(candidate)))
-        wait(agrees)
-        return all(bool(np.asarray(shard.data).all()) for shard in agrees.addressable_shards)
+        if candidate not in self._equal:
+            agrees = self._compiled(np.int32(self._kept.index(candidate)))
+            wait(agrees)
+            self._equal[candidate] = all(
+                bool(np.asarray(shard.data).all()) for shard in agrees.addressable_shards
+            )
+        return self._equal[candidate]
 
     # ------------------------------------------------------------------ traced
 

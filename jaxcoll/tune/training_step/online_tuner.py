@@ -55,7 +55,7 @@ def online(
     step: Callable,
     *,
     space: Spaces | None = None,
-    candidates: int = 15,
+    candidates: int | None = None,
     table: Table | str | os.PathLike | None = None,
     seed: int = 0,
     steps: int | None = None,
@@ -75,7 +75,8 @@ def online(
         step: what ``jax.jit`` returns.
         space: (task) -> the configurations to choose from, ``jax_space`` when omitted; or the
             configurations themselves, per task.
-        candidates: most configurations per task that are tried, the default among them.
+        candidates: most configurations per task that are tried, the default among them; when
+            omitted 15, or fewer in steps of many tasks, since all of them are compiled.
         table: of earlier decisions. Tasks that it answers are not tuned. A path is read at first,
             where the file exists, and written when the step is settled.
         seed: of the order in which candidates are tried.
@@ -108,7 +109,7 @@ def online(
         most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
         watch_steps=checks.integer(watch_steps, "watch_steps", TuneError, least=1),
     )
-    most = checks.integer(candidates, "candidates", TuneError, least=1)
+    most = checks.optional(candidates, checks.integer, "candidates", TuneError, least=1)
     return Online(
         step,
         leader,
@@ -163,7 +164,6 @@ class Online:
         self._history = History()
 
     # ------------------------------------------------------------------ what a caller sees
-
     def __call__(self, *args, **kwargs):
         """One step."""
         if is_traced((args, kwargs)):

@@ -6,6 +6,7 @@ programs that compare them with ``jax.lax``.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,6 +29,16 @@ from jaxcoll.tune.training_step.programs import SwitchProgram, check_same
 Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
 
 
+# Candidates of a task; of all tasks of a step, since compilers take processor time from its steps;
+# and of a task where there are many.
+_MOST, _MOST_OF_ALL, _FEWEST = 15, 45, 5
+
+
+def candidates_each(tasks: int) -> int:
+    """Candidates per task of a step of so many tasks, where none are asked for."""
+    return max(_FEWEST, min(_MOST, _MOST_OF_ALL // max(1, tasks)))
+
+
 class Preparation:
     """The candidates of a step and their program.
 
@@ -36,11 +47,11 @@ class Preparation:
         args, kwargs: types of its arguments.
         base: the choices under which it runs without tuning.
         spaces: the space of a task, or the candidates of tasks by name.
-        most: candidates per task, the default among them.
+        most: candidates per task, the default among them; None for ``candidates_each``.
 
     Attributes:
         candidates: of each task to be tuned; the first is None, the default.
-        comparisons: of each of these tasks.
+        comparisons: of each of these tasks; one for all that differ in size alone.
         switch: the program of all candidates; None where there is nothing to tune, or where
             candidates are compiled one by one.
         failures: candidates that must not be tried, and why.
@@ -55,7 +66,7 @@ class Preparation:
         *,
         base: active.Choices | None,
         spaces: Spaces | None,
-        most: int,
+        most: int | None,
         table: Table,
         machine: Machine,
         as_switch: bool,
@@ -71,9 +82,13 @@ class Preparation:
         if isinstance(spaces, Mapping) and (unknown := set(spaces) - set(recorder.found)):
             names = ", ".join(map(str, sorted(unknown)))
             self.notes.append(f"space names tasks that the step does not have: {names}")
-        for task, call in recorder.found.items():
-            if task.group_size == 1 or table.lookup(task, machine) is not None:
-                continue
+        open_tasks = {
+            task: call
+            for task, call in recorder.found.items()
+            if task.group_size > 1 and table.lookup(task, machine) is None
+        }
+        most = candidates_each(len(open_tasks)) if most is None else most
+        for task, call in open_tasks.items():
             configs = self._configs(task, spaces, most, table, machine)
             comparison = Comparison(call, configs)
             for i, why in comparison.refused.items():
@@ -84,7 +99,7 @@ class Preparation:
                 self.candidates[task] = kept
                 if comparison.refused:
                     comparison = Comparison(call, kept)
-                self.comparisons[task] = self._compiled(comparison, call, kept)
+                self.comparisons[task] = self._like(task) or self._compiled(comparison, call, kept)
         # A comparison that did not compile has dropped candidates.
         self.candidates = {task: c for task, c in self.candidates.items() if len(c) > 1}
         self.switch = self._switch(step, args, kwargs, base) if as_switch else None
@@ -112,6 +127,15 @@ class Preparation:
             elif config not in kept:
                 kept.append(config)
         return kept
+
+    def _like(self, task: Task) -> Comparison | None:
+        """The comparison of a task of another size with the same candidates, such as a larger
+        bucket of gradients: the schedules are the same, and so is what they compute."""
+        for other, comparison in self.comparisons.items():
+            same = dataclasses.replace(other, nbytes=task.nbytes) == task
+            if same and self.candidates[other] == self.candidates[task]:
+                return comparison
+        return None
 
     def _compiled(
         self, comparison: Comparison, call: Occurrence, configs: list[Config | None]
