@@ -16,7 +16,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcoll.tune.models.ensemble import Floats
+from jaxcoll.tune.models.least_squares import (
+    INITIAL_DAMPING,
+    Floats,
+    damped_step,
+    next_damping,
+    restarts,
+)
 
 # The prior: level below the fastest measurement, optimum in shares of the extent of a resource,
 # logarithms of the metric's diagonal and of the power, the rest of the metric.
@@ -30,6 +36,7 @@ _RESEMBLANCE = 0.3
 
 _STEPS, _RESUMED = 14, 5
 _MOST_STEP = 1.0
+_LOST = 2
 _LEAST_SQUARE = 1e-4
 
 
@@ -132,34 +139,26 @@ class Peaks:
     def _fit(self, steps: int) -> None:
         """Improves every fit; those that ended far above the others start again beside them."""
         self._descend(steps)
-        lost = self.cost > 2 * np.median(self.cost) + 15
+        lost, places = restarts(self.cost, _LOST)
         if lost.any():
-            kept = np.flatnonzero(~lost)
-            half = kept[np.argsort(self.cost[kept], kind="stable")][: max(1, kept.size // 2)]
-            self.fits[lost] = np.resize(self.fits[half], (int(lost.sum()), self.fits.shape[1]))
+            self.fits[lost] = self.fits[places]
             self._descend(_RESUMED)
 
     def _descend(self, steps: int) -> None:
         """Levenberg-Marquardt steps of all fits."""
-        prior, damping = self._prior, np.full(self.size, 1e-2)
+        prior, damping = self._prior, np.full(self.size, INITIAL_DAMPING)
         residuals, derivatives = self._linearize(self.fits)
         self.cost = self._cost(self.fits, residuals, prior)
-        diagonal = np.arange(self._power + 1)
         for _ in range(steps):
-            transposed = derivatives.transpose(0, 2, 1)
-            normal = transposed @ derivatives
-            normal[:, diagonal, diagonal] += self._spread**-2
-            normal[:, diagonal, diagonal] *= 1 + damping[:, None]
-            gradient = (transposed @ residuals[:, :, None])[:, :, 0]
-            gradient += (self.fits - prior) / self._spread**2
-            step = np.linalg.solve(normal, gradient[:, :, None])[:, :, 0]
+            prior_pull = (self.fits - prior) / self._spread**2
+            step = damped_step(derivatives, residuals, prior_pull, self._spread, damping)
             tried = self.fits - np.clip(step, -_MOST_STEP, _MOST_STEP)
             found = self._linearize(tried)
             cost = self._cost(tried, found[0], prior)
             better = cost < self.cost
             self.fits[better], self.cost[better] = tried[better], cost[better]
             residuals[better], derivatives[better] = found[0][better], found[1][better]
-            damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-6, 1e4)
+            damping = next_damping(damping, better)
 
     def _cost(self, fits: Floats, residuals: Floats, prior: Floats) -> Floats:
         from_prior = (fits - prior) / self._spread

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jaxcoll.tune.models.ensemble import Ensemble, Floats
+from jaxcoll.tune.models.ensemble import Ensemble
+from jaxcoll.tune.models.least_squares import Floats
 from jaxcoll.tune.models.peaks import Peaks
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.spaces.space import Index, Subspace
