@@ -26,6 +26,7 @@ from jaxcoll.tune.models.least_squares import (
     Floats,
     damped_step,
     next_damping,
+    product_of,
     restarts,
 )
 
@@ -127,6 +128,10 @@ class Ensemble:
         scale = np.exp(self.fits[:, self._offset])[:, :, None]
         slowest = (scale * (startup + 1 + congestion[:, None])).max(axis=1)
         return np.log(slowest) + self.fits[:, self._level]
+
+    def predict_product(self, axes: Sequence[Floats]) -> Floats:
+        """Predictions for all combinations of the values of each resource: (size, points)."""
+        return self.predict(product_of(axes))
 
     def _terms_of(self, fits: Floats, points: Floats) -> tuple[Floats, Floats]:
         """The terms beside 1: start-up (size, phases, points) and congestion (size, points)."""

@@ -7,6 +7,9 @@ Optimization, 2nd ed., section 10.3).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,9 +37,9 @@ def damped_step(
     """
     transposed = derivatives.transpose(0, 2, 1)
     normal = transposed @ derivatives
-    diagonal = np.arange(spread.size)
-    normal[:, diagonal, diagonal] += spread**-2
-    normal[:, diagonal, diagonal] *= 1 + damping[:, None]
+    diagonal = np.einsum("sii->si", normal)  # a view
+    diagonal += spread**-2
+    diagonal *= 1 + damping[:, None]
     gradient = transposed @ residuals[:, :, None]
     gradient[:, :, 0] += prior_pull
     return np.linalg.solve(normal, gradient)[:, :, 0]
@@ -62,3 +65,9 @@ def restarts(cost: Floats, factor: float) -> tuple[NDArray[np.bool_], NDArray[np
     kept = np.flatnonzero(~lost)
     half = kept[np.argsort(cost[kept], kind="stable")][: max(1, kept.size // 2)]
     return lost, np.resize(half, int(lost.sum()))
+
+
+def product_of(axes: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """All combinations of one value per axis, the last axis fastest: (count, axes)."""
+    mesh = np.meshgrid(*axes, indexing="ij")
+    return np.stack([values.ravel() for values in mesh], axis=1) if axes else np.zeros((1, 0), int)
