@@ -32,8 +32,8 @@ _OPTIMUM = 0.35
 _STEPS, _RESUMED = 14, 5
 _MOST_STEP = 1.0
 _LOST = 2
-# A descent ends with a step that helps half of the fits, and three quarters of them hardly.
-_SUCCESS, _CONVERGED, _LEAST_GAIN = 0.5, 0.75, 0.1
+# A descent ends with a step that helps half of the fits, but few of them by this much.
+_LEAST_GAIN = 0.1
 
 
 class Block(NamedTuple):
@@ -194,7 +194,8 @@ class Peaks(abc.ABC):
             gained = self.cost - cost
             self.fits[better], self.cost[better] = tried[better], cost[better]
             residuals[better], derivatives[better] = found[0][better], found[1][better]
-            if better.mean() >= _SUCCESS and (gained > _LEAST_GAIN).mean() < 1 - _CONVERGED:
+            helped, moving = np.count_nonzero(better), np.count_nonzero(gained > _LEAST_GAIN)
+            if helped >= self.size / 2 and moving < self.size / 4:
                 break
             damping = next_damping(damping, better)
 
