@@ -167,6 +167,14 @@ def test_the_fitted_search_is_near_the_best_of_a_family(family, most, median, la
     assert max(gaps) <= largest
 
 
+def test_unlucky_noise_does_not_extend_a_search_under_the_equations():
+    """Here squared residuals reach 1.5 times the noise after 38 measurements."""
+    space = landscape_space()
+    search = Fitted(space, seed=113)
+    finish(search, equations(space, 113).measure)
+    assert search.evaluations <= 75
+
+
 @pytest.mark.parametrize(("family", "form"), [(hills, Elliptical), (ramps, Separable)])
 def test_the_form_that_explains_the_measurements_is_found(family, form):
     space = landscape_space()

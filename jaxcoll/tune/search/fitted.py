@@ -34,8 +34,8 @@ from jaxcoll.tune.spaces.nccl_space import TABLE_2
 from jaxcoll.tune.spaces.space import Space, Subspace
 
 # Measured points per subspace from which a misfit is judged, and the mean of squared residuals over
-# the noise that no machine of equations 1 to 5 reaches.
-_JUDGED, _MISFIT = 4, 1.5
+# the noise that a machine of equations 1 to 5 hardly ever reaches (1.5 in one of 150 searches).
+_JUDGED, _MISFIT = 4, 2.0
 
 # Standard deviation of the logarithm of the peaks of subspaces.
 _LEVEL_SPREAD = 0.8
