@@ -1,24 +1,37 @@
 """Searches of the tuner: how far from the best they end, and after how many measurements.
 
 On landscapes of 12 subspaces and 129,600 points with 2 % noise, drawn by equations 1 to 5 of
-AutoCCL ("equations") and by two other unimodal forms ("hills", which this library's search fits
-too, and "ramps", which it does not): AutoCCL's algorithm as printed and as released, AFNFA and this
-library's search. A last row times the latter on the whole of Table 2.
+AutoCCL ("equations") and by three other unimodal forms ("hills" and "ramps", of which this
+library's search has models, and "coupled", of which it has none): AutoCCL's algorithm as printed
+and as released, AFNFA and this library's search. The last rows time the latter on the whole of
+Table 2.
 
-A gap is the share of the best bandwidth that is lost, without noise.
+A gap is the share of the best bandwidth that is lost, without noise. Rows are printed when they are
+ready, and all together at the end.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import multiprocessing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from time import process_time
 from typing import Any
 
 import numpy as np
 
 from experiments.benchmarks.report import report
-from jaxcoll.tune.models.landscape import Landscape, equations, hills, landscape_space, ramps
+from jaxcoll.tune.models.landscape import (
+    Landscape,
+    coupled,
+    equations,
+    hills,
+    landscape_space,
+    ramps,
+)
 from jaxcoll.tune.search import Afnfa, Fitted, Printed, Released, Search
 from jaxcoll.tune.spaces.space import Space
 
@@ -26,6 +39,7 @@ FAMILIES: Mapping[str, Callable[..., Landscape]] = {
     "equations": equations,
     "hills": hills,
     "ramps": ramps,
+    "coupled": coupled,
 }
 
 SEARCHES: Mapping[str, Callable[[Space, int], Search]] = {
@@ -40,9 +54,12 @@ SEARCHES: Mapping[str, Callable[[Space, int], Search]] = {
 }
 
 # Asked of the fitted search: median and 95th percentile of the gap, most measurements.
-ASKED = {"equations": (0.01, 0.05, 75), "hills": (0.02, 0.08, 120)}
+_OTHER = (0.02, 0.08, 120)
+ASKED = {"equations": (0.01, 0.05, 75), "hills": _OTHER, "ramps": _OTHER, "coupled": _OTHER}
 # Landscapes for the searches that it is compared with: their larger gaps show on fewer.
 _OTHERS = 10
+# Families on the whole of Table 2: one for each limit of measurements.
+_WHOLE = ("equations", "hills")
 
 
 def run(search: Search, landscape: Landscape) -> float:
@@ -60,22 +77,47 @@ def run(search: Search, landscape: Landscape) -> float:
         spent += process_time() - started
 
 
-def measure(name: str, family: str, space: Space, seeds: range) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One search of one landscape.
+
+    Attributes:
+        gap: share of the best bandwidth that is lost.
+        gain: reached bandwidth over that of the default.
+        measurements: how many.
+        cpu_seconds: of the search itself.
+    """
+
+    gap: float
+    gain: float
+    measurements: int
+    cpu_seconds: float
+
+
+def outcome(name: str, family: str, space: Space, seed: int) -> Outcome:
+    """Runs one search on one landscape."""
+    landscape = FAMILIES[family](space, seed)
+    search = SEARCHES[name](space, seed)
+    spent = run(search, landscape)
+    found = search.best
+    reached = landscape.bandwidth(found[0]) if found else 0.0
+    return Outcome(
+        gap=1 - reached / landscape.best()[1],
+        gain=reached / landscape.bandwidth(space.default),
+        measurements=search.evaluations,
+        cpu_seconds=spent,
+    )
+
+
+def summarize(name: str, family: str, space: Space, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """A row: one search on some landscapes of a family."""
-    gaps, gains, counts, spent = [], [], [], 0.0
-    for seed in seeds:
-        landscape = FAMILIES[family](space, seed)
-        search = SEARCHES[name](space, seed)
-        spent += run(search, landscape)
-        found = search.best
-        reached = landscape.bandwidth(found[0]) if found else 0.0
-        gaps.append(1 - reached / landscape.best()[1])
-        gains.append(reached / landscape.bandwidth(space.default))
-        counts.append(search.evaluations)
+    gaps = [outcome.gap for outcome in outcomes]
+    counts = [outcome.measurements for outcome in outcomes]
+    gains = [outcome.gain for outcome in outcomes]
     return {
         "landscapes": f"{family}, {space.size:,} points",
         "search": name,
-        "number": len(seeds),
+        "number": len(outcomes),
         "median gap %": 100 * np.median(gaps),
         "95th percentile %": 100 * np.quantile(gaps, 0.95),
         "largest %": 100 * max(gaps),
@@ -83,8 +125,27 @@ def measure(name: str, family: str, space: Space, seeds: range) -> dict[str, Any
         "most": max(counts),
         "least / default": min(gains),
         "2 % below default": sum(gain < 0.98 for gain in gains),
-        "CPU ms per measurement": 1e3 * spent / sum(counts),
+        "CPU ms per measurement": 1e3 * sum(o.cpu_seconds for o in outcomes) / sum(counts),
     }
+
+
+def rows_of(options: argparse.Namespace, mapped: Callable[..., Iterable[Outcome]]):
+    """Yields the rows.
+
+    Args:
+        options: of the command line.
+        mapped: like ``map``.
+    """
+    space = landscape_space()
+    todo = [(name, family, space) for family in options.families for name in options.searches]
+    if options.whole:
+        todo += [("fitted", family, Space.nccl()) for family in _WHOLE]
+    for name, family, points in todo:
+        number = options.landscapes if points is space else options.whole
+        if name != "fitted" and number > _OTHERS:
+            number = max(_OTHERS, number // 10)
+        one = functools.partial(outcome, name, family, points)
+        yield summarize(name, family, points, list(mapped(one, range(number))))
 
 
 def main(argv: Sequence[str]) -> None:
@@ -94,15 +155,13 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=list(SEARCHES))
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--whole", type=int, default=2, help="landscapes of Table 2 (%(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="side by side (%(default)s)")
     options = parser.parse_args(argv)
-    space, rows = landscape_space(), []
-    for family in options.families:
-        for name in options.searches:
-            few = name != "fitted" and options.landscapes > _OTHERS
-            number = max(_OTHERS, options.landscapes // 10) if few else options.landscapes
-            rows.append(measure(name, family, space, range(number)))
-    if options.whole:
-        rows.append(measure("fitted", "equations", Space.nccl(), range(options.whole)))
+    rows = []
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+        for row in rows_of(options, pool.map if options.processes > 1 else map):
+            rows.append(row)
+            print("; ".join(f"{name}: {_text(value)}" for name, value in row.items()), flush=True)
     report("tune_search", rows)
     for row in rows:
         family = str(row["landscapes"]).partition(",")[0]
@@ -114,3 +173,7 @@ def main(argv: Sequence[str]) -> None:
                 f"{row['95th percentile %']:.2f} %, {row['most']}. Asked for 5 ms per measurement "
                 f"on Table 2; {row['CPU ms per measurement']:.1f} ms."
             )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"

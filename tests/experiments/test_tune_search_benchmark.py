@@ -16,4 +16,19 @@ def test_it_runs(monkeypatch, tmp_path, capsys):
     assert [row["number"] for row in rows] == [2, 2]
     assert fitted["median gap %"] < printed["median gap %"]
     assert fitted["most"] <= 75
-    assert "asked for a median of 1%" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "asked for a median of 1%" in shown
+    assert shown.index("search: printed; number: 2") < shown.index("search: fitted; number: 2")
+    assert shown.index("search: fitted; number: 2") < shown.index("tune_search")
+
+
+def test_processes_change_only_the_cpu_seconds(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for processes in ("1", "2"):
+        options = "--landscapes 2 --searches printed --families ramps coupled --whole 0"
+        tune_search.main([*options.split(), "--processes", processes])
+        rows = json.loads((tmp_path / "results/bench/tune_search.json").read_text())["rows"]
+        found.append([{k: v for k, v in row.items() if "CPU" not in k} for row in rows])
+    assert found[0] == found[1]
+    assert [row["landscapes"].partition(",")[0] for row in found[0]] == ["ramps", "coupled"]

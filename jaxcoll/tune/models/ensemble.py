@@ -21,7 +21,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from jaxcoll.tune.models.least_squares import (
+    INITIAL_DAMPING,
+    Floats,
+    damped_step,
+    next_damping,
+    product_of,
+    restarts,
+)
 
 # Which resources make up the batch of each phase: NC and C, NC and NT (equations 4 and 5).
 NCCL_PHASES = np.array([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]])
@@ -38,6 +45,7 @@ _SHARPNESS = (1, 2, 4, 8, 12, 20, 40, 60, 60, 60)
 _RESUMED = (8, 20, 60, 60)
 _FEW = 4
 _MOST_STEP = 1.5
+_LOST = 3
 _LARGEST = 30.0
 
 
@@ -121,6 +129,10 @@ class Ensemble:
         slowest = (scale * (startup + 1 + congestion[:, None])).max(axis=1)
         return np.log(slowest) + self.fits[:, self._level]
 
+    def predict_product(self, axes: Sequence[Floats]) -> Floats:
+        """Predictions for all combinations of the values of each resource: (size, points)."""
+        return self.predict(product_of(axes))
+
     def _terms_of(self, fits: Floats, points: Floats) -> tuple[Floats, Floats]:
         """The terms beside 1: start-up (size, phases, points) and congestion (size, points)."""
         startup = np.exp(np.minimum(fits[:, self._startup], _LARGEST))[:, :, None]
@@ -157,11 +169,9 @@ class Ensemble:
     def fit(self, sharpness: Sequence[float] = _SHARPNESS) -> None:
         """Improves every fit; those that ended far above the others start again beside them."""
         self._descend(sharpness)
-        lost = self.cost > 3 * np.median(self.cost) + 15
+        lost, places = restarts(self.cost, _LOST)
         if lost.any():
-            kept = np.flatnonzero(~lost)
-            half = kept[np.argsort(self.cost[kept], kind="stable")][: max(1, kept.size // 2)]
-            self.fits[lost] = np.resize(self.fits[half], (int(lost.sum()), self.fits.shape[1]))
+            self.fits[lost] = self.fits[places]
             self._descend(_RESUMED)
 
     def misfit(self) -> Floats:
@@ -171,7 +181,7 @@ class Ensemble:
 
     def _descend(self, sharpness: Sequence[float]) -> None:
         """One Levenberg-Marquardt step of all fits per sharpness."""
-        damping = np.full(self.size, 1e-2)
+        damping = np.full(self.size, INITIAL_DAMPING)
         at, previous = None, None
         for sharp in sharpness:
             if at is None or sharp != previous:
@@ -183,7 +193,7 @@ class Ensemble:
             better = new.cost < at.cost
             self.fits[better] = tried[better]
             at.replace(better, new)
-            damping = np.clip(np.where(better, damping * 0.2, damping * 8), 1e-6, 1e4)
+            damping = next_damping(damping, better)
         if at is not None:
             self.cost = at.cost
 
@@ -215,11 +225,5 @@ class Ensemble:
         derivatives[:, :, self._congestion] = at.congestion[:, :, None]
         derivatives[:, :, self._level] = 1
         derivatives /= self.noise
-        transposed = derivatives.transpose(0, 2, 1)
-        normal = transposed @ derivatives
-        diagonal = np.arange(self._spread.size)
-        normal[:, diagonal, diagonal] += self._spread**-2
-        normal[:, diagonal, diagonal] *= 1 + damping[:, None]
-        gradient = transposed @ at.residuals[:, :, None]
-        gradient[:, :, 0] += at.from_prior / self._spread
-        return np.linalg.solve(normal, gradient)[:, :, 0]
+        prior_pull = at.from_prior / self._spread
+        return damped_step(derivatives, at.residuals, prior_pull, self._spread, damping)

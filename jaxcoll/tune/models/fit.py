@@ -15,7 +15,8 @@ from scipy.optimize import least_squares
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble, Floats
+from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble
+from jaxcoll.tune.models.least_squares import Floats
 from jaxcoll.tune.models.model import THREAD_BYTES, Bandwidth
 from jaxcoll.tune.spaces.config import Config
 

@@ -67,7 +67,7 @@ class Hill:
 
 @dataclasses.dataclass(frozen=True)
 class Ramp:
-    """A unimodal bandwidth with an edge at the optimum: no fit of the searches has this form.
+    """A unimodal bandwidth with an edge at the optimum, which is steeper on one side.
 
     Attributes:
         peak: B/s.
@@ -88,6 +88,49 @@ class Ramp:
             for r, o, a, b in zip(resources, self.optimum, self.above, self.below, strict=True)
         )
         return self.peak * np.exp(-fall)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coupled:
+    """A smooth unimodal bandwidth whose resources are coupled and have curves of three forms.
+
+    With u, v and w the logarithms of NC, NT and C over those of the optimum, chunks are judged by
+    ``w + coupling * u``: the best C falls as NC grows. One curve rises and falls by different
+    powers, one is a bell, one falls by a power of the distance; which resource has which is drawn.
+    No model of the searches has this form, and none was adapted to it.
+
+    Attributes:
+        peak: B/s.
+        optimum: NC, NT and C of the peak.
+        order: which curve NC, NT and C have: 0, 1 and 2 in any order.
+        powers: by which the first curve rises and falls.
+        width: of the bell, in logarithms.
+        scale, exponent: of the third curve.
+        coupling: powers by which the best C falls as NC grows.
+    """
+
+    peak: float
+    optimum: tuple[float, float, float]
+    order: tuple[int, int, int]
+    powers: tuple[float, float]
+    width: float
+    scale: float
+    exponent: float
+    coupling: float
+
+    def __call__(self, channels, threads, chunk_bytes):
+        """Bandwidth in B/s; arrays broadcast."""
+        resources = (channels, threads, chunk_bytes)
+        u, v, w = (np.log(r / o) for r, o in zip(resources, self.optimum, strict=True))
+        rise, fall = self.powers
+        curves = (
+            lambda x: np.log((fall * np.exp(-rise * x) + rise * np.exp(fall * x)) / (rise + fall)),
+            lambda x: (x / self.width) ** 2 / 2,
+            lambda x: np.log1p(np.abs(x / self.scale) ** self.exponent),
+        )
+        offsets = (u, v, w + self.coupling * u)
+        loss = sum(curves[k](x) for k, x in zip(self.order, offsets, strict=True))
+        return self.peak * np.exp(-loss)
 
 
 class Landscape:
@@ -171,6 +214,29 @@ def ramps(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
         channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
         above, below = (tuple(rng.uniform(0.1, 0.6, 3).tolist()) for _ in range(2))
         return Ramp(peak, (channels, threads, chunk_bytes), above, below)
+
+    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+
+
+def coupled(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+    """A landscape of smooth bandwidths of yet another form: one to judge searches by, not to adapt
+    them to.
+    """
+    rng = np.random.default_rng([seed, 4])
+
+    def drawn() -> Coupled:
+        channels, threads, chunk_bytes = (_log_uniform(rng, *ends) for ends in _KNEES)
+        first, second, third = rng.permutation(3).tolist()
+        return Coupled(
+            peak=_GB * rng.uniform(4, 40),
+            optimum=(channels, threads, chunk_bytes),
+            order=(first, second, third),
+            powers=(rng.uniform(0.2, 1.0), rng.uniform(0.2, 1.0)),
+            width=rng.uniform(1.0, 3.0),
+            scale=rng.uniform(0.8, 2.5),
+            exponent=rng.uniform(1.2, 3.0),
+            coupling=rng.uniform(0.0, 0.6),
+        )
 
     return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
 

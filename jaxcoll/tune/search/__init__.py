@@ -1,8 +1,8 @@
 """Searches of a configuration space, in reading order.
 
 ``base`` (the face), ``exhaustive``, ``printed`` (AutoCCL's Algorithms 1 and 2), ``neighbours`` and
-``released`` (the authors' code), ``racing``, ``grid`` and ``fitted`` (this library's: models fitted
-to few measurements), ``afnfa`` (a random forest on a sample of the space).
+``released`` (the authors' code), ``racing``, ``grid``, ``forms`` and ``fitted`` (this library's:
+models fitted to few measurements), ``afnfa`` (a random forest on a sample of the space).
 """
 
 from __future__ import annotations

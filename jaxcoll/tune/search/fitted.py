@@ -3,10 +3,13 @@
 Each subspace has an ensemble of fits (``models.ensemble``). The next measurement goes to the
 subspace that promises most, at the point of the largest expected improvement. Points are a coarse
 grid over the subspace and a fine one around the predicted optimum, whose neighbours include all
-diagonal ones: along a coordinate the search would stall on the kink of equation 1. Where the
-measurements contradict the equations, peaks of another form (``models.peaks``) are fitted instead
-and the search takes longer.
-Where the fits promise nothing more, the neighbours of the best point are measured. At the end the
+diagonal ones: along a coordinate the search would stall on the kink of equation 1.
+
+Where the measurements contradict the equations, peaks of the form that explains them best are
+fitted instead (``forms``) and the search takes longer. Since no such form is certain, fits that
+promise nothing more are trusted less and less before the search ends.
+
+Where the fits promise nothing at all, the neighbours of the best point are measured. At the end the
 best configurations and the default race.
 """
 
@@ -21,8 +24,9 @@ import numpy as np
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.tune.models.ensemble import NCCL_PHASES, Ensemble
-from jaxcoll.tune.models.peaks import Peaks
+from jaxcoll.tune.models.least_squares import Floats
 from jaxcoll.tune.search.base import Search, Steps
+from jaxcoll.tune.search.forms import FORMS, better_form, fit_form, share
 from jaxcoll.tune.search.grid import Grid
 from jaxcoll.tune.search.racing import race
 from jaxcoll.tune.spaces.config import Config
@@ -30,18 +34,23 @@ from jaxcoll.tune.spaces.nccl_space import TABLE_2
 from jaxcoll.tune.spaces.space import Space, Subspace
 
 # Measured points per subspace from which a misfit is judged, and the mean of squared residuals over
-# the noise that no machine of equations 1 to 5 reaches.
-_JUDGED, _MISFIT = 4, 1.5
+# the noise that a machine of equations 1 to 5 hardly ever reaches (1.5 in one of 150 searches).
+_JUDGED, _MISFIT = 4, 2.0
 
 # Standard deviation of the logarithm of the peaks of subspaces.
 _LEVEL_SPREAD = 0.8
 
 # By how much the spread of the predicted optima is taken to be larger: posteriors are skewed, and
 # an ensemble of this size sees little of their tails.
-_CAUTION, _CAUTION_OF_PEAKS = 2.0, 1.5
+_CAUTION = 2.0
+# The same for peaks, in the order in which they are tried until one promises a gain.
+_CAUTIONS = (1.5, 2.5, 4.0, 6.0)
 
-# Measurements from which a subspace's shape is known, and after which shapes are shared again.
-_SHAPED, _SHARED = 7, 10
+# Measurements after which subspaces share what they know again.
+_SHARED = 10
+
+# Expected improvement in logarithms that is worth a measurement.
+_LEAST_PROMISE = 1 / 300
 
 # Measurements that the race at the end may take.
 _RACE = 12
@@ -98,6 +107,7 @@ class Fitted(Search):
         self._limit = self.budget
         self._absorbed = 0
         self._estimates: dict[Config, float] = {}
+        self._form, self._form_is_certain = FORMS[0], False
         self._is_small = space.size <= self.small
         self._grids: dict[Subspace, Grid] = {}
         self._refused: set[Config] = set()
@@ -133,8 +143,6 @@ class Fitted(Search):
         self._share_level()
         while self.evaluations + _RACE < self._limit:
             self._judge()
-            if self._limit > self.budget and self.evaluations % _SHARED == 0:
-                self._share_shape()
             config = self._most_promising() or self._neighbour()
             if config is None:
                 break
@@ -188,9 +196,9 @@ class Fitted(Search):
                 noise=self.noise,
             )
             grid = Grid(subspace, ensemble)
-            if self._limit > self.budget:
-                grid.ensemble = self._peaks(grid, len(self._grids))
             self._grids[subspace] = grid
+            if self._limit > self.budget:
+                fit_form(self._form, [*self._grids.values()][-1:], self.seed, self.noise)
         return self._grids[subspace]
 
     def _absorb(self) -> None:
@@ -231,36 +239,28 @@ class Fitted(Search):
         return self._estimates.get(config, math.inf), count
 
     def _judge(self) -> None:
-        """Extends the search where the equations do not hold."""
-        if self._limit > self.budget or self.extended == self.budget:
-            return
-        judged = [e for _, e in self._ensembles() if e.logs.size >= _JUDGED]
-        if judged and np.concatenate([e.misfit() for e in judged]).mean() > _MISFIT:
+        """Extends the search where the equations do not hold, and finds the form that does."""
+        grids = list(self._grids.values())
+        if self._limit == self.budget:
+            judged = [e for _, e in self._ensembles() if e.logs.size >= _JUDGED]
+            if self.extended == self.budget or not judged:
+                return
+            if np.concatenate([e.misfit() for e in judged]).mean() <= _MISFIT:
+                return
             self._limit = self.extended
-            for number, grid in enumerate(self._grids.values()):
-                grid.ensemble = self._peaks(grid, number)
-            self._share_shape()
-
-    def _peaks(self, grid: Grid, number: int) -> Peaks:
-        """Peaks fitted to what was measured in a subspace."""
-        extents = [values[-1] - values[0] for values in grid.coordinates]
-        peaks = Peaks(extents, [self.seed, number, 1], noise=1.5 * self.noise)
-        if grid.ensemble.logs.size:
-            peaks.take(grid.ensemble.points, grid.ensemble.logs)
-        return peaks
-
-    def _share_shape(self) -> None:
-        """Subspaces share the hardware: the shape of one says something about the others."""
-        families: dict[tuple[str, ...], list[tuple[Grid, Peaks]]] = {}
-        for grid in self._grids.values():
-            if isinstance(grid.ensemble, Peaks) and grid.measured:
-                names = tuple(p.name for p in grid.subspace.resources)
-                families.setdefault(names, []).append((grid, grid.ensemble))
-        for family in families.values():
-            known = [peaks for _, peaks in family if peaks.logs.size >= _SHAPED]
-            for grid, peaks in family:
-                if known:
-                    peaks.expect_shape(np.mean([p.shape for p in known], axis=0))
+            fit_form(self._form, grids, self.seed, self.noise)
+            share(grids)
+        elif self.evaluations % _SHARED == 0:
+            if not self._form_is_certain:
+                form, self._form_is_certain = better_form(grids, self.seed, self.noise)
+                if form is not self._form:
+                    self._form = form
+                    fit_form(form, grids, self.seed, self.noise)
+            share(grids)
+        else:
+            return
+        for grid in grids:
+            if grid.measured:
                 self._predict(grid)
 
     def _share_level(self) -> None:
@@ -280,29 +280,29 @@ class Fitted(Search):
 
     def _most_promising(self) -> Config | None:
         """The next point, or None where no fit promises more than a third of a percent."""
-        fitted = [grid for grid in self._grids.values() if grid.measured]
         if not self._estimates:
             return None
         best = math.log(min(self._estimates.values()))
-        promises = [self._promise(grid, best) for grid in fitted]
+        if self._limit == self.budget:
+            return self._promising(best, _CAUTION, 1)
+        points = (self._promising(best, caution, caution) for caution in _CAUTIONS)
+        return next((config for config in points if config is not None), None)
+
+    def _promising(self, best: float, caution: float, point_caution: float) -> Config | None:
+        """The best point of the subspace that promises most."""
+        fitted = [grid for grid in self._grids.values() if grid.measured]
+        promises = [_improvement(grid.optima, best, caution) for grid in fitted]
         for k in np.argsort(promises, kind="stable")[::-1]:
-            if promises[k] < 1 / 300:
+            if promises[k] < _LEAST_PROMISE:
                 return None
-            config = self._improving(fitted[k], best)
+            config = self._improving(fitted[k], best, point_caution)
             if config is not None:
                 return config
         return None
 
-    def _promise(self, grid: Grid, best: float) -> float:
-        """Expected improvement on ``best`` anywhere in a subspace, in logarithms."""
-        optima = grid.predicted.min(axis=1)
-        mean = optima.mean()
-        caution = _CAUTION_OF_PEAKS if isinstance(grid.ensemble, Peaks) else _CAUTION
-        return float(np.maximum(best - mean - caution * (optima - mean), 0).mean())
-
-    def _improving(self, grid: Grid, best: float) -> Config | None:
+    def _improving(self, grid: Grid, best: float, caution: float) -> Config | None:
         """The valid point of a subspace with the largest expected improvement."""
-        improvement = np.maximum(best - grid.predicted, 0).mean(axis=0)
+        improvement = _improvement(grid.predicted, best, caution)
         for j in np.argsort(-improvement, kind="stable"):
             if improvement[j] == 0:
                 return None
@@ -340,3 +340,15 @@ class Fitted(Search):
             return True
         self._refused.add(config)
         return False
+
+
+def _improvement(predicted: Floats, best: float, caution: float) -> Floats:
+    """Expected improvement on ``best``, where fits differ ``caution`` times more than they do.
+
+    Args:
+        predicted: logarithms of seconds, of the fits in the first dimension.
+    """
+    if caution != 1:
+        mean = predicted.mean(axis=0)
+        predicted = mean + caution * (predicted - mean)
+    return np.maximum(best - predicted, 0).mean(axis=0)

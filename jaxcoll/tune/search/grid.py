@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from jaxcoll.tune.models.ensemble import Ensemble, Floats
+from jaxcoll.tune.models.ensemble import Ensemble
+from jaxcoll.tune.models.least_squares import Floats, product_of
 from jaxcoll.tune.models.peaks import Peaks
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.spaces.space import Index, Subspace
@@ -41,9 +42,11 @@ class Grid:
             count = min(_MOST_VALUES, len(values), math.ceil(extent / _SPACING) + 1)
             self.spacings.append(extent / max(1, count - 1))
             coarse.append(_nearest(values, np.linspace(values[0], values[-1], count)))
-        self.coarse = _product(coarse)
+        self._coarse = coarse
+        self.coarse = product_of(coarse)
         self.indices = self.coarse
         self.predicted = np.empty((ensemble.size, len(self.coarse)))
+        self.optima = np.empty(ensemble.size)
 
     def point(self, index: Iterable[int]) -> Floats:
         """Centred logarithms of the resources at a position."""
@@ -73,16 +76,19 @@ class Grid:
 
     def predict(self) -> None:
         """Predictions for the coarse grid, and for a fine one around its best point."""
-        coarse = self.ensemble.predict(self.points(self.coarse))
+        coarse = self._predicted(self._coarse)
         best = self.coarse[int(coarse.mean(axis=0).argmin())]
-        fine = _product(
-            [
-                _nearest(values, values[i] + spacing * _FINE)
-                for values, i, spacing in zip(self.coordinates, best, self.spacings, strict=True)
-            ]
-        )
-        self.indices = np.vstack([self.coarse, fine])
-        self.predicted = np.hstack([coarse, self.ensemble.predict(self.points(fine))])
+        fine = [
+            _nearest(values, values[i] + spacing * _FINE)
+            for values, i, spacing in zip(self.coordinates, best, self.spacings, strict=True)
+        ]
+        self.indices = np.vstack([self.coarse, product_of(fine)])
+        self.predicted = np.hstack([coarse, self._predicted(fine)])
+        self.optima = self.predicted.min(axis=1)
+
+    def _predicted(self, positions: Sequence[np.ndarray]) -> Floats:
+        axes = [v[i] for v, i in zip(self.coordinates, positions, strict=True)]
+        return self.ensemble.predict_product(axes)
 
 
 def _nearest(values: Floats, targets: Floats) -> np.ndarray:
@@ -93,9 +99,3 @@ def _nearest(values: Floats, targets: Floats) -> np.ndarray:
     left = right - 1
     nearer = np.where(targets - values[left] <= values[right] - targets, left, right)
     return np.unique(nearer)
-
-
-def _product(positions: Sequence[np.ndarray]) -> np.ndarray:
-    """All combinations, (count, D)."""
-    combinations = list(itertools.product(*(p.tolist() for p in positions)))
-    return np.array(combinations, np.int64).reshape(len(combinations), len(positions))
