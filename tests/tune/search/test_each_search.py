@@ -26,7 +26,7 @@ from jaxcoll.tune.search.forms import better_form
 from jaxcoll.tune.search.neighbours import Unvisited
 from jaxcoll.tune.search.racing import race
 from jaxcoll.tune.spaces.nccl_space import ALGORITHM, PROTOCOL, TRANSPORT, nccl_config
-from tests.tune.searching import CHUNKS, LANES, SPACE, finish, make, seconds_of
+from tests.tune.search.searching import CHUNKS, LANES, SPACE, finish, make, seconds_of
 
 
 def test_the_exhaustive_search_measures_everything_and_finds_the_best():

@@ -21,7 +21,7 @@ from jaxcoll.tune.search import (
     afnfa,
     from_state,
 )
-from tests.tune.searching import SPACE, finish, make, seconds_of
+from tests.tune.search.searching import SPACE, finish, make, seconds_of
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -10,7 +10,7 @@ from jaxcoll.tune.models.least_squares import product_of
 from jaxcoll.tune.models.peaks import Peaks
 from jaxcoll.tune.models.separable import Separable
 from jaxcoll.tune.search import Fitted
-from tests.tune.searching import SPACE, finish
+from tests.tune.search.searching import SPACE, finish
 
 EXTENTS = (3.0, 2.0, 4.0)
 OPTIMUM = np.array([0.6, -0.4, 0.9])
