@@ -24,9 +24,9 @@ from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.training_step.regression import Choice
 
-# Of background threads: a third of the weight of the step's own. The lowest priority starves on a
-# busy machine, and with it the tuner.
-_NICE = 5
+# Of background threads: the lowest. Steps leave processor time to compilers while devices wait for
+# each other, so that a higher priority slows the steps and hardly speeds up the compilers.
+_NICE = 19
 
 # A configuration per candidate; None is the default.
 Candidates = Mapping[Task, Sequence[Config | None]]
