@@ -13,15 +13,21 @@ from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
-from tensorstate.solver.base import CandidateStrategies, Solver
+from tensorstate.solver.base import CandidateStrategies, Solver, remaining_time
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.least_memory import infeasible_message, minimize_memory
-from tensorstate.solver.linear_program import Progress
+from tensorstate.solver.linear_program import Progress, Solution
 from tensorstate.solver.preselection import solve_by_size
 
 # Attempts to find decisions that still fit after shares are rounded up, and seconds per attempt.
 MAX_REPAIRS = 6
 REPAIR_TIME_S = 30.0
+
+# Solutions that do not fit, and are excluded one after another.
+MAX_EXCLUDED = 100
+
+# Decisions that do not fit after all, and are excluded one after another.
+MAX_EXCLUDED = 100
 
 # Seconds to confirm that no decisions fit.
 RECHECK_TIME_S = 5.0
@@ -80,22 +86,50 @@ def solve_within_limit(
     if refused and (limit is None or _confirm_infeasible(formulation)):
         return Infeasible(proven=True)
     bound = -np.inf if refused else formulation.seconds(solution.bound)
-    if not len(solution.values):
-        if limit is None:
-            seconds = solver.time_limit
-            raise PlanError(f"no plan was found within {seconds:g} s; allow more time")
-        if not fall_back:
-            return Infeasible(proven=False)
-        least, nbytes = minimize_memory(problem, candidates, options, prune_placements)
-        if least is None or not least.cost.memory.fits(limit):
-            return Infeasible(least is not None and nbytes > limit, least)
-        return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
-    decisions = formulation.decisions(solution)
-    cost = estimate_cost(problem, decisions)
-    if limit is not None and not cost.memory.fits(limit):
-        decisions, cost = _repair_rounding(problem, decisions, cost, options, solver.gap)
-    seconds = time.perf_counter() - start
-    return SearchResult(decisions, cost, options.value(cost), bound, "milp", seconds)
+    if len(solution.values):
+        found = _find_fitting(formulation, solution, options, solver.gap, until)
+        covers = formulation.covers(candidates)
+        if not isinstance(found, Infeasible):
+            bound = max(bound, found.bound) if covers else bound
+            return dataclasses.replace(found, bound=bound, seconds=time.perf_counter() - start)
+        if found.proven and covers:
+            return found
+    if limit is None:
+        seconds = solver.time_limit
+        raise PlanError(f"no plan was found within {seconds:g} s; allow more time")
+    if not fall_back:
+        return Infeasible(proven=False)
+    least, nbytes = minimize_memory(problem, candidates, options, prune_placements)
+    if least is None or not least.cost.memory.fits(limit):
+        return Infeasible(least is not None and nbytes > limit, least)
+    return dataclasses.replace(least, bound=bound, seconds=time.perf_counter() - start)
+
+
+def _find_fitting(
+    formulation: Formulation, solution: Solution, options: SearchOptions, gap: float, until: float
+) -> SearchResult | Infeasible:
+    """The decisions of a solution, or of the next best one that fits; its bound is theirs.
+
+    Reshardings take the steps of the least seconds, whereas the program may split a tensor among
+    several, which takes less memory. So a solution of the program may exceed the limit; its
+    decisions are excluded then, and the program is solved again.
+    """
+    problem, limit, is_proof = formulation.problem, options.memory_limit, True
+    for _ in range(MAX_EXCLUDED):
+        decisions = formulation.decisions(solution)
+        cost = estimate_cost(problem, decisions)
+        if limit is not None and not cost.memory.fits(limit):
+            decisions, cost = _repair_rounding(problem, decisions, cost, options, gap)
+        if limit is None or cost.memory.fits(limit):
+            bound = formulation.seconds(solution.bound)
+            return SearchResult(decisions, cost, options.value(cost), bound, "milp", 0.0)
+        is_proof &= formulation.exclude(solution)
+        solution = formulation.program.solve(gap=gap, time_limit=remaining_time(until))
+        if solution.status == "infeasible":
+            return Infeasible(is_proof)
+        if not len(solution.values) or time.perf_counter() > until:
+            break
+    return Infeasible(proven=False)
 
 
 def _confirm_infeasible(formulation: Formulation) -> bool:

@@ -164,6 +164,26 @@ class Formulation:
         self.program.clear_objective()
         self.program.add_cost(self.peak, 1.0)
 
+    def covers(self, candidates: Sequence[Sequence[Strategy]]) -> bool:
+        """Whether every class may use all of these strategies."""
+        allowed = ({strategy for strategy, _ in choices} for choices in self.choices.x)
+        return all(set(c) <= those for those, c in zip(allowed, candidates, strict=True))
+
+    def exclude(self, solution: Solution) -> bool:
+        """Exclude the decisions of a solution, and others where some of its shares are fractions.
+
+        Returns:
+            Whether no others are excluded.
+        """
+        variables = [
+            *(v for choices in self.choices.x for v in choices.values()),
+            *(v for g in self.groups for v in (*g.saved.values(), *g.loop_resident.values())),
+        ]
+        shares = {v: solution.values[v] for v in variables}
+        whole = [v for v, share in shares.items() if share > 1 - TOLERANCE]
+        self.program.add_constraint([(v, 1.0) for v in whole], -np.inf, len(whole) - 1.0)
+        return all(min(share, 1 - share) <= TOLERANCE for share in shares.values())
+
     # ------------------------------------------------------------------ solutions
 
     def decisions(self, solution: Solution) -> Decisions:

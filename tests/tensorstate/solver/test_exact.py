@@ -88,6 +88,19 @@ def test_nothing_that_fits_is_better(data, trained):
     _check_limited(data, problem, False, 400)
 
 
+def test_no_tensor_is_split_between_reshardings_to_fit():
+    """Each of two ways to reshard the product takes 512 bytes; half of it each way would fit."""
+    network = AlphaBetaCosts(MESHES[-1], (3.41e-7, 1.88e-7), (1.83e8, 5.98e7))
+    problem = Problem(graph("greatest"), network, Hardware("drawn", {4: 1e9}, 1e9, 1e9))
+    several = ((-1, -1), (0, 1), (1, -1), (1, 0), (1, 1))
+    product = ((-1, -1), (1, 1), (-3, -2), (-3, -3))
+    candidates = (product, ((-1, -1), (1, -1), (1, 0), (1, 1)), several, several)
+    least = Every(problem, candidates, save=True).least_peak
+    with pytest.raises(PlanError, match="no plan fits"):
+        solve_milp(problem, candidates, memory_limit=0.9375 * least, gap=GAP)
+    assert solve_milp(problem, candidates, memory_limit=least, gap=GAP).cost.memory.peak == least
+
+
 @given(st.data())
 @settings(max_examples=12)
 def test_no_recomputation_that_fits_is_better(data):
