@@ -21,6 +21,7 @@ import numpy as np
 from experiments.benchmarks.report import report
 from jaxcoll.task import Task
 from jaxcoll.tune.training_step.leader import Leader
+from jaxcoll.tune.training_step.regression import TimedStep
 
 _LAYERS = 6
 
@@ -131,7 +132,7 @@ def settle(leader: Leader, effects: np.ndarray, seed: int) -> tuple[int, Sequenc
     sizes = [list(range(effects.shape[1]))] * len(effects)
     tasks = [Task("all_reduce", 2 ** (20 + i), "float32", 8).to_json() for i in range(len(sizes))]
     static = {"failed": False, "tasks": tasks, "candidates": sizes, "refused": [], "switch": True}
-    times: list[tuple[Sequence[int], float]] = []
+    times: list[TimedStep] = []
     is_ready = False
     while (decision := leader.decide([{**static, "ready": is_ready, "times": times}]))[
         "state"
@@ -143,7 +144,7 @@ def settle(leader: Leader, effects: np.ndarray, seed: int) -> tuple[int, Sequenc
             steps += 1
             if key in has_run:  # first calls are not timed
                 seconds = 1 + sum(e[j] for e, j in zip(effects, choice, strict=True))
-                times.append((choice, float(seconds * np.exp(_NOISE * rng.normal()))))
+                times.append((choice, float(seconds * np.exp(_NOISE * rng.normal())), ()))
             has_run.add(key)
     return steps, decision["chosen"]
 

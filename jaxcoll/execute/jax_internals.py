@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
+import jax.profiler
 from jax._src import config, core, distributed
+from jax._src.lib import _profiler  # type: ignore[attr-defined]
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -158,6 +161,37 @@ def thread_settings() -> Callable[[], contextlib.AbstractContextManager[None]]:
             yield
 
     return entered
+
+
+# ---------------------------------------------------------------------- profiles
+
+
+class ProfileSession:
+    """A profile of what XLA runs until it is stopped; only one may be under way in a process.
+
+    ``jax.profiler.ProfileSession`` where JAX has it (0.12), without files.
+
+    Raises:
+        RuntimeError: another profile is under way.
+    """
+
+    def __init__(self) -> None:
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        options.host_tracer_level = 2  # that of XLA's operations on CPUs
+        options.enable_hlo_proto = False  # programs would be most of the profile
+        options.raise_error_on_start_failure = True
+        if hasattr(jax.profiler, "ProfileSession"):
+            self._session = jax.profiler.ProfileSession(profiler_options=options).start()
+        else:
+            self._session = _profiler.ProfilerSession(options)
+
+    def stop(self) -> Any:
+        """The profile, a ``jax.profiler.ProfileData``."""
+        found = self._session.stop()
+        if isinstance(found, bytes):
+            return jax.profiler.ProfileData.from_serialized_xspace(found)
+        return found
 
 
 # ---------------------------------------------------------------------- primitives

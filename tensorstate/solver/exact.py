@@ -8,12 +8,12 @@ import time
 
 import numpy as np
 
-from tensorstate.cost.cost import Cost, estimate_cost
-from tensorstate.cost.decisions import Decisions
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, Solver, remaining_time
+from tensorstate.solver.conflicts import crowded_groups
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.least_memory import infeasible_message, minimize_memory
 from tensorstate.solver.linear_program import Progress, Solution
@@ -108,28 +108,48 @@ def solve_within_limit(
 def _find_fitting(
     formulation: Formulation, solution: Solution, options: SearchOptions, gap: float, until: float
 ) -> SearchResult | Infeasible:
-    """The decisions of a solution, or of the next best one that fits; its bound is theirs.
+    """The best decisions that fit, beginning with those of a solution.
 
     Reshardings take the steps of the least seconds, whereas the program may split a tensor among
     several, which takes less memory. So a solution of the program may exceed the limit; its
     decisions are excluded then, and the program is solved again.
     """
-    problem, limit, is_proof = formulation.problem, options.memory_limit, True
+    best, bound, is_proof = None, -np.inf, True
     for _ in range(MAX_EXCLUDED):
-        decisions = formulation.decisions(solution)
-        cost = estimate_cost(problem, decisions)
-        if limit is not None and not cost.memory.fits(limit):
-            decisions, cost = _repair_rounding(problem, decisions, cost, options, gap)
-        if limit is None or cost.memory.fits(limit):
-            bound = formulation.seconds(solution.bound)
-            return SearchResult(decisions, cost, options.value(cost), bound, "milp", 0.0)
-        is_proof &= formulation.exclude(solution)
+        bound = formulation.seconds(solution.bound) if is_proof else bound
+        found = exceeding = _decided(formulation, solution, options)
+        is_next_best = _fits(found, options)
+        if not is_next_best:
+            found = _repair_rounding(formulation.problem, found, options, gap)
+        if _fits(found, options) and (best is None or found.objective < best.objective):
+            best = found
+        is_close = best is not None and bound >= best.objective * (1 - gap)
+        if is_next_best or is_close or time.perf_counter() > until:
+            break
+        crowded = crowded_groups(formulation.problem, exceeding, options.memory_limit or 0.0)
+        is_proof &= formulation.exclude(solution, crowded)
+        if best is not None and not is_proof:
+            break
         solution = formulation.program.solve(gap=gap, time_limit=remaining_time(until))
         if solution.status == "infeasible":
-            return Infeasible(is_proof)
-        if not len(solution.values) or time.perf_counter() > until:
+            if best is None:
+                return Infeasible(is_proof)
+            bound = best.objective
+        if not len(solution.values):
             break
-    return Infeasible(proven=False)
+    if best is None:
+        return Infeasible(proven=False)
+    return dataclasses.replace(best, bound=min(bound, best.objective))
+
+
+def _decided(formulation: Formulation, solution: Solution, options: SearchOptions) -> SearchResult:
+    decisions = formulation.decisions(solution)
+    cost = estimate_cost(formulation.problem, decisions)
+    return SearchResult(decisions, cost, options.value(cost), -np.inf, "milp", 0.0)
+
+
+def _fits(found: SearchResult, options: SearchOptions) -> bool:
+    return found.cost.memory.fits(options.memory_limit)
 
 
 def _confirm_infeasible(formulation: Formulation) -> bool:
@@ -143,27 +163,26 @@ def _confirm_infeasible(formulation: Formulation) -> bool:
 
 
 def _repair_rounding(
-    problem: Problem, decisions: Decisions, cost: Cost, options: SearchOptions, gap: float
-) -> tuple[Decisions, Cost]:
+    problem: Problem, found: SearchResult, options: SearchOptions, gap: float
+) -> SearchResult:
     """Decisions that fit with shares of layers rounded up: the same strategies, a lower limit.
 
-    The decisions are returned unchanged, and exceed the limit, if no lower limit helps.
+    Returns the decisions themselves, which exceed the limit, if no lower limit helps.
     """
-    limit, margin, attempt = options.memory_limit or 0.0, 0.0, cost
+    limit, margin, attempt = options.memory_limit or 0.0, 0.0, found
     for _ in range(MAX_REPAIRS):
-        margin += attempt.memory.peak - limit
+        margin += attempt.cost.memory.peak - limit
         if margin >= limit:
             break
         formulation = Formulation(
             problem,
-            [[strategy] for strategy in decisions.strategies],
+            [[strategy] for strategy in found.decisions.strategies],
             dataclasses.replace(options, memory_limit=limit - margin),
         )
         solution = formulation.program.solve(gap=gap, time_limit=REPAIR_TIME_S)
         if not len(solution.values):
             break
-        rounded = formulation.decisions(solution)
-        attempt = estimate_cost(problem, rounded)
-        if attempt.memory.fits(limit):
-            return rounded, attempt
-    return decisions, cost
+        attempt = _decided(formulation, solution, options)
+        if _fits(attempt, options):
+            return attempt
+    return found

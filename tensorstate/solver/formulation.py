@@ -58,7 +58,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -169,19 +169,26 @@ class Formulation:
         allowed = ({strategy for strategy, _ in choices} for choices in self.choices.x)
         return all(set(c) <= those for those, c in zip(allowed, candidates, strict=True))
 
-    def exclude(self, solution: Solution) -> bool:
-        """Exclude the decisions of a solution, and others where some of its shares are fractions.
+    def exclude(self, solution: Solution, groups: Collection[int]) -> bool:
+        """Exclude what a solution decides for some tensor groups, by number.
+
+        Where shares are fractions, others are excluded too.
 
         Returns:
             Whether no others are excluded.
         """
+        decided = [self.problem.tensor_groups[number] for number in groups]
+        consumers = (c.class_id for group in decided for c in group.consumer_classes)
+        classes = {group.class_id for group in decided} | {c for c in consumers if c is not None}
         variables = [
-            *(v for choices in self.choices.x for v in choices.values()),
-            *(v for g in self.groups for v in (*g.saved.values(), *g.loop_resident.values())),
+            *(v for class_id in classes for v in self.choices.x[class_id].values()),
+            *(v for n in groups for v in self.groups[n].saved.values()),
+            *(v for n in groups for v in self.groups[n].loop_resident.values()),
         ]
         shares = {v: solution.values[v] for v in variables}
-        whole = [v for v, share in shares.items() if share > 1 - TOLERANCE]
-        self.program.add_constraint([(v, 1.0) for v in whole], -np.inf, len(whole) - 1.0)
+        terms = [(v, 1.0 if share > 0.5 else -1.0) for v, share in shares.items()]
+        ones = sum(factor > 0 for _, factor in terms)
+        self.program.add_constraint(terms, -np.inf, ones - 1.0)
         return all(min(share, 1 - share) <= TOLERANCE for share in shares.values())
 
     # ------------------------------------------------------------------ solutions

@@ -12,6 +12,7 @@ from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.base import CandidateStrategies, remaining_time
+from tensorstate.solver.conflicts import crowded_groups
 from tensorstate.solver.formulation import Formulation
 from tensorstate.solver.preselection import solve_by_size
 
@@ -53,11 +54,13 @@ def minimize_memory(
         if not len(solution.values):
             break
         cost = estimate_cost(problem, decisions := formulation.decisions(solution))
+        found = SearchResult(decisions, cost, options.value(cost), -np.inf, "milp", 0.0)
         if least is None or cost.memory.peak < least.cost.memory.peak:
-            least = SearchResult(decisions, cost, options.value(cost), -np.inf, "milp", 0.0)
+            least = found
         # Decisions may take more memory than the program says: see ``exact``.
         is_least = bound >= (1 - GAP) * least.cost.memory.peak or time.perf_counter() > until
-        if is_least or not formulation.exclude(solution):
+        crowded = crowded_groups(problem, found, least.cost.memory.peak - 1)
+        if is_least or not formulation.exclude(solution, crowded):
             break
         solution = formulation.program.solve(gap=GAP, time_limit=remaining_time(until))
         if formulation.covers(candidates):

@@ -92,3 +92,18 @@ def test_no_other_file_touches_internals():
         if touching.search(path.read_text())
     }
     assert found == {"execute/jax_internals.py"}
+
+
+def test_profiles_name_the_operations_of_programs():
+    total = jax.jit(
+        jax.shard_map(lambda v: lax.psum(v, "x"), mesh=mesh_of(8), in_specs=P("x"), out_specs=P())
+    )
+    x = jnp.ones((8, 64))
+    total(x).block_until_ready()
+    session = jax_internals.ProfileSession()
+    total(x).block_until_ready()
+    data = session.stop()
+    events = [e for plane in data.planes for line in plane.lines for e in line.events]
+    compiled = str(total.lower(x).compile().as_text())
+    found = [e for e in events if f"%{e.name} = " in compiled and e.end_ns > e.start_ns]
+    assert len(found) >= 8, VERSION

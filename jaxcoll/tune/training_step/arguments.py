@@ -6,6 +6,8 @@ import numbers
 import os
 from collections.abc import Mapping
 
+import jax
+
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
@@ -15,13 +17,17 @@ from jaxcoll.tune.tables.table import Table
 
 
 def check_arguments(
-    space: object, table: object, clock: object, log: object, joined: object
+    step: object, space: object, table: object, clock: object, log: object, joined: object
 ) -> None:
     """Refuse arguments of ``online`` of other types than it documents.
 
     Raises:
         TuneError: naming the argument.
     """
+    if not isinstance(step, jax.stages.Wrapped):
+        raise TuneError(
+            f"online tunes what jax.jit returns, got {checks.shown(step)}; wrap the step in jax.jit"
+        )
     if not (space is None or callable(space) or isinstance(space, Mapping)):
         raise TuneError(
             "space must be a function of a task, or the candidates of each task, got "
@@ -44,6 +50,12 @@ def check_arguments(
         )
     if not (log is None or callable(log)):
         raise TuneError(f"log must be a function of a line, got {checks.shown(log)}")
+
+
+def as_switch(programs: str) -> bool:
+    """Whether one program holds all candidates, by the ``programs`` argument of ``online``."""
+    checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
+    return programs == "switch" or (programs == "auto" and jax.default_backend() == "cpu")
 
 
 def table_at(path: str, is_writer: bool) -> Table:

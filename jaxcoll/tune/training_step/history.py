@@ -22,6 +22,7 @@ class History:
         self.notes: list[str] = []
         self.compile_seconds = 0.0
         self.comparison_seconds = 0.0
+        self.profile_seconds = 0.0
 
     def ran(self, state: str, program: str, choice: Choice) -> None:
         """Note what a step ran."""
@@ -45,8 +46,9 @@ class History:
             },
             default_seconds=default,
             tuned_seconds=self._median(chosen),
-            overhead_seconds=beyond + self.comparison_seconds,
+            overhead_seconds=beyond + self.comparison_seconds + self.profile_seconds,
             comparison_seconds=self.comparison_seconds,
+            profile_seconds=self.profile_seconds,
             compile_seconds=self.compile_seconds,
             failures=dict(self.failures),
             recording=Recording(

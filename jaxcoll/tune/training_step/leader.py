@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxcoll.task import Task
 from jaxcoll.tune.training_step.measure import Race
-from jaxcoll.tune.training_step.regression import Choice, kinship
+from jaxcoll.tune.training_step.regression import Choice, TimedStep, kinship
 
 # Steps between two questions whether compilers in the background have finished.
 POLL_STEPS = 4
@@ -65,7 +65,7 @@ class Leader:
         """The next decision from the reports of all processes, who ran the same steps.
 
         A report says whether the background is ``ready``, whether it ``failed``, the ``times`` of
-        steps as (choice, seconds), and once it is prepared the ``tasks``, the ``candidates`` of
+        steps as ``timing.TimedStep``, and once it is prepared the ``tasks``, the ``candidates`` of
         each, those ``refused`` as (task, candidate), and whether there is a ``switch`` program.
         """
         times = _slowest([report["times"] for report in reports])
@@ -144,8 +144,8 @@ class Leader:
         return _decision("search", "switch", choices, len(choices))
 
     def _after_search(self, times, is_ready: bool) -> Decision:
-        for choice, seconds in times:
-            self._race.tell(choice, seconds)
+        for choice, seconds, tasks in times:
+            self._race.tell(choice, seconds, tasks)
         if not self._race.done:
             return self._next_search()
         best = self._race.best()
@@ -185,7 +185,7 @@ class Leader:
         return _decision("final", "plain", turn, len(turn))
 
     def _after_final(self, times, is_ready: bool) -> Decision:
-        for choice, seconds in times:
+        for choice, seconds, _ in times:
             self._final.tell((self._finalists.index(choice),), seconds)
         (winner,) = self._final.best()
         if not self._final.done and not self._is_known(winner):
@@ -217,7 +217,7 @@ class Leader:
         return _decision("probe", "plain", [self._chosen], PROBE_STEPS)
 
     def _after_probe(self, times, is_ready: bool) -> Decision:
-        seconds = [second for _, second in times if 0 < second < math.inf]
+        seconds = [second for _, second, _ in times if 0 < second < math.inf]
         is_slow = bool(seconds) and statistics.median(seconds) > _DRIFT * self._usual
         self._slow = self._slow + 1 if is_slow else 0
         if self._slow < _PROBES:
@@ -232,11 +232,12 @@ def _most_steps(sizes: Sequence[int]) -> int:
     """Steps of a search: together with the final, 60 for 15 candidates and 150 for 30.
 
     More candidates lie closer together, hence more steps for each. Several tasks, which a step
-    measures together, take half as many again as one.
+    measures together, take about half as many again as one.
     """
     longest = max(sizes, default=1)
-    one = 8 * longest // 3 if longest <= 15 else 4 * longest
-    return max(2, one if len(sizes) < 2 else 3 * one // 2)
+    if len(sizes) < 2:
+        return max(2, 8 * longest // 3 if longest <= 15 else 4 * longest)
+    return max(2, (5 if longest <= 15 else 7) * longest - 1)
 
 
 def _most_timed(sizes: Sequence[int]) -> int:
@@ -252,10 +253,14 @@ def _decision(
     return {"state": state, "program": program, "choices": choices, "steps": steps, **more}
 
 
-def _slowest(times: Sequence[Sequence[tuple[Sequence[int], float]]]) -> list[tuple[Choice, float]]:
+def _slowest(times: Sequence[Sequence[TimedStep]]) -> list[TimedStep]:
     """The longest time that any process measured, step by step."""
     return [
-        (tuple(steps[0][0]), max((seconds for _, seconds in steps), key=_as_time))
+        (
+            tuple(steps[0][0]),
+            max((seconds for _, seconds, _ in steps), key=_as_time),
+            tuple(map(max, zip(*(tasks for _, _, tasks in steps), strict=False))),
+        )
         for steps in zip(*times, strict=False)
     ]
 

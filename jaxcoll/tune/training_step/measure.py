@@ -20,24 +20,34 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.training_step.regression import Choice, Fit, Floats, fit
+from jaxcoll.tune.training_step.regression import (
+    Choice,
+    Fit,
+    Floats,
+    TaskSeconds,
+    fit,
+    fit_by_task,
+)
 
 # Samples among which a rival of the first one's winner is looked for.
 _RIVALS = 20
+# Samples from which the probability of a wrong choice is estimated.
+_SAMPLES = 400
 
 
 class Race:
     """Chooses what the next step runs, until the fastest candidates are known well enough.
 
     Candidates that are slower than the fastest of their task by more than the noise allows are not
-    tried again. The race ends when for every task no candidate left can be faster than the choice
-    by more than ``within`` of a step, or after ``most_steps``.
+    tried again. The race ends when probably no choice of a task is slower than the best one left by
+    more than ``within`` of a step, or after ``most_steps``.
 
     Args:
         sizes: candidates of each task; candidate 0 is the default.
         seed: of the order in which candidates are tried.
-        within: share of a step that a wrong choice may cost.
-        confidence: standard errors that separate two candidates.
+        within: share of a step that a choice may cost without being wrong.
+        risk: probability of a wrong choice at which the race ends.
+        confidence: standard errors by which a candidate is slower that is not tried again.
         most_steps: steps after which the race ends anyway; four per candidate when omitted.
         related: ``regression.kinship`` of the candidates; None where tasks have nothing to do with
             each other.
@@ -52,22 +62,26 @@ class Race:
         *,
         seed: int = 0,
         within: float = 0.02,
+        risk: float = 0.05,
         confidence: float = 3.5,
         most_steps: int | None = None,
         related: Floats | None = None,
     ):
         self.sizes = checks.integers(sizes, "sizes", TuneError, least=1)
-        self.within, self.confidence = within, confidence
+        self.within, self.confidence, self.risk = within, confidence, risk
         most = 4 * max(self.sizes, default=1) if most_steps is None else most_steps
         self.most_steps = checks.integer(most, "most_steps", TuneError, least=1)
         self.alive = [list(range(size)) for size in self.sizes]
         self.choices: list[Choice] = []
         self.seconds: list[float] = []
+        self._by_task: list[TaskSeconds] = []
         self._rng = np.random.default_rng(checks.seed(seed, TuneError))
         self._queue: list[Choice] = []
+        self._is_sure = False
         self._asked = 0
         self._related = related
         # With fewer steps than this the spread about the fit says nothing of the noise.
+        self._first = np.cumsum([0, *self.sizes])[:-1].tolist()
         self._unknowns = 2 + sum(size - 1 for size in self.sizes)
 
     @property
@@ -75,7 +89,7 @@ class Race:
         """Whether no more steps are wanted."""
         # Times that are not numbers, or never told, must not keep the race going for ever.
         is_over = len(self.choices) >= self.most_steps or self._asked >= 2 * self.most_steps
-        return is_over or all(len(a) == 1 for a in self.alive)
+        return is_over or self._is_sure or all(len(a) == 1 for a in self.alive)
 
     @property
     def planned(self) -> int:
@@ -91,11 +105,18 @@ class Race:
         choice = self._queue.pop(0)
         return tuple(c if c in a else a[0] for c, a in zip(choice, self.alive, strict=True))
 
-    def tell(self, choice: Choice, seconds: float) -> None:
-        """Report the time of a step; NaN and times that are not above 0 are ignored."""
+    def tell(self, choice: Choice, seconds: float, tasks: TaskSeconds = ()) -> None:
+        """Report the time of a step; NaN and times that are not above 0 are ignored.
+
+        Args:
+            choice: that ran.
+            seconds: of the step.
+            tasks: seconds of each task, where the step was profiled.
+        """
         if math.isfinite(seconds) and seconds > 0:
             self.choices.append(choice)
             self.seconds.append(seconds)
+            self._by_task.append(tuple(tasks))
 
     def fail(self, task: int, candidate: int) -> None:
         """Drop a candidate that cannot run. The default, candidate 0, is never dropped."""
@@ -104,6 +125,8 @@ class Race:
 
     def fit(self) -> Fit:
         """The estimates from all steps so far."""
+        if self._is_profiled:
+            return fit_by_task(self.sizes, self.choices, self.seconds, self._by_task)
         return fit(self.sizes, self.choices, self.seconds, self._related)
 
     def best(self) -> Choice:
@@ -127,6 +150,10 @@ class Race:
         _, task, candidate = min(rivals)
         return (*best[:task], candidate, *best[task + 1 :])
 
+    @property
+    def _is_profiled(self) -> bool:
+        return bool(self._by_task) and all(self._by_task)
+
     def _best(self, now: Fit) -> Choice:
         """The fastest of the candidates that ran."""
         return tuple(
@@ -149,21 +176,10 @@ class Race:
         now = self.fit()
         if len(self.choices) > self._unknowns:
             self._drop(now)
-        mean = np.concatenate(now.effects)
-        jitter = 1e-9 * now.covariance.max() * np.eye(len(mean))
-        spread = np.linalg.cholesky(now.covariance + jitter)
-        start = np.cumsum([0, *self.sizes])
-
-        def fastest(sample: Floats) -> Choice:
-            return tuple(
-                min(alive, key=sample[first:].__getitem__)
-                for alive, first in zip(self.alive, start, strict=False)
-            )
-
+            self._is_sure = self._risk(now) <= self.risk
         chosen = []
-        for _ in range(self.planned):
-            samples = mean + self._rng.standard_normal((_RIVALS, len(mean))) @ spread.T
-            first, *others = map(fastest, samples)
+        for samples in np.split(self._samples(now, self.planned * _RIVALS), self.planned):
+            first, *others = map(self._fastest, samples)
             for_rival = self._rng.random(len(first)) < 0.5
             chosen.append(
                 tuple(
@@ -172,6 +188,28 @@ class Race:
                 )
             )
         return chosen
+
+    def _samples(self, now: Fit, number: int) -> Floats:
+        """Effects of all candidates as they may be by the steps so far, a row per sample."""
+        mean = np.concatenate(now.effects)
+        jitter = 1e-9 * now.covariance.max() * np.eye(len(mean))
+        spread = np.linalg.cholesky(now.covariance + jitter)
+        return mean + self._rng.standard_normal((number, len(mean))) @ spread.T
+
+    def _fastest(self, sample: Floats) -> Choice:
+        return tuple(
+            min(alive, key=sample[first:].__getitem__)
+            for alive, first in zip(self.alive, self._first, strict=True)
+        )
+
+    def _risk(self, now: Fit) -> float:
+        """The probability that the choice of some task is wrong."""
+        samples, best = self._samples(now, _SAMPLES), self._best(now)
+        gain = self.within * now.seconds(best)
+        wrong = np.zeros(_SAMPLES, bool)
+        for alive, c, f in zip(self.alive, best, self._first, strict=True):
+            wrong |= samples[:, f + c] - samples[:, [f + i for i in alive]].min(axis=1) > gain
+        return float(wrong.mean())
 
     def _drop(self, now: Fit) -> None:
         best = self._best(now)

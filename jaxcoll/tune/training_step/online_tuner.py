@@ -18,8 +18,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import active
 from jaxcoll.numerics import checks
@@ -28,7 +26,7 @@ from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.in_use import ByTable, TableWarning, this_machine
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
-from jaxcoll.tune.training_step.arguments import check_arguments, table_at
+from jaxcoll.tune.training_step.arguments import as_switch, check_arguments, table_at
 from jaxcoll.tune.training_step.history import History
 from jaxcoll.tune.training_step.leader import Decision, Leader
 from jaxcoll.tune.training_step.preparation import Preparation, Spaces
@@ -44,10 +42,10 @@ from jaxcoll.tune.training_step.programs import (
 )
 from jaxcoll.tune.training_step.regression import Choice
 from jaxcoll.tune.training_step.report import Report
+from jaxcoll.tune.training_step.timing import Timing
 
 # After so many steps arguments have the shardings of every later step.
 _FIRST_STEPS = 3
-
 _TIMED = ("search", "final", "probe")
 
 
@@ -60,6 +58,7 @@ def online(
     seed: int = 0,
     steps: int | None = None,
     programs: str = "auto",
+    profile: bool | None = None,
     watch_steps: int = 200,
     joined: Coordinator | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -84,6 +83,9 @@ def online(
         programs: "switch" for one program of all candidates, "plain" for one each, as is needed
             where a conditional ends the overlap of collectives with computation; "auto" is
             "switch" on CPUs.
+        profile: whether to profile the steps of a search, which tells the tasks apart in fewer
+            steps and costs some time at the end of each; on CPUs alone. When omitted, where a step
+            has several tasks.
         watch_steps: steps between two probes of the settled step.
         joined: joins the processes; made by ``processes.coordinator`` when omitted.
         clock: seconds.
@@ -92,14 +94,7 @@ def online(
     Raises:
         TuneError: a step that is not jitted, or arguments of other types or out of range.
     """
-    if not isinstance(step, jax.stages.Wrapped):
-        raise TuneError(
-            f"online tunes what jax.jit returns, got {checks.shown(step)}; wrap the step in jax.jit"
-        )
-    checks.choice(programs, ("auto", "switch", "plain"), "programs", TuneError)
-    if programs == "auto":
-        programs = "switch" if jax.default_backend() == "cpu" else "plain"
-    check_arguments(space, table, clock, log, joined)
+    check_arguments(step, space, table, clock, log, joined)
     joined = coordinator() if joined is None else joined
     path = None if table is None or isinstance(table, Table) else os.fspath(table)
     if path is not None:
@@ -114,7 +109,12 @@ def online(
         step,
         leader,
         prepare=functools.partial(
-            Preparation, step, spaces=space, most=most, as_switch=programs == "switch"
+            Preparation,
+            step,
+            spaces=space,
+            most=most,
+            as_switch=as_switch(programs),
+            profile=checks.optional(profile, checks.flag, "profile", TuneError),
         ),
         table=Table() if table is None else table,  # type: ignore[arg-type]
         path=path,
@@ -146,7 +146,8 @@ class Online:
         functools.update_wrapper(self, step, updated=())
         self.table = table
         self._step, self._leader, self._prepare = step, leader, prepare
-        self._path, self._joined, self._clock, self._log = path, joined, clock, log
+        self._path, self._joined, self._log = path, joined, log
+        self._timing = Timing(clock)
         self._machine = this_machine()
         self._base: active.Choices | None = None
         self._work: Background | None = None
@@ -158,9 +159,6 @@ class Online:
         self._state, self._program, self._queue = "warm", "plain", [()]
         self._count, self._begun, self._checkpoint = 0, 0, _FIRST_STEPS
         self._chosen: Choice = ()
-        self._told: list[tuple[Choice, float]] = []
-        self._has_waited = False
-        self._has_run: set[tuple[str, Choice]] = set()
         self._history = History()
 
     # ------------------------------------------------------------------ what a caller sees
@@ -178,14 +176,14 @@ class Online:
         if not fits:
             # Arguments of other types, such as a last batch: the step's own jit compiles for them.
             program, choice = "plain", self._chosen
-        started = self._clock()
-        outputs = self._run(program, choice, args, kwargs, is_timed)
-        key = program, choice if program == "plain" else ()
-        # First calls of a program, and those that wait for steps before them, do not count.
-        if is_timed and fits and self._has_waited and key in self._has_run:
-            self._told.append((choice, self._clock() - started))
-        self._has_waited = is_timed
-        self._has_run |= {key} if fits else set()
+        outputs = self._timing.run(
+            functools.partial(self._run, program, choice, args, kwargs, is_timed),
+            (program, choice if program == "plain" else ()),
+            choice,
+            waits=is_timed,
+            is_usual=fits,
+            profiler=self._preparation.profiler if self._state == "search" else None,
+        )
         self._history.ran(self._state, program, choice)
         if pairs := self._to_compare.pop(self._count, ()):
             self._joined.wait(outputs, f"step {self._count}")
@@ -205,6 +203,7 @@ class Online:
 
     def report(self) -> Report:
         """The programs tried, the configurations chosen so far, and their cost."""
+        self._history.profile_seconds = self._timing.profile_seconds
         return self._history.report(self._state, self._candidates, self._chosen)
 
     def join(self) -> None:
@@ -293,10 +292,11 @@ class Online:
             self._work = None
         elif is_ready and self._work is not None and self._prepared is None:
             self._take(self._work.result)
+        timed = self._timing.taken()
         report = {
             "ready": is_ready,
             "failed": error is not None,
-            "times": self._told,
+            "times": timed,
             "tasks": [task.to_json() for task in self._candidates],
             "candidates": [
                 [None if config is None else config.to_json() for config in configs]
@@ -305,8 +305,7 @@ class Online:
             "refused": self._refused,
             "switch": self._prepared is not None and self._prepared.switch is not None,
         }
-        self._history.timed += [(self._program, choice, s) for choice, s in self._told]
-        self._told = []
+        self._history.timed += [(self._program, choice, seconds) for choice, seconds, _ in timed]
         self._follow(self._joined.exchange(report, self._leader.decide))
 
     def _follow(self, decision: Decision) -> None:

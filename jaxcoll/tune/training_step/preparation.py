@@ -24,6 +24,7 @@ from jaxcoll.tune.spaces.space import Space
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.training_step.comparison import Comparison, Occurrence, Recorder
+from jaxcoll.tune.training_step.profile import Profiler
 from jaxcoll.tune.training_step.programs import SwitchProgram, check_same
 
 Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
@@ -52,6 +53,7 @@ class Preparation:
     Attributes:
         candidates: of each task to be tuned; the first is None, the default.
         comparisons: of each of these tasks; one for all that differ in size alone.
+        profiler: of steps of that program; None where they are not to be profiled.
         switch: the program of all candidates; None where there is nothing to tune, or where
             candidates are compiled one by one.
         failures: candidates that must not be tried, and why.
@@ -70,6 +72,7 @@ class Preparation:
         table: Table,
         machine: Machine,
         as_switch: bool,
+        profile: bool | None = None,
     ):
         started = time.perf_counter()
         recorder = Recorder()
@@ -103,6 +106,7 @@ class Preparation:
         # A comparison that did not compile has dropped candidates.
         self.candidates = {task: c for task, c in self.candidates.items() if len(c) > 1}
         self.switch = self._switch(step, args, kwargs, base) if as_switch else None
+        self.profiler = self._profiler(len(self.candidates) > 1 if profile is None else profile)
         self.seconds = time.perf_counter() - started
 
     def equal(self, task: Task, candidate: int, wait: Callable[[jax.Array], object]) -> bool:
@@ -165,4 +169,14 @@ class Preparation:
             return switch
         except Exception as error:  # no such program, or it returns other types
             self.notes.append(f"candidates run as programs of their own: {error}")
+        return None
+
+    def _profiler(self, is_wanted: bool) -> Profiler | None:
+        if self.switch is None or not is_wanted or jax.default_backend() != "cpu":
+            return None
+        text = self.switch.stages[1].as_text()
+        profiler = Profiler(text, len(self.candidates), self.switch.local_devices)
+        if profiler.is_complete:
+            return profiler
+        self.notes.append("steps are not profiled: the program does not name all of its tasks")
         return None

@@ -22,6 +22,7 @@ from jaxcoll.execute import jax_internals
 from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.training_step.profile import scope
 from jaxcoll.tune.training_step.regression import Choice
 
 # Of background threads: the lowest. Steps leave processor time to compilers while devices wait for
@@ -141,16 +142,19 @@ class _Switched:
     ):
         self._base = base
         self._branches = {
-            task: (index, configs)
-            for (task, configs), index in zip(candidates.items(), which, strict=True)
+            task: (index, configs, scope(position))
+            for position, ((task, configs), index) in enumerate(
+                zip(candidates.items(), which, strict=True)
+            )
         }
 
     def run(self, task: Task, x: jax.Array, run_by: active.RunBy) -> jax.Array:
         if task not in self._branches:
             return run_by(x, None) if self._base is None else self._base.run(task, x, run_by)
-        index, configs = self._branches[task]
+        index, configs, name = self._branches[task]
         branches = [functools.partial(_run_by, run_by, config) for config in configs]
-        return lax.switch(index, branches, x)
+        with jax.named_scope(name):
+            return lax.switch(index, branches, x)
 
     def forget(self) -> None:
         """Let go of the tracers: caches of JAX keep this object as a key."""
@@ -196,6 +200,12 @@ class SwitchProgram:
         switched = jax.jit(traced, donate_argnums=donated, out_shardings=shardings)
         self._lowered = switched.lower(tuple(np.int32(0) for _ in candidates), *leaves)
         self._compiled = self._lowered.compile()
+
+    @property
+    def local_devices(self) -> int:
+        """How many devices of this process run the program."""
+        shardings = jax.tree.leaves(self._compiled.output_shardings, is_leaf=_is_sharding)
+        return max((len(s.addressable_devices) for s in shardings), default=1)
 
     @property
     def stages(self) -> tuple[Any, Any]:

@@ -30,6 +30,10 @@ from jaxcoll.task import Task
 
 Choice = tuple[int, ...]
 Floats = NDArray[np.float64]
+# Seconds of each task in a step, by its profile; empty where there is none.
+TaskSeconds = tuple[float, ...]
+# A candidate per task, and the seconds of the step and of each task.
+TimedStep = tuple[Choice, float, TaskSeconds]
 
 # Weight of residuals above the fit; those below have one minus this.
 _ABOVE = 0.3
@@ -126,6 +130,35 @@ def fit(
         steps.solve()
         steps.weigh()
     return steps.fit()
+
+
+def fit_by_task(
+    sizes: Sequence[int],
+    choices: Sequence[Choice],
+    seconds: Sequence[float],
+    by_task: Sequence[TaskSeconds],
+) -> Fit:
+    """The same of steps that were profiled.
+
+    A regression for the seconds of each task, and one for the rest of the step, where a candidate
+    has an effect if its communication slows computation or another task. Effects on the rest are
+    small, and the prior of that regression learns so.
+
+    Args:
+        sizes, choices, seconds: as for ``fit``.
+        by_task: seconds of each task in every step.
+    """
+    ran, times = np.asarray(choices), np.asarray(by_task, float)
+    rest = fit(sizes, choices, (np.asarray(seconds, float) - times.sum(axis=1)).tolist())
+    base, effects, covariance = rest.base, [], rest.covariance.copy()
+    start = 0
+    for task, size in enumerate(sizes):
+        own = fit([size], ran[:, task : task + 1].tolist(), times[:, task].tolist())
+        base += own.base
+        effects.append(own.effects[0] + rest.effects[task])
+        covariance[start : start + size, start : start + size] += own.covariance
+        start += size
+    return Fit(base, tuple(effects), rest.counts, covariance)
 
 
 class _Steps:

@@ -42,8 +42,9 @@ class Report:
         default_seconds: median step by the default, of those that were timed; None if none was.
         tuned_seconds: median step by the choice, likewise.
         overhead_seconds: of the timed steps, beyond as many steps by the default, and of the
-            comparisons.
+            comparisons and profiles.
         comparison_seconds: of the overhead, those of the comparisons with ``jax.lax``.
+        profile_seconds: of the overhead, those in which steps waited for their profiles.
         compile_seconds: spent by compilers in the background.
         failures: why a candidate of a task is in quarantine.
         recording: what every step ran.
@@ -57,6 +58,7 @@ class Report:
     tuned_seconds: float | None
     overhead_seconds: float
     comparison_seconds: float
+    profile_seconds: float
     compile_seconds: float
     failures: Mapping[tuple[Task, Config], str]
     recording: Recording

@@ -49,7 +49,7 @@ class World:
                 if self.decision["state"] in ("search", "final", "probe") and not is_first:
                     seconds = 1 + sum(e[j] for e, j in zip(self.effects, choice, strict=True))
                     noisy = seconds * np.exp(self.noise * self.rng.normal()) * self.slower
-                    self.times.append((choice, noisy))
+                    self.times.append((choice, noisy, ()))
 
     def settle(self) -> None:
         for _ in range(200):
@@ -165,10 +165,29 @@ def test_the_slowest_process_counts():
     while decision["state"] in ("warm", "search"):
         # Candidate 1 is fast on process 0 and slow on process 1.
         choices = decision["choices"] if decision["state"] == "search" else []
-        times = [[(c, (1.0, 0.5)[c[0]]) for c in choices]]
-        times.append([(c, (1.0, 2.0)[c[0]]) for c in choices])
+        times = [[(c, (1.0, 0.5)[c[0]], ()) for c in choices]]
+        times.append([(c, (1.0, 2.0)[c[0]], ()) for c in choices])
         decision = leader.decide([{**report, "times": t} for t in times])
     assert decision["state"] == "settled" or decision["choices"] == [(0,)]
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_the_slowest_process_counts_for_each_task(slow):
+    """Of two tasks, of which the candidates of a process are all alike."""
+    leader = Leader(most_steps=30)
+    task = Task("all_reduce", 4, "float32", 8).to_json()
+    other = Task("all_gather", 4, "float32", 8).to_json()
+    report = {"failed": False, "tasks": [task, other], "candidates": [[0, 1], [0, 1]]}
+    report |= {"refused": [], "switch": True, "ready": True}
+    decision, ran = leader.decide([{**report, "times": []}] * 2), set()
+    while decision["state"] in ("warm", "search"):
+        choices = decision["choices"] if decision["state"] == "search" else []
+        ran |= set(choices)
+        fast = [(c, 4.0, (1.0, 1.0)) for c in choices]
+        each = [(c, (1.0 + (c[0] == 1), 1.0 + (c[1] == 0))) for c in choices]
+        times = [fast, [(c, 2.0 + sum(tasks), tasks) for c, tasks in each]]
+        decision = leader.decide([{**report, "times": times[i]} for i in (slow, 1 - slow)])
+    assert decision["compile"] == [(0, 0), (0, 1)]
 
 
 def test_comparisons_are_spread_over_warm_steps():

@@ -114,3 +114,56 @@ def test_equal_seeds_give_equal_races():
 def test_tasks_without_candidates_are_refused(sizes):
     with pytest.raises(TuneError, match="sizes"):
         Race(sizes)
+
+
+def test_profiles_tell_apart_what_the_times_of_steps_do_not():
+    """Three tasks, each about a tenth of a step, the rest of which varies by a third."""
+    right = {True: 0, False: 0}
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        effects = rng.uniform(0, 0.3, (3, 8))
+        for is_profiled in right:
+            race = Race([8, 8, 8], seed=seed, most_steps=32)
+            while not race.done:
+                choice = race.next()
+                tasks = tuple(
+                    float(e[i] + 0.02 * abs(rng.normal()))
+                    for e, i in zip(effects, choice, strict=True)
+                )
+                seconds = 1 + sum(tasks) + 0.3 * abs(rng.normal())
+                race.tell(choice, seconds, tasks if is_profiled else ())
+            best = race.best()
+            right[is_profiled] += sum(
+                e[i] < e.min() + 0.05 for e, i in zip(effects, best, strict=True)
+            )
+    assert right[True] >= 29
+    assert right[False] <= 27
+
+
+def test_a_task_that_slows_the_rest_of_the_step_is_not_taken():
+    """Candidate 1 communicates faster, and slows computation by more."""
+    rng = np.random.default_rng(0)
+    race = Race([2, 2], most_steps=24)
+    while not race.done:
+        choice = race.next()
+        tasks = (0.3 - 0.1 * choice[0], 0.2)
+        race.tell(choice, 1 + sum(tasks) + 0.3 * choice[0] + 0.01 * rng.normal(), tasks)
+    assert race.best()[0] == 0
+
+
+def test_steps_without_a_profile_leave_the_times_of_steps():
+    race = Race([3], most_steps=40)
+    while not race.done:
+        choice = race.next()
+        is_profiled = len(race.choices) % 2 == 0
+        race.tell(choice, 1 + 0.2 * choice[0], (9.0,) if is_profiled else ())
+    assert race.best() == (0,)
+
+
+def test_a_race_ends_when_the_choice_is_likely_right():
+    """Two candidates of nearly the same time are not told apart for ever."""
+    race = Race([8], most_steps=10_000)
+    effects = [np.array([0, 0.004, 0.008, 0.5, 0.6, 0.7, 0.8, 0.9])]
+    _run(race, effects, _lognormal, 0)
+    assert len(race.choices) < 500
+    assert race.best()[0] < 3
