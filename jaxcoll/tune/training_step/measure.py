@@ -80,9 +80,7 @@ class Race:
         self._is_sure = False
         self._asked = 0
         self._related = related
-        # With fewer steps than this the spread about the fit says nothing of the noise.
         self._first = np.cumsum([0, *self.sizes])[:-1].tolist()
-        self._unknowns = 2 + sum(size - 1 for size in self.sizes)
 
     @property
     def done(self) -> bool:
@@ -149,6 +147,12 @@ class Race:
             return best
         _, task, candidate = min(rivals)
         return (*best[:task], candidate, *best[task + 1 :])
+
+    @property
+    def _unknowns(self) -> int:
+        """With fewer steps than this the spread about the fit says nothing of the noise."""
+        by_task = [size - 1 for size in self.sizes]
+        return 2 + (max(by_task, default=0) if self._is_profiled else sum(by_task))
 
     @property
     def _is_profiled(self) -> bool:

@@ -231,10 +231,11 @@ class _Steps:
         variances = self._covariance.diagonal()
         known = 0.0
         for task, (a, b) in enumerate(self._ends):
-            moment = float(self._means[a:b] @ self._means[a:b] + variances[a:b].sum())
-            self._spread[task] = max(self._least, moment / (b - a))
             # Effects that the steps determine count as degrees of freedom.
-            known += max(0.0, b - a - float(variances[a:b].sum()) / self._spread[task])
+            determined = b - a - float(variances[a:b].sum()) / self._spread[task]
+            square = float(self._means[a:b] @ self._means[a:b])
+            self._spread[task] = max(self._least, square / max(determined, 1e-9))
+            known += max(0.0, determined)
         own = (1 - self._drift) * self._unexplained / self._weights
         square = own**2 / max(self._least, float(np.mean(self._weights * own**2)))
         weights = np.where(own > 0, _ABOVE, 1 - _ABOVE) / (_TAIL + square)
