@@ -20,6 +20,7 @@ from jaxcoll.collective import ROOTED
 from jaxcoll.execute.choice import active
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.training_step.programs import compiled
 
 _NATIVE = Config({"algorithm": "native"})
 
@@ -90,7 +91,7 @@ class Comparison:
     def compile(self) -> None:
         """Compile the program of all candidates that were not refused."""
         program = jax.jit(self._sharded(self._compare, PartitionSpec(self._names)))
-        self._compiled = program.lower(np.int32(0)).compile()
+        self._compiled = compiled(program.lower(np.int32(0)))
 
     def equal(
         self, candidate: int, wait: Callable[[jax.Array], object] = jax.block_until_ready

@@ -62,7 +62,7 @@ class Race:
         *,
         seed: int = 0,
         within: float = 0.02,
-        risk: float = 0.05,
+        risk: float = 0.03,
         confidence: float = 3.5,
         most_steps: int | None = None,
         related: Floats | None = None,

@@ -25,8 +25,8 @@ from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.training_step.profile import scope
 from jaxcoll.tune.training_step.regression import Choice
 
-# Of background threads: the lowest. Steps leave processor time to compilers while devices wait for
-# each other, so that a higher priority slows the steps and hardly speeds up the compilers.
+# Of background threads. Steps leave processor time to compilers while devices wait for each other,
+# so that a higher priority slows the steps and hardly speeds up the compilers.
 _NICE = 19
 
 # A configuration per candidate; None is the default.
@@ -98,7 +98,7 @@ def compile_plain(
     """
     with active.choosing(choices):
         lowered = step.lower(*args, **kwargs)
-        return lowered, lowered.compile()
+        return lowered, compiled(lowered)
 
 
 def check_same(step: Any, found: Any, args: tuple, kwargs: dict, what: str) -> None:
@@ -196,10 +196,10 @@ class SwitchProgram:
             finally:
                 choices.forget()
 
-        shardings = default.compile().output_shardings
+        shardings = compiled(default).output_shardings
         switched = jax.jit(traced, donate_argnums=donated, out_shardings=shardings)
         self._lowered = switched.lower(tuple(np.int32(0) for _ in candidates), *leaves)
-        self._compiled = self._lowered.compile()
+        self._compiled = compiled(self._lowered)
 
     @property
     def local_devices(self) -> int:
@@ -230,10 +230,15 @@ def _type_of(leaf: Any) -> tuple:
 
 
 class Background:
-    """One piece of work on a thread of low priority; training goes on meanwhile."""
+    """One piece of work on a thread of low priority; training goes on meanwhile.
 
-    def __init__(self, work: Callable[[], Any]):
-        self._work = work
+    Args:
+        work: to do.
+        is_compiler: whether it hardly runs Python, so that the lowest priority slows no step.
+    """
+
+    def __init__(self, work: Callable[[], Any], is_compiler: bool = False):
+        self._work, self._is_compiler = work, is_compiler
         self._settings = jax_internals.thread_settings()
         self.result: Any = None
         self.error: Exception | None = None
@@ -251,7 +256,7 @@ class Background:
         self._thread.join()
 
     def _run(self) -> None:
-        lower_priority()
+        lower_priority(self._is_compiler)
         try:
             with self._settings():
                 self.result = self._work()
@@ -259,9 +264,25 @@ class Background:
             self.error = error
 
 
-def lower_priority() -> None:
-    """Give this thread a low priority where the system has one per thread (Linux)."""
+def compiled(lowered: Any) -> Any:
+    """The compiled program of a lowered one, compiled at the lowest priority."""
+    work = Background(lowered.compile, is_compiler=True)
+    work.join()
+    if work.error is not None:
+        raise work.error
+    return work.result
+
+
+def lower_priority(is_compiler: bool = False) -> None:
+    """Give this thread a low priority where the system has one per thread (Linux).
+
+    Compilers run only when a processor has nothing else to do. Threads that run Python must not:
+    they hold its lock, and on a machine with much other work a step would wait for it.
+    """
+    thread = threading.get_native_id()
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        os.setpriority(os.PRIO_PROCESS, thread, _NICE)
+        if is_compiler:
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
     except (AttributeError, OSError):
         return
