@@ -50,10 +50,10 @@ def report(
     columns = list(dict.fromkeys(column for row in rows for column in row))
     table = Table(title=name)
     for column in columns:
-        text = all(isinstance(row.get(column, ""), str) for row in rows)
-        table.add_column(column, justify="left" if text else "right")
+        is_text = all(isinstance(row.get(column, ""), str) for row in rows)
+        table.add_column(column, justify="left" if is_text else "right")
     for row in rows:
-        table.add_row(*(_text(row.get(column, "")) for column in columns))
+        table.add_row(*(text(row.get(column, "")) for column in columns))
     # A file or a pipe has no width of its own to fold the table to.
     width = None if sys.stdout.isatty() else 200
     (console or Console(width=width)).print(table)
@@ -119,7 +119,8 @@ def _plain(value: object) -> object:
     raise TypeError(f"a row holds text, numbers and timings, got {value!r}")
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """A value as tables show it: floats to four digits."""
     if isinstance(value, np.generic):
         value = value.item()
     return f"{value:.4g}" if isinstance(value, float) else str(value)

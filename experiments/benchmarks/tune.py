@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.benchmarks.report import earlier, report, write
+from experiments.benchmarks.report import earlier, report, text, write
 
 if TYPE_CHECKING:  # JAX starts once its devices are counted
     from jaxcoll.tune import Config, Space
@@ -189,7 +189,7 @@ def main(argv: Sequence[str]) -> None:
         rows = [row for row in rows if _key(row) != key] + pair
         write("tune", rows)
         for row in pair:
-            print(", ".join(f"{k} {_short(v)}" for k, v in row.items()))
+            print(", ".join(f"{k} {text(v)}" for k, v in row.items()))
         print(f"{kind}, {size}: {time.perf_counter() - started:.0f} s", flush=True)
     report("tune", rows)
     _summarize(rows)
@@ -224,7 +224,3 @@ def _summarize(rows: Sequence[dict[str, Any]]) -> None:
     print(
         f"Faster than a fixed ssa ring by {1 / np.exp(np.log(rings).mean()):.2f} (geometric mean)."
     )
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.benchmarks.report import report
+from experiments.benchmarks.report import report, text
 from jaxcoll.tune.models.landscape import (
     Landscape,
     coupled,
@@ -161,7 +161,7 @@ def main(argv: Sequence[str]) -> None:
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         for row in rows_of(options, pool.map if options.processes > 1 else map):
             rows.append(row)
-            print("; ".join(f"{name}: {_text(value)}" for name, value in row.items()), flush=True)
+            print("; ".join(f"{name}: {text(value)}" for name, value in row.items()), flush=True)
     report("tune_search", rows)
     for row in rows:
         family = str(row["landscapes"]).partition(",")[0]
@@ -173,7 +173,3 @@ def main(argv: Sequence[str]) -> None:
                 f"{row['95th percentile %']:.2f} %, {row['most']}. Asked for 5 ms per measurement "
                 f"on Table 2; {row['CPU ms per measurement']:.1f} ms."
             )
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else f"{value:.4g}"

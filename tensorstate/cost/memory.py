@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -61,15 +61,31 @@ def estimate_memory(
         reshards: the reshard plans of all tensors.
         recomputed_nodes: the nodes that are recomputed.
     """
+    inputs = 0
+    nbytes = np.zeros((len(CATEGORIES), len(problem.liveness.program_points)))
+    for _, own_inputs, others in bytes_by_group(problem, decisions, reshards, recomputed_nodes):
+        inputs += own_inputs
+        nbytes += others
+    return peak_memory(inputs, nbytes)
+
+
+def bytes_by_group(
+    problem: Problem,
+    decisions: Decisions,
+    reshards: Sequence[ReshardPlan],
+    recomputed_nodes: frozenset[int],
+) -> Iterator[tuple[int, int, np.ndarray]]:
+    """Yields the number of each tensor group, its ``input_bytes`` and its ``bytes_by_point``.
+
+    Args:
+        reshards, recomputed_nodes: as for ``estimate_memory``.
+    """
     by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
     for reshard in reshards:
         by_group[reshard.group].append(reshard)
-    inputs = 0
-    nbytes = np.zeros((len(CATEGORIES), len(problem.liveness.program_points)))
     for number, plans in by_group.items():
-        inputs += input_bytes(problem, plans)
-        nbytes += bytes_by_point(problem, number, decisions.strategies, plans, recomputed_nodes)
-    return peak_memory(inputs, nbytes)
+        others = bytes_by_point(problem, number, decisions.strategies, plans, recomputed_nodes)
+        yield number, input_bytes(problem, plans), others
 
 
 def peak_memory(inputs: float, nbytes: np.ndarray) -> Memory:

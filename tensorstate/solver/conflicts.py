@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 
 from tensorstate.cost.decisions import find_recomputed_nodes
-from tensorstate.cost.memory import bytes_by_point, input_bytes
-from tensorstate.cost.reshard_plan import ReshardPlan
+from tensorstate.cost.memory import bytes_by_group
 from tensorstate.cost.result import SearchResult
 from tensorstate.problem.problem import Problem
 
@@ -23,19 +20,16 @@ def crowded_groups(problem: Problem, found: SearchResult, limit: float) -> list[
         found: decisions with a peak above the limit.
         limit: bytes per device.
     """
-    recomputed_nodes = find_recomputed_nodes(problem, found.decisions)
-    by_group: dict[int, list[ReshardPlan]] = defaultdict(list)
-    for reshard in found.cost.reshards:
-        by_group[reshard.group].append(reshard)
+    decisions = found.decisions
+    recomputed_nodes = find_recomputed_nodes(problem, decisions)
+    by_group = {
+        number: inputs + others.sum(0)
+        for number, inputs, others in bytes_by_group(
+            problem, decisions, found.cost.reshards, recomputed_nodes
+        )
+    }
     numbers = sorted(by_group)
-    strategies = found.decisions.strategies
-    nbytes = np.array(
-        [
-            input_bytes(problem, by_group[n])
-            + bytes_by_point(problem, n, strategies, by_group[n], recomputed_nodes).sum(0)
-            for n in numbers
-        ]
-    )
+    nbytes = np.array([by_group[number] for number in numbers])
     at_peak = nbytes[:, int(nbytes.sum(0).argmax())]
     largest = np.argsort(-at_peak, kind="stable")
     needed = int(np.searchsorted(np.cumsum(at_peak[largest]), limit, side="right")) + 1

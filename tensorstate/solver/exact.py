@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 
-from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
@@ -22,9 +21,6 @@ from tensorstate.solver.preselection import solve_by_size
 # Attempts to find decisions that still fit after shares are rounded up, and seconds per attempt.
 MAX_REPAIRS = 6
 REPAIR_TIME_S = 30.0
-
-# Solutions that do not fit, and are excluded one after another.
-MAX_EXCLUDED = 100
 
 # Decisions that do not fit after all, and are excluded one after another.
 MAX_EXCLUDED = 100
@@ -117,7 +113,7 @@ def _find_fitting(
     best, bound, is_proof = None, -np.inf, True
     for _ in range(MAX_EXCLUDED):
         bound = formulation.seconds(solution.bound) if is_proof else bound
-        found = exceeding = _decided(formulation, solution, options)
+        found = exceeding = formulation.result(solution, options)
         is_next_best = _fits(found, options)
         if not is_next_best:
             found = _repair_rounding(formulation.problem, found, options, gap)
@@ -140,12 +136,6 @@ def _find_fitting(
     if best is None:
         return Infeasible(proven=False)
     return dataclasses.replace(best, bound=min(bound, best.objective))
-
-
-def _decided(formulation: Formulation, solution: Solution, options: SearchOptions) -> SearchResult:
-    decisions = formulation.decisions(solution)
-    cost = estimate_cost(formulation.problem, decisions)
-    return SearchResult(decisions, cost, options.value(cost), -np.inf, "milp", 0.0)
 
 
 def _fits(found: SearchResult, options: SearchOptions) -> bool:
@@ -182,7 +172,7 @@ def _repair_rounding(
         solution = formulation.program.solve(gap=gap, time_limit=REPAIR_TIME_S)
         if not len(solution.values):
             break
-        attempt = _decided(formulation, solution, options)
+        attempt = formulation.result(solution, options)
         if _fits(attempt, options):
             return attempt
     return found

@@ -62,8 +62,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
+from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.decisions import Decisions
-from tensorstate.cost.result import SearchOptions
+from tensorstate.cost.result import SearchOptions, SearchResult
 from tensorstate.ir.placements import Placements
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
@@ -192,6 +193,12 @@ class Formulation:
         return all(min(share, 1 - share) <= TOLERANCE for share in shares.values())
 
     # ------------------------------------------------------------------ solutions
+
+    def result(self, solution: Solution, options: SearchOptions) -> SearchResult:
+        """The decisions of a solution with their cost; no bound is proved, and no time counted."""
+        decisions = self.decisions(solution)
+        cost = estimate_cost(self.problem, decisions)
+        return SearchResult(decisions, cost, options.value(cost), -np.inf, "milp", 0.0)
 
     def decisions(self, solution: Solution) -> Decisions:
         """The decisions of a solution, with shares rounded to whole members.

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 
-import numpy as np
-
-from tensorstate.cost.cost import estimate_cost
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.cost.result import Infeasible, SearchOptions, SearchResult
 from tensorstate.problem.problem import Problem
@@ -53,14 +50,14 @@ def minimize_memory(
     for _ in range(MAX_EXCLUDED):
         if not len(solution.values):
             break
-        cost = estimate_cost(problem, decisions := formulation.decisions(solution))
-        found = SearchResult(decisions, cost, options.value(cost), -np.inf, "milp", 0.0)
-        if least is None or cost.memory.peak < least.cost.memory.peak:
+        found = formulation.result(solution, options)
+        if least is None or found.cost.memory.peak < least.cost.memory.peak:
             least = found
         # Decisions may take more memory than the program says: see ``exact``.
-        is_least = bound >= (1 - GAP) * least.cost.memory.peak or time.perf_counter() > until
+        if bound >= (1 - GAP) * least.cost.memory.peak or time.perf_counter() > until:
+            break
         crowded = crowded_groups(problem, found, least.cost.memory.peak - 1)
-        if is_least or not formulation.exclude(solution, crowded):
+        if not formulation.exclude(solution, crowded):
             break
         solution = formulation.program.solve(gap=GAP, time_limit=remaining_time(until))
         if formulation.covers(candidates):

@@ -7,12 +7,9 @@ measurements say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
 import numpy as np
 
-from jaxcoll.tune.models.least_squares import Floats, product_of
+from jaxcoll.tune.models.least_squares import Floats
 from jaxcoll.tune.models.peaks import Block, Peaks
 
 # Spread of the shape about that of the other subspaces, as a share of the prior's.
@@ -22,8 +19,6 @@ _LEAST_SQUARE = 1e-4
 
 class Elliptical(Peaks):
     """Fits of elliptical peaks; the shape is the root of the metric, and the power."""
-
-    name: ClassVar[str] = "elliptical"
 
     def _shape_of(self, dims: int) -> tuple[Block, ...]:
         self._rows, self._columns = np.tril_indices(dims, -1)
@@ -44,9 +39,6 @@ class Elliptical(Peaks):
         square += constant[:, None]
         logs = np.log(np.maximum(square, 0) + _LEAST_SQUARE)
         return self.fits[:, :1] + np.log(1 + np.exp(self._power(self.fits) * logs))
-
-    def predict_product(self, axes: Sequence[Floats]) -> Floats:
-        return self.predict(product_of(axes))
 
     def _power(self, fits: Floats) -> Floats:
         return np.exp(fits[:, self._slices[2]])

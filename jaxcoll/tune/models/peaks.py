@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from jaxcoll.tune.models.least_squares import (
     Floats,
     damped_step,
     next_damping,
+    product_of,
     restarts,
 )
 
@@ -65,8 +66,6 @@ class Peaks(abc.ABC):
         noise: relative standard deviation of a measurement and of the model itself.
     """
 
-    name: ClassVar[str]
-
     def __init__(
         self, extents: Sequence[float], seed: Sequence[int], *, size: int = 32, noise: float = 0.03
     ):
@@ -104,9 +103,9 @@ class Peaks(abc.ABC):
     def predict(self, points: Floats) -> Floats:
         """Logarithms of the seconds that each fit predicts: (size, points)."""
 
-    @abc.abstractmethod
     def predict_product(self, axes: Sequence[Floats]) -> Floats:
         """Predictions for all combinations of the values of each resource: (size, points)."""
+        return self.predict(product_of(axes))
 
     @abc.abstractmethod
     def _linearize(self, fits: Floats) -> tuple[Floats, Floats]:

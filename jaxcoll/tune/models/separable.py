@@ -9,7 +9,7 @@ optimum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,6 @@ class _Curves(NamedTuple):
 
 class Separable(Peaks):
     """Fits of separable peaks; the shape is the scale and skew of every resource, and the power."""
-
-    name: ClassVar[str] = "separable"
 
     def _shape_of(self, dims: int) -> tuple[Block, ...]:
         return (

@@ -198,7 +198,7 @@ class Fitted(Search):
             grid = Grid(subspace, ensemble)
             self._grids[subspace] = grid
             if self._limit > self.budget:
-                fit_form(self._form, [*self._grids.values()][-1:], self.seed, self.noise)
+                fit_form(self._form, [grid], self.seed, self.noise)
         return self._grids[subspace]
 
     def _absorb(self) -> None:

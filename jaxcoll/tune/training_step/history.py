@@ -22,7 +22,6 @@ class History:
         self.notes: list[str] = []
         self.compile_seconds = 0.0
         self.comparison_seconds = 0.0
-        self.profile_seconds = 0.0
 
     def ran(self, state: str, program: str, choice: Choice) -> None:
         """Note what a step ran."""
@@ -33,7 +32,9 @@ class History:
         else:
             self.runs.append((program, choice, 1))
 
-    def report(self, state: str, candidates: dict, chosen: Choice) -> Report:
+    def report(
+        self, state: str, candidates: dict, chosen: Choice, profile_seconds: float
+    ) -> Report:
         """The report so far."""
         default = self._median((0,) * len(candidates))
         beyond = 0.0 if default is None else sum(s - default for _, _, s in self.timed)
@@ -46,9 +47,9 @@ class History:
             },
             default_seconds=default,
             tuned_seconds=self._median(chosen),
-            overhead_seconds=beyond + self.comparison_seconds + self.profile_seconds,
+            overhead_seconds=beyond + self.comparison_seconds + profile_seconds,
             comparison_seconds=self.comparison_seconds,
-            profile_seconds=self.profile_seconds,
+            profile_seconds=profile_seconds,
             compile_seconds=self.compile_seconds,
             failures=dict(self.failures),
             recording=Recording(

@@ -65,7 +65,7 @@ class Leader:
         """The next decision from the reports of all processes, who ran the same steps.
 
         A report says whether the background is ``ready``, whether it ``failed``, the ``times`` of
-        steps as ``timing.TimedStep``, and once it is prepared the ``tasks``, the ``candidates`` of
+        steps as ``TimedStep``, and once it is prepared the ``tasks``, the ``candidates`` of
         each, those ``refused`` as (task, candidate), and whether there is a ``switch`` program.
         """
         times = _slowest([report["times"] for report in reports])

@@ -95,6 +95,8 @@ def online(
         TuneError: a step that is not jitted, or arguments of other types or out of range.
     """
     check_arguments(step, space, table, clock, log, joined)
+    switch = as_switch(programs)
+    profile = checks.optional(profile, checks.flag, "profile", TuneError)
     joined = coordinator() if joined is None else joined
     path = None if table is None or isinstance(table, Table) else os.fspath(table)
     if path is not None:
@@ -109,12 +111,7 @@ def online(
         step,
         leader,
         prepare=functools.partial(
-            Preparation,
-            step,
-            spaces=space,
-            most=most,
-            as_switch=as_switch(programs),
-            profile=checks.optional(profile, checks.flag, "profile", TuneError),
+            Preparation, step, spaces=space, most=most, as_switch=switch, profile=profile
         ),
         table=Table() if table is None else table,  # type: ignore[arg-type]
         path=path,
@@ -203,8 +200,8 @@ class Online:
 
     def report(self) -> Report:
         """The programs tried, the configurations chosen so far, and their cost."""
-        self._history.profile_seconds = self._timing.profile_seconds
-        return self._history.report(self._state, self._candidates, self._chosen)
+        spent = self._timing.profile_seconds
+        return self._history.report(self._state, self._candidates, self._chosen, spent)
 
     def join(self) -> None:
         """Wait for the compilers in the background, for scripts that end soon."""

@@ -53,9 +53,9 @@ class Preparation:
     Attributes:
         candidates: of each task to be tuned; the first is None, the default.
         comparisons: of each of these tasks; one for all that differ in size alone.
-        profiler: of steps of that program; None where they are not to be profiled.
         switch: the program of all candidates; None where there is nothing to tune, or where
             candidates are compiled one by one.
+        profiler: of steps of that program; None where they are not to be profiled.
         failures: candidates that must not be tried, and why.
         seconds: that all of this took.
     """

@@ -44,8 +44,8 @@ class Timing:
 
         Args:
             call: runs the step.
-            program: what runs; its first call does not count.
-            choice: what the time is of.
+            program: that runs; its first call does not count.
+            choice: that the program runs.
             waits: whether ``call`` returns when the step has ended, so that it can be timed.
             is_usual: whether the step runs on the arguments of most steps; others do not count.
             profiler: of the program, where the step is to be profiled if it counts.
@@ -53,7 +53,7 @@ class Timing:
         counts = waits and is_usual and self._has_waited and program in self._has_run
         profiler = profiler if counts else None
         self._begin(profiler)
-        started, tasks = self._clock(), ()
+        started = self._clock()
         try:
             outputs = call()
             seconds = self._clock() - started
