@@ -112,7 +112,8 @@ class _Program:
             most = ends <= cp.reshape(self.root, (n, 1), order="C") @ np.ones((1, n))
             constraints += [self.within[-1], self.demands[-1], most]
         problem = cp.Problem(cp.Maximize(cp.sum(self.root)), constraints)
-        problem.solve(solver=cp.HIGHS)
+        # SciPy runs HiGHS too, but silently: HiGHS 1.16 prints its name when cvxpy constructs it.
+        problem.solve(solver=cp.SCIPY, scipy_options={"method": "highs"})
         if problem.status != cp.OPTIMAL:
             raise TopologyError(f"the all_reduce program on {topology} ended {problem.status}")
 

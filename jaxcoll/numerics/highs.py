@@ -42,6 +42,15 @@ def linear_program(
     return np.asarray(solution.col_value), np.asarray(solution.row_dual)
 
 
+class _Silent(highspy.Highs):
+    """A solver that prints nothing."""
+
+    def enableCallbacks(self) -> None:
+        """As in HiGHS, which calls this while it is constructed and, from 1.16, prints its name."""
+        self.silent()
+        super().enableCallbacks()
+
+
 def solver_for(model: highspy.HighsLp, options: Mapping[str, float | str]) -> highspy.Highs:
     """A silent solver with a model and options, to be run by ``run``.
 
@@ -50,8 +59,7 @@ def solver_for(model: highspy.HighsLp, options: Mapping[str, float | str]) -> hi
     threads keep their own pools.
     """
     highspy.Highs.resetGlobalScheduler(True)
-    solver = highspy.Highs()
-    solver.silent()
+    solver = _Silent()
     for name, value in options.items():
         solver.setOptionValue(name, value)
     solver.passModel(model)

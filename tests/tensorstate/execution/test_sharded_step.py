@@ -40,9 +40,13 @@ def traced(name: str):
 
 
 def problem_of(name: str, axes: dict[str, int], network=None) -> Problem:
-    mesh = MeshShape.of(axes)
+    return Problem(traced(name)[1], network or slow_network(axes), HARDWARE["CPU"])
+
+
+def slow_network(axes: dict[str, int]) -> AlphaBetaCosts:
+    """A second per message and per byte, beside which computing takes no time."""
     ones = (1.0,) * len(axes)
-    return Problem(traced(name)[1], network or AlphaBetaCosts(mesh, ones, ones), HARDWARE["CPU"])
+    return AlphaBetaCosts(MeshShape.of(axes), ones, ones)
 
 
 def devices(axes: dict[str, int]) -> jax.sharding.Mesh:
