@@ -7,7 +7,7 @@ import os
 import platform
 from pathlib import Path
 
-PACKAGES = ("jaxcoll", "numpy", "numba", "jax")
+PACKAGES = ("jaxcoll", "numpy", "numba", "jax", "highspy")
 
 
 def describe_machine() -> dict[str, object]:

@@ -10,7 +10,8 @@ ran with. A run is current as long as
 
 So code may be renamed and moved freely, and a change that alters any row of the small run marks
 both runs stale. Columns that are measured on the machine (``Experiment.measured``: seconds, memory)
-and rows whose search ends by the clock (``Experiment.searched``) are recorded and never compared.
+and rows whose search ends by the clock (``Experiment.searched``) are recorded and never compared;
+rows that HiGHS solves for (``Experiment.solved``) are compared by the version that they name.
 """
 
 from __future__ import annotations
@@ -141,7 +142,11 @@ def stale(name: str, study: Study) -> list[str]:
 
 def differences(name: str, was: Run, rows: Sequence[Row], remarks: Sequence[str]) -> list[str]:
     """How rows and remarks differ from a recorded run's, measured columns aside."""
-    old, new = (unmeasured(name, [rounded(r) for r in each]) for each in (was.rows, rows))
+    version = describe_machine()["highspy"]
+    solved = EXPERIMENTS[name].solved if was.machine.get("highspy", version) != version else ()
+    old, new = (
+        unmeasured(name, [rounded(r) for r in _unlike(each, solved)]) for each in (was.rows, rows)
+    )
     found = [f"{len(old)} rows were recorded, {len(new)} are printed"] * (len(old) != len(new))
     for i, (before, after) in enumerate(zip(old, new, strict=False)):
         for column in dict.fromkeys([*before, *after]):
@@ -174,8 +179,15 @@ def rounded(row: Row) -> dict[str, Any]:
 def unmeasured(name: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """The rows that do not depend on the machine's speed, without the columns that do."""
     study = EXPERIMENTS[name]
-    kept = [row for row in rows if not any(_matches(v, study.searched) for v in row.values())]
-    return [{k: v for k, v in row.items() if not _matches(k, study.measured)} for row in kept]
+    return [
+        {k: v for k, v in row.items() if not _matches(k, study.measured)}
+        for row in _unlike(rows, study.searched)
+    ]
+
+
+def _unlike(rows: Sequence[Row], patterns: Sequence[str]) -> list[Row]:
+    """The rows without a text that matches."""
+    return [row for row in rows if not any(_matches(v, patterns) for v in row.values())]
 
 
 def _matches(text: object, patterns: Sequence[str]) -> bool:
