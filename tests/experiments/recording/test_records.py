@@ -9,6 +9,7 @@ import re
 import pytest
 
 from experiments import overview
+from experiments.machine import describe_machine
 from experiments.recording import pages, records
 from experiments.registry import EXPERIMENTS
 
@@ -121,6 +122,18 @@ def test_rows_whose_search_ends_by_the_clock_are_not_compared():
     assert records.differences(name, recorded, rows[:1], ["so"]) == []
     assert recorded.small == run_of(rows[:1], name=name).small
     assert records.differences(name, recorded, [{**rows[0], "1 GiB": 1.0}], ["so"])
+
+
+def test_rows_that_a_solver_finds_are_compared_by_its_version():
+    name = "tacos-table-v"
+    rows = [{"algorithm": "tacos", "us": 2.0}, {"algorithm": "taccl", "us": 1.0}]
+    other = [rows[0], {**rows[1], "us": 0.5}]
+    now = describe_machine()["highspy"]
+    for version, number in ((now, 1), ("1.0", 0)):
+        recorded = run_of(rows, name=name)
+        recorded = dataclasses.replace(recorded, machine={**recorded.machine, "highspy": version})
+        assert len(records.differences(name, recorded, other, ["so"])) == number
+        assert records.differences(name, recorded, [{**rows[0], "us": 1.0}, rows[1]], ["so"])
 
 
 def test_measured_columns_exist():
