@@ -70,5 +70,4 @@ class Elliptical(Peaks):
         )
         derivatives[:, :, self._slices[2]] = (share * logs)[:, :, None]
         predicted = fits[:, :1] + np.log(1 + raised)
-        derivatives /= self.noise
-        return (predicted - self.logs) / self.noise - self._noises, derivatives
+        return self._scaled(predicted, derivatives)

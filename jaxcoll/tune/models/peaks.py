@@ -63,13 +63,21 @@ class Peaks(abc.ABC):
         extents: of the resources, in logarithms; points are measured from their middle.
         seed: of the draws.
         size: how many fits.
-        noise: relative standard deviation of a measurement and of the model itself.
+        noise: relative standard deviation of a measurement and of the model near the optimum.
+        error: of the model, per unit of logarithm above the fastest measurement: a form that fits
+            around the optimum need not fit where the seconds are many times as long.
     """
 
     def __init__(
-        self, extents: Sequence[float], seed: Sequence[int], *, size: int = 32, noise: float = 0.03
+        self,
+        extents: Sequence[float],
+        seed: Sequence[int],
+        *,
+        size: int = 32,
+        noise: float = 0.03,
+        error: float = 0.0,
     ):
-        self.size, self.noise, self.extents = size, noise, tuple(extents)
+        self.size, self.noise, self.error, self.extents = size, noise, error, tuple(extents)
         dims = len(extents)
         self.points, self.logs = np.empty((0, dims)), np.empty(0)
         self._rng = np.random.default_rng(seed)
@@ -110,6 +118,12 @@ class Peaks(abc.ABC):
     @abc.abstractmethod
     def _linearize(self, fits: Floats) -> tuple[Floats, Floats]:
         """Residuals (size, points) and their derivatives (size, points, constants)."""
+
+    def _scaled(self, predicted: Floats, derivatives: Floats) -> tuple[Floats, Floats]:
+        """Residuals and their derivatives in standard deviations of measurements and model."""
+        above = self.logs - self.logs.min(initial=np.inf)
+        spread = np.hypot(self.noise, self.error * above)
+        return (predicted - self.logs) / spread - self._noises, derivatives / spread[:, None]
 
     # ------------------------------------------------------------------ measurements
 

@@ -87,5 +87,4 @@ class Separable(Peaks):
             axis=2, keepdims=True
         )
         predicted = fits[:, :1] + at.raised.sum(axis=2)
-        derivatives /= self.noise
-        return (predicted - self.logs) / self.noise - self._noises, derivatives
+        return self._scaled(predicted, derivatives)

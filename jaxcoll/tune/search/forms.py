@@ -17,8 +17,8 @@ from jaxcoll.tune.search.grid import Grid
 
 FORMS: tuple[type[Peaks], ...] = (Elliptical, Separable)
 
-# The model's own error, in measurement noises.
-_ERROR = 1.5
+# The model's own error: near the optimum in measurement noises, and per unit of logarithm above it.
+_ERROR, _ERROR_ABOVE = 1.5, 0.2
 
 # Standard deviation of the logarithm of the peaks of subspaces, and the variance that a known
 # level has beside its own.
@@ -34,11 +34,14 @@ _DECISIVE = 30.0
 def fit_form(form: type[Peaks], grids: Sequence[Grid], seed: int, noise: float) -> None:
     """Fits peaks of one form to the measurements of every subspace."""
     for number, grid in enumerate(grids):
-        grid.ensemble = _fitted(form, grid, [seed, number, 1], noise)
+        grid.ensemble = _fitted(form, grid, [seed, number, 1], noise, _ERROR_ABOVE)
 
 
 def better_form(grids: Sequence[Grid], seed: int, noise: float) -> tuple[type[Peaks], bool]:
-    """The form with the least cost over all subspaces, and whether that is certain."""
+    """The form with the least cost over all subspaces, and whether that is certain.
+
+    All measurements count alike here: those far from the optimum tell forms apart best.
+    """
     known = [(n, grid) for n, grid in enumerate(grids) if len(grid.measured) >= _COMPARED]
     costs = []
     for form in FORMS:
@@ -48,9 +51,11 @@ def better_form(grids: Sequence[Grid], seed: int, noise: float) -> tuple[type[Pe
     return FORMS[costs.index(least)], next_least - least > _DECISIVE
 
 
-def _fitted(form: type[Peaks], grid: Grid, seed: Sequence[int], noise: float) -> Peaks:
+def _fitted(
+    form: type[Peaks], grid: Grid, seed: Sequence[int], noise: float, error: float = 0.0
+) -> Peaks:
     extents = [values[-1] - values[0] for values in grid.coordinates]
-    peaks = form(extents, seed, noise=_ERROR * noise)
+    peaks = form(extents, seed, noise=_ERROR * noise, error=error)
     if grid.ensemble.logs.size:
         peaks.take(grid.ensemble.points, grid.ensemble.logs)
     return peaks
