@@ -1,8 +1,9 @@
 """Offline tuning: each collective and size alone, before any training.
 
-A search proposes configurations, ``Trial`` compiles, checks and times each beside the default, and
-the fastest few are then compared with the default and with ``jax.lax`` in alternation until one is
-faster than the rest beyond noise. What fails is quarantined and never tried again.
+A search proposes configurations, ``Trial`` compiles, checks and times each beside the default. The
+fastest dozen are timed again, all in the same rounds, and the fastest few of these are compared
+with the default and with ``jax.lax`` in alternation until one is faster than the rest beyond noise.
+What fails is quarantined and never tried again.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ MakeSearch = Callable[[Space, int], Search]
 
 # Rounds in which a candidate of the search is timed beside the default.
 _ROUNDS = 3
-_FINALISTS = 4
-_FINAL_ROUNDS = 15
+# The fastest by these few rounds are timed again, all in the same rounds, before the final.
+_SEMIFINALISTS, _SEMIFINAL_ROUNDS = 12, 7
+_FINALISTS, _FINAL_ROUNDS = 4, 15
 
 
 def _fitted(space: Space, seed: int) -> Search:
@@ -173,7 +175,8 @@ def _decide(
     default = search.space.default
     native = default.replace(algorithm="native")
     ranked = sorted(trial.programs.keys() & search.times.keys(), key=search.mean)
-    finalists = list(dict.fromkeys([default, native, *ranked[:_FINALISTS]]))
+    fastest = _fastest(trial, ranked[:_SEMIFINALISTS], _FINALISTS)
+    finalists = list(dict.fromkeys([default, native, *fastest]))
     runs = [trial.checked(config) for config in finalists]
     times = trial.seconds(runs, rounds)
     medians = np.median(times, axis=0)
@@ -192,6 +195,15 @@ def _decide(
         len(search.times),
         failed,
     )
+
+
+def _fastest(trial: Trial, ranked: Sequence[Config], number: int) -> list[Config]:
+    """So many of the candidates: the fastest in rounds of their own."""
+    if len(ranked) <= number:
+        return list(ranked)
+    times = trial.seconds([trial.checked(config) for config in ranked], _SEMIFINAL_ROUNDS)
+    order = np.argsort(np.median(times, axis=0), kind="stable")
+    return [ranked[i] for i in order[:number].tolist()]
 
 
 def _beside(trial: Trial, program: Program, default: Program, seconds: float) -> float:

