@@ -15,6 +15,7 @@ best configurations and the default race.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -55,6 +56,9 @@ _LEAST_PROMISE = 1 / 300
 # Measurements that the race at the end may take.
 _RACE = 12
 
+# Configurations, with those that are not valid, up to which a space is counted.
+_COUNTED = 10_000
+
 # A subspace whose first measurements all fail is dropped after this many.
 _MOST_FAILURES = 3
 
@@ -72,7 +76,7 @@ class Fitted(Search):
         budget: most evaluations where the equations hold.
         extended: most evaluations where they do not.
         noise: relative standard deviation of a measurement.
-        small: see ``space``.
+        small: see ``space``; at most the budget.
 
     Raises:
         TuneError: a configuration of ``first`` outside the space; budgets below 1 or
@@ -90,7 +94,7 @@ class Fitted(Search):
         budget: int = 75,
         extended: int = 120,
         noise: float = 0.02,
-        small: int = 32,
+        small: int = 75,
     ):
         super().__init__(space, seed=seed)
         given = checks.members(first, "first", TuneError)
@@ -108,7 +112,7 @@ class Fitted(Search):
         self._absorbed = 0
         self._estimates: dict[Config, float] = {}
         self._form, self._form_is_certain = FORMS[0], False
-        self._is_small = space.size <= self.small
+        self._is_small = _has_at_most(space, min(self.small, self.budget))
         self._grids: dict[Subspace, Grid] = {}
         self._refused: set[Config] = set()
 
@@ -340,6 +344,13 @@ class Fitted(Search):
             return True
         self._refused.add(config)
         return False
+
+
+def _has_at_most(space: Space, most: int) -> bool:
+    """Whether a space has so few valid configurations; those of large spaces are not counted."""
+    if space.size > _COUNTED:
+        return False
+    return sum(1 for _ in itertools.islice(space.configs(), most + 1)) <= most
 
 
 def _improvement(predicted: Floats, best: float, caution: float) -> Floats:

@@ -299,3 +299,15 @@ def test_times_without_any_order_do_no_harm(seed):
     assert search.best is not None
     assert search.best[0] in search.times
     assert search.evaluations <= 120
+
+
+def test_a_space_of_few_valid_configurations_is_raced_whole():
+    """A pruned space may have few of many: all are measured where the budget covers them."""
+    few = landscape_space().pruned(lambda c: c["chunk_bytes"] == 256 * 8192)
+    few = few.bounded(channels=(8, 8))
+    valid = list(few.configs())
+    assert 32 < len(valid) < 400 < few.size <= 10_000, (len(valid), few.size)
+    for budget, whole in ((len(valid), True), (len(valid) - 1, False)):
+        search = Fitted(few, budget=budget, extended=budget, small=budget)
+        finish(search, equations(landscape_space(), 0).measure)
+        assert (set(search.times) == set(valid)) == whole
