@@ -35,15 +35,15 @@ class Experiment:
             patterns; two runs of the same code may differ there.
         searched: texts, as shell patterns, of rows whose search ends by the clock, so that a busy
             machine finds less; two runs may differ in these rows and in remarks that match.
-        solved: texts, as shell patterns, of rows that show a solution found by HiGHS; another
-            version of it may choose another of those that are equally good.
+        versions: texts, as shell patterns, of rows that depend on the version of a package, by
+            package. JAX traces other operators; HiGHS chooses another of equally good solutions.
     """
 
     module: str
     config: str = ""
     measured: tuple[str, ...] = ()
     searched: tuple[str, ...] = ()
-    solved: tuple[str, ...] = ()
+    versions: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def load(self) -> ModuleType:
         """The module."""

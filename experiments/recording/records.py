@@ -11,7 +11,8 @@ ran with. A run is current as long as
 So code may be renamed and moved freely, and a change that alters any row of the small run marks
 both runs stale. Columns that are measured on the machine (``Experiment.measured``: seconds, memory)
 and rows whose search ends by the clock (``Experiment.searched``) are recorded and never compared;
-rows that HiGHS solves for (``Experiment.solved``) are compared by the version that they name.
+rows that depend on the version of a package (``Experiment.versions``) are compared by the version
+that they name.
 """
 
 from __future__ import annotations
@@ -142,10 +143,15 @@ def stale(name: str, study: Study) -> list[str]:
 
 def differences(name: str, was: Run, rows: Sequence[Row], remarks: Sequence[str]) -> list[str]:
     """How rows and remarks differ from a recorded run's, measured columns aside."""
-    version = describe_machine()["highspy"]
-    solved = EXPERIMENTS[name].solved if was.machine.get("highspy", version) != version else ()
+    now = describe_machine()
+    changed = [
+        pattern
+        for package, patterns in EXPERIMENTS[name].versions.items()
+        if was.machine.get(package, now[package]) != now[package]
+        for pattern in patterns
+    ]
     old, new = (
-        unmeasured(name, [rounded(r) for r in _unlike(each, solved)]) for each in (was.rows, rows)
+        unmeasured(name, [rounded(r) for r in _unlike(each, changed)]) for each in (was.rows, rows)
     )
     found = [f"{len(old)} rows were recorded, {len(new)} are printed"] * (len(old) != len(new))
     for i, (before, after) in enumerate(zip(old, new, strict=False)):
@@ -154,9 +160,12 @@ def differences(name: str, was: Run, rows: Sequence[Row], remarks: Sequence[str]
                 place = f"row {i} ({_label(after)}), {column!r}"
                 found.append(f"{place}: recorded {before.get(column)}, now {after.get(column)}")
     searched = EXPERIMENTS[name].searched
-    told, now = ([r for r in each if not _matches(r, searched)] for each in (was.remarks, remarks))
-    if told != now:
-        found.append(f"remarks: recorded {told}, now {now}")
+    before, after = (
+        [r for r in each if not _matches(r, [*searched, *changed])]
+        for each in (was.remarks, remarks)
+    )
+    if before != after:
+        found.append(f"remarks: recorded {before}, now {after}")
     return found
 
 

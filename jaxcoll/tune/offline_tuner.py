@@ -198,7 +198,7 @@ def _decide(
 
 
 def _fastest(trial: Trial, ranked: Sequence[Config], number: int) -> list[Config]:
-    """So many of the candidates: the fastest in rounds of their own."""
+    """The ``number`` fastest of the candidates, timed again in rounds of their own."""
     if len(ranked) <= number:
         return list(ranked)
     times = trial.seconds([trial.checked(config) for config in ranked], _SEMIFINAL_ROUNDS)

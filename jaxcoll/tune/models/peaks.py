@@ -123,7 +123,8 @@ class Peaks(abc.ABC):
         """Residuals and their derivatives in standard deviations of measurements and model."""
         above = self.logs - self.logs.min(initial=np.inf)
         spread = np.hypot(self.noise, self.error * above)
-        return (predicted - self.logs) / spread - self._noises, derivatives / spread[:, None]
+        derivatives /= spread[:, None]
+        return (predicted - self.logs) / spread - self._noises, derivatives
 
     # ------------------------------------------------------------------ measurements
 

@@ -40,7 +40,7 @@ def fit_form(form: type[Peaks], grids: Sequence[Grid], seed: int, noise: float) 
 def better_form(grids: Sequence[Grid], seed: int, noise: float) -> tuple[type[Peaks], bool]:
     """The form with the least cost over all subspaces, and whether that is certain.
 
-    All measurements count alike here: those far from the optimum tell forms apart best.
+    Measurements far from the optimum have full weight here: they tell forms apart best.
     """
     known = [(n, grid) for n, grid in enumerate(grids) if len(grid.measured) >= _COMPARED]
     costs = []

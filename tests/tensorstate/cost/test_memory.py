@@ -7,24 +7,16 @@ import itertools
 import jax
 import pytest
 
-from experiments.models import load_model
 from tensorstate import Plan, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.execution.collectives import lax_collectives
 from tensorstate.execution.sharded_step import apply
-from tensorstate.hardware import HARDWARE, AlphaBetaCosts
+from tensorstate.hardware import AlphaBetaCosts
 from tensorstate.ir.placements import MeshShape
 from tensorstate.plan import solve_baseline
 from tensorstate.problem.problem import Problem
 from tensorstate.report.hlo_check import HloComparison
-from tensorstate.tracing.trace_step import trace
-from tests.tensorstate.execution.test_sharded_step import (
-    LINE,
-    PLANE,
-    devices,
-    problem_of,
-    slow_network,
-)
+from tests.tensorstate.execution.test_sharded_step import LINE, PLANE, devices, problem_of, traced
 from tests.tensorstate.oracle import MODELS, report_of
 from tests.tensorstate.solvers import solve_milp
 
@@ -83,10 +75,9 @@ def baselines():
 @pytest.mark.parametrize(("name", "axes", "strategy"), list(baselines()))
 def test_memory_is_within_a_quarter_of_the_model(name, axes, strategy):
     """Within a quarter of the bytes beside the arguments, but for the listed exceptions."""
-    model = load_model(name, **SIZES.get(name, {}))
-    graph = trace(model.step, model.abstract_args)
-    problem = Problem(graph, slow_network(axes), HARDWARE["CPU"])
-    taken = report(model, problem, solve_baseline(problem, strategy))
+    sizes = SIZES.get(name, {})
+    problem = problem_of(name, axes, **sizes)
+    taken = report(traced(name, **sizes)[0], problem, solve_baseline(problem, strategy))
     listed = (name, strategy, len(axes)) in UNLIKE
     assert (abs(excess(taken)) <= 0.25) != listed, excess(taken)
     assert -0.45 < excess(taken) < 1.8
@@ -126,9 +117,9 @@ QUICK = [case for case in LIMITED if case not in SLOW]
 def test_lower_limits_take_less_memory(case):
     """Down to two thirds of the memory of the fastest plan, or to less."""
     name, sizes, axes, shares = LIMITED[case]
-    model = load_model(name, **sizes)
     network = AlphaBetaCosts(MeshShape.of(axes), (1e-6,) * len(axes), (1e9,) * len(axes))
-    problem = Problem(trace(model.step, model.abstract_args), network, HARDWARE["CPU"])
+    problem = problem_of(name, axes, network, **sizes)
+    model = traced(name, **sizes)[0]
     candidates, free = unlimited(problem)
     compiled = []
     for share in shares:

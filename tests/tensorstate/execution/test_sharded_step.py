@@ -34,19 +34,16 @@ CUBE = {"data": 2, "model": 2, "more": 2}
 
 
 @functools.cache
-def traced(name: str):
-    model = load_model(name)
+def traced(name: str, **sizes: int):
+    model = load_model(name, **sizes)
     return model, trace(model.step, model.abstract_args)
 
 
-def problem_of(name: str, axes: dict[str, int], network=None) -> Problem:
-    return Problem(traced(name)[1], network or slow_network(axes), HARDWARE["CPU"])
-
-
-def slow_network(axes: dict[str, int]) -> AlphaBetaCosts:
-    """A second per message and per byte, beside which computing takes no time."""
+def problem_of(name: str, axes: dict[str, int], network=None, **sizes: int) -> Problem:
+    mesh = MeshShape.of(axes)
     ones = (1.0,) * len(axes)
-    return AlphaBetaCosts(MeshShape.of(axes), ones, ones)
+    graph = traced(name, **sizes)[1]
+    return Problem(graph, network or AlphaBetaCosts(mesh, ones, ones), HARDWARE["CPU"])
 
 
 def devices(axes: dict[str, int]) -> jax.sharding.Mesh:

@@ -64,8 +64,8 @@ def test_measurements_taken_one_by_one_improve_the_fits(form):
     np.testing.assert_allclose(one.shape, all_at_once.shape, atol=0.3)
 
 
-def test_what_is_far_above_the_fastest_counts_less():
-    """What differs there by another form hardly changes the predictions of the faster half."""
+def test_points_far_above_the_fastest_count_less():
+    """Another form of the slower half hardly changes the predictions of the faster half."""
     points = _points(40, 3)
     logs = _logs(Elliptical, points)
     far = logs > np.median(logs)
