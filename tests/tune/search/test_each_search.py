@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jaxcoll.errors import TuneError
 from jaxcoll.tune import Config, Parameter, Space, Subspace
 from jaxcoll.tune.models.elliptical import Elliptical
-from jaxcoll.tune.models.landscape import equations, hills, landscape_space, ramps
+from jaxcoll.tune.models.landscape import coupled, equations, hills, landscape_space, ramps
 from jaxcoll.tune.models.separable import Separable
 from jaxcoll.tune.search import (
     Afnfa,
@@ -167,11 +167,12 @@ def test_the_fitted_search_is_near_the_best_of_a_family(family, most, median, la
     assert max(gaps) <= largest
 
 
-def test_unlucky_noise_does_not_extend_a_search_under_the_equations():
-    """Here squared residuals reach 1.5 times the noise after 38 measurements."""
+@pytest.mark.parametrize("seed", [113, 516])
+def test_unlucky_noise_does_not_extend_a_search_under_the_equations(seed):
+    """Squared residuals reach 1.5 times the noise after 38 measurements, and 2.0 after 33."""
     space = landscape_space()
-    search = Fitted(space, seed=113)
-    finish(search, equations(space, 113).measure)
+    search = Fitted(space, seed=seed)
+    finish(search, equations(space, seed).measure)
     assert search.evaluations <= 75
 
 
@@ -200,6 +201,18 @@ def test_every_subspace_is_explored_where_the_equations_do_not_hold():
     assert search.best is not None
     assert space.subspace_of(search.best[0]) is best
     assert search.best[1] < 1.05 * min(map(measure, best.configs()))
+
+
+def test_the_fastest_subspace_leaves_every_other_turn_to_the_others():
+    """It would take 101 of the 120 here, since its fits promise a little more again and again."""
+    space = landscape_space()
+    landscape, search = coupled(space, 524), Fitted(space, seed=524)
+    asked = finish(search, landscape.measure)
+    assert search.best is not None
+    leading = space.subspace_of(search.best[0])
+    # Ten points make it well known, and the race at the end takes up to twelve.
+    assert sum(space.subspace_of(config) is leading for config in asked) <= 120 // 2 + 10 + 12
+    assert landscape.bandwidth(search.best[0]) >= 0.98 * landscape.best()[1]
 
 
 def test_the_fitted_search_measures_default_and_suggestions_first():
