@@ -97,8 +97,9 @@ class Coupled:
     With u, v and w the logarithms of NC, NT and C over those of the optimum, chunks are judged by
     ``w + coupling * u``: the best C falls as NC grows. One curve rises and falls by different
     powers, one is a bell, one falls by a power of the distance; which resource has which is drawn.
-    No model of the searches has this form. One constant was chosen on such landscapes: how far the
-    fitted search trusts a form of peak far from the optimum.
+    No model of the searches has this form. Two constants of the fitted search were chosen on
+    such landscapes: how far it trusts a form of peak far from the optimum, and when it turns to
+    other subspaces than the fastest.
 
     Attributes:
         peak: B/s.
