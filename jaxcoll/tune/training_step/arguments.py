@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import numbers
 import os
 from collections.abc import Mapping
@@ -61,6 +62,9 @@ def as_switch(programs: str) -> bool:
 def table_at(path: str, is_writer: bool) -> Table:
     """The table of a file; empty where the file does not exist or is not usable.
 
+    The process that writes the file renames one that is not usable, since it may hold more than
+    what this run finds: a table of a newer version, or one that was edited.
+
     Args:
         is_writer: whether this process writes the file.
 
@@ -69,13 +73,32 @@ def table_at(path: str, is_writer: bool) -> Table:
     """
     if is_writer:
         _check_path(path)
-    return Table.load_usable([path] if os.path.exists(path) else [], None, warn_skipped)
+    if not os.path.exists(path):
+        return Table()
+    reasons: list[str] = []
+    table = Table.load_usable([path], None, reasons.append)
+    for reason in reasons:
+        warn_skipped(f"{reason}; it is kept as {_renamed(path)}" if is_writer else reason)
+    return table
+
+
+def _renamed(path: str) -> str:
+    """The first free name beside a file, which it now has."""
+    numbered = (f"{path}.skipped{number or ''}" for number in itertools.count())
+    free = next(name for name in numbered if not os.path.lexists(name))
+    try:
+        os.rename(path, free)
+    except OSError as error:
+        raise TuneError(
+            f"table {checks.shown(path)} is not usable, nor renamed: {error}"
+        ) from error
+    return free
 
 
 def _check_path(path: str) -> None:
     """Refuse a path that no table can be written to, before hours of training rather than after."""
     folder = os.path.dirname(path) or os.curdir
-    if not path or os.path.isdir(path):
+    if not path or (os.path.exists(path) and not os.path.isfile(path)):
         raise TuneError(f"table must be the path of a file, got {checks.shown(path)}")
     if not os.path.isdir(folder):
         raise TuneError(

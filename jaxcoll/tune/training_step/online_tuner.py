@@ -77,7 +77,7 @@ def online(
         candidates: most configurations per task that are tried, the default among them; when
             omitted 15, or fewer in steps of many tasks, since all of them are compiled.
         table: of earlier decisions. Tasks that it answers are not tuned. A path is read at first,
-            where the file exists, and written when the step is settled.
+            where the file exists, and written when the step is settled: one file per tuned step.
         seed: of the order in which candidates are tried.
         steps: most steps of a search.
         programs: "switch" for one program of all candidates, "plain" for one each, as is needed
@@ -98,15 +98,15 @@ def online(
     switch = as_switch(programs)
     profile = checks.optional(profile, checks.flag, "profile", TuneError)
     joined = coordinator() if joined is None else joined
-    path = None if table is None or isinstance(table, Table) else os.fspath(table)
-    if path is not None:
-        table = table_at(path, joined.is_leader)
     leader = Leader(
         seed=checks.seed(seed, TuneError),
         most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
         watch_steps=checks.integer(watch_steps, "watch_steps", TuneError, least=1),
     )
     most = checks.optional(candidates, checks.integer, "candidates", TuneError, least=1)
+    path = None if table is None or isinstance(table, Table) else os.fspath(table)
+    if path is not None:
+        table = table_at(path, joined.is_leader)
     return Online(
         step,
         leader,

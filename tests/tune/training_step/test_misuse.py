@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,9 +132,36 @@ def test_tasks_that_the_step_does_not_have_are_named():
 
 def test_paths_that_cannot_be_tables_are_refused_before_training(tmp_path):
     (tmp_path / "file").write_text("")
-    for path in ("", tmp_path, tmp_path / "none" / "t.json", tmp_path / "file" / "t.json"):
+    for path in (
+        "",
+        tmp_path,
+        tmp_path / "none" / "t.json",
+        tmp_path / "file" / "t.json",
+        os.devnull,
+    ):
         with pytest.raises(TuneError, match="table"):
             online(STEP, table=path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": "jaxcoll.tuner-table/999"}', "lr: 0.1"])
+def test_a_file_that_is_no_usable_table_is_kept(tmp_path, content):
+    """A configuration file that was named by mistake, say."""
+    path, kept = tmp_path / "t.json", []
+    for name in ("t.json.skipped", "t.json.skipped1"):
+        path.write_text(content)
+        with pytest.warns(UserWarning, match=rf"skipped.*t\.json.*kept as .*{name}$"):
+            online(STEP, table=path)
+        kept.append(tmp_path / name)
+    assert [file.read_text() for file in kept] == [content, content]
+    assert not path.exists()
+
+
+def test_arguments_are_refused_before_a_file_is_renamed(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text("{")
+    with pytest.raises(TuneError, match="candidates"):
+        online(STEP, table=path, candidates=0)
+    assert path.read_text() == "{"
 
 
 def test_a_table_that_cannot_be_written_any_more_does_not_stop_training(tmp_path):
