@@ -98,8 +98,8 @@ class Coupled:
     ``w + coupling * u``: the best C falls as NC grows. One curve rises and falls by different
     powers, one is a bell, one falls by a power of the distance; which resource has which is drawn.
     No model of the searches has this form. Two constants of the fitted search were chosen on
-    such landscapes: how far it trusts a form of peak far from the optimum, and when it turns to
-    other subspaces than the fastest.
+    such landscapes: how far it trusts a form of peak far from the optimum, and from how many
+    points of the fastest subspace on every other measurement goes to another.
 
     Attributes:
         peak: B/s.
