@@ -40,6 +40,7 @@ from jaxcoll.simulation import (
     simulate,
     simulate_messages,
     simulate_multicast,
+    sum_orders,
 )
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.synth.tacos.out_of_core import synthesize_compact
@@ -147,6 +148,7 @@ __all__ = [
     "simulate_messages",
     "simulate_multicast",
     "step_bound",
+    "sum_orders",
     "synth",
     "synthesize",
     "synthesize_compact",

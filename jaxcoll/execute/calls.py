@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals, primitives
+from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.choice import active, configured
@@ -27,6 +27,7 @@ from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.processes import agree
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
+from jaxcoll.synth import Halving
 from jaxcoll.task import Task
 
 # Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
@@ -116,6 +117,7 @@ class Call:
     invarying: bool = False
     accum_dtype: Any = None
     op: str = "sum"
+    is_fixed: bool = False
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype if self.accum_dtype is None else accumulator(self.accum_dtype, x.dtype)
@@ -150,7 +152,9 @@ class Call:
 
     def _run(self, x: jax.Array) -> jax.Array:
         choices = active.current()
-        if choices is None or self.choice is not None or self.lowering != "auto":
+        # A tuned configuration may add in another order.
+        is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
+        if choices is None or not is_open:
             return self._run_by(x, None)
         return choices.run(self._task(x), x, self._run_by)
 
@@ -161,8 +165,9 @@ class Call:
             site = configured.Site(self.kind, self.axes, groups, self.root, self.op, self.invarying)
             return configured.run(site, x, self._nbytes(x, self.groups), config)
         axes, chosen = self.resolve(x)
+        op = "fixed_sum" if self.is_fixed else self.op
         return primitives.bind(
-            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=self.op
+            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=op
         )
 
     def resolve(self, x: jax.Array) -> tuple[Axes, Schedule]:
@@ -172,7 +177,12 @@ class Call:
             axes = _axes_of_schedule(self.choice, axes)
             groups = self.choice.collective.groups if axes.names != axes.over else None
         nbytes = self._nbytes(x, groups)
-        chosen = choose(self.choice, self.kind, axes, groups, self.root, nbytes)
+        choice = self.choice
+        if self.is_fixed and choice in (None, "auto"):
+            choice = Halving()
+        chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)
+        if self.is_fixed:
+            fixed_order.check_fixed(chosen)
         agree(chosen, axes, self.lowering, f"{self.kind} of {nbytes} B, groups {groups}")
         return axes, chosen
 
@@ -193,8 +203,13 @@ class Call:
         )
 
 
-def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tuple[Axes, Schedule]:
+def resolve(
+    kind: str, x: jax.Array, axis_name: AxisName, choice: Choice, is_fixed: bool = False
+) -> tuple[Axes, Schedule]:
     """The axes and the schedule that a collective of ``x`` without groups or root would run.
+
+    Args:
+        is_fixed: whether the schedule must add in one order.
 
     Raises:
         CollectiveError: as the function of that kind, and for axes of ``vmap``.
@@ -202,7 +217,7 @@ def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tup
     names = names_of(axis_name)
     if is_vmapped(names) or not names:
         raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
-    return Call(kind, choice, axes_of(names)).resolve(x)
+    return Call(kind, choice, axes_of(names), is_fixed=is_fixed).resolve(x)
 
 
 def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:

@@ -18,6 +18,7 @@ from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.halving import Halving
 from jaxcoll.synth.oblivious.hdrm import Hdrm
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
@@ -47,6 +48,7 @@ __all__ = [
     "Direct",
     "DoubleBinaryTree",
     "ForestColl",
+    "Halving",
     "Hdrm",
     "HierarchicalRing",
     "HierarchicalTree",
