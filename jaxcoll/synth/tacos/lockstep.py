@@ -14,7 +14,13 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
+from jaxcoll.synth.tacos.bitset import (
+    bit_of,
+    draw_bit,
+    lowest_bit,
+    next_random,
+    random_below,
+)
 from jaxcoll.synth.tacos.rules import keep_highest
 from jaxcoll.synth.tacos.state import WORD, Holdings, next_block, place
 
@@ -88,7 +94,8 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
     Ranks match their incoming links in random order, and each takes a chunk that its source has,
     the rank lacks and none of the links before it brings. Where the paper draws among all such
     chunks, this draws among those of the first block, from ``start`` on, that has any; the rule
-    downstream-need among those of them that most ranks next to the rank lack.
+    downstream-need among those of them that most ranks next to the rank lack. A link that is left
+    with nothing takes the chunk of one before it, where that finds another (see ``_exchange``).
 
     Ranks only read the holdings before the step and have generators of their own, so the
     result does not depend on how the ranks are divided among calls.
@@ -144,8 +151,37 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
                 # Nothing more until the source receives something in this block.
                 offer[link, block >> 6] &= ~bit_of(block)
                 block = next_block(offer, link, block + 1, start, blocks)
+            if slot < 0:
+                slot = _exchange(have, free, seen_by, src, order, i, v, carried)
             carried[link] = slot
         random[v] = x
+
+
+@kernel(cache=True, nogil=True)
+def _exchange(have, free, seen_by, src, order, i, v, carried):
+    """A chunk that the i-th link takes from one before it, which takes another instead; -1 if none.
+
+    Chosen one after another, the last links into a rank may be left with nothing though all of them
+    could carry something. On a 3x3 torus one attempt in 360 would be as short as can be.
+    """
+    for j in range(i):
+        slot = carried[order[j]]
+        if slot < 0:
+            continue
+        taken, word, bit = place(slot, WORDS)
+        if have[taken, src[order[i]], word] & bit == _ZERO:
+            continue
+        for block in range(len(free)):
+            if seen_by[block] != v:
+                continue
+            for q in range(WORDS):
+                other = have[block, src[order[j]], q] & free[block, q]
+                if other != _ZERO:
+                    lowest = lowest_bit(other)
+                    free[block, q] &= ~bit_of(lowest)
+                    carried[order[j]] = block * BLOCK + 64 * q + lowest
+                    return nb.int64(slot)
+    return nb.int64(-1)
 
 
 @kernel(cache=True, nogil=True)
