@@ -36,7 +36,7 @@ EXEMPT = {
         "even_out": KERNEL,
         "_cheapest": KERNEL,
     },
-    "jaxcoll/synth/tacos/events.py": {"_match": KERNEL},
+    "jaxcoll/synth/tacos/events.py": {"expand": KERNEL, "_match": KERNEL},
     "jaxcoll/synth/tacos/lockstep.py": {"expand": KERNEL, "match": KERNEL, "_count_need": KERNEL},
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
     "jaxcoll/training/transforms.py": {"all_reduce_gradients": PUBLIC},
