@@ -41,6 +41,7 @@ from jaxcoll.simulation import (
     simulate_messages,
     simulate_multicast,
 )
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.topology import Topology
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         psum_scatter,
         reduce,
         scatter,
+        use_topology,
     )
     from jaxcoll.training import transforms as optax  # noqa: F401
 
@@ -91,6 +93,7 @@ _NEED_JAX = frozenset(
         "psum_scatter",
         "reduce",
         "scatter",
+        "use_topology",
     )
 )
 
@@ -101,12 +104,14 @@ __all__ = [
     "CollectiveError",
     "CompactSchedule",
     "Edges",
+    "ExecutionCosts",
     "FormatError",
     "Framing",
     "Grid",
     "JaxcollError",
     "Message",
     "MessageTimes",
+    "NativeCost",
     "Optimum",
     "Placement",
     "Provenance",
@@ -151,6 +156,7 @@ __all__ = [
     "synthesize",
     "synthesize_compact",
     "topologies",
+    "use_topology",
     "verify",
 ]
 
