@@ -21,6 +21,7 @@ from jaxcoll.bounds.throughput import Optimum, optimum
 from jaxcoll.collective import Collective
 from jaxcoll.compact import CompactSchedule
 from jaxcoll.errors import (
+    AssumptionWarning,
     CollectiveError,
     FormatError,
     JaxcollError,
@@ -99,6 +100,7 @@ _NEED_JAX = frozenset(
 
 __all__ = [
     "SYNTHESIZERS",
+    "AssumptionWarning",
     "Bound",
     "Collective",
     "CollectiveError",

@@ -1,4 +1,11 @@
-"""The errors of the library: ``ValueError``s that say what was given, expected, and what to do."""
+"""Errors and warnings of the library.
+
+Errors are ``ValueError``s. Each states the value, the expectation and the remedy; a warning the
+assumption, and how to replace it by a statement.
+"""
+
+import sys
+import warnings
 
 
 class JaxcollError(ValueError):
@@ -39,3 +46,18 @@ class FormatError(JaxcollError):
 
 class TuneError(JaxcollError):
     """A configuration space, a measurement or a search's state that a tuner cannot use."""
+
+
+class AssumptionWarning(UserWarning):
+    """A number that nobody stated, or that is likely stated in another unit."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that called the library, once per line and message."""
+    depth, frame = 2, sys._getframe(1)  # to ``warnings``, 1 is this function
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=depth)
+
+
+_OURS = frozenset(("jaxcoll", "tensorstate"))

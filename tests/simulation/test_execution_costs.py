@@ -115,10 +115,9 @@ def test_auto_takes_few_rounds_where_these_are_charged():
 def test_a_schedule_by_execution_costs_goes_to_a_file_and_back():
     torus = topologies.torus(2, 4)
     schedule = jc.synthesize(torus, "all_gather", nbytes=1 << 20, execution="gpu")
-    again = json.loads(json.dumps(schedule))
+    again: Any = json.loads(json.dumps(schedule))
     assert again == schedule
-    parameters: Any = again.provenance.parameters
-    assert parameters["execution"]["backend"] == "gpu"
+    assert again.provenance.parameters["execution"]["backend"] == "gpu"
 
 
 def test_native_costs():
