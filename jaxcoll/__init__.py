@@ -43,6 +43,7 @@ from jaxcoll.simulation import (
     simulate_multicast,
     sum_orders,
 )
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.topology import Topology
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         psum_scatter,
         reduce,
         scatter,
+        use_topology,
     )
     from jaxcoll.training import transforms as optax  # noqa: F401
 
@@ -93,6 +95,7 @@ _NEED_JAX = frozenset(
         "psum_scatter",
         "reduce",
         "scatter",
+        "use_topology",
     )
 )
 
@@ -104,12 +107,14 @@ __all__ = [
     "CollectiveError",
     "CompactSchedule",
     "Edges",
+    "ExecutionCosts",
     "FormatError",
     "Framing",
     "Grid",
     "JaxcollError",
     "Message",
     "MessageTimes",
+    "NativeCost",
     "Optimum",
     "Placement",
     "Provenance",
@@ -155,6 +160,7 @@ __all__ = [
     "synthesize",
     "synthesize_compact",
     "topologies",
+    "use_topology",
     "verify",
 ]
 

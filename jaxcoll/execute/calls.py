@@ -21,13 +21,15 @@ from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.choice import active, configured
+from jaxcoll.execute.choice.cheapest import cheapest
 from jaxcoll.execute.choice.defaults import default_topology
-from jaxcoll.execute.choice.selection import Choice, checked_groups, choose
+from jaxcoll.execute.choice.selection import Choice, checked_groups, choose, on_network
 from jaxcoll.execute.layout import at_least, is_same
+from jaxcoll.execute.native import Native
 from jaxcoll.execute.processes import agree
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth import Halving
+from jaxcoll.synth import Halving, Synthesizer
 from jaxcoll.task import Task
 
 # Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
@@ -163,23 +165,54 @@ class Call:
         if config is not None:
             groups = checked_groups(self.groups, self.axes)
             site = configured.Site(self.kind, self.axes, groups, self.root, self.op, self.invarying)
-            return configured.run(site, x, self._nbytes(x, self.groups), config)
-        axes, chosen = self.resolve(x)
+            nbytes = self._nbytes(x, self.groups)
+            return configured.run(site, x, nbytes, config, lambda: self._chosen(x))
+        axes, chosen = self._chosen(x)
         op = "fixed_sum" if self.is_fixed else self.op
         return primitives.bind(
             x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=op
         )
 
+    def _chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
+        """The axes, and what runs over them unless a configuration says otherwise."""
+        chosen = self._cheapest(x)
+        if isinstance(chosen, Native):
+            return self.axes, chosen
+        return dataclasses.replace(self, choice=chosen or self.choice).resolve(x)
+
+    def is_native(self, x: jax.Array) -> bool:
+        """Whether ``jax.lax`` runs the call, since that is cheapest and no table is in use."""
+        return active.current() is None and isinstance(self._cheapest(x), Native)
+
+    def is_left_to_lax(self, x: jax.Array) -> bool:
+        """Whether the call can be handed to ``jax.lax`` as it stands.
+
+        Groups, several axes and operands that Explicit axes shard go by the primitives: ``jax.lax``
+        lacks some of their derivatives, batching rules and types.
+        """
+        is_plain = self.groups is None and len(self.axes.names) == 1
+        return is_plain and not jax_internals.explicit_sharding(x)[1] and self.is_native(x)
+
+    def _cheapest(self, x: jax.Array) -> Schedule | Native | None:
+        """What runs a call that leaves schedule and lowering open; ``None`` for other calls."""
+        if self.choice is not None or self.lowering != "auto" or self.is_fixed:
+            return None
+        groups = checked_groups(self.groups, self.axes)
+        nbytes = self._nbytes(x, groups)
+        return cheapest(self.kind, self.axes, groups, self.root, nbytes, self.op, x.dtype)
+
     def resolve(self, x: jax.Array) -> tuple[Axes, Schedule]:
         """The axes that a collective of an operand runs over, and by which schedule."""
         axes, groups = self.axes, self.groups
-        if isinstance(self.choice, Schedule) and groups is None and self.root is None:
-            axes = _axes_of_schedule(self.choice, axes)
-            groups = self.choice.collective.groups if axes.names != axes.over else None
-        nbytes = self._nbytes(x, groups)
-        choice = self.choice
+        nbytes, choice = self._nbytes(x, groups), self.choice
         if self.is_fixed and choice in (None, "auto"):
             choice = Halving()
+        if choice is None or isinstance(choice, (str, Synthesizer)):
+            checked = checked_groups(groups, axes)
+            choice = on_network(choice, self.kind, axes, checked, self.root, nbytes)
+        if isinstance(choice, Schedule) and groups is None and self.root is None:
+            axes = _axes_of_schedule(choice, axes)
+            groups = choice.collective.groups if axes.names != axes.over else None
         chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)
         if self.is_fixed:
             fixed_order.check_fixed(chosen)
@@ -227,6 +260,7 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
     same_type: dict[object, list[int]] = {}
     for i, leaf in enumerate(leaves):
         is_small = at_least(JOINED_BYTES - 1, leaf.size * leaf.dtype.itemsize)
+        is_small &= not call.is_native(leaf)
         type_ = (jax_internals.varying(leaf), jax.typeof(leaf).weak_type)
         same_type.setdefault(type_ if is_small else i, []).append(i)
     for members in same_type.values():

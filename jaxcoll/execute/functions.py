@@ -6,15 +6,18 @@ add these keywords:
 - ``schedule``: a ``Schedule`` for as many ranks as the axis has, rank r being the device whose
   ``lax.axis_index(axis_name)`` is r; or one for all ranks of the mesh (in the order of
   ``mesh.devices.flat``, as in ``Topology.from_mesh``) with the groups along the axis as its groups,
-  which then all run by it at once; or a synthesizer, its name, or a function of (topology,
-  collective), run once on a default topology; or ``None`` for the default.
+  which then all run by it at once; or a synthesizer, its name ("auto" for the fastest), or a
+  function of (topology, collective), run once on the stated topology (``jc.use_topology``) or a
+  default one; or ``None`` for the cheapest of ``jax.lax`` itself and the schedules.
 - ``lowering``: "auto" or the name of a lowering.
 - ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own:
   a floating dtype for floats, one that has all their values for integers and complex numbers.
 - ``order`` (sums only): "fixed" for sums whose bits depend on the contributions alone, not on the
   size of the buffer or an element's place in it (``execute.fixed_order``); ``None`` for any order.
 
-Three kinds of calls are handed to ``jax.lax``: sums of constants (Python numbers, NumPy arrays),
+Calls that leave ``schedule`` and ``lowering`` open are handed to ``jax.lax`` where that is
+cheapest: always, unless a table of tuning is in use or a network is known. So are three kinds of
+calls in any case: sums of constants (Python numbers, NumPy arrays),
 which need no communication; axes of ``vmap``, whose ranks share a device; and operands with
 symbolic dimensions, which cannot be split inside ``shard_map``. docs/execution.md lists every case
 that is mirrored, passed through or refused.
@@ -171,7 +174,14 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
         "all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op, is_fixed
     )
     varied = [vary(array(leaf, f"p{op}"), axes) for leaf in leaves]
-    return jax.tree.unflatten(structure, joined(call, varied))
+    by_lax = [i for i, leaf in enumerate(varied) if call.is_left_to_lax(leaf)]
+    others = [i for i in range(len(varied)) if i not in set(by_lax)]
+    # One call of jax.lax for all leaves, as a program without jaxcoll has it.
+    sums = accumulated(handed, [varied[i] for i in by_lax], accum_dtype, f"p{op}")
+    sums += joined(call, [varied[i] for i in others])
+    for i, total in zip(by_lax + others, sums, strict=True):
+        varied[i] = total
+    return jax.tree.unflatten(structure, varied)
 
 
 def _fixed_on_one_device(x, axis_name, groups):
@@ -257,6 +267,13 @@ def psum_scatter(
         leaf = vary(summable(leaf, "psum_scatter"), axes)
         dimension = dimension_of(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
         check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
+        if call.is_left_to_lax(leaf):
+            # Tiled: jax.lax has no batching rule for the other form.
+            native = functools.partial(
+                lax.psum_scatter, axis_name=names, scatter_dimension=dimension, tiled=True
+            )
+            part = accumulated(native, leaf, accum_dtype, "psum_scatter")
+            return part if tiled else lax.squeeze(part, (dimension,))
         blocks = divide(leaf, dimension, size) if tiled else move(leaf, dimension, 0)
         return lax.squeeze(call(blocks), (0,))
 
@@ -311,6 +328,8 @@ def all_gather(
     def one(leaf):
         leaf = vary(array(leaf, "all_gather"), axes)
         dimension = dimension_of(axis, leaf.ndim + (not tiled), "axis", leaf)
+        if call.is_left_to_lax(leaf):
+            return lax.all_gather(leaf, names, axis=dimension, tiled=tiled, to=to)
         blocks = call(lax.expand_dims(leaf, (0,)))
         return merge(blocks, dimension) if tiled else move(blocks, 0, dimension)
 
@@ -361,7 +380,19 @@ def all_to_all(
             return lax.all_to_all(
                 leaf, axis_name, split, concat, axis_index_groups=axis_index_groups
             )
+        if call.is_left_to_lax(leaf):
+            if tiled:
+                return lax.all_to_all(leaf, names, split, concat, tiled=True)
+            return _untiled_all_to_all(leaf, names, split, concat)
         blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
         return merge(blocks, concat) if tiled else move(blocks, 0, concat)
 
     return jax.tree.map(one, x)
+
+
+def _untiled_all_to_all(x: jax.Array, names: tuple[str, ...], split: int, concat: int) -> jax.Array:
+    """``jax.lax.all_to_all`` untiled by way of the tiled one, which has all derivatives."""
+    place = concat if concat <= split else concat + 1
+    split += place <= split
+    moved = lax.all_to_all(lax.expand_dims(x, (place,)), names, split, place, tiled=True)
+    return lax.squeeze(moved, (split,))

@@ -4,7 +4,8 @@ All work on the leading dimension, which holds one block per rank of a group; th
 may be anything. Their parameters:
 
 - ``axes``: the mesh axes (``Axes``).
-- ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``.
+- ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``; or
+  ``Native``, for the collective of ``jax.lax``.
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
 - ``op``: how all_reduce combines the ranks, "sum", "max" or "min", or "fixed_sum" for a sum in a
@@ -25,12 +26,13 @@ from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import fixed_order, jax_internals, layout
+from jaxcoll.execute import fixed_order, jax_internals, layout, native
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
+from jaxcoll.execute.native import Native
 from jaxcoll.schedule import Schedule
 
 # XLA takes about 20 ms per permute in straight-line code, and more in longer code.
@@ -43,7 +45,7 @@ OPS = {"sum": lax.add, "fixed_sum": fixed_order.add, "max": lax.max, "min": lax.
 def bind(
     x: jax.Array,
     axes: Axes,
-    schedule: Schedule,
+    schedule: Schedule | Native,
     *,
     lowering: str = "auto",
     invarying: bool = False,
@@ -62,7 +64,8 @@ def bind(
     """
     if lowering not in ("auto", *LOWERINGS):
         raise CollectiveError(f"unknown lowering {lowering!r}; known: auto, {', '.join(LOWERINGS)}")
-    _check_indices(x, permute_program(schedule))
+    if isinstance(schedule, Schedule):
+        _check_indices(x, permute_program(schedule))
     primitive = PRIMITIVES[schedule.collective.kind, op]
     return primitive.bind(
         x,
@@ -73,6 +76,10 @@ def bind(
         op=op,
         grouped=grouped,
     )
+
+
+def _program(schedule: Schedule | Native) -> PermuteProgram:
+    return schedule.program if isinstance(schedule, Native) else permute_program(schedule)
 
 
 def _check_indices(x: jax.Array, program: PermuteProgram) -> None:
@@ -95,7 +102,7 @@ def vary(x: jax.Array, names: Sequence[str]) -> jax.Array:
 
 
 def _shape(shape, *, schedule, **_):
-    program = permute_program(schedule)
+    program = _program(schedule)
     into, out = program.blocks
     return shape if program.is_whole else (shape[0] // into * out, *shape[1:])
 
@@ -124,8 +131,8 @@ def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
     return bind(cotangent, axes, dual, lowering=lowering, grouped=grouped)
 
 
-def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
-    program = permute_program(schedule)
+def _own_block(x: jax.Array, axes: Axes, schedule: Schedule | Native) -> jax.Array:
+    program = _program(schedule)
     size = x.shape[0] // program.group_size
     index = lookup(program.group_index, axes.rank())
     return read(x, index, 1, size)
@@ -133,13 +140,13 @@ def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
 
 def _batch(x, dimension, *, schedule, **params):
     # Only the leading dimension counts: batch elements are sent together, as one longer chunk.
-    if dimension == 0 and not permute_program(schedule).is_whole:
+    if dimension == 0 and not _program(schedule).is_whole:
         x, dimension = jnp.moveaxis(x, 0, 1), 1
     return bind(x, schedule=schedule, **params), dimension
 
 
 @functools.lru_cache(maxsize=256)
-def reversed_schedule(schedule: Schedule) -> Schedule:
+def reversed_schedule(schedule: Schedule | Native) -> Schedule | Native:
     """``schedule.reverse()``, cached."""
     return schedule.reverse()
 
@@ -149,11 +156,13 @@ def reversed_schedule(schedule: Schedule) -> Schedule:
 
 def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, target="cpu"):
     """``bind`` in terms of other primitives, in the form for "cpu", "gpu" or "tpu"."""
-    program = permute_program(schedule)
     shape = _shape(x.shape, schedule=schedule)
     x = vary(x, axes.names)
     if layout.is_same(x.size, 0):
         return x.reshape(shape)
+    if isinstance(schedule, Native):
+        return native.run(x, axes, schedule.collective, op)
+    program = permute_program(schedule)
     into, out = program.blocks
     if op == "fixed_sum":
         x = fixed_order.rounded(x)

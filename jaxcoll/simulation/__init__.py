@@ -10,11 +10,12 @@ Two link models, after the simulators they come from; every result names its mod
 Either may also count the heads of packets, or one head per message (``Framing``).
 
 Messages are stored and forwarded at every vertex of their path, and every link serves first come,
-first served. ``sum_orders`` replays additions instead of time. It knows the core types only, no
-synthesizer.
+first served. Beside the links, ``ExecutionCosts`` may charge for rounds, steps and bytes.
+``sum_orders`` replays additions instead of time. It knows the core types only, no synthesizer.
 """
 
 from jaxcoll.simulation.clock import Clock
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
 from jaxcoll.simulation.framing import PACKETS, WHOLE, Framing
 from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulation.multicast import simulate_multicast
@@ -28,9 +29,11 @@ __all__ = [
     "PACKETS",
     "WHOLE",
     "Clock",
+    "ExecutionCosts",
     "Framing",
     "Message",
     "MessageTimes",
+    "NativeCost",
     "Timeline",
     "simulate",
     "simulate_messages",
