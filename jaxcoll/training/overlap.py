@@ -35,6 +35,7 @@ from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receiv
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
+from jaxcoll.training.leaf_sums import reduced, stay_apart
 
 
 def overlap(
@@ -80,7 +81,18 @@ def overlap(
         raise CollectiveError("overlap needs one or more layers, got none")
     fixed = is_fixed(order)
 
-    def reduce(leaves: list[jax.Array]) -> _Sum:
+    def reduce(leaves: list[jax.Array]) -> _Sum | _SumByLax:
+        if stay_apart("all_reduce", leaves, axis_name, schedule, "auto", order):
+            return _SumByLax(
+                reduced(
+                    leaves,
+                    axis_name,
+                    schedule=schedule,
+                    mean=mean,
+                    accum_dtype=accum_dtype,
+                    order=order,
+                )
+            )
         return _Sum(leaves, axis_name, schedule, mean, accum_dtype, fixed)
 
     def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
@@ -191,6 +203,20 @@ class _Sum:
         return reduced
 
 
+class _SumByLax:
+    """A sum that ``jax.lax`` runs as a whole: it has no steps, and XLA hides it where it can."""
+
+    def __init__(self, total: list[jax.Array]):
+        self.total, self.left, self.in_flight = total, [], []
+
+    def advance(self, arrived: list[jax.Array]) -> None:
+        """Nothing: it was complete when it began."""
+
+    def result(self) -> list[jax.Array]:
+        """The leaves, reduced."""
+        return self.total
+
+
 @dataclasses.dataclass
 class _ActiveSums:
     """The sums that are not complete, oldest first.
@@ -199,9 +225,11 @@ class _ActiveSums:
         sums: each with the list that its leaves go to, and their indices in it.
     """
 
-    sums: list[tuple[_Sum, list, list[int]]] = dataclasses.field(default_factory=list)
+    sums: list[tuple[_Sum | _SumByLax, list, list[int]]] = dataclasses.field(default_factory=list)
 
-    def add(self, leaves: list, members: list[int], start: Callable[[list], _Sum]) -> None:
+    def add(
+        self, leaves: list, members: list[int], start: Callable[[list], _Sum | _SumByLax]
+    ) -> None:
         """Start a sum of some of a layer's leaves, which take their places when it is done."""
         kept = [i for i in members if not is_void(leaves[i])]
         if kept:
