@@ -19,9 +19,11 @@ from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
 from jaxcoll.synth.oblivious.hdrm import Hdrm
+from jaxcoll.synth.oblivious.nccl_ring import NcclRing
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
+from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
@@ -52,6 +54,7 @@ __all__ = [
     "HierarchicalTree",
     "MinCongestion",
     "MultiTree",
+    "NcclRing",
     "Portfolio",
     "Rhd",
     "Ring",
@@ -63,6 +66,7 @@ __all__ = [
     "Tacos",
     "Themis",
     "TimeStepped",
+    "Trivance",
     "Tto",
     "empty_schedule",
     "forest",

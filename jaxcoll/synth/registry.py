@@ -27,9 +27,11 @@ from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
 from jaxcoll.synth.oblivious.hdrm import Hdrm
+from jaxcoll.synth.oblivious.nccl_ring import NcclRing
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
+from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.tacos.synthesizer import Tacos
@@ -78,7 +80,11 @@ def _forests(
     synthesizer: Synthesizer, topology: Topology, collective: Collective
 ) -> tuple[tuple[int, ...], ...]:
     """Few trees per rank, the fastest for little data, and multiples of the fastest numbers."""
-    numbers = numbers_of_trees(topology)
+    way = topology.transpose() if collective.kind == "reduce" else topology
+    is_rooted = collective.kind in ROOTED
+    numbers = numbers_of_trees(
+        way, collective.groups[0][collective.root or 0] if is_rooted else None
+    )
     return ((1, 2, 3, 4, 6, 8, 12), *(tuple(k * pieces for pieces in _DOUBLINGS) for k in numbers))
 
 
@@ -90,6 +96,24 @@ def _trees(
         return ((1,),)
     k = synthesizer.granularity(topology)  # type: ignore[attr-defined]
     return (tuple(k * pieces for pieces in _DOUBLINGS),)
+
+
+def _circles(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """A chunk for every circle, and two, as both ways round half of a shard comes from each."""
+    if collective.kind in ROOTED:
+        return ((1,),)
+    circles = synthesizer.granularity(topology, collective)  # type: ignore[attr-defined]
+    return ((circles, 2 * circles),)
+
+
+def _channels(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """As many chunks for every channel as shorten the pipeline."""
+    channels = synthesizer.granularity(topology, collective)  # type: ignore[attr-defined]
+    return (tuple(channels * pieces for pieces in _DOUBLINGS),)
 
 
 def _dimensions(
@@ -210,7 +234,9 @@ class Entry:
 
 
 REGISTRY: Mapping[str, Entry] = {
-    "ring": Entry(Ring, only(1, 2), (Ring(), Ring(bidirectional=False))),
+    "ring": Entry(Ring, _circles, (Ring(), Ring(bidirectional=False))),
+    # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
+    "nccl_ring": Entry(NcclRing, _channels),
     "direct": Entry(Direct, variants=(Direct(),)),
     "bucket": Entry(Bucket, _parts, (Bucket(),)),
     "rhd": Entry(
@@ -218,6 +244,7 @@ REGISTRY: Mapping[str, Entry] = {
         _with_pieces,
         (Rhd(), Rhd(far_first=True), Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
     ),
+    "trivance": Entry(Trivance, _dimensions, (Trivance(), Trivance(near_first=True))),
     "bruck": Entry(Bruck, _with_pieces, (Bruck(), Bruck(pieces=_ALL))),
     "double_binary_tree": Entry(
         DoubleBinaryTree, _with_pieces, (DoubleBinaryTree(), DoubleBinaryTree(pieces=1))

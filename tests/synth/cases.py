@@ -28,6 +28,7 @@ from jaxcoll.synth import (
     HierarchicalTree,
     MinCongestion,
     MultiTree,
+    NcclRing,
     Portfolio,
     Rhd,
     Ring,
@@ -39,6 +40,7 @@ from jaxcoll.synth import (
     Tacos,
     Themis,
     TimeStepped,
+    Trivance,
     Tto,
 )
 from jaxcoll.synth.tacos.rules import RULES
@@ -94,6 +96,13 @@ BOXES = st.sampled_from(
         families.flattened_butterfly(2, 3, terminals=2),
     ]
 )
+HOSTS = st.sampled_from(
+    [
+        *(families.nvswitch_hosts((4,) * n, inside=9e9, network=2e9) for n in (2, 3)),
+        *(families.multi_rail(n, 3) for n in (2, 3)),
+        families.mi250(2, ranks=8),
+    ]
+)
 ONE_WAY = st.sampled_from(
     [
         families.product(families.ring(4, bidirectional=False), families.switch(3)),
@@ -120,11 +129,24 @@ FROM_ONE = ("broadcast", "reduce", "all_reduce")
 FEW = Portfolio(names=("direct", "bucket", "forestcoll", "min_congestion", "tacos"), work=20_000)
 
 CASES = [
-    *(Case(s, "random", RANDOM) for s in (Ring(), Ring(bidirectional=False))),
-    *(Case(s, "switches", SWITCHED) for s in (Ring(), Ring(bidirectional=False))),
+    *(
+        Case(ring, *family)
+        for ring in (Ring(), Ring(bidirectional=False), Ring(order="ranks"))
+        for family in (("random", RANDOM), ("switches", SWITCHED))
+    ),
+    *(
+        Case(ring, *family, grouped=False)
+        for ring in (Ring(), Ring(bidirectional=False))
+        for family in (("grids", EVEN_GRIDS), ("hosts", HOSTS), ("mixed links", MIXED))
+    ),
     Case(Ring(), "one or two ranks", SMALL),
     Case(Ring(circles=families.DGX1_CIRCLES), "eight ranks", EIGHTS, grouped=False),
     Case(Ring(circles=families.DGX1_CIRCLES), "DGX-1", DGX1, grouped=False),
+    *(
+        Case(NcclRing(), *family, TREES)
+        for family in (("random", RANDOM), ("switches", SWITCHED), ("one or two ranks", SMALL))
+    ),
+    Case(NcclRing(pieces=2), "hosts", HOSTS, TREES, grouped=False),
     Case(Direct(), "random", RANDOM, KINDS),
     Case(Direct(), "switches", SWITCHED, KINDS),
     Case(Direct(), "one or two ranks", SMALL, KINDS),
@@ -135,6 +157,10 @@ CASES = [
     Case(Bruck(), "random", RANDOM),
     Case(Bruck(pieces=2), "switches", SWITCHED),
     Case(Bruck(), "one or two ranks", SMALL),
+    *(Case(Trivance(), *family) for family in (("random", RANDOM), ("grids", EVEN_GRIDS))),
+    Case(Trivance(near_first=True, pieces=2), "switches", SWITCHED),
+    Case(Trivance(), "one or two ranks", SMALL),
+    Case(HierarchicalRing(), "hosts", HOSTS, grouped=False),
     Case(HierarchicalRing(), "grids", EVEN_GRIDS, grouped=False),
     Case(HierarchicalRing(), "boxes", BOXES, grouped=False),
     Case(HierarchicalRing(inner=2), "even", EVEN, grouped=False),
