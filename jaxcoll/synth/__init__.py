@@ -27,6 +27,7 @@ from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
+from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
@@ -68,6 +69,7 @@ __all__ = [
     "TimeStepped",
     "Trivance",
     "Tto",
+    "VanDeGeijn",
     "empty_schedule",
     "forest",
     "synthesize",

@@ -34,6 +34,7 @@ from jaxcoll.synth.oblivious.swing import Swing
 from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
+from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
@@ -156,6 +157,16 @@ def _balanced(
     return (tuple(sorted(few)),)
 
 
+def _shares(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """For every rank as many chunks as the all_gather is worth trying with."""
+    ranks = max(map(len, collective.groups))
+    gather = dataclasses.replace(collective, kind="all_gather", root=None)
+    series = chunk_counts(synthesizer.gather, topology, gather)  # type: ignore[attr-defined]
+    return tuple(tuple(ranks * count for count in counts) for counts in series)
+
+
 def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Every rank receives every chunk once; an all_reduce sums them first."""
     rooted = collective.kind in ROOTED
@@ -188,6 +199,14 @@ def _roots(topology: Topology) -> float:
 
 def _from_a_root(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     return _roots(topology) + _sends(synthesizer, topology, collective)
+
+
+def _in_two(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """The work of the all_gather and, with the scatter and joining both, as much three times."""
+    gather, ranks = synthesizer.gather, max(map(len, collective.groups))  # type: ignore[attr-defined]
+    each = -(-collective.chunks_per_shard // ranks)
+    part = dataclasses.replace(collective, kind="all_gather", root=None, chunks_per_shard=each)
+    return 4 * entry_of(gather).work(gather, topology, part)
 
 
 def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
@@ -274,6 +293,13 @@ REGISTRY: Mapping[str, Entry] = {
     "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
     "time_stepped": Entry(TimeStepped, only(*_DOUBLINGS), sized=True, work=_hops),
     "blink": Entry(Blink, _trees, (Blink(),), work=_from_a_root),
+    "van_de_geijn": Entry(
+        VanDeGeijn,
+        _shares,
+        tuple(VanDeGeijn(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct())),
+        sized=True,
+        work=_in_two,
+    ),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),
 }

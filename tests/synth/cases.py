@@ -42,6 +42,7 @@ from jaxcoll.synth import (
     TimeStepped,
     Trivance,
     Tto,
+    VanDeGeijn,
 )
 from jaxcoll.synth.tacos.rules import RULES
 from jaxcoll.topology import Topology
@@ -125,6 +126,7 @@ SUMS = ("all_reduce",)
 TREES = (*GATHERS, "broadcast", "reduce")
 TINY = strategies.topologies(max_ranks=4, homogeneous=True)
 SWITCHED_TINY = strategies.topologies(max_ranks=4, switches=True)
+BY_SHARES = ("broadcast", "reduce")
 FROM_ONE = ("broadcast", "reduce", "all_reduce")
 FEW = Portfolio(names=("direct", "bucket", "forestcoll", "min_congestion", "tacos"), work=20_000)
 
@@ -222,6 +224,12 @@ CASES = [
     Case(Blink(pieces=2), "balanced switches", random_switched(), FROM_ONE, grouped=False),
     Case(Blink(degree=1), "unwound switches", SWITCHED, FROM_ONE, grouped=False),
     Case(Blink(), "one or two ranks", SMALL, FROM_ONE, grouped=False),
+    Case(VanDeGeijn(), "random", RANDOM, BY_SHARES, grouped=False),
+    Case(VanDeGeijn(nbytes=1e3), "balanced switches", random_switched(), BY_SHARES, grouped=False),
+    *(
+        Case(VanDeGeijn(gather=Direct()), *family, BY_SHARES)
+        for family in (("random", RANDOM), ("switches", SWITCHED), ("one or two ranks", SMALL))
+    ),
     Case(Sccl(), "tiny", TINY, KINDS),
     Case(Sccl(rounds=1), "tiny", TINY, TREES),
     Case(Sccl(), "one or two ranks", SMALL, KINDS),
