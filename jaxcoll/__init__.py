@@ -21,6 +21,7 @@ from jaxcoll.bounds.throughput import Optimum, optimum
 from jaxcoll.collective import Collective
 from jaxcoll.compact import CompactSchedule
 from jaxcoll.errors import (
+    AssumptionWarning,
     CollectiveError,
     FormatError,
     JaxcollError,
@@ -40,7 +41,9 @@ from jaxcoll.simulation import (
     simulate,
     simulate_messages,
     simulate_multicast,
+    sum_orders,
 )
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.topology import Topology
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
         psum_scatter,
         reduce,
         scatter,
+        use_topology,
     )
     from jaxcoll.training import transforms as optax  # noqa: F401
 
@@ -91,22 +95,26 @@ _NEED_JAX = frozenset(
         "psum_scatter",
         "reduce",
         "scatter",
+        "use_topology",
     )
 )
 
 __all__ = [
     "SYNTHESIZERS",
+    "AssumptionWarning",
     "Bound",
     "Collective",
     "CollectiveError",
     "CompactSchedule",
     "Edges",
+    "ExecutionCosts",
     "FormatError",
     "Framing",
     "Grid",
     "JaxcollError",
     "Message",
     "MessageTimes",
+    "NativeCost",
     "Optimum",
     "Placement",
     "Provenance",
@@ -147,10 +155,12 @@ __all__ = [
     "simulate_messages",
     "simulate_multicast",
     "step_bound",
+    "sum_orders",
     "synth",
     "synthesize",
     "synthesize_compact",
     "topologies",
+    "use_topology",
     "verify",
 ]
 

@@ -18,6 +18,7 @@ from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.halving import Halving
 from jaxcoll.synth.oblivious.hdrm import Hdrm
 from jaxcoll.synth.oblivious.nccl_ring import NcclRing
 from jaxcoll.synth.oblivious.rhd import Rhd
@@ -50,6 +51,7 @@ __all__ = [
     "Direct",
     "DoubleBinaryTree",
     "ForestColl",
+    "Halving",
     "Hdrm",
     "HierarchicalRing",
     "HierarchicalTree",

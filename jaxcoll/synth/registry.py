@@ -26,6 +26,7 @@ from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.halving import Halving
 from jaxcoll.synth.oblivious.hdrm import Hdrm
 from jaxcoll.synth.oblivious.nccl_ring import NcclRing
 from jaxcoll.synth.oblivious.rhd import Rhd
@@ -264,6 +265,8 @@ REGISTRY: Mapping[str, Entry] = {
         (Rhd(), Rhd(far_first=True), Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
     ),
     "trivance": Entry(Trivance, _dimensions, (Trivance(), Trivance(near_first=True))),
+    # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
+    "halving": Entry(Halving),
     "bruck": Entry(Bruck, _with_pieces, (Bruck(), Bruck(pieces=_ALL))),
     "double_binary_tree": Entry(
         DoubleBinaryTree, _with_pieces, (DoubleBinaryTree(), DoubleBinaryTree(pieces=1))
