@@ -41,6 +41,7 @@ from jaxcoll.simulation import (
     simulate,
     simulate_messages,
     simulate_multicast,
+    sum_orders,
 )
 from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
 from jaxcoll.synth import SYNTHESIZERS, synthesize
@@ -159,6 +160,7 @@ __all__ = [
     "simulate_messages",
     "simulate_multicast",
     "step_bound",
+    "sum_orders",
     "synth",
     "synthesize",
     "synthesize_compact",

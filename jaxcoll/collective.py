@@ -338,7 +338,8 @@ class Collective:
         sizes = sorted({len(group) for group in self.groups})
         over = f"{self.num_ranks} ranks"
         if self.is_grouped:
-            over += f" in {len(self.groups)} groups of {'/'.join(map(str, sizes))}"
+            several = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 4 else "/".join(map(str, sizes))
+            over += f" in {len(self.groups)} groups of {several}"
         root = f", root {self.root}" if self.root is not None else ""
         if self.shares is not None:
             return f"Collective({self.kind}, {over}, {self.num_chunks} chunks in unequal shards)"
@@ -352,7 +353,9 @@ def _checked_groups(given, num_ranks: int) -> tuple[tuple[int, ...], ...]:
     )
     members = [rank for group in groups for rank in group]
     if not groups or not all(groups):
-        raise CollectiveError(f"groups must be one or more non-empty tuples of ranks, got {groups}")
+        raise CollectiveError(
+            f"groups must be one or more non-empty tuples of ranks, got {checks.shown(groups)}"
+        )
     outside = [rank for rank in members if not 0 <= rank < num_ranks]
     if outside:
         raise CollectiveError(f"groups name rank {outside[0]}; ranks are 0..{num_ranks - 1}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jax
 
 from jaxcoll.aot.hlo import Instruction, Module, parse
-from jaxcoll.aot.replica_groups import replica_groups
+from jaxcoll.aot.replica_groups import permuted_pairs, replica_groups
 from jaxcoll.errors import FormatError
 
 # Collectives that XLA has of its own; schedules run as collective-permute only.
@@ -58,7 +58,7 @@ class Summary:
         bursts: the communication, in order.
         in_flight: most permutes in flight at once.
         native: collectives of XLA's own, by opcode.
-        copies: bytes of each copy from main memory to main memory, once for each time it happens.
+        copies: times of copies from main memory to main memory, by their bytes.
         kernels: kernels other than communication.
         matmuls: those of them that multiply matrices.
         wire_bytes: bytes that a device sends, on average over devices: of permutes all it hands
@@ -70,7 +70,7 @@ class Summary:
     bursts: tuple[Burst, ...]
     in_flight: int
     native: Mapping[str, int]
-    copies: tuple[int, ...]
+    copies: Mapping[int, int]
     kernels: int
     matmuls: int
     wire_bytes: float
@@ -117,7 +117,7 @@ class Summary:
 
     def copies_of(self, nbytes: int) -> int:
         """Copies of at least that many bytes."""
-        return sum(size >= nbytes for size in self.copies)
+        return sum(times for size, times in self.copies.items() if size >= nbytes)
 
 
 def summarize(compiled: jax.stages.Compiled) -> Summary:
@@ -148,7 +148,7 @@ def summarize_module(
         tuple(walk.bursts),
         walk.in_flight,
         dict(walk.native),
-        tuple(walk.copies),
+        dict(walk.copies),
         walk.kernels,
         walk.matmuls,
         walk.wire_bytes,
@@ -169,7 +169,7 @@ class _Walk:
         self.module = module
         self.bursts: list[Burst] = []
         self.native: collections.Counter[str] = collections.Counter()
-        self.copies: list[int] = []
+        self.copies: collections.Counter[int] = collections.Counter()
         self.in_flight = self.kernels = self.matmuls = self.unknown_loops = 0
         self.wire_bytes = 0.0
         self._flying: dict[str, int] = {}
@@ -180,7 +180,7 @@ class _Walk:
         self._awaited, self._together = False, True
 
     def visit(self, computation: str, times: int) -> None:
-        instructions = self.module.computations[computation]
+        instructions = self.module.instructions(computation)
         by_name = {i.name: i for i in instructions}
         for i in instructions:
             if i.opcode == "while":
@@ -214,8 +214,7 @@ class _Walk:
     def _loop(self, loop: Instruction, times: int) -> None:
         count = self.module.trip_count(loop)
         self.unknown_loops += count is None
-        body = (loop.attribute("body") or "").lstrip("%")
-        self.visit(body, times * (1 if count is None else count))
+        self.visit(loop.computation("body"), times * (1 if count is None else count))
 
     def _run(self, i: Instruction, by_name: Mapping[str, Instruction], times: int) -> None:
         inside = [i, *self._inside(i)]
@@ -265,13 +264,13 @@ class _Walk:
             self._burst_matmuls += multiplies
         only_moves = i.opcode == "fusion" and all(p.opcode in _MOVES for p in inside[1:])
         if i.opcode in ("copy", "reshape", "transpose") or only_moves:
-            self._copied(i, by_name.get(i.operands[0]), times)
+            self._copied(i, by_name.get(i.operands[0]) if i.operands else None, times)
 
     def _copied(self, i: Instruction, source: Instruction | None, times: int) -> None:
         # Into another memory space and back is how the compiler uses fast memory, not a copy.
         memories = i.memories | (source.memories if source else frozenset())
         if memories == {"0"} and i.opcode != "copy-done":
-            self.copies += [i.largest_part] * times
+            self.copies[i.largest_part] += times
 
 
 def _is_matmul(i: Instruction) -> bool:
@@ -284,8 +283,7 @@ def _is_matmul(i: Instruction) -> bool:
 
 
 def _permute_bytes(i: Instruction, devices: int) -> float:
-    pairs = re.findall(r"\{(\d+),(\d+)\}", i.attribute("source_target_pairs") or "")
-    return i.largest_part * sum(src != dst for src, dst in pairs) / devices
+    return i.largest_part * sum(src != dst for src, dst in permuted_pairs(i)) / devices
 
 
 def _native_bytes(name: str, i: Instruction, devices: int) -> float:

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals, primitives
+from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.choice import active, configured
@@ -29,7 +29,7 @@ from jaxcoll.execute.native import Native
 from jaxcoll.execute.processes import agree
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
-from jaxcoll.synth import Synthesizer
+from jaxcoll.synth import Halving, Synthesizer
 from jaxcoll.task import Task
 
 # Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
@@ -119,6 +119,7 @@ class Call:
     invarying: bool = False
     accum_dtype: Any = None
     op: str = "sum"
+    is_fixed: bool = False
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype if self.accum_dtype is None else accumulator(self.accum_dtype, x.dtype)
@@ -153,7 +154,9 @@ class Call:
 
     def _run(self, x: jax.Array) -> jax.Array:
         choices = active.current()
-        if choices is None or self.choice is not None or self.lowering != "auto":
+        # A tuned configuration may add in another order.
+        is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
+        if choices is None or not is_open:
             return self._run_by(x, None)
         return choices.run(self._task(x), x, self._run_by)
 
@@ -165,8 +168,9 @@ class Call:
             nbytes = self._nbytes(x, self.groups)
             return configured.run(site, x, nbytes, config, lambda: self._chosen(x))
         axes, chosen = self._chosen(x)
+        op = "fixed_sum" if self.is_fixed else self.op
         return primitives.bind(
-            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=self.op
+            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=op
         )
 
     def _chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
@@ -191,7 +195,7 @@ class Call:
 
     def _cheapest(self, x: jax.Array) -> Schedule | Native | None:
         """What runs a call that leaves schedule and lowering open; ``None`` for other calls."""
-        if self.choice is not None or self.lowering != "auto":
+        if self.choice is not None or self.lowering != "auto" or self.is_fixed:
             return None
         groups = checked_groups(self.groups, self.axes)
         nbytes = self._nbytes(x, groups)
@@ -201,6 +205,8 @@ class Call:
         """The axes that a collective of an operand runs over, and by which schedule."""
         axes, groups = self.axes, self.groups
         nbytes, choice = self._nbytes(x, groups), self.choice
+        if self.is_fixed and choice in (None, "auto"):
+            choice = Halving()
         if choice is None or isinstance(choice, (str, Synthesizer)):
             checked = checked_groups(groups, axes)
             choice = on_network(choice, self.kind, axes, checked, self.root, nbytes)
@@ -208,6 +214,8 @@ class Call:
             axes = _axes_of_schedule(choice, axes)
             groups = choice.collective.groups if axes.names != axes.over else None
         chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)
+        if self.is_fixed:
+            fixed_order.check_fixed(chosen)
         agree(chosen, axes, self.lowering, f"{self.kind} of {nbytes} B, groups {groups}")
         return axes, chosen
 
@@ -228,8 +236,13 @@ class Call:
         )
 
 
-def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tuple[Axes, Schedule]:
+def resolve(
+    kind: str, x: jax.Array, axis_name: AxisName, choice: Choice, is_fixed: bool = False
+) -> tuple[Axes, Schedule]:
     """The axes and the schedule that a collective of ``x`` without groups or root would run.
+
+    Args:
+        is_fixed: whether the schedule must add in one order.
 
     Raises:
         CollectiveError: as the function of that kind, and for axes of ``vmap``.
@@ -237,7 +250,7 @@ def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tup
     names = names_of(axis_name)
     if is_vmapped(names) or not names:
         raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
-    return Call(kind, choice, axes_of(names)).resolve(x)
+    return Call(kind, choice, axes_of(names), is_fixed=is_fixed).resolve(x)
 
 
 def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:

@@ -8,7 +8,8 @@ may be anything. Their parameters:
   ``Native``, for the collective of ``jax.lax``.
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
-- ``op``: how all_reduce combines the ranks, "sum", "max" or "min"; "sum" for the others.
+- ``op``: how all_reduce combines the ranks, "sum", "max" or "min", or "fixed_sum" for a sum in a
+  fixed order (``fixed_order``), which reduce_scatter has, too; "sum" for the others.
 - ``grouped``: whether the permutes of a step are one NCCL group on GPUs.
 """
 
@@ -25,7 +26,7 @@ from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals, layout, native
+from jaxcoll.execute import fixed_order, jax_internals, layout, native
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
@@ -38,7 +39,7 @@ from jaxcoll.schedule import Schedule
 MOST_STRAIGHT_PERMUTES = 128
 
 LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": pallas.run}
-OPS = {"sum": lax.add, "max": lax.max, "min": lax.min}
+OPS = {"sum": lax.add, "fixed_sum": fixed_order.add, "max": lax.max, "min": lax.min}
 
 
 def bind(
@@ -119,13 +120,14 @@ def _weak(weak, *, schedule, invarying, **_):
 
 
 def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
-    del op  # only sums have one
     kind = schedule.collective.kind
     if invarying:
         # The cotangent is the same on all ranks, and each rank's operand counts once.
         varied = lax.pcast(cotangent, axes.over, to="varying")
         return _own_block(varied, axes, schedule) if kind == "all_gather" else varied
-    dual = schedule if kind == "all_reduce" else reversed_schedule(schedule)
+    if kind == "all_reduce":
+        return bind(cotangent, axes, schedule, lowering=lowering, op=op, grouped=grouped)
+    dual = reversed_schedule(schedule)
     return bind(cotangent, axes, dual, lowering=lowering, grouped=grouped)
 
 
@@ -162,6 +164,8 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
         return native.run(x, axes, schedule.collective, op)
     program = permute_program(schedule)
     into, out = program.blocks
+    if op == "fixed_sum":
+        x = fixed_order.rounded(x)
     if axes.auto and into > 1:
         # Which block is read depends on the rank: XLA would gather a sharded one in every step.
         free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
@@ -174,7 +178,10 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     )
     lines = laid.pack(x, into)
     form = target if grouped or target != "gpu" else "gpu_ungrouped"
-    result = LOWERINGS[chosen](program, lines, axes, laid.width, form, OPS[op])
+    # A kernel adds what lies in memory: nothing merges its additions.
+    is_kernel = op == "fixed_sum" and chosen == "pallas"
+    combine = lax.add if is_kernel else OPS[op]
+    result = LOWERINGS[chosen](program, lines, axes, laid.width, form, combine)
     return laid.unpack(result, out, shape)
 
 
@@ -214,7 +221,7 @@ def _declare(kind: str, op: str):
         out_varying=_out_varying,
         weak=_weak,
         # As in jax.lax, maxima and minima have no derivative.
-        transpose=_transpose if op == "sum" else None,
+        transpose=_transpose if op in ("sum", "fixed_sum") else None,
         batch=_batch,
         run=run,
         platforms={
@@ -226,3 +233,6 @@ def _declare(kind: str, op: str):
 
 PRIMITIVES = {(kind, "sum"): _declare(kind, "sum") for kind in DUALS}
 PRIMITIVES |= {("all_reduce", op): _declare("all_reduce", op) for op in ("max", "min")}
+PRIMITIVES |= {
+    (kind, "fixed_sum"): _declare(kind, "fixed_sum") for kind in ("all_reduce", "reduce_scatter")
+}

@@ -69,8 +69,18 @@ class FoundTopology:
 
     @functools.cached_property
     def digraph(self) -> Digraph:
-        """The digraph, built."""
-        return self.construction.digraph()
+        """The digraph, built.
+
+        Raises:
+            TopologyError: a construction of another size or degree, as a file may say.
+        """
+        digraph = self.construction.digraph()
+        if (digraph.size, digraph.degree) != (self.size, self.degree):
+            raise TopologyError(
+                f"{digraph} has {digraph.size} ranks of degree {digraph.degree}, not {self.size} "
+                f"of degree {self.degree}"
+            )
+        return digraph
 
     @functools.cached_property
     def diameter(self) -> int:

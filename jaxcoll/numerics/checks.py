@@ -14,23 +14,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxcoll.errors import JaxcollError
+from jaxcoll.errors import JaxcollError, shown
 from jaxcoll.numerics.rational import Number, as_fraction
 
 Error = type[JaxcollError]
 
-_SHOWN = 80
 _MOST_ITEMS = 2**26
 _INT64 = np.iinfo(np.int64).max
-
-
-def shown(value: object) -> str:
-    """A value as an error shows it: the beginning of its ``repr``, and never a failure."""
-    try:
-        text = repr(value)
-    except Exception as error:  # an object of the caller's: any failure must not hide the error
-        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def optional(value, check: Callable, *args, **limits):
@@ -186,6 +176,13 @@ def instance(value, kinds: type | tuple[type, ...], what: str, error: Error):
         names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
         expected = " or a ".join(names)
         raise error(f"{what} must be a {expected}, got {shown(value)} ({type(value).__name__})")
+    return value
+
+
+def callback(value, what: str, error: Error):
+    """A function to call, itself, or None."""
+    if value is not None and not callable(value):
+        raise error(f"{what} must be a function or None, got {shown(value)}")
     return value
 
 

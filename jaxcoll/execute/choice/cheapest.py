@@ -29,13 +29,14 @@ from jaxcoll.synth.registry import REGISTRY, chunk_counts, told
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-# What XLA, NCCL and gloo run, by backend and kind: the synthesizers whose links they use. Rings and
-# double binary trees are NCCL's (its documentation); a TPU slice is crossed dimension by dimension
-# (compiled programs for v5p slices, docs/targets.md).
+# The synthesizers whose links gloo, NCCL and XLA use, by backend: for sums and gathers, then for
+# all_to_all. Rings, double binary trees and direct sends are NCCL's (its documentation); a TPU slice
+# is crossed dimension by dimension (compiled programs for v5p slices, docs/targets.md). How XLA
+# routes an all_to_all in a slice is unknown: it gets the benefit of the doubt.
 _BACKEND_ALGORITHMS = {
-    "cpu": ("ring",),
-    "gpu": ("ring", "double_binary_tree"),
-    "tpu": ("bucket", "ring"),
+    "cpu": (("ring",), ("direct",)),
+    "gpu": (("nccl_ring", "double_binary_tree"), ("direct",)),
+    "tpu": (("bucket", "ring"), ("direct", "min_congestion")),
 }
 # Candidates where the network is known, and where only the machine's charges are. Each takes at
 # most 0.15 s at 16 ranks (Python kernels, before any compiled one is loaded).
@@ -44,6 +45,7 @@ _ON_LINKS = (
     "direct",
     "bucket",
     "rhd",
+    "trivance",
     "bruck",
     "double_binary_tree",
     "hierarchical_ring",
@@ -180,10 +182,12 @@ def _native(
     charge = costs.native_seconds(collective.kind, nbytes, collective.num_ranks) or 0.0
     seconds = 0.0
     if topology is not None:
-        names = _BACKEND_ALGORITHMS[costs.backend]
-        if collective.kind == "all_to_all":
-            names = ("direct",)
-        made = [_made(name, collective, nbytes, topology) for name in names]
+        names = _BACKEND_ALGORITHMS[costs.backend][collective.kind == "all_to_all"]
+        made = [
+            _made(name, each, nbytes, topology)
+            for name in names
+            for each in _in_chunks(name, collective, topology)
+        ]
         times = [_on_links(each, nbytes) for each in made if isinstance(each, Schedule)]
         seconds = min(times, default=math.inf)
         if several_axes and costs.backend == "tpu" and collective.kind != "all_reduce":

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
+from jaxcoll.numerics import checks
 from jaxcoll.tune.nccl.rules import COLLECTIVES, MAX_BYTES, NcclRule
 
 COLUMNS = (
@@ -79,7 +80,7 @@ def loads(text: str) -> tuple[NcclRule, ...]:
             NCCL would ignore.
     """
     rules = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(checks.text(text, "text", FormatError).splitlines(), 1):
         if not line or line.startswith("#"):
             continue
         if len(line.encode()) > MAX_LINE_BYTES:

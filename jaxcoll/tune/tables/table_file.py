@@ -112,7 +112,10 @@ def loads(text: str) -> Parts:
     raw = {name: fields.take(name, readers.items) for name in _SECTIONS}
     fields.end()
     if checksum is not None:
-        found = _checksum({name: sorted(map(_compact, raw[name])) for name in _SECTIONS})
+        try:
+            found = _checksum({name: sorted(map(_compact, raw[name])) for name in _SECTIONS})
+        except RecursionError:
+            raise FormatError("nested deeper than any table") from None
         if found != checksum:
             raise FormatError(
                 f"damaged or edited: its entries have the checksum {found}, but it says "
@@ -135,7 +138,8 @@ def _check_format(whole: object) -> None:
         )
     if int(match[1]) > VERSION:
         raise FormatError(
-            f"written by a newer version: its format is {name}, and this one reads up to "
+            f"written by a newer version: its format is {readers.glimpse(name)}, and this one "
+            f"reads up to "
             f"{FORMAT}/{VERSION}; update jaxcoll, or tune again"
         )
     if int(match[1]) < 1:
