@@ -41,7 +41,9 @@ from jaxcoll.simulation import (
     simulate,
     simulate_messages,
     simulate_multicast,
+    sum_orders,
 )
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.topology import Topology
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
         psum_scatter,
         reduce,
         scatter,
+        use_topology,
     )
     from jaxcoll.training import transforms as optax  # noqa: F401
 
@@ -92,6 +95,7 @@ _NEED_JAX = frozenset(
         "psum_scatter",
         "reduce",
         "scatter",
+        "use_topology",
     )
 )
 
@@ -103,12 +107,14 @@ __all__ = [
     "CollectiveError",
     "CompactSchedule",
     "Edges",
+    "ExecutionCosts",
     "FormatError",
     "Framing",
     "Grid",
     "JaxcollError",
     "Message",
     "MessageTimes",
+    "NativeCost",
     "Optimum",
     "Placement",
     "Provenance",
@@ -149,10 +155,12 @@ __all__ = [
     "simulate_messages",
     "simulate_multicast",
     "step_bound",
+    "sum_orders",
     "synth",
     "synthesize",
     "synthesize_compact",
     "topologies",
+    "use_topology",
     "verify",
 ]
 

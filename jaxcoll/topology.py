@@ -198,12 +198,25 @@ class Topology:
     # ------------------------------------------------------------------ others from this one
 
     def transpose(self) -> Topology:
-        """The network with every link reversed."""
-        return self._moved(self.dst, self.src, np.arange(self.num_vertices))
+        """The network with every link reversed; made once."""
+        return self._transposed
 
     def transpose_links(self) -> np.ndarray:
         """The link of ``transpose()`` that each link becomes, int64 of shape (links,)."""
-        return self._positions(self.dst, self.src)
+        return self._transposed_links
+
+    # Every reduction is a gather on the transposed network, so one search asks for it dozens of
+    # times. It does not hold this network in turn, or neither would be freed.
+
+    @functools.cached_property
+    def _transposed(self) -> Topology:
+        return self._moved(self.dst, self.src, np.arange(self.num_vertices))
+
+    @functools.cached_property
+    def _transposed_links(self) -> np.ndarray:
+        positions = self._positions(self.dst, self.src)
+        positions.setflags(write=False)
+        return positions
 
     def relabel(self, permutation: Sequence[int] | np.ndarray) -> Topology:
         """The network in which rank r is called ``permutation[r]``; switches keep their numbers.

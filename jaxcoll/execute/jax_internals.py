@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.profiler
 from jax._src import config, core, distributed
+from jax._src import mesh as mesh_lib
 from jax._src.lib import _profiler  # type: ignore[attr-defined]
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -67,6 +68,24 @@ def is_explicit(x, dimension: int) -> bool:
 def checks_vma() -> bool:
     """Whether the ``shard_map`` being traced tracks over which axes values vary (``check_vma``)."""
     return bool(config._check_vma.value)
+
+
+def vma_unchecked() -> contextlib.AbstractContextManager[None]:
+    """Trace as inside a ``shard_map`` with ``check_vma=False``."""
+    return config._check_vma(False)
+
+
+def platform() -> str:
+    """The platform of the devices of the mesh in scope, as "cpu", or of the default backend."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def concrete_mesh() -> jax.sharding.Mesh | None:
+    """The mesh of ``jax.set_mesh``, with its devices; ``None`` where none or another is in use."""
+    mesh = mesh_lib.get_concrete_mesh()
+    named = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or dict(mesh.shape) != dict(named.shape) else mesh
 
 
 def axis_sizes() -> Mapping[str, int]:

@@ -16,6 +16,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
 from jaxcoll.synth.registry import REGISTRY, chunk_counts, entry_of, told
 from jaxcoll.topology import Topology
@@ -113,6 +114,8 @@ class Portfolio(Synthesizer):
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
             two microseconds each); when None 786,432 up to 128 ranks, 128 per pair of more
             ranks, at most 8,388,608. Larger ones are passed over; the table says so.
+        execution: the machine's charges on top of the links, or the backend whose shipped ones are
+            meant; none when None.
         progress: called with every candidate done; see ``Progress``.
 
     Raises:
@@ -124,6 +127,7 @@ class Portfolio(Synthesizer):
     names: tuple[str, ...] = ()
     tolerance: float = 0.01
     work: int | None = None
+    execution: ExecutionCosts | str | None = None
     progress: Progress | None = dataclasses.field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "auto"
@@ -140,6 +144,7 @@ class Portfolio(Synthesizer):
             raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
         checks.put(self, tolerance=tolerance)
         checks.integer_fields(self, CollectiveError, "work", or_none=True)
+        checks.put(self, execution=costs_of(self.execution, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """The fastest schedule with the collective's own number of chunks; see ``Synthesizer``.
@@ -203,13 +208,19 @@ class Portfolio(Synthesizer):
 
 
 def with_chunks_chosen(
-    synthesizer: Synthesizer, topology: Topology, collective: Collective, nbytes: float, seed: int
+    synthesizer: Synthesizer,
+    topology: Topology,
+    collective: Collective,
+    nbytes: float,
+    seed: int,
+    execution: ExecutionCosts | None = None,
 ) -> Schedule:
     """The synthesizer's fastest schedule over the chunk counts that the registry states for it.
 
     Args:
         collective: its ``chunks_per_shard`` counts for nothing.
         nbytes: bytes of a rank's buffer to be fast for.
+        execution: as for ``Portfolio``.
 
     Raises:
         CollectiveError, TopologyError: the synthesizer is not defined for the problem.
@@ -217,7 +228,7 @@ def with_chunks_chosen(
     one = dataclasses.replace(collective, chunks_per_shard=1)
     series = chunk_counts(synthesizer, topology, one)
     if series != ((1,),) and any(len(group) > 1 for group in collective.groups):
-        race = _Race(Portfolio(nbytes), topology, one, seed)
+        race = _Race(Portfolio(nbytes, execution=execution), topology, one, seed)
         race.finish([_Climb(synthesizer, counts) for counts in series], whatever_it_takes=True)
         if race.schedule is not None:
             return race.schedule
@@ -237,7 +248,10 @@ class _Race:
         self.portfolio, self.topology = portfolio, topology
         self.collective, self.seed = collective, seed
         self.nbytes = as_fraction(portfolio.nbytes)
+        self.execution = costs_of(portfolio.execution)
         self.bound = _least_seconds(topology, collective, self.nbytes)
+        if self.execution is not None:
+            self.bound += float(self.execution.least_seconds(collective))
         self.time: Fraction | None = None
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
@@ -312,7 +326,9 @@ class _Race:
             except JaxcollError as error:
                 row["refused"] = str(error)
             else:
-                taken = simulate(schedule, self.nbytes, self.portfolio.model).exact_time
+                taken = simulate(
+                    schedule, self.nbytes, self.portfolio.model, execution=self.execution
+                ).exact_time
                 row["time"] = seconds = float(taken)
                 if self.time is None or taken < self.time:
                     self.time, self.schedule, self.chosen = taken, schedule, synthesizer
@@ -339,6 +355,7 @@ class _Race:
             "nbytes": self.portfolio.nbytes,
             "time": self.seconds,
             "bound": self.bound,
+            "execution": "" if self.execution is None else self.execution.backend,
             "table": tuple(self.table),
         }
         said = self.schedule.provenance.certificate

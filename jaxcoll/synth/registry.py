@@ -26,12 +26,16 @@ from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.halving import Halving
 from jaxcoll.synth.oblivious.hdrm import Hdrm
+from jaxcoll.synth.oblivious.nccl_ring import NcclRing
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
+from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
+from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
@@ -78,7 +82,11 @@ def _forests(
     synthesizer: Synthesizer, topology: Topology, collective: Collective
 ) -> tuple[tuple[int, ...], ...]:
     """Few trees per rank, the fastest for little data, and multiples of the fastest numbers."""
-    numbers = numbers_of_trees(topology)
+    way = topology.transpose() if collective.kind == "reduce" else topology
+    is_rooted = collective.kind in ROOTED
+    numbers = numbers_of_trees(
+        way, collective.groups[0][collective.root or 0] if is_rooted else None
+    )
     return ((1, 2, 3, 4, 6, 8, 12), *(tuple(k * pieces for pieces in _DOUBLINGS) for k in numbers))
 
 
@@ -90,6 +98,24 @@ def _trees(
         return ((1,),)
     k = synthesizer.granularity(topology)  # type: ignore[attr-defined]
     return (tuple(k * pieces for pieces in _DOUBLINGS),)
+
+
+def _circles(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """A chunk for every circle, and two, as both ways round half of a shard comes from each."""
+    if collective.kind in ROOTED:
+        return ((1,),)
+    circles = synthesizer.granularity(topology, collective)  # type: ignore[attr-defined]
+    return ((circles, 2 * circles),)
+
+
+def _channels(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """As many chunks for every channel as shorten the pipeline."""
+    channels = synthesizer.granularity(topology, collective)  # type: ignore[attr-defined]
+    return (tuple(channels * pieces for pieces in _DOUBLINGS),)
 
 
 def _dimensions(
@@ -132,6 +158,16 @@ def _balanced(
     return (tuple(sorted(few)),)
 
 
+def _shares(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """For every rank as many chunks as the all_gather is worth trying with."""
+    ranks = max(map(len, collective.groups))
+    gather = dataclasses.replace(collective, kind="all_gather", root=None)
+    series = chunk_counts(synthesizer.gather, topology, gather)  # type: ignore[attr-defined]
+    return tuple(tuple(ranks * count for count in counts) for counts in series)
+
+
 def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Every rank receives every chunk once; an all_reduce sums them first."""
     rooted = collective.kind in ROOTED
@@ -164,6 +200,14 @@ def _roots(topology: Topology) -> float:
 
 def _from_a_root(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     return _roots(topology) + _sends(synthesizer, topology, collective)
+
+
+def _in_two(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """The work of the all_gather and, with the scatter and joining both, as much three times."""
+    gather, ranks = synthesizer.gather, max(map(len, collective.groups))  # type: ignore[attr-defined]
+    each = -(-collective.chunks_per_shard // ranks)
+    part = dataclasses.replace(collective, kind="all_gather", root=None, chunks_per_shard=each)
+    return 4 * entry_of(gather).work(gather, topology, part)
 
 
 def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
@@ -210,7 +254,9 @@ class Entry:
 
 
 REGISTRY: Mapping[str, Entry] = {
-    "ring": Entry(Ring, only(1, 2), (Ring(), Ring(bidirectional=False))),
+    "ring": Entry(Ring, _circles, (Ring(), Ring(bidirectional=False))),
+    # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
+    "nccl_ring": Entry(NcclRing, _channels),
     "direct": Entry(Direct, variants=(Direct(),)),
     "bucket": Entry(Bucket, _parts, (Bucket(),)),
     "rhd": Entry(
@@ -218,6 +264,9 @@ REGISTRY: Mapping[str, Entry] = {
         _with_pieces,
         (Rhd(), Rhd(far_first=True), Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
     ),
+    "trivance": Entry(Trivance, _dimensions, (Trivance(), Trivance(near_first=True))),
+    # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
+    "halving": Entry(Halving),
     "bruck": Entry(Bruck, _with_pieces, (Bruck(), Bruck(pieces=_ALL))),
     "double_binary_tree": Entry(
         DoubleBinaryTree, _with_pieces, (DoubleBinaryTree(), DoubleBinaryTree(pieces=1))
@@ -247,6 +296,13 @@ REGISTRY: Mapping[str, Entry] = {
     "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
     "time_stepped": Entry(TimeStepped, only(*_DOUBLINGS), sized=True, work=_hops),
     "blink": Entry(Blink, _trees, (Blink(),), work=_from_a_root),
+    "van_de_geijn": Entry(
+        VanDeGeijn,
+        _shares,
+        tuple(VanDeGeijn(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct())),
+        sized=True,
+        work=_in_two,
+    ),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),
 }

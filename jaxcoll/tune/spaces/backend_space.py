@@ -17,9 +17,9 @@ from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.defaults import default_topology, is_small
+from jaxcoll.execute.choice.transports import alternatives, clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
-from jaxcoll.execute.transports import alternatives, clique_conflict
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import interpreted
 from jaxcoll.synth.registry import REGISTRY, chunk_counts
