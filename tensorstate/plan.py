@@ -101,7 +101,7 @@ class Plan:
             kinds = (jax.sharding.AxisType.Auto,) * len(names)
             mesh = jax.make_mesh(sizes, names, kinds, devices=jax.devices()[:wanted])
         checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
-        checks.callback(collectives, "collectives", PlanError)
+        checks.optional(collectives, checks.function, "collectives", PlanError)
         return apply(self.problem, self.decisions, self.cost, mesh, collectives)
 
     def check(self, *args, mesh: jax.sharding.Mesh | None = None) -> HloComparison:

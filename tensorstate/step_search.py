@@ -89,7 +89,7 @@ def search(
         raise PlanError(
             f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
         )
-    checks.callback(progress, "progress", PlanError)
+    checks.optional(progress, checks.function, "progress", PlanError)
     checks.optional(batch, checks.text, "batch", PlanError)
     counts = _microbatches(microbatches)
     pin, forbid = checked_pins(pin), checked_forbidden(forbid)

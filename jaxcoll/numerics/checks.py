@@ -200,10 +200,16 @@ def nbytes(value, what: str, error: Error) -> Number:
     return int(exact) if exact.denominator == 1 else float(exact)
 
 
-def callback(value, what: str, error: Error):
-    """A function to call, itself, or None."""
-    if value is not None and not callable(value):
-        raise error(f"{what} must be a function or None, got {shown(value)}")
+def names(value, what: str, error: Error) -> tuple[str, ...]:
+    """A string, or several of them, as a tuple."""
+    given = (value,) if isinstance(value, str) else members(value, what, error)
+    return tuple(text(name, f"a name in {what}", error) for name in given)
+
+
+def function(value, what: str, error: Error):
+    """A function, itself."""
+    if not callable(value):
+        raise error(f"{what} must be a function, got {shown(value)}")
     return value
 
 

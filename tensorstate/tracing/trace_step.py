@@ -58,8 +58,7 @@ def trace(
     """
     checks.choice(unknown, ("refuse", "replicate"), "unknown", PlanError)
     checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
-    if not callable(step_fn):
-        raise PlanError(f"the step must be a function, got {checks.shown(step_fn)}")
+    checks.function(step_fn, "the step", PlanError)
     if not isinstance(abstract_args, (list, tuple)):
         raise PlanError(
             f"abstract_args must be a list of the step's arguments, got "

@@ -111,7 +111,7 @@ class Space:
     valid: Valid | None = None
 
     def __post_init__(self):
-        checks.callback(self.valid, "valid", TuneError)
+        checks.optional(self.valid, checks.function, "valid", TuneError)
         subspaces = tuple(checks.members(self.subspaces, "subspaces", TuneError))
         if not subspaces:
             raise TuneError("the configuration space is empty; give at least one subspace")
@@ -237,7 +237,7 @@ class Space:
         Raises:
             TuneError: the default is not among them.
         """
-        checks.callback(valid, "valid", TuneError)
+        checks.optional(valid, checks.function, "valid", TuneError)
         before = self.valid
         both = valid if before is None else lambda config: before(config) and valid(config)
         return Space(self.subspaces, self.default if default is None else default, both)
@@ -260,7 +260,7 @@ class Space:
             TuneError: the option is a resource, or the space has a parameter of its name.
         """
         checks.instance(option, Parameter, "option", TuneError)
-        checks.callback(where, "where", TuneError)
+        checks.optional(where, checks.function, "where", TuneError)
         if option.is_resource:
             raise TuneError(f"the option {option.name!r} must be an implementation parameter")
         applies = where or (lambda _: True)
