@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         axis_size,
         broadcast,
         compiler_options,
+        explain_choice,
         gather,
         pbroadcast,
         pmax,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         use_topology,
     )
     from jaxcoll.training import transforms as optax  # noqa: F401
+    from jaxcoll.tune.measured_costs import measure_execution
 
 # Public folders that are loaded when first used: aot, execute and tune need jax, draw Matplotlib;
 # the finder reads tables.
@@ -85,6 +87,7 @@ _NEED_JAX = frozenset(
         "axis_size",
         "broadcast",
         "compiler_options",
+        "explain_choice",
         "gather",
         "pbroadcast",
         "pmax",
@@ -136,9 +139,11 @@ __all__ = [
     "compiler_options",
     "concatenate",
     "cut_bound",
+    "explain_choice",
     "gather",
     "ideal",
     "lower_bounds",
+    "measure_execution",
     "optimum",
     "pbroadcast",
     "pmax",
@@ -174,6 +179,8 @@ def __getattr__(name: str):
         return _loaded(name, "jaxcoll.training.transforms")
     if name in _FOLDERS:
         return _loaded(name, f"jaxcoll.{name}")
+    if name == "measure_execution":
+        return importlib.import_module("jaxcoll.tune.measured_costs").measure_execution
     if name in _NEED_JAX:
         return getattr(importlib.import_module("jaxcoll.execute"), name)
     if name == "__version__":

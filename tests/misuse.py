@@ -15,7 +15,6 @@ import numpy as np
 import jaxcoll as jc
 from jaxcoll import draw, paths, synth, topologies
 from jaxcoll.bounds import moore, throughput
-from jaxcoll.bounds.times import distance_bound
 from jaxcoll.io import json, multitree
 from jaxcoll.simulation import steady_seconds
 from jaxcoll.synth import direct_connect
@@ -129,7 +128,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.lower_bounds, {"topology": RING, "collective": "all_to_all", "nbytes": 1e6}
     ),
     "cut_bound": (jc.cut_bound, {"topology": RING, "collective": GATHER, "nbytes": 1e6}),
-    "distance_bound": (distance_bound, {"topology": RING, "collective": GATHER}),
     "ideal": (jc.ideal, {"topology": RING, "collective": "all_reduce", "nbytes": 1e6}),
     "step_bound": (jc.step_bound, {"topology": RING, "collective": "all_gather"}),
     "optimum": (jc.optimum, {"topology": RING, "weights": (1, 1, 1, 1)}),

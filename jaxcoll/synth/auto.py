@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
 
-from jaxcoll.bounds import bound, cut_bound
+from jaxcoll.bounds import bound
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.numerics import checks
@@ -27,8 +27,6 @@ _SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
-# The cut bound needs a maximum flow per rank, often several times.
-_CUTS_WITHIN = 2**20
 
 # Called after every schedule: how many were made, which one, and its seconds (None where the
 # synthesizer is not defined for the problem).
@@ -249,7 +247,7 @@ class _Race:
         self.collective, self.seed = collective, seed
         self.nbytes = as_fraction(portfolio.nbytes)
         self.execution = costs_of(portfolio.execution)
-        self.bound = _least_seconds(topology, collective, self.nbytes)
+        self.bound = bound(topology, collective, self.nbytes).time
         if self.execution is not None:
             self.bound += float(self.execution.least_seconds(collective))
         self.time: Fraction | None = None
@@ -362,17 +360,6 @@ class _Race:
         return self.schedule.with_provenance(
             Provenance(certificate={**certificate, "schedule": said} if said else certificate)
         )
-
-
-def _least_seconds(topology: Topology, collective: Collective, nbytes: Fraction) -> float:
-    """What no schedule can beat, by the cut bound too where that is cheap to find."""
-    least = bound(topology, collective, nbytes).time
-    if topology.num_ranks * topology.num_links > _CUTS_WITHIN:
-        return least
-    try:
-        return max(least, cut_bound(topology, collective, nbytes).time)
-    except JaxcollError:  # groups, or a kind or network that cuts say nothing about
-        return least
 
 
 def taken_by_auto(schedule: Schedule) -> str:
