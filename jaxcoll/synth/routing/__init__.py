@@ -3,6 +3,6 @@
 ``min_congestion`` and its kernel choose paths that share the load among the links.
 ``concurrent_flow`` is the best rate of all_to_all: ``flow_classes`` finds the symmetry that makes
 its linear program small, ``soft_distances`` takes over where it stays large. ``time_stepped``
-rounds the flow to a schedule. ``shortest_flow`` and ``kautz_flow`` prove bounds of the rate
+rounds the flow to a schedule. ``van_de_geijn`` makes a broadcast of a scatter and an all_gather. ``shortest_flow`` and ``kautz_flow`` prove bounds of the rate
 without that program (``rate_bounds``).
 """
