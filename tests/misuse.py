@@ -112,6 +112,22 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "simulate": (
         jc.simulate, {"schedule": SCHEDULE, "nbytes": 1e6, "model": "astra", "framing": FRAMING}
     ),
+    "simulate_multicast": (
+        jc.simulate_multicast,
+        {
+            "flow": FLOW, "nbytes": 1000, "switches": (), "kind": "all_gather", "pieces": 1,
+            "in_flight": 2, "model": "astra",
+        },
+    ),
+    "sum_orders": (jc.sum_orders, {"schedule": SCATTER}),
+    "NativeCost": (jc.NativeCost, {"kind": "all_reduce", "seconds": 1e-6, "per_byte": 1e-9}),
+    "ExecutionCosts": (
+        jc.ExecutionCosts,
+        {
+            "backend": "cpu", "permute": 1e-6, "step": 1e-6, "copied": 1e-9, "added": 1e-9,
+            "swapped": 0.0, "native": (), "shared": False, "source": "", "machine": "",
+        },
+    ),
     "Timeline.utilization": (TIMELINE.utilization, {"bins": 4}),
     "steady_seconds": (steady_seconds, {"schedule": SCHEDULE}),
     "Framing": (jc.Framing, {"payload": 64, "head": 8}),

@@ -20,7 +20,7 @@ def check_options(axis_name: AxisName, mean: bool, bucket_bytes: int, window: in
     """Refuse arguments of a gradient transformation where they are given.
 
     Raises:
-        CollectiveError: ``axis_name`` is no name or names, or another is not of its type.
+        CollectiveError: an argument of another type or below 0.
     """
     names_of(axis_name)
     checks.flag(mean, "mean", CollectiveError)

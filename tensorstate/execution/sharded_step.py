@@ -68,7 +68,7 @@ class ShardedStep:
             donate: whether ``donate_argnums`` are donated.
 
         Raises:
-            PlanError: ``donate`` is no boolean.
+            PlanError: ``donate`` is neither True nor False.
         """
         checks.flag(donate, "donate", PlanError)
         return jax.jit(

@@ -42,7 +42,7 @@ class MeshShape(NamedTuple):
         """The mesh with these axes.
 
         Raises:
-            PlanError: there is no axis, a name is no string, or a size is not a positive integer.
+            PlanError: there is no axis, or a name or a size is of another type or below 1.
         """
         checks.instance(sizes, Mapping, "mesh", PlanError)
         for name, size in sizes.items():

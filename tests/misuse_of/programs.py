@@ -61,7 +61,23 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         {**COMMON, "schedule": "direct", "split_axis": 0, "concat_axis": 0, "tiled": True},
     ),
     "pbroadcast": (traced(jc.pbroadcast), {**COMMON, "schedule": None, "source": 0}),
+    "broadcast": (traced(jc.broadcast), {**COMMON, "schedule": None, "source": 0}),
     "reduce": (traced(jc.reduce), {**COMMON, "schedule": None, "root": 0}),
+    "gather": (traced(jc.gather), {**COMMON, "schedule": None, "root": 0}),
+    "scatter": (traced(jc.scatter), {**COMMON, "schedule": None, "root": 0}),
+    "use_topology": (
+        lambda **given: jc.use_topology(**given).__enter__(), {"topology": 5, "execution": None}
+    ),
+    "explain_choice": (
+        jc.explain_choice,
+        {
+            "collective": "none", "nbytes": 1024, "mesh": MESH, "axis_name": "i",
+            "topology": None, "execution": None,
+        },
+    ),
+    "measure_execution": (
+        jc.measure_execution, {"mesh": None, "cache": None, "seconds": 20.0}
+    ),
     "axis_groups": (jc.axis_groups, {"mesh": MESH, "axis_name": "i"}),
     "axis_schedule": (
         jc.axis_schedule,
@@ -163,8 +179,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 # As meant, these are refused, so that no hostile value can have something read, written or run.
 REFUSED = {
-    "io.load", "io.save", "io.open_compact", "io.multitree.load", "io.multitree.save",
-    "io.msccl.load", "io.msccl.save", "tune.Table.load", "tune.Table.save", "aot.summarize",
-    "aot.target", "aot.compile_for", "optax.reshard_zero", "tune.bucket_bytes", "tune.use",
-    "tune.offline", "tune.online", "tune.replay",
-}  # fmt: skip
+    *("io.load", "io.save", "io.open_compact", "io.multitree.load", "io.multitree.save"),
+    *("io.msccl.load", "io.msccl.save", "tune.Table.load", "tune.Table.save"),
+    *("use_topology", "explain_choice", "measure_execution"),
+    *("aot.summarize", "aot.target", "aot.compile_for", "optax.reshard_zero"),
+    *("tune.bucket_bytes", "tune.use", "tune.offline", "tune.online", "tune.replay"),
+}
