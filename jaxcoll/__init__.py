@@ -170,11 +170,15 @@ __all__ = [
 ]
 
 
+# Packages that a name needs and the library does not, and the extras that install them.
+_EXTRAS = {"draw": ("matplotlib", "draw"), "optax": ("optax", "training")}
+
+
 def __getattr__(name: str):
     if name == "optax":  # left out of __all__: a star import must not need the package optax
-        return importlib.import_module("jaxcoll.training.transforms")
+        return _loaded(name, "jaxcoll.training.transforms")
     if name in _FOLDERS:
-        return importlib.import_module(f"jaxcoll.{name}")
+        return _loaded(name, f"jaxcoll.{name}")
     if name == "measure_execution":
         return importlib.import_module("jaxcoll.tune.measured_costs").measure_execution
     if name in _NEED_JAX:
@@ -182,6 +186,19 @@ def __getattr__(name: str):
     if name == "__version__":
         return importlib.metadata.version("jaxcoll")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _loaded(name: str, module: str):
+    package, extra = _EXTRAS.get(name, ("", ""))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not package or (error.name or "").partition(".")[0] != package:
+            raise
+        raise ModuleNotFoundError(
+            f"jaxcoll.{name} needs the package {package}: pip install 'jaxcoll[{extra}]'",
+            name=package,
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -52,6 +52,8 @@ def jax_space(task: Task, backend: str | None = None, *, of_jit: bool = True) ->
     Raises:
         TuneError: a backend that JAX has not.
     """
+    checks.instance(task, Task, "task", TuneError)
+    checks.flag(of_jit, "of_jit", TuneError)
     backend = jax.default_backend() if backend is None else backend
     checks.choice(backend, BACKENDS, "backend", TuneError)
     parts = _parts(task)
