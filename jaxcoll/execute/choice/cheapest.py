@@ -60,7 +60,7 @@ _MOST_CHUNKS = 16
 _MANY = ("ring", "direct", "bucket", "rhd", "hierarchical_ring", "forestcoll")
 # A schedule must be this much cheaper than jax.lax: predictions err by up to a quarter
 # (benchmark execution_costs), and a wrong guess should not cost those who only changed an import.
-_MARGIN = 0.75
+MARGIN = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +157,7 @@ def taken(found: Iterable[Candidate]) -> Candidate:
     found = list(found)
     best = min(found, key=lambda candidate: candidate.seconds)
     native = next((each for each in found if isinstance(each.runs, Native)), best)
-    return best if best.seconds < _MARGIN * native.seconds else native
+    return best if best.seconds < MARGIN * native.seconds else native
 
 
 def _in_chunks(name: str, collective: Collective, topology: Topology) -> list[Collective]:
