@@ -32,6 +32,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 SHARED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})  # with shares, if wished
 
 _MOST_RANKS = 2**22  # as many as a ``Topology`` may have
+_MOST_CHUNKS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Collective:
         if not isinstance(self.kind, str) or self.kind not in KINDS:
             known = ", ".join(KINDS)
             raise CollectiveError(f"unknown collective {checks.shown(self.kind)}; known: {known}")
-        for name, most in (("num_ranks", _MOST_RANKS), ("chunks_per_shard", None)):
+        for name, most in (("num_ranks", _MOST_RANKS), ("chunks_per_shard", _MOST_CHUNKS)):
             count = checks.integer(getattr(self, name), name, CollectiveError, least=1, most=most)
             checks.put(self, **{name: count})
         groups = (range(self.num_ranks),) if self.groups is None else self.groups

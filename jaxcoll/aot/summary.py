@@ -12,6 +12,7 @@ import jax
 from jaxcoll.aot.hlo import Instruction, Module, parse
 from jaxcoll.aot.replica_groups import permuted_pairs, replica_groups
 from jaxcoll.errors import FormatError
+from jaxcoll.numerics import checks
 
 # Collectives that XLA has of its own; schedules run as collective-permute only.
 NATIVE = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-broadcast")
@@ -126,6 +127,7 @@ def summarize(compiled: jax.stages.Compiled) -> Summary:
     Raises:
         FormatError: a compiler that does not show its HLO or state the memory it takes.
     """
+    checks.instance(compiled, jax.stages.Compiled, "compiled", FormatError)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if memory is None or text is None:
         raise FormatError("this compiler shows neither HLO nor memory; only XLA's can be read")
@@ -141,7 +143,7 @@ def summarize_module(
     module: Module, *, temp_bytes: int = 0, argument_bytes: int = 0, output_bytes: int = 0
 ) -> Summary:
     """The summary of a module, with memory as it is given."""
-    walk = _Walk(module)
+    walk = _Walk(checks.instance(module, Module, "module", FormatError))
     walk.visit(module.entry, 1)
     walk.close(1)
     return Summary(

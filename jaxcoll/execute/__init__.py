@@ -10,6 +10,7 @@ JAX's internals.
 
 from jax.lax import axis_index, axis_size, ppermute
 
+from jaxcoll.execute.choice.explain import explain_choice
 from jaxcoll.execute.choice.stated import use_topology
 from jaxcoll.execute.functions import (
     all_gather,
@@ -30,6 +31,7 @@ __all__ = [
     "axis_size",
     "broadcast",
     "compiler_options",
+    "explain_choice",
     "gather",
     "pbroadcast",
     "pmax",

@@ -76,15 +76,14 @@ def plan_buckets(
 
 
 def _in_order(paths: list[tuple], leaf_order: Order) -> Sequence[int]:
-    if leaf_order == "reverse":
-        return range(len(paths))[::-1]
-    if leaf_order == "tree":
-        return range(len(paths))
     if callable(leaf_order):
         return sorted(range(len(paths)), key=lambda i: leaf_order(paths[i]))
-    raise CollectiveError(
-        f"leaf_order is 'reverse', 'tree' or a function of a path, got {leaf_order!r}"
-    )
+    if not isinstance(leaf_order, str) or leaf_order not in ("reverse", "tree"):
+        raise CollectiveError(
+            "leaf_order is 'reverse', 'tree' or a function of a path, got "
+            f"{checks.shown(leaf_order)}"
+        )
+    return range(len(paths))[::-1] if leaf_order == "reverse" else range(len(paths))
 
 
 def _can_share(leaf) -> bool:
@@ -119,6 +118,8 @@ def in_buckets(
     Raises:
         CollectiveError: as ``plan_buckets``; ``window`` is not an integer of at least 0.
     """
+    checks.function(function, "what is applied to buckets", CollectiveError)
+    checks.optional(rows, checks.function, "rows", CollectiveError)
     window = checks.integer(window, "window", CollectiveError, least=0)
     found, structure = jax.tree.flatten_with_path(tree)
     leaves = [leaf if is_void(leaf) else jnp.asarray(leaf) for _, leaf in found]

@@ -55,17 +55,17 @@ def names_of(axis_name: AxisName) -> tuple[str, ...]:
     for name in names:
         if isinstance(name, int):
             raise CollectiveError(
-                f"axis_name={axis_name!r} names the positional dimension {name}; sum over it with "
-                "jnp.sum first"
+                f"axis_name={checks.shown(axis_name)} names the positional dimension "
+                f"{checks.shown(name)}; sum over it with jnp.sum first"
             )
         if not isinstance(name, Hashable) or name not in sizes:
             bound = ", ".join(map(repr, sizes)) or "none"
             raise UnboundAxisError(
-                f"axis {name!r} is not bound here (bound: {bound}); call this inside jax.shard_map "
-                "over a mesh that has it as a manual axis"
+                f"axis {checks.shown(name)} is not bound here (bound: {bound}); call this inside "
+                "jax.shard_map over a mesh that has it as a manual axis"
             )
     if len(set(names)) < len(names):
-        raise CollectiveError(f"axis_name={axis_name!r} names an axis twice")
+        raise CollectiveError(f"axis_name={checks.shown(axis_name)} names an axis twice")
     return names  # type: ignore[return-value]
 
 
@@ -121,6 +121,9 @@ class Call:
     accum_dtype: Any = None
     op: str = "sum"
     is_fixed: bool = False
+
+    def __post_init__(self) -> None:
+        checks.text(self.lowering, "lowering", CollectiveError)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype if self.accum_dtype is None else accumulator(self.accum_dtype, x.dtype)
@@ -341,7 +344,7 @@ def accumulator(wanted, dtype) -> np.dtype:
     try:
         given = np.dtype(wanted)
     except TypeError:
-        raise CollectiveError(f"accum_dtype must be a dtype, got {wanted!r}") from None
+        raise CollectiveError(f"accum_dtype must be a dtype, got {checks.shown(wanted)}") from None
     if jax.dtypes.canonicalize_dtype(given) != given:
         raise CollectiveError(
             f"accum_dtype={given} needs 64-bit types: set jax.config jax_enable_x64"
@@ -390,7 +393,8 @@ def dimension_of(dimension: int, ndim: int, name: str, leaf) -> int:
     """A dimension counted from the front."""
     dimension = checks.integer(dimension, name, CollectiveError)
     if not -ndim <= dimension < ndim:
-        raise CollectiveError(f"{name}={dimension} is not a dimension for shape {leaf.shape}")
+        given = checks.shown(dimension)
+        raise CollectiveError(f"{name}={given} is not a dimension for shape {leaf.shape}")
     return dimension % ndim
 
 

@@ -45,7 +45,7 @@ def is_fixed_by_lax() -> bool:
     """Whether ``jax.lax`` itself adds every element in one order, here and at any size.
 
     XLA does between CPU devices of one process: contributions are added in the order of the ranks,
-    16-bit floats in float32 (JAX 0.10 and 0.12, held by ``tests/execute/test_fixed_order.py``).
+    bfloat16 in float32 (JAX 0.10 and 0.12, held by ``tests/execute/test_fixed_order.py``).
     Between processes gloo adds chunk by chunk, and what NCCL and TPUs do is not documented.
     """
     return jax_internals.platform() == "cpu" and jax.process_count() == 1

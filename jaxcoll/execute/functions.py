@@ -60,6 +60,7 @@ from jaxcoll.execute.calls import (
     vary,
 )
 from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.numerics import checks
 
 # ---------------------------------------------------------------------- sums
 
@@ -235,6 +236,7 @@ def psum_scatter(
         Arrays without that dimension, or if ``tiled`` with one shorter by the size of a group.
     """
     is_fixed = fixed_order.is_fixed(order)
+    checks.flag(tiled, "tiled", CollectiveError)
     names = names_of(axis_name)
     if not names:
         return x
@@ -303,9 +305,11 @@ def all_gather(
         to: "varying", or "invarying" for a result typed as the same on all ranks.
         schedule: of all_gather, or a reduce_scatter to run backwards.
     """
-    if to not in ("varying", "invarying"):
+    checks.flag(tiled, "tiled", CollectiveError)
+    if not isinstance(to, str) or to not in ("varying", "invarying"):
         raise CollectiveError(
-            f"all_gather gives to='varying' or 'invarying', got {to!r}; use jax.lax for 'reduced'"
+            f"all_gather gives to='varying' or 'invarying', got "
+            f"{checks.shown(to)}; use jax.lax for 'reduced'"
         )
     names = names_of(axis_name)
     if not names:
@@ -354,6 +358,7 @@ def all_to_all(
             multiple of it.
         schedule: of all_to_all.
     """
+    checks.flag(tiled, "tiled", CollectiveError)
     names = names_of(axis_name)
     if not names:
         return x

@@ -33,6 +33,7 @@ from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
 from jaxcoll.execute.native import Native
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
 # XLA takes about 20 ms per permute in straight-line code, and more in longer code.
@@ -62,8 +63,9 @@ def bind(
         Shape (g * s, ...), (s, ...), (g * s, ...) and that of ``x``, respectively. For reduce and
         gather zeros on ranks other than the root.
     """
-    if lowering not in ("auto", *LOWERINGS):
-        raise CollectiveError(f"unknown lowering {lowering!r}; known: auto, {', '.join(LOWERINGS)}")
+    if not isinstance(lowering, str) or lowering not in ("auto", *LOWERINGS):
+        known = ", ".join(LOWERINGS)
+        raise CollectiveError(f"unknown lowering {checks.shown(lowering)}; known: auto, {known}")
     if isinstance(schedule, Schedule):
         _check_indices(x, permute_program(schedule))
     primitive = PRIMITIVES[schedule.collective.kind, op]

@@ -127,7 +127,11 @@ class FoundTopology:
 
     def all_to_all_time(self, nbytes: Number, bandwidth: Number) -> float:
         """Seconds: (M/B) (d/n) / f, f being the lower bound of the rate."""
-        return self.rate.pair_time(float(nbytes) / float(bandwidth), self.degree, self.size)
+        size, speed = (
+            float(checks.positive(value, name, TopologyError))
+            for value, name in ((nbytes, "nbytes"), (bandwidth, "bandwidth"))
+        )
+        return self.rate.pair_time(size / speed, self.degree, self.size)
 
     def schedule(self, kind: str = "all_gather", alpha=ALPHA, link_bandwidth=BANDWIDTH) -> Schedule:
         """A schedule on ``digraph.topology(alpha, link_bandwidth)``, built and verified.

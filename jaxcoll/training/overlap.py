@@ -35,7 +35,9 @@ from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receiv
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
+from jaxcoll.numerics import checks
 from jaxcoll.training.leaf_sums import reduced, stay_apart
+from jaxcoll.training.own_gradients import check_options
 
 
 def overlap(
@@ -76,7 +78,11 @@ def overlap(
         CollectiveError: no layers, an unknown ``order``; from the function returned: another number
             of params than layers, or what ``jc.psum`` refuses.
     """
-    layers = tuple(layers)
+    check_options(axis_name, mean, bucket_bytes, window=0)
+    layers = checks.members(layers, "layers", CollectiveError)
+    for i, layer in enumerate(layers):
+        checks.function(layer, f"layers[{i}]", CollectiveError)
+    checks.function(loss, "loss", CollectiveError)
     if not layers:
         raise CollectiveError("overlap needs one or more layers, got none")
     fixed = is_fixed(order)

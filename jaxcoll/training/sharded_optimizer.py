@@ -19,8 +19,9 @@ from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
 from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.execute.fixed_order import is_fixed
+from jaxcoll.numerics import checks
 from jaxcoll.training.leaf_sums import stay_apart
-from jaxcoll.training.own_gradients import check_own, names_of, tracked
+from jaxcoll.training.own_gradients import check_options, check_own, names_of, tracked
 from jaxcoll.training.sharded_state import ZeroState, as_row, joined_shards, of_row, shards_of
 
 
@@ -74,8 +75,10 @@ def zero(
             the axis is not bound and there is no mesh, a state for another number of ranks, or as
             for ``all_reduce_gradients``.
     """
+    check_options(axis_name, mean, bucket_bytes, window)
     if mesh is not None:
         _check_mesh(mesh, axis_name)
+    inner = checks.instance(inner, optax.GradientTransformation, "inner", CollectiveError)
     full = optax.with_extra_args_support(inner)
     is_fixed(order)
     wire = _Wire(
@@ -208,7 +211,7 @@ def _mesh_for(axis_name: AxisName, mesh: Mesh | None):
 
 def _check_mesh(mesh, axis_name: AxisName) -> None:
     if not isinstance(mesh, Mesh):
-        raise CollectiveError(f"mesh= of zero takes a jax.sharding.Mesh, got {mesh!r}")
+        raise CollectiveError(f"mesh= of zero takes a jax.sharding.Mesh, got {checks.shown(mesh)}")
     for name in names_of(axis_name):
         if name not in mesh.axis_names:
             raise CollectiveError(

@@ -30,7 +30,7 @@ from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.training.leaf_sums import reduced, stay_apart
 from jaxcoll.training.overlap import overlap
-from jaxcoll.training.own_gradients import check_own
+from jaxcoll.training.own_gradients import check_options, check_own
 from jaxcoll.training.sharded_optimizer import zero
 from jaxcoll.training.sharded_state import ZeroState, reshard_zero, state_specs
 
@@ -84,6 +84,7 @@ def all_reduce_gradients(
             ranks already (see above), or what ``jc.psum`` refuses.
     """
     is_fixed(order)
+    check_options(axis_name, mean, bucket_bytes, window)
 
     def reduce(x):
         return reduced(

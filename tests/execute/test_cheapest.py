@@ -18,6 +18,7 @@ from jaxcoll.collective import Collective
 from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.native import Native
 from jaxcoll.simulation.execution_costs import costs_of
+from jaxcoll.tune.tables.in_use import use
 from tests.execute.harness import integers, mesh_of, sharded
 
 OPERATIONS = re.compile(r"stablehlo\.(collective_permute|all_\w+|reduce_scatter)")
@@ -122,7 +123,7 @@ def one_nic_per_host() -> jc.Topology:
     up = [(rank, 8 + rank // 4) for rank in range(8)]
     pairs = [*up, *((b, a) for a, b in up), (8, 9), (9, 8)]
     src, dst = zip(*pairs, strict=True)
-    alpha, bandwidth = [1e-6] * 16 + [2e-5] * 2, [1e10] * 16 + [1.25e8] * 2
+    alpha, bandwidth = [1e-6] * 16 + [2e-5] * 2, [1e10] * 16 + [2.5e7] * 2
     columns = map(np.asarray, (src, dst, alpha, bandwidth))
     return jc.Topology(8, *columns, num_vertices=10)
 
@@ -261,3 +262,57 @@ def test_a_choice_is_made_once_and_is_the_same_every_time():
     again = candidates.__wrapped__(*args)
     assert [c.seconds for c in again] == [c.seconds for c in once]
     assert taken(once).name == taken(again).name
+
+
+# ---------------------------------------------------------------------- explained
+
+
+@pytest.mark.parametrize("network", [None, FAST, *(make() for make in SLOW)])
+@pytest.mark.parametrize("name", ["psum", "all_gather", "psum_scatter", "all_to_all"])
+def test_an_explanation_names_what_runs_and_fits_a_screen(network, name):
+    mesh = mesh_of(2, 4)
+    found = jc.explain_choice(name, nbytes=4 * LONG, mesh=mesh, topology=network)
+    lines = str(found).splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    assert [line for line in lines if "<- runs" in line]
+    assert lines[-1].startswith(f"runs {found.chosen.name}: ")
+    with jc.use_topology(network):
+        stated = jc.explain_choice(name, nbytes=4 * LONG, mesh=mesh)
+        assert str(stated) == str(found)
+        if name != "psum":
+            return
+        step = sharded(lambda v: jc.psum(v, ("x", "y")), mesh, P(("x", "y")), P())
+        runs = step.lower(long_operand()).as_text()
+    is_scheduled = "stablehlo.collective_permute" in runs
+    assert is_scheduled == (found.chosen.name != "jax.lax")
+
+
+def test_an_explanation_along_one_axis_and_with_a_table():
+    mesh = mesh_of(2, 4)
+    found = jc.explain_choice("all_reduce", nbytes=1 << 10, mesh=mesh, axis_name="y", topology=FAST)
+    assert found.collective.groups == jc.axis_groups(mesh, "y")
+    assert "2 groups at once" in str(found)
+    assert "table" not in str(found)
+    with use():
+        assert "a table of tuning is in use" in str(
+            jc.explain_choice("all_reduce", nbytes=1 << 10, mesh=mesh)
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"collective": "sum"}, "collective"),
+        ({"collective": "broadcast"}, "collective"),
+        ({"nbytes": 0}, "nbytes"),
+        ({"mesh": 8}, "mesh"),
+        ({"axis_name": "q"}, "axis_name must be one or more axes of the mesh"),
+        ({"topology": topologies.ring(3)}, "has 3 ranks, the axes 8 and the mesh 8 devices"),
+        ({"execution": "gpu"}, "costs are of 'gpu'"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(arguments, said):
+    given = {"collective": "psum", "nbytes": 8, "mesh": mesh_of(8), **arguments}
+    with pytest.raises(CollectiveError, match=said):
+        jc.explain_choice(given.pop("collective"), **given)

@@ -29,10 +29,10 @@ from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice.active import Config
 from jaxcoll.execute.choice.defaults import synthesized
+from jaxcoll.execute.choice.transports import check_transport, is_grouped
 from jaxcoll.execute.native import Native
 from jaxcoll.execute.ordering import after
 from jaxcoll.execute.processes import agree
-from jaxcoll.execute.transports import check_transport, is_grouped
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import synthesizer_named

@@ -31,7 +31,7 @@ from jaxcoll.verifier import verify
 _GRID_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 # Of ranks that interpreted kernels relate to one another.
 _MOST_PAIRS = 256
-_RING = Ring(bidirectional=False)
+_RING = Ring(bidirectional=False, order="ranks")
 
 
 class Row(NamedTuple):

@@ -17,6 +17,7 @@ from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
 from jaxcoll.execute.native import Native
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth import Synthesizer, synthesizer_named
 from jaxcoll.synth.auto import Portfolio
@@ -135,15 +136,18 @@ def checked_groups(groups, axes: Axes) -> tuple[tuple[int, ...], ...] | None:
         groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
     except TypeError:
         raise CollectiveError(
-            f"axis_index_groups must be lists of indices of {axes}, got {groups!r}"
+            f"axis_index_groups must be lists of indices of {axes}, got {checks.shown(groups)}"
         ) from None
     ranks = sorted(rank for group in groups for rank in group)
     if ranks != list(range(axes.num_ranks)):
         raise CollectiveError(
-            f"axis_index_groups must name every index of {axes} exactly once, got {groups}"
+            f"axis_index_groups must name every index of {axes} exactly once, got "
+            f"{checks.shown(groups)}"
         )
     if len({len(group) for group in groups}) > 1:
-        raise CollectiveError(f"axis_index_groups must be of equal size, got {groups}")
+        raise CollectiveError(
+            f"axis_index_groups must be of equal size, got {checks.shown(groups)}"
+        )
     return groups
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Iterator
 
 import jax
@@ -105,7 +106,7 @@ def place(kind: str, axes: Axes, groups, root: int | None) -> Place:
     if topology is None and platform != "cpu":
         # Between CPU devices there are no links to know.
         mesh = jax_internals.concrete_mesh()
-        topology = None if mesh is None else _of_mesh(mesh)
+        topology = None if mesh is None else of_mesh(mesh)
     along = Collective(kind, axes.num_ranks, 1, groups, root)  # type: ignore[arg-type]
     if topology is None or topology.num_ranks == axes.num_ranks:
         return Place(along, topology, costs, platform)
@@ -127,11 +128,17 @@ def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts
     """The stated execution costs, or those shipped for a platform.
 
     Raises:
-        CollectiveError: they are another backend's.
+        CollectiveError: they are another backend's, or were measured on another machine.
     """
     backend = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
     if execution is None:
         return costs_of(backend if backend in BACKENDS else "cpu")  # type: ignore[return-value]
+    machine = f"{hardware()}, jax {jax.__version__}"
+    if execution.machine not in ("", machine) and platform == jax.default_backend():
+        raise CollectiveError(
+            f"the stated execution costs were measured on {execution.machine}, this is {machine}; "
+            "measure here (jc.measure_execution)"
+        )
     if execution.backend != backend:
         raise CollectiveError(
             f"the stated execution costs are of {execution.backend!r} ({execution.source}), but "
@@ -140,8 +147,22 @@ def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts
     return execution
 
 
+def hardware() -> str:
+    """The devices of the default backend, in words, as in ``jaxcoll.tune.Machine``.
+
+    Devices of the backend "cpu" share the cores of the host, so their number is part of it. With
+    several processes the network between them matters: their number and that of the devices of each
+    are part of it too.
+    """
+    device = jax.devices()[0]
+    kind = f"{os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
+    several = f", {jax.process_count()} processes of {jax.local_device_count()}"
+    return f"{device.platform}: {kind}" + (several if jax.process_count() > 1 else "")
+
+
 @functools.lru_cache(maxsize=16)
-def _of_mesh(mesh) -> Topology | None:
+def of_mesh(mesh) -> Topology | None:
+    """The network of a mesh's devices, or ``None`` where they do not tell it."""
     try:
         return Topology.from_mesh(mesh)
     except TopologyError:

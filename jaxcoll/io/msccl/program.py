@@ -111,6 +111,7 @@ def dumps(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30) -
     Raises:
         FormatError: another dialect, a bound below 1.
     """
+    checks.instance(program, Program, "program", FormatError)
     checks.choice(dialect, ("msccl", "executor"), "dialect", FormatError)
     max_bytes = checks.integer(max_bytes, "max_bytes", FormatError, least=1)
     collective = program.collective.replace("_", "")

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
 from jaxcoll.numerics import checks
-from jaxcoll.tune.nccl.rules import COLLECTIVES, MAX_BYTES, NcclRule
+from jaxcoll.tune.nccl.rules import COLLECTIVES, MAX_BYTES, NcclRule, checked_rules
 
 COLUMNS = (
     "collective",
@@ -51,7 +51,7 @@ def dumps(rules: Iterable[NcclRule]) -> str:
         f"# {','.join(COLUMNS)}",
         "# channels 0: NCCL's own number. Without a rule: 1 channel.",
     ]
-    for rule in rules:
+    for rule in checked_rules(rules):
         if rule.chunk_bytes is not None:
             raise TuneError(
                 f"nccl_tuner.conf has no column for chunk_bytes={rule.chunk_bytes}; write the "

@@ -11,7 +11,7 @@ import dataclasses
 import re
 
 from jaxcoll import fields as readers
-from jaxcoll.errors import FormatError
+from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
@@ -93,7 +93,9 @@ class Measurements:
 
         Raises:
             FormatError: neither says the collective.
+            TuneError: a table, configuration or machine that is none.
         """
+        checks.instance(table, Table, "table", TuneError)
         kind = self.collective or collective
         if kind is None:
             raise FormatError(

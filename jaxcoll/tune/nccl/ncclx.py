@@ -24,7 +24,7 @@ from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
 from jaxcoll.numerics import checks
-from jaxcoll.tune.nccl.rules import COLLECTIVES, NcclRule
+from jaxcoll.tune.nccl.rules import COLLECTIVES, NcclRule, checked_rules
 
 _KINDS = {word: kind for kind, word in COLLECTIVES.items()}
 _INT64 = 2**63 - 1
@@ -60,10 +60,12 @@ def dumps_csv(rules: Iterable[NcclRule], columns: Literal[8, 10] = 8) -> str:
         TuneError: a rule without numbers of ranks and nodes, which NCCLX's conditions need; ranks
             that the nodes do not divide; conditions that the dialect has no column for.
     """
-    if columns not in _DIALECTS:
-        raise TuneError(f"NCCLX's CSV has dialects of 8 and 10 columns, got columns={columns!r}")
+    if not isinstance(columns, int) or columns not in _DIALECTS:
+        raise TuneError(
+            f"NCCLX's CSV has dialects of 8 and 10 columns, got columns={checks.shown(columns)}"
+        )
     lines = [f"# {','.join((*_REQUIRED, *_DIALECTS[columns]))}"]
-    for rule in rules:
+    for rule in checked_rules(rules):
         cells = _cells(rule)
         optional = [cells.get(name) for name in _DIALECTS[columns]]
         if columns == 8 and ("numPipeOps" in cells or "regBuff" in cells):
@@ -85,7 +87,7 @@ def dumps_json(rules: Iterable[NcclRule]) -> str:
         TuneError: a rule without numbers of ranks and nodes, or ranks that the nodes do not divide.
     """
     written = []
-    for rule in rules:
+    for rule in checked_rules(rules):
         cells = _cells(rule)
         conditions = {name: cells[name] for name in _CONDITIONS if name in cells}
         settings = {name: cells[name] for name in _SETTINGS if name in cells}

@@ -119,8 +119,9 @@ class Table:
 
     def end_trial(self, task: Task, config: Config, machine: Machine) -> None:
         """Undo ``begin_trial``; a configuration that failed otherwise stays in quarantine."""
-        if self.quarantined.get((machine, task, config)) == ENDED_IN_TRIAL:
-            del self.quarantined[machine, task, config]
+        key = _checked_key(machine, task, config)
+        if self.quarantined.get(key) == ENDED_IN_TRIAL:
+            del self.quarantined[key]
 
     # ------------------------------------------------------------------ reading
 

@@ -124,7 +124,7 @@ def loads(text: str) -> Parts:
     return (
         _section(raw["history"], "history", True, _times),
         _section(raw["decisions"], "decisions", False, _decision),
-        _section(raw["quarantine"], "quarantine", True, lambda f: f.take("why", readers.text)),
+        _section(raw["quarantine"], "quarantine", True, lambda f: f.take("why", _reason)),
     )
 
 
@@ -189,6 +189,15 @@ def _times(fields: readers.Fields) -> tuple[float, ...]:
     if not times or min(times) <= 0 or list(times) != sorted(times):
         raise FormatError(f"{fields.where}.seconds must be positive times in ascending order")
     return times
+
+
+def _reason(value: object, name: str) -> str:
+    reason = readers.text(value, name)
+    if not reason.strip():
+        raise FormatError(
+            f"{name} must say how a configuration failed, got {readers.glimpse(value)}"
+        )
+    return reason
 
 
 def _decision(fields: readers.Fields) -> Decision:
