@@ -139,7 +139,7 @@ class GroupNetwork:
         Raises:
             TopologyError: other sides; the message names some that are nearest.
         """
-        sides = checks.integers(sides, "sides", TopologyError, least=1)
+        sides = checks.integers(sides, "sides", TopologyError, least=1, most=MAX_VERTICES)
         k = max(sides[0], 2) if sides else 2
         patterns = ((k, 2 * k), (k, k, 2 * k), (k, 2 * k, 2 * k))
         if sides not in patterns:
