@@ -29,7 +29,6 @@ from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice.active import Config
 from jaxcoll.execute.choice.defaults import default_schedule, synthesized
 from jaxcoll.execute.ordering import after
-from jaxcoll.execute.processes import agree
 from jaxcoll.execute.transports import check_transport, is_grouped
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
@@ -84,7 +83,6 @@ def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
         return _in_parts(functools.partial(_native, site), site, x, parts, in_flight)
     schedule = schedule_of(site.collective, algorithm, chunks, nbytes)
     lowering = str(config.get("lowering", "auto"))
-    agree(schedule, site.axes, lowering, f"{site.kind} of {nbytes} by {sorted(config.items())}")
 
     def one(part: jax.Array) -> jax.Array:
         return primitives.bind(
