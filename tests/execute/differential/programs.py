@@ -45,7 +45,7 @@ def _safe(case: Case):
     wide = {"i": jnp.int32, "u": jnp.uint32}.get(kind, jnp.float32)
     if not case.rest or case.dtype not in ("float16", "bfloat16", "int16"):
         return call
-    return lambda v: call(jnp.asarray(v).astype(wide)).astype(jnp.asarray(v).dtype)
+    return lambda v: call(jnp.asarray(v).astype(wide)).astype(jax.eval_shape(call, v).dtype)
 
 
 # The axis of a ``vmap``, over which nothing is sent.
