@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
@@ -41,11 +41,15 @@ class Hardware:
     memory: float
 
     def __post_init__(self) -> None:
-        rates = {**{f"flops[{k}]": v for k, v in self.flops.items()}}
+        checks.text(self.name, "name", PlanError)
+        checks.instance(self.flops, Mapping, "flops", PlanError)
+        rates: dict[str, object] = {}
+        for itemsize, rate in self.flops.items():
+            checks.integer(itemsize, "bytes per element in flops", PlanError, least=1)
+            rates[f"flops[{itemsize}]"] = rate
         rates |= {"memory_bandwidth": self.memory_bandwidth, "memory": self.memory}
         for name, rate in rates.items():
-            if not (math.isfinite(rate) and rate > 0):
-                raise PlanError(f"{name} of {self.name} must be above 0, got {rate}")
+            checks.positive(rate, f"{name} of {self.name}", PlanError)
         if not self.flops:
             raise PlanError(f"flops of {self.name} must have a rate, by bytes per element")
 
@@ -110,13 +114,13 @@ class AlphaBetaCosts(CollectiveCostModel):
     bandwidth: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name, values in (("alpha", self.alpha), ("bandwidth", self.bandwidth)):
-            if len(values) != len(self.mesh.sizes):
-                raise PlanError(f"{name} has {len(values)} values for {len(self.mesh.sizes)} axes")
-        if any(not (math.isfinite(b) and b > 0) for b in self.bandwidth):
-            raise PlanError(f"bandwidth must be above 0, got {self.bandwidth}")
-        if any(not (math.isfinite(a) and a >= 0) for a in self.alpha):
-            raise PlanError(f"alpha must be at least 0, got {self.alpha}")
+        axes = len(checks.instance(self.mesh, MeshShape, "mesh", PlanError).sizes)
+        for name, check in (("alpha", checks.nonnegative), ("bandwidth", checks.positive)):
+            values = checks.sequence(getattr(self, name), name, PlanError)
+            if len(values) != axes:
+                raise PlanError(f"{name} has {len(values)} values for {axes} axes")
+            for i, value in enumerate(values):
+                check(value, f"{name}[{i}]", PlanError)
 
     def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """See ``CollectiveCostModel``."""
@@ -167,22 +171,23 @@ class ScheduleCosts(CollectiveCostModel):
         candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
         seed: int = 0,
     ):
-        n = mesh.num_devices
+        checks.instance(topology, Topology, "topology", PlanError)
+        n = checks.instance(mesh, MeshShape, "mesh", PlanError).num_devices
         if topology.num_ranks != n:
             sizes = " x ".join(map(str, mesh.sizes))
             raise PlanError(
                 f"a mesh of {sizes} devices over {topology}: expected a mesh with as many devices "
                 f"as the topology has ranks, {topology.num_ranks}"
             )
-        device_order = (
-            tuple(range(n)) if device_order is None else tuple(int(rank) for rank in device_order)
-        )
+        device_order = range(n) if device_order is None else device_order
+        device_order = checks.integers(device_order, "device_order", PlanError)
         if sorted(device_order) != list(range(n)):
             raise PlanError(f"device_order must name every rank from 0 to {n - 1} once")
         self.mesh, self.device_order = mesh, device_order
         # Rank device_order[i] of the network is device i.
         self.topology = topology.relabel(np.argsort(device_order))
-        self.candidates, self.seed = tuple(candidates), seed
+        self.candidates = _checked_candidates(candidates)
+        self.seed = checks.seed(seed, PlanError)
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
 
@@ -220,3 +225,14 @@ class ScheduleCosts(CollectiveCostModel):
             name = self.mesh.names[axis]
             raise PlanError(f"no {kind} along mesh axis {name!r}: {'; '.join(reasons)}")
         return tuple(schedules)
+
+
+def _checked_candidates(given: object) -> tuple[tuple[Synthesizer, int], ...]:
+    pairs = checks.members(given, "candidates", PlanError)
+    for i, pair in enumerate(pairs):
+        what = f"candidates[{i}]"
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise PlanError(f"{what} must be (synthesizer, chunks), got {checks.shown(pair)}")
+        checks.instance(pair[0], Synthesizer, f"the synthesizer of {what}", PlanError)
+        checks.integer(pair[1], f"the chunks of {what}", PlanError, least=1)
+    return tuple((synthesizer, int(chunks)) for synthesizer, chunks in pairs)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.profiler
 from jax._src import config, core, distributed
+from jax._src import mesh as mesh_lib
 from jax._src.interpreters import pxla
 from jax._src.lib import _profiler  # type: ignore[attr-defined]
 from jax.extend.core import Primitive
@@ -65,6 +66,24 @@ def checks_vma() -> bool:
     return bool(config._check_vma.value)
 
 
+def vma_unchecked() -> contextlib.AbstractContextManager[None]:
+    """Trace as inside a ``shard_map`` with ``check_vma=False``."""
+    return config._check_vma(False)
+
+
+def platform() -> str:
+    """The platform of the devices of the mesh in scope, as "cpu", or of the default backend."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
+
+
+def concrete_mesh() -> jax.sharding.Mesh | None:
+    """The mesh of ``jax.set_mesh``, with its devices; ``None`` where none or another is in use."""
+    mesh = mesh_lib.get_concrete_mesh()
+    named = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or dict(mesh.shape) != dict(named.shape) else mesh
+
+
 def axis_sizes() -> Mapping[str, int]:
     """Every axis name in scope, of a mesh or of a ``vmap``, with its size."""
     return dict(core.get_axis_env().axis_sizes)
@@ -96,6 +115,11 @@ def auto_sizes() -> tuple[int, ...]:
 def explicit_axes() -> set[str]:
     """The mesh axes in scope over which types say how values are sharded."""
     return set(jax.sharding.get_abstract_mesh().explicit_axes)
+
+
+def mesh_size() -> int:
+    """Devices of the mesh in scope."""
+    return jax.sharding.get_abstract_mesh().size
 
 
 def nestable_axes() -> set[str]:

@@ -22,12 +22,14 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from jaxcoll.errors import ScheduleError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.native import Native
 from jaxcoll.schedule import Schedule
 
 TIMEOUT_SECONDS = 300
@@ -50,7 +52,7 @@ class Call:
     is_agreed: bool = False
 
 
-def call_of(x: str, axes: Axes, schedule: Schedule, how: str) -> Call | None:
+def call_of(x: str, axes: Axes, schedule: Schedule | Native, how: str) -> Call | None:
     """A collective as its program carries it; ``None`` if there is one process only.
 
     Args:
@@ -60,10 +62,13 @@ def call_of(x: str, axes: Axes, schedule: Schedule, how: str) -> Call | None:
     if jax.process_count() == 1:
         return None
     jax_internals.check_before_running(Call, agree)
-    return Call(f"{schedule!r}, digest {schedule.digest[:16]}, of {x} over {axes}, {how}")
+    runs = f"jax.lax for {schedule.collective}"
+    if isinstance(schedule, Schedule):
+        runs = f"{schedule!r}, digest {schedule.digest[:16]}"
+    return Call(f"{runs}, of {x} over {axes}, {how}")
 
 
-def agree(program: str, calls: Sequence[Call], devices: Sequence[jax.Device]) -> None:
+def agree(program: str, calls: Sequence[Call], devices: Sequence[Any]) -> None:
     """Make sure that all processes with some of the devices are about to run the same schedules.
 
     Raises:

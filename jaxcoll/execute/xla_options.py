@@ -13,10 +13,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.execute.choice.transports import TRANSPORTS, check_cliques, check_transport
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.lowerings.step_splitting import split_long_steps
-from jaxcoll.execute.transports import TRANSPORTS, check_cliques, check_transport
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
@@ -64,7 +65,7 @@ def compiler_options(
         )
     for schedule in schedules:
         if not isinstance(schedule, Schedule):
-            raise ScheduleError(f"compiler_options takes schedules, got {schedule!r}")
+            raise ScheduleError(f"compiler_options takes schedules, got {checks.shown(schedule)}")
     if platform == "cpu":
         return {}
     if platform == "gpu":
@@ -91,6 +92,7 @@ def _of_gpu(transport: str | None, schedules: Sequence[Schedule]) -> Options:
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:
+    checks.instance(mesh, (Mesh, AbstractMesh), "mesh", TopologyError)
     if isinstance(mesh, AbstractMesh) or mesh.devices.size == 0:
         raise TopologyError(
             f"compiler_options needs a mesh with devices, got {mesh!r}; an AbstractMesh does not "

@@ -20,9 +20,18 @@ from tests.execute.harness import integers, mesh_of, sharded
 CONFIGS = (
     {"algorithm": "native"},
     {"algorithm": "native", "parts": 3, "in_flight": 2},
-    {"algorithm": "default", "lowering": "scan"},
     {"algorithm": "default", "parts": 4, "in_flight": 1},
+    {"algorithm": "bucket", "lowering": "scan"},
+    {"algorithm": "direct", "parts": 4, "in_flight": 1},
 )
+
+
+SUMS_AND_GATHERS = ("all_reduce", "reduce_scatter", "all_gather")
+KINDS = {
+    "native": (*SUMS_AND_GATHERS, "all_to_all"),
+    "bucket": SUMS_AND_GATHERS,
+    "direct": (*SUMS_AND_GATHERS, "all_to_all"),
+}
 
 
 def _every(x):
@@ -48,7 +57,7 @@ def test_every_collective_by_every_configuration_is_the_same(vma):
         fixed = {
             task: config
             for task in tasks
-            if task.collective != "broadcast" or config["algorithm"] != "native"
+            if config["algorithm"] == "default" or task.collective in KINDS[config["algorithm"]]
         }
         with active.choosing(active.Fixed(fixed)):
             found = step(x)
@@ -73,22 +82,22 @@ def test_programs_of_different_choices_never_mix():
     step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
     x = integers((64,), np.float32)
     (task,) = tasks_of(step, x)
-    native = active.Fixed({task: {"algorithm": "native"}})
+    ring = active.Fixed({task: {"algorithm": "ring"}})
 
     def permutes(choices) -> int:
         with active.choosing(choices):
             return step.lower(x).as_text().count("collective_permute")
 
-    assert permutes(None) > 0
-    assert permutes(native) == 0
+    assert permutes(None) == 0
+    assert permutes(ring) > 0
     seen = []
-    with active.choosing(native):
+    with active.choosing(ring):
         thread = threading.Thread(target=lambda: seen.append(permutes(active.current())))
         thread.start()
         thread.join()
-    assert seen[0] > 0, "choices are those of a thread"
-    assert native == active.Fixed({task: {"algorithm": "native"}})
-    assert native != active.Fixed({task: {"algorithm": "default"}})
+    assert seen[0] == 0, "choices are those of a thread"
+    assert ring == active.Fixed({task: {"algorithm": "ring"}})
+    assert ring != active.Fixed({task: {"algorithm": "default"}})
 
 
 def test_calls_that_say_how_they_run_are_no_tasks():

@@ -52,6 +52,7 @@ def test_axes_in_scope():
     assert jax_internals.axis_sizes() == {}, VERSION
     assert inside(lambda v: jax_internals.mesh_axes()) == ("x", "y"), VERSION
     assert inside(lambda v: jax_internals.mesh_axes(), axis_names={"x"}) == ("x",), VERSION
+    assert inside(lambda v: jax_internals.mesh_size()) == 8, VERSION
 
 
 def test_axes_that_shard_a_batch():

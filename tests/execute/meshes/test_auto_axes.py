@@ -26,6 +26,15 @@ EXPLICIT_SQUARE = jax.make_mesh(
 )
 NATIVE = re.compile(r" (all-gather|all-reduce|all-to-all|reduce-scatter)(-start)?\(")
 
+
+class Scheduled:
+    """The functions by a schedule that is none of the defaults."""
+
+    def __getattr__(self, function):
+        name = "direct" if function == "all_to_all" else "ring"
+        return lambda *a, **k: getattr(jc, function)(*a, schedule=name, **k)
+
+
 # name: (function of a module, spec of the operand, spec of the result beside "y")
 CALLS = {
     "psum": (lambda m: lambda v: m.psum(v, "x"), P("x", "y"), P(None)),
@@ -71,7 +80,7 @@ def test_operands_sharded_over_explicit_axes(name):
     call, spec, out = CALLS[name]
     x = integers((64, 64, 8), np.float32)
     placed = jax.device_put(x, NamedSharding(EXPLICIT, spec))
-    ours, theirs = (compiled(call(m), EXPLICIT, spec, out, x) for m in (jc, lax))
+    ours, theirs = (compiled(call(m), EXPLICIT, spec, out, x) for m in (Scheduled(), lax))
     got, want = ours(placed), theirs(placed)
     np.testing.assert_array_equal(got, want)
     if jax.__version_info__ >= (0, 11):  # before, shard_map itself gathers there, also for lax
@@ -81,7 +90,7 @@ def test_operands_sharded_over_explicit_axes(name):
 
 
 def test_gradients_of_sharded_leaves_stay_where_they_are():
-    transformation = jaxcoll.optax.all_reduce_gradients("x", bucket_bytes=0)
+    transformation = jaxcoll.optax.all_reduce_gradients("x", bucket_bytes=0, schedule="ring")
     x = integers((64, 64), np.float32)
 
     def step(v):
@@ -103,7 +112,7 @@ def test_derivatives_beside_auto_axes():
         f = jax.shard_map(inner, mesh=AUTO, in_specs=P("x"), out_specs=P(), axis_names={"x"})
         return jax.jit(jax.grad(f))(jax.device_put(x, NamedSharding(AUTO, P("x", "y"))))
 
-    ours, theirs = loss(jc), loss(lax)
+    ours, theirs = loss(Scheduled()), loss(lax)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
     assert ours.sharding.spec == P("x", "y")
 
@@ -121,7 +130,7 @@ def test_a_tangent_need_not_be_sharded_as_the_operand():
         )
         return jax.jit(mapped)(x)
 
-    jax.tree.map(np.testing.assert_array_equal, pushed(jc), pushed(lax))
+    jax.tree.map(np.testing.assert_array_equal, pushed(Scheduled()), pushed(lax))
 
 
 def test_a_batch_that_vmap_shards_over_an_axis_that_shards_the_operand():
@@ -139,14 +148,6 @@ def test_a_batch_that_vmap_shards_over_an_axis_that_shards_the_operand():
         return jax.jit(mapped)(jax.device_put(x, NamedSharding(EXPLICIT, P("x", "y"))))
 
     np.testing.assert_array_equal(called(Scheduled()), called(lax))
-
-
-class Scheduled:
-    """The functions by a schedule that is none of the defaults."""
-
-    def __getattr__(self, function):
-        name = "direct" if function == "all_to_all" else "ring"
-        return lambda *a, **k: getattr(jc, function)(*a, schedule=name, **k)
 
 
 THREE = {
@@ -198,7 +199,7 @@ def test_an_untiled_all_to_all_of_a_dimension_sharded_over_explicit_axes():
         )
         return jax.jit(mapped)(jax.device_put(x, NamedSharding(EXPLICIT_SQUARE, P("x", "y"))))
 
-    np.testing.assert_array_equal(called(jc), called(lax))
+    np.testing.assert_array_equal(called(Scheduled()), called(lax))
 
 
 def test_blocks_sharded_over_auto_axes_are_gathered_once():
@@ -215,7 +216,7 @@ def test_blocks_sharded_over_auto_axes_are_gathered_once():
         )
         return jax.jit(mapped).lower(placed).compile()
 
-    ours, theirs = called(jc), called(lax)
+    ours, theirs = called(Scheduled()), called(lax)
     assert [found[0] for found in NATIVE.findall(str(ours.as_text()))] == ["all-gather"]
     assert sorted(found[0] for found in NATIVE.findall(str(theirs.as_text()))) == [
         "all-gather",
