@@ -128,7 +128,7 @@ class Portfolio(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
 
     def __post_init__(self) -> None:
-        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         checks.choice(self.model, MODELS, "model", CollectiveError)
         checks.put(self, names=checks.members(self.names, "names", CollectiveError))
         for name in self.names:
