@@ -29,6 +29,10 @@ _UNITS = {
 }
 _INT64 = np.iinfo(np.int64).max
 
+# Bytes, bytes per second and seconds are at most so large and, above 0, at least so small: products
+# and quotients of two or three of them are floats then, and no network or buffer is beyond.
+LEAST, MOST = 1e-100, 1e100
+
 
 def optional(value, check: Callable, *args, **limits):
     """None, or what ``check(value, *args, **limits)`` returns."""
@@ -137,6 +141,14 @@ def positive(value, what: str, error: Error) -> Number:
     if exact is None or exact <= 0 or float(exact) == 0:
         raise error(f"{what} must be a finite number above 0, got {shown(value)}")
     return _plain(value, exact)
+
+
+def nbytes(value, error: Error, what: str = "nbytes") -> Number:
+    """Bytes, above 0, within ``LEAST`` and ``MOST``."""
+    size = positive(value, what, error)
+    if not LEAST <= size <= MOST:
+        raise error(f"{what} must be from {LEAST:g} to {MOST:g} bytes, got {shown(value)}")
+    return size
 
 
 def nonnegative(value, what: str, error: Error) -> Number:

@@ -84,7 +84,7 @@ def simulate(
 def check_request(nbytes: Number, model: str) -> Fraction:
     """The bytes as a rational; refuses what cannot be simulated."""
     checks.choice(model, MODELS, "model", ScheduleError)
-    return as_fraction(checks.positive(nbytes, "nbytes", ScheduleError))
+    return as_fraction(checks.nbytes(nbytes, ScheduleError))
 
 
 def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ read the entries.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 from jaxcoll.collective import ROOTED, Collective
@@ -36,7 +37,13 @@ from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
 from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
-from jaxcoll.synth.tacos.synthesizer import Tacos
+from jaxcoll.synth.tacos.synthesizer import (
+    LEAST_ATTEMPTS,
+    MOST_ATTEMPTS,
+    SENDS,
+    UNEQUAL_SENDS,
+    Tacos,
+)
 from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
 from jaxcoll.synth.trees.double_binary_tree import DoubleBinaryTree
@@ -50,8 +57,10 @@ _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
 _MOST_ROOTS = 2**19  # work to find the root of all trees
 _MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
-_OPTIMUM = 0.4  # for each rank and link what finding and packing trees takes without switches
+_OPTIMUM = 0.1  # for each rank and link what finding and packing trees takes without switches
 _MATCHED = 0.6  # the time TACOS takes to match a send, relative to a plain send
+_IN_STEP = 0.15  # the same where links run in lockstep
+_BLIND = 4.0  # times a bound that schedules which know nothing of the network are likely to take
 _DOUBLINGS = tuple(2**i for i in range(9))
 
 # A synthesizer, a network and a collective of one chunk per shard -> one or more series of chunk
@@ -176,6 +185,27 @@ def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective)
     return twice * shards * collective.chunks_per_shard
 
 
+@functools.lru_cache(maxsize=16)
+def _mean_hops(topology: Topology) -> float:
+    return float(hop_distances(topology).mean())
+
+
+def _routed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Chunks between any ranks: each is simulated on every link of its path."""
+    return _mean_hops(topology) * _sends(synthesizer, topology, collective)
+
+
+def _by_arrival(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Pieces are put in the order of a simulated run of all channels."""
+    return 16 * _routed(synthesizer, topology, collective)
+
+
+def _grown(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """For every rank that it adds, MultiTree looks at ranks, or at the ports of a switch."""
+    looks = topology.num_ranks / (400 if topology.is_direct else 200)
+    return (1 + looks) * _sends(synthesizer, topology, collective)
+
+
 def _packed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Where there are no switches, trees are found in time for each rank and link.
 
@@ -184,13 +214,12 @@ def _packed(synthesizer: Synthesizer, topology: Topology, collective: Collective
     sends = _sends(synthesizer, topology, collective)
     if topology.is_direct:
         return _OPTIMUM * topology.num_ranks * topology.num_links + sends
-    return max(1.0, float(hop_distances(topology).mean()) / 2) * sends
+    return max(1.0, _mean_hops(topology) / 2) * sends
 
 
 def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Chunks take paths of several links, each of which is searched and simulated."""
-    mean = float(hop_distances(topology).mean())
-    return 2 * mean * _sends(synthesizer, topology, collective)
+    return 2 * _routed(synthesizer, topology, collective)
 
 
 def _roots(topology: Topology) -> float:
@@ -211,13 +240,22 @@ def _in_two(synthesizer: Synthesizer, topology: Topology, collective: Collective
 
 
 def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
-    """Attempts of TACOS; where there are switches, on every degree of the unwound ones."""
-    attempts = synthesizer.attempts  # type: ignore[attr-defined]
+    """Sends matched in all attempts of TACOS, of every degree of unwound switches."""
+    attempts: int | None = synthesizer.attempts  # type: ignore[attr-defined]
     sends = _sends(synthesizer, topology, collective)
-    if collective.kind in ("all_to_all", "gather", "scatter"):
-        sends *= _MATCHED * float(hop_distances(topology).mean())
-    matched = max(16 * sends, 50_000) if attempts is None else attempts * sends
-    return matched if topology.is_direct else 6 * matched * len(degrees(topology))
+    is_moved = collective.kind in ("all_to_all", "gather", "scatter")
+    if is_moved:
+        sends *= _mean_hops(topology)
+    if attempts is None:
+        is_unequal = topology.is_direct and not topology.is_homogeneous
+        enough = min(MOST_ATTEMPTS * sends, UNEQUAL_SENDS if is_unequal else SENDS)
+        matched = max(LEAST_ATTEMPTS * sends, enough)
+    else:
+        matched = attempts * sends
+    is_alone = synthesizer.aggregate == 1  # type: ignore[attr-defined]
+    if topology.is_homogeneous and is_alone and not is_moved:
+        return _IN_STEP * matched
+    return _MATCHED * matched * (1 if topology.is_direct else len(degrees(topology)))
 
 
 def _as_it_is(synthesizer: Synthesizer, topology: Topology) -> Synthesizer:
@@ -240,52 +278,69 @@ class Entry:
         chunks: see ``ChunkCounts``.
         variants: what auto tries, the defaults first; nothing where the search may take minutes, or
             where another is known to be as fast.
+        uncut: variants that it tries too where chunks are fixed: their messages are not cut into
+            pieces, as those of one chunk never are.
         sized: whether it has a field ``nbytes``, the bytes of a rank's buffer to be fast for.
         work: see ``Work``.
+        above_bound: about how many times a bound its first try takes on networks that it is for:
+            candidates that are likely to be fast come first.
         suited: a variant as auto tries it on a network.
     """
 
     make: type[Synthesizer]
     chunks: ChunkCounts = _one
     variants: tuple[Synthesizer, ...] = ()
+    uncut: tuple[Synthesizer, ...] = ()
     sized: bool = False
     work: Work = _sends
+    above_bound: float = 1.0
     suited: Callable[[Synthesizer, Topology], Synthesizer] = _as_it_is
 
 
 REGISTRY: Mapping[str, Entry] = {
-    "ring": Entry(Ring, _circles, (Ring(), Ring(bidirectional=False))),
+    "ring": Entry(Ring, _circles, (Ring(), Ring(bidirectional=False)), work=_routed, above_bound=2),
     # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
     "nccl_ring": Entry(NcclRing, _channels),
-    "direct": Entry(Direct, variants=(Direct(),)),
-    "bucket": Entry(Bucket, _parts, (Bucket(),)),
+    "direct": Entry(Direct, variants=(Direct(),), work=_routed, above_bound=_BLIND),
+    "bucket": Entry(Bucket, _parts, (Bucket(),), above_bound=2),
     "rhd": Entry(
         Rhd,
         _with_pieces,
-        (Rhd(), Rhd(far_first=True), Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
+        (Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
+        uncut=(Rhd(), Rhd(far_first=True)),
+        above_bound=_BLIND,
     ),
-    "trivance": Entry(Trivance, _dimensions, (Trivance(), Trivance(near_first=True))),
+    "bruck": Entry(
+        Bruck, _with_pieces, (Bruck(pieces=_ALL),), uncut=(Bruck(),), above_bound=_BLIND
+    ),
+    "trivance": Entry(
+        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), above_bound=_BLIND
+    ),
     # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
     "halving": Entry(Halving),
-    "bruck": Entry(Bruck, _with_pieces, (Bruck(), Bruck(pieces=_ALL))),
     "double_binary_tree": Entry(
-        DoubleBinaryTree, _with_pieces, (DoubleBinaryTree(), DoubleBinaryTree(pieces=1))
+        DoubleBinaryTree,
+        _with_pieces,
+        (DoubleBinaryTree(), DoubleBinaryTree(pieces=1)),
+        above_bound=_BLIND,
     ),
-    "hierarchical_ring": Entry(HierarchicalRing, only(1, 2), (HierarchicalRing(),)),
-    # Auto leaves it out: it takes seconds, and ForestColl was at most 1 % behind at 1 GiB on the
-    # hosts of forestcoll-fig-4-10 and -4-11.
-    "hierarchical_tree": Entry(HierarchicalTree, _with_pieces, sized=True),
-    "ring_2d": Entry(Ring2D, _parts, (Ring2D(),)),
-    "swing": Entry(Swing, _swing, (Swing(), Swing(pieces=_ALL))),
-    "blueconnect": Entry(BlueConnect, _dimensions, (BlueConnect(),)),
-    "themis": Entry(Themis, _dimensions, (Themis(),)),
+    "hierarchical_ring": Entry(HierarchicalRing, only(1, 2), (HierarchicalRing(),), above_bound=2),
+    "hierarchical_tree": Entry(
+        HierarchicalTree, _with_pieces, (HierarchicalTree(),), sized=True, work=_by_arrival
+    ),
+    "ring_2d": Entry(Ring2D, _parts, (Ring2D(),), above_bound=2),
+    "swing": Entry(Swing, _swing, (Swing(), Swing(pieces=_ALL)), work=_routed, above_bound=_BLIND),
+    "blueconnect": Entry(BlueConnect, _dimensions, (BlueConnect(),), above_bound=2),
+    "themis": Entry(Themis, _dimensions, (Themis(),), above_bound=2),
     "cascade": Entry(Cascade, _dimensions, (Cascade(),), sized=True),
-    "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),)),
-    "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1))),
-    "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(), Hdrm(pieces=_ALL))),
+    "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),), above_bound=_BLIND),
+    "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1)), above_bound=2),
+    "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(pieces=_ALL),), uncut=(Hdrm(),), above_bound=_BLIND),
     "bfb": Entry(Bfb, _balanced, (Bfb(),), sized=True),
-    "multitree": Entry(MultiTree, variants=(MultiTree(),)),
-    "tacos": Entry(Tacos, only(1, 2, 3, 4, 8), (Tacos(), Tacos(aggregate=None)), True, _attempts),
+    "multitree": Entry(MultiTree, variants=(MultiTree(),), work=_grown),
+    "tacos": Entry(
+        Tacos, only(1, 2, 3, 4, 8, 16), (Tacos(), Tacos(aggregate=None)), sized=True, work=_attempts
+    ),
     "forestcoll": Entry(
         ForestColl,
         _forests,
@@ -293,7 +348,9 @@ REGISTRY: Mapping[str, Entry] = {
         work=_packed,
         suited=_any_direct,
     ),
-    "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
+    "min_congestion": Entry(
+        MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), sized=True, work=_hops
+    ),
     "time_stepped": Entry(TimeStepped, only(*_DOUBLINGS), sized=True, work=_hops),
     "blink": Entry(Blink, _trees, (Blink(),), work=_from_a_root),
     "van_de_geijn": Entry(

@@ -159,6 +159,7 @@ def test_what_it_prints():
 @given(NETWORKS)
 def test_transposed_twice_is_the_same(topology):
     back = topology.transpose()
+    assert back is topology.transpose()  # made once
     assert back.transpose() == topology
     image = topology.transpose_links()
     assert sorted(image) == list(range(topology.num_links))

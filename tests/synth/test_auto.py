@@ -269,6 +269,25 @@ def test_what_takes_too_much_work_is_passed_over_and_says_so():
     assert all("auto allows 1000" in reason for reason in passed)
 
 
+def test_all_candidates_together_have_a_limit_of_work():
+    portfolio = Portfolio(MIB, names=("ring", "direct", "multitree", "forestcoll"), work=600)
+    said: dict = dict(synthesize(mesh(4, 4), "all_gather", portfolio).provenance.certificate)
+    passed = [row["refused"] for row in said["table"] if "refused" in row]
+    sends = [240 * row["chunks"] for row in said["table"] if "time" in row]
+    assert sum(sends) <= 6 * 600
+    assert any("auto allows" in reason for reason in passed)
+
+
+def test_what_knows_the_network_comes_first():
+    """Issue: 15 schedules that know nothing of a torus were made before one that does."""
+    schedule = synthesize(torus(4, 8), "all_gather", nbytes=1e9)
+    said: dict = dict(schedule.provenance.certificate)
+    made = [row["candidate"] for row in said["table"] if "time" in row]
+    assert said["time"] <= 1.01 * said["bound"]
+    blind = ("Ring(", "Direct(", "Rhd(", "Bruck(")
+    assert not any(name.startswith(blind) for name in made[:5])
+
+
 def test_nothing_defined_is_refused():
     with pytest.raises(CollectiveError, match=r"no candidate is defined.*Bucket\(\): .*no grid"):
         synthesize(fully_connected(4), "all_gather", Portfolio(names=("bucket",)))

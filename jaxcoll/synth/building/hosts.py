@@ -109,9 +109,10 @@ def host_circles(topology: Topology, inner: int) -> tuple[tuple[int, ...], ...]:
     hosts = topology.num_ranks // inner
     circles = []
     for chain in map(np.array, host_chains(topology, inner)):
-        last, across = chain[[-1, -1]], inner + chain[[0, -1]]
-        other, same = shortest_routes(topology, last, across).hops
-        alternates = same < other
+        alternates = False
+        if hosts > 1:
+            other, same = shortest_routes(topology, chain[[-1, -1]], inner + chain[[0, -1]]).hops
+            alternates = same < other
         ways = [chain[::-1] if alternates and host % 2 else chain for host in range(hosts)]
         circle = np.concatenate([host * inner + way for host, way in enumerate(ways)])
         circles.append(tuple(circle.tolist()))

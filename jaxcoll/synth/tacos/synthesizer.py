@@ -34,9 +34,9 @@ from jaxcoll.topology import Topology
 # Attempts when none are asked for: at least, and at most, until so many sends have been matched.
 # Attempts end early where they fall behind, those of rooted collectives after a few sends: only
 # their number bounds what they take.
-_LEAST_ATTEMPTS, _MOST_ATTEMPTS = 16, 256
+LEAST_ATTEMPTS, MOST_ATTEMPTS = 16, 256
 # On unequal links attempts differ more.
-_SENDS, _UNEQUAL_SENDS = 50_000, 1_000_000
+SENDS, UNEQUAL_SENDS = 50_000, 1_000_000
 
 _Attempt = Callable[[int, int], Found]
 
@@ -89,7 +89,7 @@ class Tacos(Synthesizer):
         if not (isinstance(self.degree, str) and self.degree == "best"):
             what = "degree, if not 'best',"
             checks.put(self, degree=checks.integer(self.degree, what, CollectiveError, least=1))
-        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule of a collective that does not sum; see ``Synthesizer``."""
@@ -205,8 +205,8 @@ class Tacos(Synthesizer):
         number, sends = 1, len(best.edge)
         if best.cost > bound and self.attempts != 1:
             bound = exact()
-        least, most = self.attempts or _LEAST_ATTEMPTS, self.attempts or _MOST_ATTEMPTS
-        enough = _UNEQUAL_SENDS if more else _SENDS
+        least, most = self.attempts or LEAST_ATTEMPTS, self.attempts or MOST_ATTEMPTS
+        enough = UNEQUAL_SENDS if more else SENDS
         while best.cost > bound and number < (most if sends < enough else least):
             found = attempt(number, best.cost)
             number, sends = number + 1, sends + len(found.edge)

@@ -15,11 +15,11 @@ from jaxcoll.synth import REGISTRY, SYNTHESIZERS, Portfolio
 # For tiny networks, until time runs out: no baselines.
 SEARCHES = {"step_milp", "sccl"}
 # The paper's Table IV: heterogeneous, and ranks that differ in the bandwidth they have.
-HETEROGENEOUS = {"switch-2d", "3d-rfs", "dragonfly"}
+HETEROGENEOUS = {"switch-2d", "3d-rfs", "dragonfly", "dgx-h100"}
 
 
-def test_networks_are_those_of_table_iv():
-    assert len(baselines.NETWORKS) == 9
+def test_networks_are_those_of_table_iv_and_hosts():
+    assert len(baselines.NETWORKS) == 9 + 1
     for name, make in baselines.NETWORKS.items():
         topology = make()
         assert topology.is_homogeneous == (name not in HETEROGENEOUS)
