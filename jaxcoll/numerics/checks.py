@@ -198,7 +198,7 @@ def instance(value, kinds: type | tuple[type, ...], what: str, error: Error):
     return value
 
 
-def nbytes(value, what: str, error: Error) -> Number:
+def memory(value, what: str, error: Error) -> Number:
     """A number of bytes above 0, or its text with a unit: 16e9, "16GB" and "16 GB" are the same."""
     if not isinstance(value, str):
         return positive(value, what, error)
