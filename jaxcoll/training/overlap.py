@@ -36,7 +36,7 @@ from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
-from jaxcoll.training.leaf_sums import reduced, stay_apart
+from jaxcoll.training.leaf_sums import LeafSums
 from jaxcoll.training.own_gradients import check_options
 
 
@@ -85,21 +85,10 @@ def overlap(
     checks.function(loss, "loss", CollectiveError)
     if not layers:
         raise CollectiveError("overlap needs one or more layers, got none")
-    fixed = is_fixed(order)
+    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order)
 
     def reduce(leaves: list[jax.Array]) -> _Sum | _SumByLax:
-        if stay_apart("all_reduce", leaves, axis_name, schedule, "auto", order):
-            return _SumByLax(
-                reduced(
-                    leaves,
-                    axis_name,
-                    schedule=schedule,
-                    mean=mean,
-                    accum_dtype=accum_dtype,
-                    order=order,
-                )
-            )
-        return _Sum(leaves, axis_name, schedule, mean, accum_dtype, fixed)
+        return _SumByLax(sums(leaves)) if sums.apart(leaves) else _Sum(leaves, sums)
 
     def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
         if len(params) != len(layers):
@@ -158,17 +147,16 @@ def _backward(pulls: list[Callable], cotangent, bucket_bytes: int, reduce) -> li
 class _Sum:
     """A sum over ranks of some leaves of one dtype, run a step at a time."""
 
-    def __init__(
-        self, leaves: list[jax.Array], axis_name, schedule: Choice, mean, accum_dtype, fixed: bool
-    ):
-        self.like, self.is_cast = leaves, accum_dtype is not None
+    def __init__(self, leaves: list[jax.Array], sums: LeafSums):
+        fixed = is_fixed(sums.order)
+        self.like, self.is_cast = leaves, sums.accum_dtype is not None
         self.add = fixed_order.add if fixed else lax.add
         x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
-        x = calls.widened(x, accum_dtype)
+        x = calls.widened(x, sums.accum_dtype)
         x = fixed_order.rounded(x) if fixed else x
-        self.axes, chosen = calls.resolve("all_reduce", x, axis_name, schedule, fixed)
+        self.axes, chosen = calls.resolve("all_reduce", x, sums.axis_name, sums.schedule, fixed)
         self.size, self.divisor = x.size, None
-        if mean:
+        if sums.mean:
             self.divisor = self.axes.num_ranks // len(chosen.collective.groups)
         # Groups that share a schedule share permutes, not results.
         self.same = set(self.axes.over) | (set(self.axes.names) - jax_internals.varying(x))

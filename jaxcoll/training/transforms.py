@@ -21,14 +21,12 @@ and nothing can be checked.
 
 from __future__ import annotations
 
-import jax
 import optax
 
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice.selection import Choice
-from jaxcoll.execute.fixed_order import is_fixed
-from jaxcoll.training.leaf_sums import reduced, stay_apart
+from jaxcoll.training.leaf_sums import LeafSums
 from jaxcoll.training.overlap import overlap
 from jaxcoll.training.own_gradients import check_options, check_own
 from jaxcoll.training.sharded_optimizer import zero
@@ -83,27 +81,14 @@ def all_reduce_gradients(
         CollectiveError: an unknown ``order``; from ``update``: gradients that are the same on all
             ranks already (see above), or what ``jc.psum`` refuses.
     """
-    is_fixed(order)
     check_options(axis_name, mean, bucket_bytes, window)
 
-    def reduce(x):
-        return reduced(
-            x,
-            axis_name,
-            schedule=schedule,
-            mean=mean,
-            accum_dtype=accum_dtype,
-            order=order,
-            lowering=lowering,
-        )
-
-    def apart(leaves: list[jax.Array]) -> bool:
-        return stay_apart("all_reduce", leaves, axis_name, schedule, lowering, order)
+    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering)
 
     def update(updates, state, params=None):
         del params
         check_own(updates, axis_name)
-        done = in_buckets(reduce, updates, bucket_bytes, leaf_order, window=window, apart=apart)
+        done = in_buckets(sums, updates, bucket_bytes, leaf_order, window=window, apart=sums.apart)
         return done, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

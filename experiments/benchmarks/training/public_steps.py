@@ -109,7 +109,7 @@ def image_classifier(library: Library, rng: np.random.Generator) -> Step:
     """ResNet blocks on 32 x 32 images; batch statistics are averaged with the gradients."""
     model, optimizer = _ResNet(), optax.sgd(0.1, momentum=0.9, nesterov=True)
     batch = {"image": _normal(rng, 32, 32, 32, 3), "label": rng.integers(0, 10, 32)}
-    variables = model.init(jax.random.key(0), batch["image"][:1])
+    variables = jax.jit(model.init)(jax.random.key(0), batch["image"][:1])
 
     def run(state, batch):
         params, statistics, inner = state
@@ -158,7 +158,7 @@ def decoder(library: Library, rng: np.random.Generator) -> Step:
     model = _Decoder()
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-4, weight_decay=0.1))
     tokens = rng.integers(0, model.vocabulary, (16, 65))
-    params = model.init(jax.random.key(0), tokens[:1, :-1])["params"]
+    params = jax.jit(model.init)(jax.random.key(0), tokens[:1, :-1])["params"]
 
     def run(state, tokens):
         params, inner = state
@@ -198,7 +198,9 @@ def autoencoder(library: Library, rng: np.random.Generator) -> Step:
         "image": rng.random((512, 784)).astype(np.float32),
         "noise": _normal(rng, 512, model.latents),
     }
-    params = model.init(jax.random.key(0), batch["image"][:1], batch["noise"][:1])["params"]
+    params = jax.jit(model.init)(jax.random.key(0), batch["image"][:1], batch["noise"][:1])[
+        "params"
+    ]
 
     def run(state, batch):
         params, inner = state
@@ -256,7 +258,7 @@ def diffusion(library: Library, rng: np.random.Generator) -> Step:
         "noise": _normal(rng, 16, 16, 16, 3),
         "time": rng.random(16).astype(np.float32),
     }
-    params = model.init(jax.random.key(0), batch["image"][:1], batch["time"][:1])["params"]
+    params = jax.jit(model.init)(jax.random.key(0), batch["image"][:1], batch["time"][:1])["params"]
 
     def run(state, batch):
         params, average, inner = state
@@ -303,7 +305,7 @@ def ppo(library: Library, rng: np.random.Generator) -> Step:
         "advantage": _normal(rng, count),
         "value": _normal(rng, count),
     }
-    params = model.init(jax.random.key(0), batch["observation"][:1])["params"]
+    params = jax.jit(model.init)(jax.random.key(0), batch["observation"][:1])["params"]
 
     def loss_of(params, part):
         logits, value = model.apply({"params": params}, part["observation"])

@@ -184,7 +184,7 @@ def _placed(step, arguments: tuple, *, replicated: int) -> Program:
         jax.device_put(each, jax.NamedSharding(mesh, spec))
         for each, spec in zip(arguments, specs, strict=True)
     )
-    return Program(jax.jit(mapped), placed)
+    return Program(mapped, placed)
 
 
 if __name__ == "__main__":

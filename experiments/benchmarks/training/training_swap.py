@@ -52,7 +52,7 @@ def _programs(case: str):
             jax.device_put(step.state, jax.NamedSharding(mesh, P())),
             jax.device_put(step.batch, jax.NamedSharding(mesh, P(AXIS))),
         )
-        return Program(jax.jit(mapped), placed)
+        return Program(mapped, placed)
 
     return {name: (lambda library=library: program(library)) for name, library in libraries.items()}
 
