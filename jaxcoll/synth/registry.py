@@ -314,7 +314,7 @@ REGISTRY: Mapping[str, Entry] = {
         Bruck, _with_pieces, (Bruck(pieces=_ALL),), uncut=(Bruck(),), above_bound=_BLIND
     ),
     "trivance": Entry(
-        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), above_bound=_BLIND
+        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), work=_routed, above_bound=2
     ),
     # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
     "halving": Entry(Halving),
@@ -359,6 +359,7 @@ REGISTRY: Mapping[str, Entry] = {
         tuple(VanDeGeijn(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct())),
         sized=True,
         work=_in_two,
+        above_bound=2,
     ),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),
