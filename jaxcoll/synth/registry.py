@@ -325,7 +325,7 @@ REGISTRY: Mapping[str, Entry] = {
         put_off=_LAST,
     ),
     "trivance": Entry(
-        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), work=_routed, put_off=_LAST
+        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), work=_routed, put_off=_LATER
     ),
     # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
     "halving": Entry(Halving),
@@ -376,6 +376,7 @@ REGISTRY: Mapping[str, Entry] = {
         tuple(VanDeGeijn(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct())),
         sized=True,
         work=_in_two,
+        put_off=_LATER,
     ),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),
