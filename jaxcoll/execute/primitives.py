@@ -168,7 +168,7 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     program = permute_program(schedule)
     into, out = program.blocks
     if op == "fixed_sum":
-        x = fixed_order.rounded(x)
+        x = fixed_order.rounded_on_rank(x, axes.rank(), target)
     if axes.auto and into > 1:
         # Which block is read depends on the rank: XLA would gather a sharded one in every step.
         free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
