@@ -380,11 +380,6 @@ def all_to_all(
         split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
         concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
         check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
-        if not tiled and jax_internals.RESHARD_ABORTS and jax_internals.is_explicit(leaf, split):
-            # Its blocks are on different devices, and cannot be brought together by a reshard.
-            return lax.all_to_all(
-                leaf, axis_name, split, concat, axis_index_groups=axis_index_groups
-            )
         if call.is_left_to_lax(leaf):
             if tiled:
                 return lax.all_to_all(leaf, names, split, concat, tiled=True)
