@@ -1,4 +1,23 @@
-"""The errors of the library: ``ValueError``s that say what was given, expected, and what to do."""
+"""Errors and warnings of the library.
+
+Errors are ``ValueError``s. Each states the value, the expectation and the remedy; a warning the
+assumption, and how to replace it by a statement.
+"""
+
+import sys
+import warnings
+
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: the beginning of its ``repr``, and never a failure."""
+    try:
+        # Of long text the beginning alone, since what is not trusted may be as long as a file.
+        text = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
+    except Exception as error:  # an object of the caller's: any failure must not hide the error
+        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 class JaxcollError(ValueError):
@@ -39,3 +58,18 @@ class FormatError(JaxcollError):
 
 class TuneError(JaxcollError):
     """A configuration space, a measurement or a search's state that a tuner cannot use."""
+
+
+class AssumptionWarning(UserWarning):
+    """A number that nobody stated, or that is likely stated in another unit."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that called the library, once per line and message."""
+    depth, frame = 2, sys._getframe(1)  # to ``warnings``, 1 is this function
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=depth)
+
+
+_OURS = frozenset(("jaxcoll", "tensorstate"))

@@ -44,7 +44,7 @@ def describe_graph(
     nodes = list(graph.nodes)
     if all(isinstance(node, (int, np.integer)) for node in nodes):
         nodes.sort()
-    is_switch = {node: graph.nodes[node].get("kind", "rank") == "switch" for node in nodes}
+    is_switch = {node: _is_switch(node, graph.nodes[node]) for node in nodes}
     nodes.sort(key=is_switch.__getitem__)  # ranks first, otherwise as they were
     index = {node: i for i, node in enumerate(nodes)}
     rows: list[tuple] = []
@@ -69,3 +69,13 @@ def describe_graph(
         "name": str(graph.graph.get("name", "")),
         "vertex_names": tuple(str(name) for name in names) if any(names) else (),
     }
+
+
+def _is_switch(node, attributes: dict) -> bool:
+    kind = attributes.get("kind", "rank")
+    if str(kind).lower() not in ("rank", "switch"):
+        raise TopologyError(
+            f"node {node!r:.40} has kind={kind!r:.40}; a kind is 'rank' or 'switch', and a node "
+            "without one is a rank"
+        )
+    return str(kind).lower() == "switch"

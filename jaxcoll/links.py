@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxcoll.errors import TopologyError
+from jaxcoll.errors import AssumptionWarning, TopologyError, warn_user
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction, fits_float
 
@@ -246,3 +246,26 @@ def _pair(link: Iterable) -> tuple[int, ...]:
     if len(ends) != 2:
         raise TopologyError(f"a link is a number or a pair of vertices, got {link!r}")
     return ends
+
+
+# Bytes in flight on one link: 4 GB are 0.3 s at 100 Gbit/s, and 0.3 s is around the Earth and back.
+_MOST_IN_FLIGHT, _LONGEST, _SLOWEST = 4e9, 0.3, 1e6
+
+
+def warn_of_units(alpha: np.ndarray, bandwidth: np.ndarray) -> None:
+    """Warn of links that no network has: microseconds or gigabytes were given instead of SI units.
+
+    Networks of unit links (bandwidth 1), or of whole seconds of latency, are meant as they are.
+    """
+    is_slow, in_units = bandwidth < _SLOWEST, (bandwidth == 1) | (alpha == 0) | (alpha >= 1)
+    with np.errstate(over="ignore"):
+        is_far = (alpha >= _LONGEST) | (alpha * bandwidth >= _MOST_IN_FLIGHT)
+    doubtful = np.flatnonzero(np.where(is_slow, ~in_units, is_far))
+    if doubtful.size:
+        i = doubtful[0]
+        warn_user(
+            f"a link of alpha {alpha[i]:g} s and bandwidth {bandwidth[i]:g} B/s is like none that "
+            "exists: alpha is in seconds (0.5 us is 0.5e-6) and bandwidth in bytes per second "
+            "(400 GB/s is 400e9)",
+            AssumptionWarning,
+        )

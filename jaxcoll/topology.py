@@ -11,7 +11,7 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from jaxcoll.devices import describe_devices
+from jaxcoll.devices.wiring import describe_devices
 from jaxcoll.errors import TopologyError
 from jaxcoll.graphs import describe_graph, make_graph
 from jaxcoll.grid import Grid, Placement, checked_placement
@@ -25,6 +25,7 @@ from jaxcoll.links import (
     fractions_of,
     group_by,
     links_digest,
+    warn_of_units,
 )
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.connectivity import check_connected, check_survivors, lost_ranks
@@ -65,6 +66,9 @@ class Topology:
         TopologyError: no ranks, unequal columns, a vertex out of range, a self-loop, alpha < 0,
             bandwidth <= 0, NaN or infinity, ranks that cannot reach each other, a generator that
             is not an automorphism.
+
+    Warns:
+        AssumptionWarning: numbers that look like microseconds and gigabytes per second.
     """
 
     num_ranks: int
@@ -98,6 +102,7 @@ class Topology:
         for name, column in columns.items():
             put(name, column)
         put("_exact_bandwidth", exact)
+        warn_of_units(self.alpha, self.bandwidth)
         names = checks.members(self.vertex_names, "vertex_names", TopologyError)
         put("vertex_names", tuple(str(name) for name in names))
         checks.flag_fields(self, TopologyError, "allow_unreachable")
@@ -193,12 +198,25 @@ class Topology:
     # ------------------------------------------------------------------ others from this one
 
     def transpose(self) -> Topology:
-        """The network with every link reversed."""
-        return self._moved(self.dst, self.src, np.arange(self.num_vertices))
+        """The network with every link reversed; made once."""
+        return self._transposed
 
     def transpose_links(self) -> np.ndarray:
         """The link of ``transpose()`` that each link becomes, int64 of shape (links,)."""
-        return self._positions(self.dst, self.src)
+        return self._transposed_links
+
+    # Every reduction is a gather on the transposed network, so one search asks for it dozens of
+    # times. It does not hold this network in turn, or neither would be freed.
+
+    @functools.cached_property
+    def _transposed(self) -> Topology:
+        return self._moved(self.dst, self.src, np.arange(self.num_vertices))
+
+    @functools.cached_property
+    def _transposed_links(self) -> np.ndarray:
+        positions = self._positions(self.dst, self.src)
+        positions.setflags(write=False)
+        return positions
 
     def relabel(self, permutation: Sequence[int] | np.ndarray) -> Topology:
         """The network in which rank r is called ``permutation[r]``; switches keep their numbers.
@@ -317,8 +335,9 @@ class Topology:
     ) -> Topology:
         """The network of a networkx graph; an undirected edge is a link each way.
 
-        Nodes with ``kind="switch"`` become switches, the others ranks, each in the order of the
-        graph (sorted when all labels are integers). Labels other than 0..V-1 become vertex names.
+        Nodes with ``kind="switch"`` (in any case) become switches, those with ``kind="rank"`` or
+        none ranks, each in the order of the graph (sorted when all labels are integers). Labels
+        other than 0..V-1 become vertex names.
 
         Args:
             graph: any networkx graph.
@@ -326,8 +345,8 @@ class Topology:
             bandwidth: bytes per second, for edges without a ``bandwidth`` attribute.
 
         Raises:
-            TopologyError: an edge lacks an attribute and no default is given, or the links are
-                refused by ``Topology``.
+            TopologyError: an edge lacks an attribute and no default is given, a kind is neither
+                "rank" nor "switch", or the links are refused by ``Topology``.
         """
         checks.instance(graph, nx.Graph, "graph", TopologyError)
         return cls(**describe_graph(graph, alpha, bandwidth))
@@ -349,8 +368,10 @@ class Topology:
         Devices with ``coords`` (TPU) form a mesh or torus of their coordinates; the rank order is
         the order given, so a permuted list gives the same wires under other rank numbers. A subgrid
         of a slice has the links between its members only: a dimension closes into a ring where the
-        subgrid spans the slice. Other devices are linked to one switch per host, and to a network
-        switch if there are several hosts. ``jaxcoll.devices.DEVICE_KINDS`` has the assumed speeds.
+        subgrid spans the slice. Other devices are linked to one switch per host, or to each
+        other where their kind is wired so, and to a network switch if there are several hosts.
+        ``jaxcoll.devices.kinds.DEVICE_KINDS`` has the assumed wiring and speeds; for a kind that it
+        does not have, an ``AssumptionWarning`` says what is assumed.
 
         Args:
             devices: ``jax.Device`` objects, or anything with ``coords`` / ``process_index``.
@@ -361,8 +382,8 @@ class Topology:
                 those of the devices' client when omitted, or the devices given where there is none.
 
         Raises:
-            TopologyError: no devices, devices of several kinds, coordinates that do not fill a
-                grid.
+            TopologyError: no devices, objects of another type, devices of several kinds,
+                coordinates that do not fill a grid.
         """
         described = describe_devices(
             devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within
@@ -383,6 +404,11 @@ class Topology:
 
         Arguments and errors are those of ``from_devices``.
         """
+        if not hasattr(mesh, "devices"):
+            raise TopologyError(
+                f"from_mesh takes a jax.sharding.Mesh, got {checks.shown(mesh)}; a list of devices "
+                "goes to from_devices"
+            )
         devices = list(np.asarray(mesh.devices).flat)
         return cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within)
 

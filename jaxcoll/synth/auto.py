@@ -16,6 +16,7 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
 from jaxcoll.synth.registry import REGISTRY, chunk_counts, entry_of, told
 from jaxcoll.topology import Topology
@@ -23,6 +24,8 @@ from jaxcoll.topology import Topology
 # Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
 _SENDS, _FEW_PAIRS = 3 * 2**18, 2**14
 _SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
+# All schedules together take so many times the work that one may take.
+_IN_ALL, _IN_ALL_OF_MANY = 6, 3
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
@@ -50,10 +53,26 @@ class _Climb:
         return min(seconds for _, seconds in self.tried)
 
     @property
+    def next(self) -> float:
+        """Seconds that the next count may take, by the same law as ``prospect``; not if untried."""
+        if len(self.tried) == 1:
+            count, seconds = self.tried[0]
+            return seconds * count / self.left[0]
+        limit, rest = _limit(*self.tried[-2:])
+        return limit + rest / self.left[0]
+
+    @property
     def prospect(self) -> float:
-        """Seconds that the most chunks may reach, less what that may err by; 0 if unknown."""
-        if len(self.tried) < 2:
+        """Seconds that the most chunks may reach, less what that may err by; 0 if unknown.
+
+        With m times the chunks the best of a kind is at most m times as fast: fewer chunks take the
+        fastest of the ways that more take side by side.
+        """
+        if not self.tried:
             return 0.0
+        if len(self.tried) == 1:
+            count, seconds = self.tried[0]
+            return seconds * count / self.most
         limit, rest = _limit(*self.tried[-2:])
         if len(self.tried) == 2:
             return _GUESSED * (limit + rest / self.most)
@@ -70,18 +89,18 @@ class _Climb:
         Past its best count a pipeline only gets slower: after a series of gains one loss ends it.
         """
         times = [seconds for _, seconds in self.tried]
-        if not times or not self.left:
-            return True
-        if len(times) <= 3:
-            return False
+        if not self.left or len(times) <= 3:
+            return not self.left
         is_past_best = times[-1] > times[-2] and times[-2] < times[-3] < times[-4]
         return is_past_best or min(times) >= min(times[:-2]) * (1 - tolerance)
 
     def record(self, count: int, seconds: float | None) -> None:
-        """Note what a count took; None where the synthesizer refused it."""
+        """Note what a count took; None where the synthesizer refused it, for good if its first."""
         self.left = [other for other in self.left if other > count]
         if seconds is not None:
             self.tried.append((count, seconds))
+        elif not self.tried:
+            self.left = []
 
 
 def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[float, float]:
@@ -95,10 +114,12 @@ def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[float, fl
 class Portfolio(Synthesizer):
     """Tries many synthesizers and keeps the schedule that takes the least simulated time.
 
-    The registry (``jaxcoll.synth.registry``) states the variants. Every variant starts with
-    its fewest chunks; then those that may still win are given more, as long as that gains more than
-    the tolerance. The search ends where a bound is met within the tolerance. Of schedules that take
-    equally long the one tried first is kept.
+    The registry (``jaxcoll.synth.registry``) states the variants. The next candidate is the one of
+    the least work, times how far from the bound its times say that it may be, times how seldom its
+    kind meets a bound: a variant with its fewest chunks, or one that may still win with more, as
+    long as those gain more than the tolerance. The search ends where a bound is met within the
+    tolerance, or where all the work allowed is done. Of schedules that take equally long the one
+    tried first is kept.
 
     The certificate names the synthesizer that won, its time, the bound and the whole table.
 
@@ -109,8 +130,11 @@ class Portfolio(Synthesizer):
         names: the synthesizers to try, names in the registry; all of it when empty.
         tolerance: share of the time that may be left to gain.
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
-            two microseconds each); when None 786,432 up to 128 ranks, 128 per pair of more
-            ranks, at most 8,388,608. Larger ones are passed over; the table says so.
+            a microsecond each); when None 786,432 up to 128 ranks, 128 per pair of more
+            ranks, at most 8,388,608. Larger ones are passed over; the table says so. All together
+            take at most six times as much, of more than 128 ranks three times.
+        execution: the machine's charges on top of the links, or the backend whose shipped ones are
+            meant; none when None.
         progress: called with every candidate done; see ``Progress``.
 
     Raises:
@@ -122,6 +146,7 @@ class Portfolio(Synthesizer):
     names: tuple[str, ...] = ()
     tolerance: float = 0.01
     work: int | None = None
+    execution: ExecutionCosts | str | None = None
     progress: Progress | None = dataclasses.field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "auto"
@@ -138,6 +163,7 @@ class Portfolio(Synthesizer):
             raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
         checks.put(self, tolerance=tolerance)
         checks.integer_fields(self, CollectiveError, "work", or_none=True)
+        checks.put(self, execution=costs_of(self.execution, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """The fastest schedule with the collective's own number of chunks; see ``Synthesizer``.
@@ -146,7 +172,8 @@ class Portfolio(Synthesizer):
             CollectiveError: no candidate is defined for the problem.
         """
         counts = (collective.chunks_per_shard,)
-        climbs = [_Climb(synthesizer, counts) for synthesizer in self._variants(topology)]
+        variants = self._variants(topology, fixed=True)
+        climbs = [_Climb(synthesizer, counts) for synthesizer in variants]
         return self._race(topology, collective, seed, climbs)
 
     def with_chunks_chosen(
@@ -182,13 +209,18 @@ class Portfolio(Synthesizer):
             )
         )
 
-    def _variants(self, topology: Topology) -> tuple[Synthesizer, ...]:
-        """The variants to try; a synthesizer named on its own is tried even where auto omits it."""
+    def _variants(self, topology: Topology, fixed: bool = False) -> tuple[Synthesizer, ...]:
+        """The variants to try; a synthesizer named on its own is tried even where auto omits it.
+
+        Args:
+            fixed: whether chunks are fixed.
+        """
         names = self.names or tuple(REGISTRY)
         found = []
         for name in names:
             entry = REGISTRY[name]
             variants = entry.variants or ((entry.make(),) if self.names else ())
+            variants += entry.uncut if fixed else ()
             found += [entry.suited(each, topology) for each in variants]
         return tuple(dict.fromkeys(told(each, self.nbytes) for each in found))
 
@@ -201,13 +233,19 @@ class Portfolio(Synthesizer):
 
 
 def with_chunks_chosen(
-    synthesizer: Synthesizer, topology: Topology, collective: Collective, nbytes: float, seed: int
+    synthesizer: Synthesizer,
+    topology: Topology,
+    collective: Collective,
+    nbytes: float,
+    seed: int,
+    execution: ExecutionCosts | None = None,
 ) -> Schedule:
     """The synthesizer's fastest schedule over the chunk counts that the registry states for it.
 
     Args:
         collective: its ``chunks_per_shard`` counts for nothing.
         nbytes: bytes of a rank's buffer to be fast for.
+        execution: as for ``Portfolio``.
 
     Raises:
         CollectiveError, TopologyError: the synthesizer is not defined for the problem.
@@ -215,7 +253,7 @@ def with_chunks_chosen(
     one = dataclasses.replace(collective, chunks_per_shard=1)
     series = chunk_counts(synthesizer, topology, one)
     if series != ((1,),) and any(len(group) > 1 for group in collective.groups):
-        race = _Race(Portfolio(nbytes), topology, one, seed)
+        race = _Race(Portfolio(nbytes, execution=execution), topology, one, seed)
         race.finish([_Climb(synthesizer, counts) for counts in series], whatever_it_takes=True)
         if race.schedule is not None:
             return race.schedule
@@ -235,7 +273,10 @@ class _Race:
         self.portfolio, self.topology = portfolio, topology
         self.collective, self.seed = collective, seed
         self.nbytes = as_fraction(portfolio.nbytes)
+        self.execution = costs_of(portfolio.execution)
         self.bound = bound(topology, collective, self.nbytes).time
+        if self.execution is not None:
+            self.bound += float(self.execution.least_seconds(collective))
         self.time: Fraction | None = None
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
@@ -243,8 +284,10 @@ class _Race:
         self.tried: dict[tuple[Synthesizer, int], float | None] = {}
         self.works: dict[tuple[Synthesizer, int], float] = {}
         pairs = sum(len(group) ** 2 for group in collective.groups)
-        most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
-        self.work = most if portfolio.work is None else portfolio.work
+        is_few = pairs <= _FEW_PAIRS
+        most = _SENDS if is_few else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
+        self.work: float = most if portfolio.work is None else portfolio.work
+        self.work_left = self.work * (_IN_ALL if is_few else _IN_ALL_OF_MANY)
 
     @property
     def seconds(self) -> float:
@@ -257,16 +300,11 @@ class _Race:
         return self.seconds <= self.bound * (1 + max(self.portfolio.tolerance, 1e-9))
 
     def finish(self, climbs: list[_Climb], whatever_it_takes: bool = False) -> None:
-        """Try the fewest chunks of every candidate, then more of those that may still win.
-
-        The fast and the cheap come first: their times spare others.
+        """Try the candidates that may win, the cheap and promising first.
 
         Args:
             whatever_it_takes: whether the fewest chunks are tried even where that is much work.
         """
-        for climb in climbs:
-            if not self.is_over:
-                self.run(climb, whatever_it_takes)
         tolerance = self.portfolio.tolerance
         while not self.is_over:
             enough = self.seconds * (1 - tolerance)
@@ -277,7 +315,12 @@ class _Race:
             ]
             if not climbs:
                 break
-            self.run(min(climbs, key=lambda climb: climb.least * self.work_of(climb)))
+            self.run(min(climbs, key=self._price), whatever_it_takes)
+
+    def _price(self, climb: _Climb) -> float:
+        """Work of the next chunk count, more for a slow one and for what seldom meets a bound."""
+        slow = max(1.0, climb.next / self.bound) if climb.tried else 1.0
+        return slow * entry_of(climb.synthesizer).put_off * self.work_of(climb)
 
     def work_of(self, climb: _Climb, count: int | None = None) -> float:
         """The work that a chunk count of a climb takes, its next one when omitted."""
@@ -298,9 +341,9 @@ class _Race:
         row: dict[str, object] = {"candidate": repr(synthesizer), "chunks": count}
         self.table.append(row)
         seconds = None
-        work = self.work_of(climb)
-        if not whatever_it_takes and work > self.work:
-            row["refused"] = f"takes the work of {work:.0f} sends, auto allows {self.work}"
+        work, allowed = self.work_of(climb), min(self.work, self.work_left)
+        if work > allowed and not (whatever_it_takes and not climb.tried):
+            row["refused"] = f"takes the work of {work:.0f} sends, auto allows {allowed:.0f}"
             climb.left = []
         else:
             try:
@@ -310,11 +353,14 @@ class _Race:
             except JaxcollError as error:
                 row["refused"] = str(error)
             else:
-                taken = simulate(schedule, self.nbytes, self.portfolio.model).exact_time
+                taken = simulate(
+                    schedule, self.nbytes, self.portfolio.model, execution=self.execution
+                ).exact_time
                 row["time"] = seconds = float(taken)
                 if self.time is None or taken < self.time:
                     self.time, self.schedule, self.chosen = taken, schedule, synthesizer
-                climb.keep_within(functools.partial(self.work_of, climb), self.work)
+                climb.keep_within(functools.partial(self.work_of, climb), allowed)
+                self.work_left -= work
         climb.record(count, seconds)
         self.tried[synthesizer, count] = seconds
         if self.portfolio.progress is not None:
@@ -337,6 +383,7 @@ class _Race:
             "nbytes": self.portfolio.nbytes,
             "time": self.seconds,
             "bound": self.bound,
+            "execution": "" if self.execution is None else self.execution.backend,
             "table": tuple(self.table),
         }
         said = self.schedule.provenance.certificate

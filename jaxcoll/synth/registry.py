@@ -7,6 +7,7 @@ read the entries.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 from jaxcoll.collective import ROOTED, Collective
@@ -26,13 +27,23 @@ from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.halving import Halving
 from jaxcoll.synth.oblivious.hdrm import Hdrm
+from jaxcoll.synth.oblivious.nccl_ring import NcclRing
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
+from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
-from jaxcoll.synth.tacos.synthesizer import Tacos
+from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
+from jaxcoll.synth.tacos.synthesizer import (
+    LEAST_ATTEMPTS,
+    MOST_ATTEMPTS,
+    SENDS,
+    UNEQUAL_SENDS,
+    Tacos,
+)
 from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
 from jaxcoll.synth.trees.double_binary_tree import DoubleBinaryTree
@@ -46,8 +57,14 @@ _ALL = 2**16
 _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may need more trees
 _MOST_ROOTS = 2**19  # work to find the root of all trees
 _MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
-_OPTIMUM = 0.4  # for each rank and link what finding and packing trees takes without switches
-_MATCHED = 0.6  # the time TACOS takes to match a send, relative to a plain send
+_OPTIMUM = 0.1  # for each rank and link what finding and packing trees takes without switches
+_MATCHED = 1.5  # the time TACOS takes to match a send, relative to a plain send
+_IN_STEP = 0.15  # the same where links run in lockstep
+_BLOCKED = 0.25  # work of a send in a message of many shards, relative to a send by itself
+# By how much the work of a kind counts more or less when auto chooses what to try next. Those that
+# meet bounds on 1,024 ranks (the cascade on grids, trees elsewhere) come first, those that know the
+# grid but fill its links only now and then later, those that know nothing of the network last.
+_FIRST, _SOON, _LATER, _LAST = 0.25, 0.5, 2.0, 4.0
 _DOUBLINGS = tuple(2**i for i in range(9))
 
 # A synthesizer, a network and a collective of one chunk per shard -> one or more series of chunk
@@ -78,7 +95,11 @@ def _forests(
     synthesizer: Synthesizer, topology: Topology, collective: Collective
 ) -> tuple[tuple[int, ...], ...]:
     """Few trees per rank, the fastest for little data, and multiples of the fastest numbers."""
-    numbers = numbers_of_trees(topology)
+    way = topology.transpose() if collective.kind == "reduce" else topology
+    is_rooted = collective.kind in ROOTED
+    numbers = numbers_of_trees(
+        way, collective.groups[0][collective.root or 0] if is_rooted else None
+    )
     return ((1, 2, 3, 4, 6, 8, 12), *(tuple(k * pieces for pieces in _DOUBLINGS) for k in numbers))
 
 
@@ -90,6 +111,24 @@ def _trees(
         return ((1,),)
     k = synthesizer.granularity(topology)  # type: ignore[attr-defined]
     return (tuple(k * pieces for pieces in _DOUBLINGS),)
+
+
+def _circles(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """A chunk for every circle, and two, as both ways round half of a shard comes from each."""
+    if collective.kind in ROOTED:
+        return ((1,),)
+    circles = synthesizer.granularity(topology, collective)  # type: ignore[attr-defined]
+    return ((circles, 2 * circles),)
+
+
+def _channels(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """As many chunks for every channel as shorten the pipeline."""
+    channels = synthesizer.granularity(topology, collective)  # type: ignore[attr-defined]
+    return (tuple(channels * pieces for pieces in _DOUBLINGS),)
 
 
 def _dimensions(
@@ -132,6 +171,16 @@ def _balanced(
     return (tuple(sorted(few)),)
 
 
+def _shares(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """For every rank as many chunks as the all_gather is worth trying with."""
+    ranks = max(map(len, collective.groups))
+    gather = dataclasses.replace(collective, kind="all_gather", root=None)
+    series = chunk_counts(synthesizer.gather, topology, gather)  # type: ignore[attr-defined]
+    return tuple(tuple(ranks * count for count in counts) for counts in series)
+
+
 def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Every rank receives every chunk once; an all_reduce sums them first."""
     rooted = collective.kind in ROOTED
@@ -140,21 +189,50 @@ def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective)
     return twice * shards * collective.chunks_per_shard
 
 
+def _in_blocks(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Blocks of many shards are one message: most of the work is done once a message."""
+    return _BLOCKED * _sends(synthesizer, topology, collective)
+
+
+@functools.lru_cache(maxsize=16)
+def _mean_hops(topology: Topology) -> float:
+    return float(hop_distances(topology).mean())
+
+
+def _routed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Chunks between any ranks: each is simulated on every link of its path."""
+    return _mean_hops(topology) * _sends(synthesizer, topology, collective)
+
+
+def _by_arrival(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Pieces are put in the order of a simulated run of all channels."""
+    return 16 * _routed(synthesizer, topology, collective)
+
+
+def _grown(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """For every rank that it adds, MultiTree looks at ranks, or at the ports of a switch."""
+    looks = topology.num_ranks / (400 if topology.is_direct else 200)
+    added = sum(len(group) ** 2 for group in collective.groups)
+    return looks * added + _sends(synthesizer, topology, collective)
+
+
 def _packed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Where there are no switches, trees are found in time for each rank and link.
 
-    Through switches a send is put in order and simulated on every link of its path.
+    Through switches a send is put in order and simulated on every link of its path. Schedules of
+    few steps are not put in order, and all that a link carries in a step is one message.
     """
     sends = _sends(synthesizer, topology, collective)
+    if synthesizer.order == "steps":  # type: ignore[attr-defined]
+        sends *= _BLOCKED
     if topology.is_direct:
         return _OPTIMUM * topology.num_ranks * topology.num_links + sends
-    return max(1.0, float(hop_distances(topology).mean()) / 2) * sends
+    return max(1.0, _mean_hops(topology) / 2) * sends
 
 
 def _hops(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Chunks take paths of several links, each of which is searched and simulated."""
-    mean = float(hop_distances(topology).mean())
-    return 2 * mean * _sends(synthesizer, topology, collective)
+    return 2 * _routed(synthesizer, topology, collective)
 
 
 def _roots(topology: Topology) -> float:
@@ -166,14 +244,31 @@ def _from_a_root(synthesizer: Synthesizer, topology: Topology, collective: Colle
     return _roots(topology) + _sends(synthesizer, topology, collective)
 
 
+def _in_two(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """The work of the all_gather and, with the scatter and joining both, as much three times."""
+    gather, ranks = synthesizer.gather, max(map(len, collective.groups))  # type: ignore[attr-defined]
+    each = -(-collective.chunks_per_shard // ranks)
+    part = dataclasses.replace(collective, kind="all_gather", root=None, chunks_per_shard=each)
+    return 4 * entry_of(gather).work(gather, topology, part)
+
+
 def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
-    """Attempts of TACOS; where there are switches, on every degree of the unwound ones."""
-    attempts = synthesizer.attempts  # type: ignore[attr-defined]
+    """Sends matched in all attempts of TACOS, of every degree of unwound switches."""
+    attempts: int | None = synthesizer.attempts  # type: ignore[attr-defined]
     sends = _sends(synthesizer, topology, collective)
-    if collective.kind in ("all_to_all", "gather", "scatter"):
-        sends *= _MATCHED * float(hop_distances(topology).mean())
-    matched = max(16 * sends, 50_000) if attempts is None else attempts * sends
-    return matched if topology.is_direct else 6 * matched * len(degrees(topology))
+    is_moved = collective.kind in ("all_to_all", "gather", "scatter")
+    if is_moved:
+        sends *= _mean_hops(topology)
+    if attempts is None:
+        is_unequal = topology.is_direct and not topology.is_homogeneous
+        enough = min(MOST_ATTEMPTS * sends, UNEQUAL_SENDS if is_unequal else SENDS)
+        matched = max(LEAST_ATTEMPTS * sends, enough)
+    else:
+        matched = attempts * sends
+    is_alone = synthesizer.aggregate == 1  # type: ignore[attr-defined]
+    if topology.is_homogeneous and is_alone and not is_moved:
+        return _IN_STEP * matched
+    return _MATCHED * matched * (1 if topology.is_direct else len(degrees(topology)))
 
 
 def _as_it_is(synthesizer: Synthesizer, topology: Topology) -> Synthesizer:
@@ -196,57 +291,93 @@ class Entry:
         chunks: see ``ChunkCounts``.
         variants: what auto tries, the defaults first; nothing where the search may take minutes, or
             where another is known to be as fast.
+        uncut: variants that it tries too where chunks are fixed: their messages are not cut into
+            pieces, as those of one chunk never are.
         sized: whether it has a field ``nbytes``, the bytes of a rank's buffer to be fast for.
         work: see ``Work``.
+        put_off: by how much its work counts more than it is in the order of trying.
         suited: a variant as auto tries it on a network.
     """
 
     make: type[Synthesizer]
     chunks: ChunkCounts = _one
     variants: tuple[Synthesizer, ...] = ()
+    uncut: tuple[Synthesizer, ...] = ()
     sized: bool = False
     work: Work = _sends
+    put_off: float = 1.0
     suited: Callable[[Synthesizer, Topology], Synthesizer] = _as_it_is
 
 
 REGISTRY: Mapping[str, Entry] = {
-    "ring": Entry(Ring, only(1, 2), (Ring(), Ring(bidirectional=False))),
-    "direct": Entry(Direct, variants=(Direct(),)),
-    "bucket": Entry(Bucket, _parts, (Bucket(),)),
+    "ring": Entry(
+        Ring, _circles, (Ring(), Ring(bidirectional=False)), work=_routed, put_off=_LATER
+    ),
+    # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
+    "nccl_ring": Entry(NcclRing, _channels),
+    "direct": Entry(Direct, variants=(Direct(),), work=_routed, put_off=_LAST),
+    "bucket": Entry(Bucket, _parts, (Bucket(),), work=_in_blocks, put_off=_LATER),
     "rhd": Entry(
         Rhd,
         _with_pieces,
-        (Rhd(), Rhd(far_first=True), Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
+        (Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
+        uncut=(Rhd(), Rhd(far_first=True)),
+        put_off=_LAST,
     ),
-    "bruck": Entry(Bruck, _with_pieces, (Bruck(), Bruck(pieces=_ALL))),
+    "trivance": Entry(
+        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), work=_routed, put_off=_LATER
+    ),
+    # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
+    "halving": Entry(Halving),
+    "bruck": Entry(Bruck, _with_pieces, (Bruck(pieces=_ALL),), uncut=(Bruck(),), put_off=_LAST),
     "double_binary_tree": Entry(
-        DoubleBinaryTree, _with_pieces, (DoubleBinaryTree(), DoubleBinaryTree(pieces=1))
+        DoubleBinaryTree,
+        _with_pieces,
+        (DoubleBinaryTree(), DoubleBinaryTree(pieces=1)),
+        put_off=_LAST,
     ),
-    "hierarchical_ring": Entry(HierarchicalRing, only(1, 2), (HierarchicalRing(),)),
-    # Auto leaves it out: it takes seconds, and ForestColl was at most 1 % behind at 1 GiB on the
-    # hosts of forestcoll-fig-4-10 and -4-11.
-    "hierarchical_tree": Entry(HierarchicalTree, _with_pieces, sized=True),
-    "ring_2d": Entry(Ring2D, _parts, (Ring2D(),)),
-    "swing": Entry(Swing, _swing, (Swing(), Swing(pieces=_ALL))),
-    "blueconnect": Entry(BlueConnect, _dimensions, (BlueConnect(),)),
-    "themis": Entry(Themis, _dimensions, (Themis(),)),
-    "cascade": Entry(Cascade, _dimensions, (Cascade(),), sized=True),
-    "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),)),
-    "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1))),
-    "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(), Hdrm(pieces=_ALL))),
-    "bfb": Entry(Bfb, _balanced, (Bfb(),), sized=True),
-    "multitree": Entry(MultiTree, variants=(MultiTree(),)),
-    "tacos": Entry(Tacos, only(1, 2, 3, 4, 8), (Tacos(), Tacos(aggregate=None)), True, _attempts),
+    "hierarchical_ring": Entry(
+        HierarchicalRing, only(1, 2), (HierarchicalRing(),), work=_in_blocks, put_off=_LATER
+    ),
+    "hierarchical_tree": Entry(
+        HierarchicalTree, _with_pieces, (HierarchicalTree(),), sized=True, work=_by_arrival
+    ),
+    "ring_2d": Entry(Ring2D, _parts, (Ring2D(),), work=_in_blocks, put_off=_LATER),
+    "swing": Entry(Swing, _swing, (Swing(), Swing(pieces=_ALL)), work=_routed, put_off=_LAST),
+    "blueconnect": Entry(
+        BlueConnect, _dimensions, (BlueConnect(),), work=_in_blocks, put_off=_LATER
+    ),
+    "themis": Entry(Themis, _dimensions, (Themis(),), work=_in_blocks, put_off=_LATER),
+    "cascade": Entry(Cascade, _dimensions, (Cascade(),), sized=True, put_off=_FIRST),
+    "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),), put_off=_LAST),
+    "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1)), put_off=_LATER),
+    "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(pieces=_ALL),), uncut=(Hdrm(),), put_off=_LAST),
+    "bfb": Entry(Bfb, _balanced, (Bfb(),), sized=True, work=_in_blocks),
+    "multitree": Entry(MultiTree, variants=(MultiTree(),), work=_grown),
+    "tacos": Entry(
+        Tacos, only(1, 2, 3, 4, 8, 16), (Tacos(), Tacos(aggregate=None)), sized=True, work=_attempts
+    ),
     "forestcoll": Entry(
         ForestColl,
         _forests,
         (ForestColl(fast=True), ForestColl(order="steps", fast=True)),
         work=_packed,
+        put_off=_SOON,
         suited=_any_direct,
     ),
-    "min_congestion": Entry(MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), True, _hops),
+    "min_congestion": Entry(
+        MinCongestion, only(*_DOUBLINGS), (MinCongestion(),), sized=True, work=_hops
+    ),
     "time_stepped": Entry(TimeStepped, only(*_DOUBLINGS), sized=True, work=_hops),
     "blink": Entry(Blink, _trees, (Blink(),), work=_from_a_root),
+    "van_de_geijn": Entry(
+        VanDeGeijn,
+        _shares,
+        tuple(VanDeGeijn(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct())),
+        sized=True,
+        work=_in_two,
+        put_off=_LATER,
+    ),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),
 }

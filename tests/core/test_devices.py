@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import warnings
 from types import SimpleNamespace
 
 import networkx as nx
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll import Grid, Topology, TopologyError
-from jaxcoll.devices import DEVICE_KINDS, UNKNOWN_KIND, kind_of
+from jaxcoll.devices.kinds import DEVICE_KINDS, UNKNOWN_KIND, WIRINGS, kind_of, words_of
+from jaxcoll.errors import AssumptionWarning
 from jaxcoll.topologies import torus
 from jaxcoll.topologies.grids import grid
 
@@ -176,10 +178,54 @@ def test_speeds_of_hosts_may_be_given():
     assert set(topology.bandwidth) == {7e9}
 
 
-def test_devices_that_say_nothing_are_on_one_host():
-    topology = Topology.from_devices([object(), object()])
+def test_hosts_of_linked_pairs():
+    """MI300X: a link from every device to each other one of its host, and a network between."""
+    devices = [Gpu(host, "AMD Instinct MI300X") for host in (0, 0, 0, 1, 1, 1)]
+    topology = Topology.from_devices(devices)
+    inside = {(a, b) for a in range(6) for b in range(6) if a != b and a // 3 == b // 3}
+    outside = {(r, 6) for r in range(6)} | {(6, r) for r in range(6)}
+    assert set(pairs(topology)) == inside | outside
+    assert topology.num_vertices == 7
+    assert set(topology.bandwidth) == {64e9, 50e9}
+
+
+def test_a_switch_of_several_hosts():
+    """The 18 hosts of a GB200 rack share one NVLink switch; racks are told by slice_index."""
+    rack = [Gpu(host, "NVIDIA GB200") for host in range(4) for _ in range(2)]
+    topology = Topology.from_devices(rack)
+    assert (topology.num_vertices, set(topology.bandwidth)) == (9, {900e9})
+    two = [
+        SimpleNamespace(process_index=host, device_kind="NVIDIA GB200", slice_index=host // 2)
+        for host in range(4)
+    ]
+    assert Topology.from_devices(two).num_vertices == 4 + 2 + 1
+
+
+def test_unknown_kinds_warn_and_say_how_to_state_their_links():
+    devices = [SimpleNamespace(device_kind="quantum")] * 2
+    with pytest.warns(AssumptionWarning, match=r"'quantum'.* 50 GB/s .*alpha=.*bandwidth=") as seen:
+        topology = Topology.from_devices(devices)
+    assert seen[0].filename == __file__  # blamed on the line that called, whatever is between
     assert (topology.num_ranks, topology.num_vertices) == (2, 3)
     assert set(topology.bandwidth) == {UNKNOWN_KIND.bandwidth}
+    mesh = SimpleNamespace(devices=np.asarray(devices))
+    with pytest.warns(AssumptionWarning) as seen:
+        Topology.from_mesh(mesh)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Topology.from_devices(devices, alpha=1e-6, bandwidth=1e9)
+
+
+@pytest.mark.parametrize("given", [[1, 2], [object()], ["ab"]])
+def test_what_is_no_device_is_refused(given):
+    with pytest.raises(TopologyError, match="a device has a device_kind"):
+        Topology.from_devices(given)
+
+
+def test_what_is_no_mesh_is_refused():
+    with pytest.raises(TopologyError, match=r"takes a jax.sharding.Mesh, got 3"):
+        Topology.from_mesh(3)
 
 
 def test_one_device_is_a_network_without_links():
@@ -190,30 +236,61 @@ def test_one_device_is_a_network_without_links():
 
 
 @pytest.mark.parametrize(
-    ("text", "match"),
+    ("text", "bandwidth"),
     [
-        ("TPU v4", "v4"),
-        ("TPU v5", "v5"),
-        ("TPU v5p", "v5p"),
-        ("TPU v5 lite", "v5 lite"),
-        ("TPU v5e", "v5e"),
-        ("TPU v6 lite", "v6"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA A100-SXM4-40GB", "a100"),
-        ("cpu", "cpu"),
-        ("quantum", ""),
+        ("TPU v2", 62e9),
+        ("TPU v3", 82e9),
+        ("TPU v4", 50e9),
+        ("TPU v5", 100e9),
+        ("TPU v5p", 100e9),
+        ("TPU v5 lite", 50e9),
+        ("TPU v5e", 50e9),
+        ("TPU v6 lite", 100e9),
+        ("TPU7x", 100e9),
+        ("Tesla V100-SXM2-16GB", 150e9),
+        ("Tesla V100-PCIE-16GB", 15.75e9),
+        ("Tesla T4", 15.75e9),
+        ("NVIDIA A100-SXM4-40GB", 300e9),
+        ("NVIDIA A100 80GB PCIe", 31.5e9),
+        ("NVIDIA A10G", 31.5e9),
+        ("NVIDIA L4", 31.5e9),
+        ("NVIDIA L40S", 31.5e9),
+        ("NVIDIA GeForce RTX 4090", 31.5e9),
+        ("NVIDIA RTX 6000 Ada Generation", 31.5e9),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 63e9),
+        ("NVIDIA H100 80GB HBM3", 450e9),
+        ("NVIDIA H100 PCIe", 63e9),
+        ("NVIDIA H20", 450e9),
+        ("NVIDIA H800", 200e9),
+        ("NVIDIA H200", 450e9),
+        ("NVIDIA GH200 480GB", 450e9),
+        ("NVIDIA B200", 900e9),
+        ("NVIDIA B300 SXM6 AC", 900e9),
+        ("NVIDIA GB200", 900e9),
+        ("NVIDIA GB10", 25e9),
+        ("AMD Instinct MI250X", 350e9),
+        ("AMD Instinct MI300X", 64e9),
+        ("AMD Instinct MI355X", 76.8e9),
+        ("Apple M4 Max", 5e9),
+        ("cpu", 10e9),
+        ("quantum", UNKNOWN_KIND.bandwidth),
+        ("A1000", UNKNOWN_KIND.bandwidth),
     ],
 )
-def test_kinds_are_recognised(text, match):
-    assert kind_of(SimpleNamespace(device_kind=text)).match == match
+def test_kinds_are_recognised(text, bandwidth):
+    kind = kind_of(SimpleNamespace(device_kind=text))
+    assert kind.bandwidth == bandwidth
+    assert (kind is UNKNOWN_KIND) == (text in ("quantum", "A1000"))
 
 
 def test_every_kind_has_a_source_and_is_reached():
     for kind in DEVICE_KINDS:
         assert kind.source
+        assert kind.wiring in WIRINGS
+        assert kind.match == " ".join(kind.match.split()).lower()
         assert math.isfinite(kind.alpha)
         assert kind_of(SimpleNamespace(device_kind=kind.match)) is kind
+    assert len({words_of(kind.match) for kind in DEVICE_KINDS}) == len(DEVICE_KINDS)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +299,10 @@ def test_every_kind_has_a_source_and_is_reached():
         ([], {}, "at least one device, got none"),
         ([Gpu(0), Gpu(0, "cpu")], {}, r"of one kind, got \['NVIDIA H100 80GB HBM3', 'cpu'\]"),
         ([Gpu(0), Tpu((0,))], {}, "of one kind"),
-        ([Gpu(0)] * 2, {"alpha": -1.0}, "alpha -1.0 s"),
-        ([Gpu(0)] * 2, {"bandwidth": 0}, "bandwidth 0.0 B/s"),
-        ([Gpu(0)] * 2, {"bandwidth": math.nan}, "bandwidth nan"),
-        (box(2, 2), {"alpha": math.inf}, "alpha inf"),
+        ([Gpu(0)] * 2, {"alpha": -1.0}, "alpha must be .* got -1.0"),
+        ([Gpu(0)] * 2, {"bandwidth": 0}, "bandwidth must be .* got 0"),
+        ([Gpu(0)] * 2, {"bandwidth": math.nan}, "bandwidth must be .* got nan"),
+        (box(2, 2), {"alpha": math.inf}, "alpha must be .* got inf"),
     ],
 )
 def test_bad_devices_are_refused(devices, more, match):

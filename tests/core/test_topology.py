@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxcoll import Grid, Topology, TopologyError
+from jaxcoll import Grid, Topology, TopologyError, topologies
+from jaxcoll.errors import AssumptionWarning
 from jaxcoll.topologies import ring, switch
 from tests import strategies
 from tests.core.links import links
@@ -157,6 +159,7 @@ def test_what_it_prints():
 @given(NETWORKS)
 def test_transposed_twice_is_the_same(topology):
     back = topology.transpose()
+    assert back is topology.transpose()  # made once
     assert back.transpose() == topology
     image = topology.transpose_links()
     assert sorted(image) == list(range(topology.num_links))
@@ -294,3 +297,24 @@ def test_relabelling_by_no_permutation_is_refused(permutation):
     for relabel in (ring(3).relabel, ring(3).relabel_links):
         with pytest.raises(TopologyError, match="permutation of the 3 ranks"):
             relabel(permutation)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "bandwidth"),
+    [(0.5, 400), (0.5e-6, 400), (0.5, 400e9), (1.0, 1e9), (0.1, 50e9), (700, 50e9)],
+)
+def test_microseconds_and_gigabytes_are_doubted(alpha, bandwidth):
+    with pytest.warns(AssumptionWarning, match="alpha is in seconds .* bytes per second") as seen:
+        topologies.ring(4, alpha=alpha, bandwidth=bandwidth)
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("alpha", "bandwidth"),
+    # Networks of round numbers; NVLink; a satellite; a line of 100 Gbit/s half around the Earth.
+    [(0, 1), (1, 1), (0, 400), (0.5e-6, 900e9), (0.27, 1e8), (0.13, 12.5e9), (1, 1e5)],
+)
+def test_seconds_and_bytes_per_second_are_not(alpha, bandwidth):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        topologies.ring(4, alpha=alpha, bandwidth=bandwidth)

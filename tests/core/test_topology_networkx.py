@@ -74,3 +74,19 @@ def test_networkx_graphs_that_are_no_networks_are_refused():
     loop = nx.Graph([(0, 1), (1, 1)])
     with pytest.raises(TopologyError, match=r"\(1->1, .*two different vertices"):
         Topology.from_networkx(loop, alpha=0, bandwidth=1)
+
+
+@pytest.mark.parametrize("kind", ["switch", "Switch", "SWITCH"])
+def test_a_kind_is_read_in_any_case(kind):
+    star = nx.star_graph(3)
+    nx.set_node_attributes(star, {0: kind, 1: "Rank"}, "kind")
+    topology = Topology.from_networkx(star, alpha=0, bandwidth=1)
+    assert (topology.num_ranks, topology.num_vertices) == (3, 4)
+
+
+@pytest.mark.parametrize("kind", ["gpu", "", None, 5, ["switch"]])
+def test_an_unknown_kind_is_refused(kind):
+    star = nx.star_graph(3)
+    star.nodes[2]["kind"] = kind
+    with pytest.raises(TopologyError, match=r"node 2 has kind=.*'rank' or 'switch'"):
+        Topology.from_networkx(star, alpha=0, bandwidth=1)

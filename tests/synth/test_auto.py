@@ -269,6 +269,27 @@ def test_what_takes_too_much_work_is_passed_over_and_says_so():
     assert all("auto allows 1000" in reason for reason in passed)
 
 
+def test_all_candidates_together_have_a_limit_of_work():
+    """Of seven schedules of 240 sends six are made; bounds are not met by any."""
+    names = ("ring", "rhd", "bruck", "cascade", "multitree")
+    portfolio = Portfolio(MIB, names=names, work=260)
+    said: dict = dict(synthesize(mesh(4, 4), "all_gather", portfolio).provenance.certificate)
+    sends = [240 * row["chunks"] for row in said["table"] if "time" in row]
+    assert 260 < sum(sends) <= 6 * 260
+    passed = [row["refused"] for row in said["table"] if "refused" in row]
+    assert any(not reason.endswith("auto allows 260") for reason in passed)
+
+
+def test_what_knows_the_network_comes_first():
+    """Issue: 15 schedules that know nothing of a torus were made before one that does."""
+    schedule = synthesize(torus(4, 8), "all_gather", nbytes=1e9)
+    said: dict = dict(schedule.provenance.certificate)
+    made = [row["candidate"] for row in said["table"] if "time" in row]
+    assert said["time"] <= 1.01 * said["bound"]
+    blind = ("Ring(", "Direct(", "Rhd(", "Bruck(")
+    assert not any(name.startswith(blind) for name in made[:5])
+
+
 def test_nothing_defined_is_refused():
     with pytest.raises(CollectiveError, match=r"no candidate is defined.*Bucket\(\): .*no grid"):
         synthesize(fully_connected(4), "all_gather", Portfolio(names=("bucket",)))

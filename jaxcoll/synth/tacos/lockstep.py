@@ -14,7 +14,13 @@ import numba as nb
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
+from jaxcoll.synth.tacos.bitset import (
+    bit_of,
+    draw_bit,
+    lowest_bit,
+    next_random,
+    random_below,
+)
 from jaxcoll.synth.tacos.rules import keep_highest
 from jaxcoll.synth.tacos.state import WORD, Holdings, next_block, place
 
@@ -30,11 +36,12 @@ _ZERO = np.uint64(0)
 
 
 @kernel(cache=True, nogil=True)
-def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edge, chunk):
-    """Expands the network in time, step by step, until every postcondition holds (Algorithm 2).
+def expand(net, now: Holdings, wanted, planes, random, chunk_of_slot, edge, chunk, sends):
+    """Expands the network in time, step by step (Algorithm 2), for as many steps as asked for.
 
-    It ends, for every step carries something: along a shortest path to a rank that still lacks a
-    chunk it wants, some rank is the last to have the chunk, and its link to the next can carry it.
+    The search ends, for every step carries something: along a shortest path to a rank that still
+    lacks a chunk it wants, some rank is the last to have the chunk, and its link to the next can
+    carry it.
 
     Args:
         wanted: sends without which the postcondition does not hold.
@@ -42,33 +49,30 @@ def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edg
             downstream-need; None, for which Numba compiles a kernel of its own, for the rule
             random.
         random: a generator's state for each rank, and a last one for the steps, uint64 above 0.
-        limit: give up when this many steps are not enough.
         chunk_of_slot: chunk of each slot.
         edge, chunk: receive the link and the chunk of each send, with room for every one.
+        sends: receives the number of sends of each step, one entry per step asked for.
 
     Returns:
-        (step_ptr, done): as in ``Schedule``, and whether the limit was enough.
+        (steps, wanted): steps done, fewer than asked for where the postcondition holds; and the
+        sends without which it does not yet.
     """
     links, blocks = len(net.src), now.have.shape[0]
     ranks = np.arange(now.have.shape[1])
     carried = np.empty(links, np.int32)
-    step_ptr = np.zeros(min(limit, 1024) + 1, np.int64)
-    step = sends = 0
-    while wanted > 0 and step < limit:
+    step = total = 0
+    while wanted > 0 and step < len(sends):
         start = next_start(random, blocks)
         match(net, now, planes, random, start, ranks, carried)
         wanted -= deliver(net, now, carried, ranks)
+        before = total
         for link in range(links):
             if carried[link] >= 0:
-                edge[sends], chunk[sends] = link, chunk_of_slot[carried[link]]
-                sends += 1
+                edge[total], chunk[total] = link, chunk_of_slot[carried[link]]
+                total += 1
+        sends[step] = total - before
         step += 1
-        if step == len(step_ptr):
-            longer = np.zeros(2 * step, np.int64)
-            longer[:step] = step_ptr
-            step_ptr = longer
-        step_ptr[step] = sends
-    return step_ptr[: step + 1], wanted == 0
+    return step, wanted
 
 
 @kernel(cache=True, nogil=True)
@@ -88,7 +92,8 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
     Ranks match their incoming links in random order, and each takes a chunk that its source has,
     the rank lacks and none of the links before it brings. Where the paper draws among all such
     chunks, this draws among those of the first block, from ``start`` on, that has any; the rule
-    downstream-need among those of them that most ranks next to the rank lack.
+    downstream-need among those of them that most ranks next to the rank lack. A link that is left
+    with nothing takes the chunk of one before it, where that finds another (see ``_exchange``).
 
     Ranks only read the holdings before the step and have generators of their own, so the
     result does not depend on how the ranks are divided among calls.
@@ -144,8 +149,37 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
                 # Nothing more until the source receives something in this block.
                 offer[link, block >> 6] &= ~bit_of(block)
                 block = next_block(offer, link, block + 1, start, blocks)
+            if slot < 0:
+                slot = _exchange(have, free, seen_by, src, order, i, v, carried)
             carried[link] = slot
         random[v] = x
+
+
+@kernel(cache=True, nogil=True)
+def _exchange(have, free, seen_by, src, order, i, v, carried):
+    """A chunk that the i-th link takes from one before it, which takes another instead; -1 if none.
+
+    Chosen one after another, the last links into a rank may be left with nothing though all of them
+    could carry something. On a 3x3 torus one attempt in 360 would be as short as can be.
+    """
+    for j in range(i):
+        slot = carried[order[j]]
+        if slot < 0:
+            continue
+        taken, word, bit = place(slot, WORDS)
+        if have[taken, src[order[i]], word] & bit == _ZERO:
+            continue
+        for block in range(len(free)):
+            if seen_by[block] != v:
+                continue
+            for q in range(WORDS):
+                other = have[block, src[order[j]], q] & free[block, q]
+                if other != _ZERO:
+                    lowest = lowest_bit(other)
+                    free[block, q] &= ~bit_of(lowest)
+                    carried[order[j]] = block * BLOCK + 64 * q + lowest
+                    return nb.int64(slot)
+    return nb.int64(-1)
 
 
 @kernel(cache=True, nogil=True)

@@ -31,11 +31,12 @@ from jaxcoll.synth.tacos.search import (
 )
 from jaxcoll.topology import Topology
 
-# Attempts, and sends matched in all of them, when neither is asked for.
-_ATTEMPTS, _SENDS = 16, 50_000
-# On unequal links attempts differ more, and those that fall behind end early: attempts that are
-# worth their time on small networks, and sends on large ones.
-_UNEQUAL_ATTEMPTS, _UNEQUAL_SENDS = 256, 1_000_000
+# Attempts when none are asked for: at least, and at most, until so many sends have been matched.
+# Attempts end early where they fall behind, those of rooted collectives after a few sends: only
+# their number bounds what they take.
+LEAST_ATTEMPTS, MOST_ATTEMPTS = 16, 256
+# On unequal links attempts differ more.
+SENDS, UNEQUAL_SENDS = 50_000, 1_000_000
 
 _Attempt = Callable[[int, int], Found]
 
@@ -58,8 +59,8 @@ class Tacos(Synthesizer):
             ``rules.Rule``. "random" is the paper's.
         attempts: how many times to try, each with its own random numbers. The best schedule is
             kept; one that meets the bound ends the search. When omitted 16, and on small networks,
-            where luck counts and attempts cost little, more: until 50,000 sends have been matched;
-            on unequal links without switches 1,000,000, or those of 256 attempts.
+            where luck counts and attempts cost little, up to 256: until 50,000 sends have been
+            matched, on unequal links without switches 1,000,000.
         nbytes: bytes of a rank's buffer that unequal links are priced for; 64 MiB when omitted,
             a large gradient bucket. In lockstep it changes nothing.
         degree: how switches are unwound (Sec. IV-G), 1 to the number of their ports less one; or
@@ -204,12 +205,11 @@ class Tacos(Synthesizer):
         number, sends = 1, len(best.edge)
         if best.cost > bound and self.attempts != 1:
             bound = exact()
-        least, enough = (self.attempts, 0) if self.attempts else (_ATTEMPTS, _SENDS)
-        if more and not self.attempts:
-            enough = max(enough, min(_UNEQUAL_ATTEMPTS * sends, _UNEQUAL_SENDS))
-        while best.cost > bound and (number < least or sends < enough):
+        least, most = self.attempts or LEAST_ATTEMPTS, self.attempts or MOST_ATTEMPTS
+        enough = UNEQUAL_SENDS if more else SENDS
+        while best.cost > bound and number < (most if sends < enough else least):
             found = attempt(number, best.cost)
-            number, sends = number + 1, sends + max(1, len(found.edge))
+            number, sends = number + 1, sends + len(found.edge)
             if found.done and found.cost < best.cost:
                 best = found
         return best, bound

@@ -11,8 +11,6 @@ import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
 
-_NOT_SEEN = -1
-
 
 class Graph(NamedTuple):
     """The network, as the search for children reads it.
@@ -68,18 +66,26 @@ class Step(NamedTuple):
 
     Attributes:
         free: trees that each link can still serve; G' in Algorithm 1.
+        idle: links out of each vertex that can still serve one. Late in a step most members have
+            none, and are passed over at a glance.
         before: how many of each tree's members were added by previous steps.
         cursor: the first of these members that may still find a child.
         reach: how many forwarders there may be between a member and its child.
         came_by, queue: scratch of the search, one entry per vertex.
+        seen: the last search that came to each vertex. A search visits few vertices of a network
+            whose ranks do not forward: to clear a column of all of them would cost far more.
+        searches: how many there were, one entry.
     """
 
     free: np.ndarray
+    idle: np.ndarray
     before: np.ndarray
     cursor: np.ndarray
     reach: np.ndarray
     came_by: np.ndarray
     queue: np.ndarray
+    seen: np.ndarray
+    searches: np.ndarray
 
 
 # ---------------------------------------------------------------------- Algorithm 1, lines 1-14
@@ -108,7 +114,7 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
     now = _new_step(graph, len(root))
     order = np.arange(len(root))
     # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
-    src, free, came_by, queue = graph.src, now.free, now.came_by, now.queue
+    src, free, idle, came_by, queue = graph.src, now.free, now.idle, now.came_by, now.queue
     count, reach, host = trees.count, now.reach, graph.host
     inside, entered, members, listed = trees.inside, trees.entered, trees.members, trees.listed
     added, time = 0, 0  # line 3
@@ -126,7 +132,7 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
                 if child < 0:
                     continue
                 hops = _way_back(src, came_by, queue, parent, child)
-                path = _take_links(free, queue, path, path_ptr[added], hops)
+                path = _take_links(src, free, idle, queue, path, path_ptr[added], hops)
                 path_ptr[added + 1] = path_ptr[added] + hops
                 step_of[added], tree_of[added] = time, t  # line 13
                 _add(inside, entered, members, listed, count, t, child, host[child])
@@ -167,11 +173,14 @@ def _new_step(graph: Graph, trees):
     vertices = len(graph.ptr) - 1
     return Step(
         np.empty_like(graph.capacity),
-        np.empty(trees, np.int64),
-        np.empty(trees, np.int64),
-        np.empty(trees, np.int64),
-        np.full(vertices, _NOT_SEEN, np.int64),
         np.empty(vertices, np.int64),
+        np.empty(trees, np.int64),
+        np.empty(trees, np.int64),
+        np.empty(trees, np.int64),
+        np.empty(vertices, np.int64),
+        np.empty(vertices, np.int64),
+        np.zeros(vertices, np.int64),
+        np.zeros(1, np.int64),
     )
 
 
@@ -179,6 +188,7 @@ def _new_step(graph: Graph, trees):
 def _begin_step(graph: Graph, trees: Trees, now: Step, reach):
     """Frees all links, and lets every tree search from its first member (line 6)."""
     now.free[:] = graph.capacity
+    now.idle[:] = np.diff(graph.ptr)
     for t in range(len(trees.root)):
         if trees.count[t] < trees.wanted[t]:
             _drop_surrounded(graph, trees, t)
@@ -212,12 +222,13 @@ def _find_child(graph: Graph, trees: Trees, now: Step, t, farthest):
     goes on where it ended.
     """
     members, inside, entered = trees.members[t], trees.inside[t], trees.entered[t]
-    reach, cursor, before = now.reach[t], now.cursor[t], now.before[t]
+    reach, cursor, before, idle = now.reach[t], now.cursor[t], now.before[t], now.idle
     parent, child = -1, -1
     while child < 0 and reach <= farthest:
         while child < 0 and cursor < before:
             parent = members[cursor]
-            child = _search(graph, now, inside, entered, parent, reach)
+            if idle[parent]:
+                child = _search(graph, now, inside, entered, parent, reach)
             if child < 0:
                 cursor += 1
         if child < 0:
@@ -237,9 +248,11 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
     receives the links on the way.
     """
     ptr, link, dst, group, host = graph.ptr, graph.link, graph.dst, graph.group, graph.host
-    free, came_by, queue = now.free, now.came_by, now.queue
+    free, came_by, queue, seen = now.free, now.came_by, now.queue, now.seen
     ranks, own = len(host), group[parent]
-    came_by[:] = _NOT_SEEN
+    now.searches[0] += 1
+    search = now.searches[0]
+    seen[parent] = search
     queue[0] = parent
     first, last, depth = 0, 1, 0
     while first < last and depth <= reach:
@@ -248,7 +261,7 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
             v = queue[i]
             for j in range(ptr[v], ptr[v + 1]):
                 w = dst[link[j]]
-                if free[link[j]] == 0 or came_by[w] != _NOT_SEEN or w == parent:
+                if free[link[j]] == 0 or seen[w] == search:
                     continue
                 if group[w] == own:
                     if inside[w]:
@@ -258,9 +271,9 @@ def _search(graph: Graph, now: Step, inside, entered, parent, reach):
                         ahead += ranks
                     if best < 0 or ahead < best_ahead:
                         best, best_ahead = w, ahead
-                        came_by[w] = link[j]
+                        came_by[w], seen[w] = link[j], search
                 else:
-                    came_by[w] = link[j]
+                    came_by[w], seen[w] = link[j], search
                     queue[end] = w
                     end += 1
         if best >= 0:
@@ -281,7 +294,7 @@ def _way_back(src, came_by, queue, parent, child):
 
 
 @kernel(inline="always")
-def _take_links(free, queue, path, used, hops):
+def _take_links(src, free, idle, queue, path, used, hops):
     """Writes the links in ``queue`` behind the ``used`` ones of the column, no longer free.
 
     Line 12. Returns the column, or a longer copy of it.
@@ -293,6 +306,8 @@ def _take_links(free, queue, path, used, hops):
     for i in range(hops):
         link = queue[hops - 1 - i]
         free[link] -= 1
+        if free[link] == 0:
+            idle[src[link]] -= 1
         path[used + i] = link
     return path
 

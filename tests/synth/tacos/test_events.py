@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.timeline import Timeline
+from jaxcoll.synth.tacos import synthesizer
 from jaxcoll.synth.tacos.rules import RULES, rule_named
 from jaxcoll.synth.tacos.search import NO_LIMIT, Found, read_network, search_by_events, send_times
 from jaxcoll.synth.tacos.synthesizer import Tacos
@@ -233,6 +234,22 @@ def test_a_deadline_keeps_slow_links_from_what_faster_ones_bring_in_time():
     timeline = run(Tacos(nbytes=GIB), topology, Collective("all_gather", 16))
     assert timeline.exact_time == 11 * (Fraction(1, 2 * 10**6) + Fraction(1, 16 * 80))
     assert "ingress_bound" in timeline.schedule.provenance.certificate
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "scatter", "gather", "all_to_all"])
+def test_attempts_of_few_sends_are_at_most_256(kind, monkeypatch):
+    """Issue: attempts were counted by their sends, so a broadcast among four ranks made 36,112."""
+    limits = []
+
+    def counted(*arguments):
+        limits.append(arguments[-1])
+        return search_by_events(*arguments)
+
+    monkeypatch.setattr(synthesizer, "search_by_events", counted)
+    topology = mesh(2, 2, bandwidth=(1e9, 3e9))
+    Tacos(nbytes=1e3).synthesize(topology, Collective(kind, 4), 0)
+    assert 0 < len(limits) <= 256
+    assert limits == sorted(limits, reverse=True)
 
 
 def test_attempts_are_enough_on_a_large_unequal_mesh():

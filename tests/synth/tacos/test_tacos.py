@@ -225,6 +225,12 @@ def steps(topology: Topology, seed: int = 0) -> int:
     return schedule.num_steps
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_links_left_with_nothing_exchange_chunks(seed):
+    """Without exchanges one attempt in 360 took the two steps that 8 chunks need on 4 links."""
+    assert gather(torus(3, 3), Tacos(attempts=1), seed=seed).num_steps == 2
+
+
 def ceil(a: int, b: int) -> int:
     return -(-a // b)
 

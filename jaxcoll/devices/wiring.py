@@ -1,70 +1,18 @@
-"""The links between JAX devices, as columns, from coordinates and host numbers.
-
-Nothing here imports jax: a device is any object with ``device_kind``, ``process_index`` and, on
-TPUs, ``coords``.
-"""
+"""The links between JAX devices, as columns, from coordinates and host numbers."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
-from jaxcoll.errors import TopologyError
+from jaxcoll.devices.kinds import UNKNOWN_KIND, DeviceKind, kind_of
+from jaxcoll.errors import AssumptionWarning, TopologyError, warn_user
 from jaxcoll.grid import Grid, Placement
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceKind:
-    """Assumed speed of the links of one kind of device.
-
-    Attributes:
-        match: the kind is recognised by this text in the lower-case ``device_kind``.
-        alpha: seconds per link.
-        bandwidth: bytes per second and direction: of one ICI link of a TPU, or of one device into
-            its host's switch.
-        network_alpha: seconds per link between hosts.
-        network_bandwidth: bytes per second and direction of one device into the network.
-        wraps_at: a dimension of a TPU slice closes into a ring when its side is a multiple of
-            this number; 0 where slices never close.
-        source: where the bandwidths come from.
-    """
-
-    match: str
-    alpha: float
-    bandwidth: float
-    network_alpha: float = 5e-6
-    network_bandwidth: float = 6.25e9
-    wraps_at: int = 0
-    source: str = ""
-
-
-_TPU = "Google Cloud TPU documentation: bidirectional ICI bandwidth per chip over links per chip"
-_DGX = "ForestColl's evaluation: NVLink through NVSwitch and InfiniBand, per GPU and direction"
-
-# The first match wins. Latencies are round figures of the right magnitude, to be replaced by
-# measured ones (``alpha=``) where they matter.
-DEVICE_KINDS: tuple[DeviceKind, ...] = (
-    DeviceKind("v6", 1e-6, 100e9, wraps_at=16, source=_TPU),
-    DeviceKind("v5p", 1e-6, 100e9, wraps_at=4, source=_TPU),
-    DeviceKind("v5 lite", 1e-6, 50e9, wraps_at=16, source=_TPU),
-    DeviceKind("v5e", 1e-6, 50e9, wraps_at=16, source=_TPU),
-    DeviceKind("v5", 1e-6, 100e9, wraps_at=4, source=_TPU),
-    DeviceKind("v4", 1e-6, 50e9, wraps_at=4, source=_TPU),
-    DeviceKind("h200", 1e-6, 450e9, network_bandwidth=50e9, source=_DGX),
-    DeviceKind("h100", 1e-6, 450e9, network_bandwidth=50e9, source=_DGX),
-    DeviceKind("a100", 1e-6, 300e9, network_bandwidth=25e9, source=_DGX),
-    DeviceKind("cpu", 1e-6, 10e9, network_bandwidth=1.25e9, source="nominal"),
-)
-UNKNOWN_KIND = DeviceKind("", 1e-6, 50e9, source="nominal")
-
-
-def kind_of(device) -> DeviceKind:
-    """The entry of ``DEVICE_KINDS`` for a device, or the nominal one."""
-    text = str(getattr(device, "device_kind", "")).lower()
-    return next((kind for kind in DEVICE_KINDS if kind.match in text), UNKNOWN_KIND)
+from jaxcoll.numerics import checks
 
 
 def describe_devices(
@@ -76,16 +24,32 @@ def describe_devices(
     within: Sequence | None = None,
 ) -> dict:
     """The arguments of ``Topology`` for a list of devices; see ``Topology.from_devices``."""
-    devices = list(devices)
+    devices = list(checks.members(devices, "devices", TopologyError))
     if not devices:
         raise TopologyError("a network needs at least one device, got none")
-    kinds = {str(getattr(device, "device_kind", "")) for device in devices}
+    for device in devices:
+        if not hasattr(device, "device_kind"):
+            raise TopologyError(
+                f"a device has a device_kind, as those of jax.devices() do; got "
+                f"{checks.shown(device)}"
+            )
+    kinds = {str(device.device_kind) for device in devices}
     if len(kinds) > 1:
         raise TopologyError(f"devices must be of one kind, got {sorted(kinds)}")
     kind = kind_of(devices[0])
+    if kind is UNKNOWN_KIND and len(devices) > 1 and None in (alpha, bandwidth):
+        warn_user(
+            f"the links of a {devices[0].device_kind!r} are not known: {kind.alpha * 1e6:g} us and "
+            f"{kind.bandwidth / 1e9:g} GB/s per link and direction are assumed; state them by "
+            "alpha= (seconds) and bandwidth= (bytes per second)",
+            AssumptionWarning,
+        )
     given = {
-        name: value
-        for name, value in (("alpha", alpha), ("bandwidth", bandwidth))
+        name: check(value, name, TopologyError)
+        for name, value, check in (
+            ("alpha", alpha, checks.nonnegative),
+            ("bandwidth", bandwidth, checks.positive),
+        )
         if value is not None
     }
     kind = dataclasses.replace(kind, **given)
@@ -172,19 +136,29 @@ def _from_zero(coordinate: np.ndarray, side: int, closed: bool) -> np.ndarray:
 
 
 def _hosts(devices: list, kind: DeviceKind) -> dict:
-    """One switch per host, and one more between hosts, which each device reaches directly."""
+    """Each host wired as its kind is, and a switch between hosts, which all devices reach.
+
+    A host is a switch of its own, or a link between every two of its devices. Where the switch of a
+    kind spans hosts, "host" means all of them.
+    """
     n = len(devices)
-    hosts = [int(getattr(device, "process_index", 0)) for device in devices]
+    place = "slice_index" if kind.spans_hosts else "process_index"
+    hosts = [int(getattr(device, place, 0) or 0) for device in devices]
     number = {host: i for i, host in enumerate(sorted(set(hosts)))}
     if n == 1:
         return _columns(1, np.zeros((0, 2), np.int64), np.zeros(0), np.zeros(0), name="one device")
-    links = []
-    for rank, host in enumerate(hosts):
-        if hosts.count(host) > 1:
-            links.append((rank, n + number[host], kind.alpha, kind.bandwidth))
+    links, switches = [], n
+    for host in number:
+        ranks = [rank for rank in range(n) if hosts[rank] == host]
+        if kind.wiring == "mesh":
+            links += [(*pair, kind.alpha, kind.bandwidth) for pair in combinations(ranks, 2)]
+            continue
+        if len(ranks) > 1:
+            links += [(rank, switches, kind.alpha, kind.bandwidth) for rank in ranks]
+        switches += 1
     if len(number) > 1:
-        network = n + len(number)
-        links += [(rank, network, kind.network_alpha, kind.network_bandwidth) for rank in range(n)]
+        links += [(rank, switches, kind.network_alpha, kind.network_bandwidth) for rank in range(n)]
+        switches += 1
     up = np.asarray([link[:2] for link in links], np.int64)
     speed = np.asarray([link[2:] for link in links])
     return _columns(
@@ -192,7 +166,7 @@ def _hosts(devices: list, kind: DeviceKind) -> dict:
         np.concatenate([up, up[:, ::-1]]),
         np.tile(speed[:, 0], 2),
         np.tile(speed[:, 1], 2),
-        num_vertices=n + len(number) + (len(number) > 1),
+        num_vertices=switches,
         name=f"{len(number)} host{'s' if len(number) > 1 else ''} x "
         f"{n // len(number)} {getattr(devices[0], 'device_kind', 'device')}",
     )

@@ -1,0 +1,100 @@
+"""The commands under scripts/ run, with the smallest settings that each has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "scripts"
+COMMANDS = sorted(path.name for path in SCRIPTS.iterdir() if not path.name.startswith("_"))
+
+# Of each command the arguments of its runs. `test` is what runs this test, and `pictures` draws
+# into the documentation: of both, what they would start is looked at instead.
+SMALLEST = ("synth.names=[ring]", "topology.sides=[2,2]", "sizes=[1024]", "elements=5")
+UNTRAINED = ("train.steps=1", "train.hidden=[8]", "train.accuracy_wanted=0")
+RUNS = {
+    "bench": [(), ("simulator", "--help")],
+    "pictures": [],
+    "run": [("--help",), (*SMALLEST, *UNTRAINED)],
+    "test": [],
+    "words": [("setup.cfg",)],
+}
+
+
+def environment_of_the_scripts() -> list[str]:
+    """The arguments by which a script takes the environment that runs this test."""
+    name = Path(sys.prefix).name
+    if Path(sys.prefix).parent != ROOT or not name.startswith(".venv"):
+        pytest.skip("the tests do not run in an environment that the scripts made")
+    version = name.removeprefix(".venv").removeprefix("-")
+    return ["--python", version] if version else []
+
+
+def test_every_command_is_run():
+    assert [*RUNS] == COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"), [(command, run) for command, runs in RUNS.items() for run in runs]
+)
+def test_a_command_runs(command, arguments, tmp_path):
+    if command == "run" and arguments != ("--help",):
+        arguments = (*arguments, f"results={tmp_path}")
+    chosen = [] if command == "words" else environment_of_the_scripts()
+    done = subprocess.run(
+        [SCRIPTS / command, *chosen, *arguments],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("command", ["_env", *COMMANDS])
+def test_the_python_in_a_script_runs(command):
+    """What a script asks our own packages while it installs: nothing else would run it here."""
+    text = (SCRIPTS / command).read_text(encoding="utf-8")
+    ours = [code for code in re.findall(r"-c '([^']+)'", text) if "jaxcoll" in code]
+    assert bool(ours) == (command == "_env")
+    for code in ours:
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_modules_that_a_script_starts_are_there(command):
+    text = (SCRIPTS / command).read_text(encoding="utf-8")
+    for module in re.findall(r"-m (experiments[\w.]*)", text):
+        path = ROOT.joinpath(*module.split("."))
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+
+
+def test_every_benchmark_has_a_command_that_explains_it():
+    """A benchmark that cannot even be imported would be found by its next user only."""
+    found = subprocess.run(
+        [sys.executable, "-c", LOAD_ALL],
+        cwd=ROOT,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr[-2000:]
+
+
+LOAD_ALL = """
+from experiments.benchmarks import __main__ as command
+for name in command.find():
+    try:
+        command.load(name).main(["--help"])
+    except SystemExit as ended:
+        assert ended.code == 0, name
+    else:
+        raise AssertionError(f"{name} --help runs it")
+"""
