@@ -66,16 +66,18 @@ class SynthConfig:
 
     Attributes:
         names: of the synthesizers; all that there are where empty.
-        chunks: for those without an entry of their own.
+        chosen: those whose chunks ``jc.synthesize`` chooses for every size.
+        chunks: for others without an entry of their own.
         chunks_of: by name of the synthesizer.
     """
 
     names: tuple[str, ...]
+    chosen: tuple[str, ...]
     chunks: tuple[int, ...]
     chunks_of: Mapping[str, tuple[int, ...]]
 
     def __post_init__(self) -> None:
-        unknown = sorted({*self.names, *self.chunks_of} - SYNTHESIZERS.keys())
+        unknown = sorted({*self.names, *self.chosen, *self.chunks_of} - SYNTHESIZERS.keys())
         if unknown:
             raise ConfigError(
                 f"synth names {unknown[0]!r}, which is not a synthesizer; known: "

@@ -41,7 +41,9 @@ from jaxcoll.simulation import (
     simulate,
     simulate_messages,
     simulate_multicast,
+    sum_orders,
 )
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
 from jaxcoll.synth import SYNTHESIZERS, synthesize
 from jaxcoll.synth.tacos.out_of_core import synthesize_compact
 from jaxcoll.topology import Topology
@@ -50,12 +52,14 @@ from jaxcoll.verifier import verify
 
 if TYPE_CHECKING:
     from jaxcoll.execute import (
+        Explanation,
         all_gather,
         all_to_all,
         axis_index,
         axis_size,
         broadcast,
         compiler_options,
+        explain_choice,
         gather,
         pbroadcast,
         pmax,
@@ -66,8 +70,10 @@ if TYPE_CHECKING:
         psum_scatter,
         reduce,
         scatter,
+        use_topology,
     )
     from jaxcoll.training import transforms as optax  # noqa: F401
+    from jaxcoll.tune.measured_costs import measure_execution
 
 # Public folders that are loaded when first used: aot, execute and tune need jax, draw Matplotlib;
 # the finder reads tables.
@@ -76,12 +82,14 @@ _FOLDERS = frozenset(("aot", "draw", "execute", "finder", "io", "tune"))
 # Names of jaxcoll.execute, which needs jax.
 _NEED_JAX = frozenset(
     (
+        "Explanation",
         "all_gather",
         "all_to_all",
         "axis_index",
         "axis_size",
         "broadcast",
         "compiler_options",
+        "explain_choice",
         "gather",
         "pbroadcast",
         "pmax",
@@ -92,6 +100,7 @@ _NEED_JAX = frozenset(
         "psum_scatter",
         "reduce",
         "scatter",
+        "use_topology",
     )
 )
 
@@ -103,12 +112,15 @@ __all__ = [
     "CollectiveError",
     "CompactSchedule",
     "Edges",
+    "ExecutionCosts",
+    "Explanation",
     "FormatError",
     "Framing",
     "Grid",
     "JaxcollError",
     "Message",
     "MessageTimes",
+    "NativeCost",
     "Optimum",
     "Placement",
     "Provenance",
@@ -130,9 +142,11 @@ __all__ = [
     "compiler_options",
     "concatenate",
     "cut_bound",
+    "explain_choice",
     "gather",
     "ideal",
     "lower_bounds",
+    "measure_execution",
     "optimum",
     "pbroadcast",
     "pmax",
@@ -149,24 +163,45 @@ __all__ = [
     "simulate_messages",
     "simulate_multicast",
     "step_bound",
+    "sum_orders",
     "synth",
     "synthesize",
     "synthesize_compact",
     "topologies",
+    "use_topology",
     "verify",
 ]
 
 
+# Packages that a name needs and the library does not, and the extras that install them.
+_EXTRAS = {"draw": ("matplotlib", "draw"), "optax": ("optax", "training")}
+
+
 def __getattr__(name: str):
     if name == "optax":  # left out of __all__: a star import must not need the package optax
-        return importlib.import_module("jaxcoll.training.transforms")
+        return _loaded(name, "jaxcoll.training.transforms")
     if name in _FOLDERS:
-        return importlib.import_module(f"jaxcoll.{name}")
+        return _loaded(name, f"jaxcoll.{name}")
+    if name == "measure_execution":
+        return importlib.import_module("jaxcoll.tune.measured_costs").measure_execution
     if name in _NEED_JAX:
         return getattr(importlib.import_module("jaxcoll.execute"), name)
     if name == "__version__":
         return importlib.metadata.version("jaxcoll")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _loaded(name: str, module: str):
+    package, extra = _EXTRAS.get(name, ("", ""))
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not package or (error.name or "").partition(".")[0] != package:
+            raise
+        raise ModuleNotFoundError(
+            f"jaxcoll.{name} needs the package {package}: pip install 'jaxcoll[{extra}]'",
+            name=package,
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -32,6 +32,7 @@ ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 SHARED = frozenset({"all_gather", "reduce_scatter", "all_reduce"})  # with shares, if wished
 
 _MOST_RANKS = 2**22  # as many as a ``Topology`` may have
+_MOST_CHUNKS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Collective:
         if not isinstance(self.kind, str) or self.kind not in KINDS:
             known = ", ".join(KINDS)
             raise CollectiveError(f"unknown collective {checks.shown(self.kind)}; known: {known}")
-        for name, most in (("num_ranks", _MOST_RANKS), ("chunks_per_shard", None)):
+        for name, most in (("num_ranks", _MOST_RANKS), ("chunks_per_shard", _MOST_CHUNKS)):
             count = checks.integer(getattr(self, name), name, CollectiveError, least=1, most=most)
             checks.put(self, **{name: count})
         groups = (range(self.num_ranks),) if self.groups is None else self.groups
@@ -338,7 +339,8 @@ class Collective:
         sizes = sorted({len(group) for group in self.groups})
         over = f"{self.num_ranks} ranks"
         if self.is_grouped:
-            over += f" in {len(self.groups)} groups of {'/'.join(map(str, sizes))}"
+            several = f"{sizes[0]} to {sizes[-1]}" if len(sizes) > 4 else "/".join(map(str, sizes))
+            over += f" in {len(self.groups)} groups of {several}"
         root = f", root {self.root}" if self.root is not None else ""
         if self.shares is not None:
             return f"Collective({self.kind}, {over}, {self.num_chunks} chunks in unequal shards)"
@@ -352,7 +354,9 @@ def _checked_groups(given, num_ranks: int) -> tuple[tuple[int, ...], ...]:
     )
     members = [rank for group in groups for rank in group]
     if not groups or not all(groups):
-        raise CollectiveError(f"groups must be one or more non-empty tuples of ranks, got {groups}")
+        raise CollectiveError(
+            f"groups must be one or more non-empty tuples of ranks, got {checks.shown(groups)}"
+        )
     outside = [rank for rank in members if not 0 <= rank < num_ranks]
     if outside:
         raise CollectiveError(f"groups name rank {outside[0]}; ranks are 0..{num_ranks - 1}")

@@ -7,6 +7,18 @@ assumption, and how to replace it by a statement.
 import sys
 import warnings
 
+_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: the beginning of its ``repr``, and never a failure."""
+    try:
+        # Of long text the beginning alone, since what is not trusted may be as long as a file.
+        text = repr(value[:_SHOWN] if isinstance(value, (str, bytes)) else value)
+    except Exception as error:  # an object of the caller's: any failure must not hide the error
+        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
 
 class JaxcollError(ValueError):
     """Base of every error that refuses an input."""

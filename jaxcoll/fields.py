@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from jaxcoll.errors import FormatError
+from jaxcoll.errors import FormatError, shown
 
 INT32 = np.iinfo(np.int32).max
 INT64 = np.iinfo(np.int64).max
@@ -18,6 +18,7 @@ INT64 = np.iinfo(np.int64).max
 _MAX_DIGITS = 1000
 LARGEST = 10**_MAX_DIGITS - 1
 _MAX_DEPTH = 32
+_MOST_NAME = 83
 _RATIONAL = re.compile(rf"([0-9]{{1,{_MAX_DIGITS}}})/([0-9]{{1,{_MAX_DIGITS}}})", re.ASCII)
 _FRACTION_KEY = "p/q"
 
@@ -30,8 +31,15 @@ def parse(text: str) -> object:
     Raises:
         FormatError: malformed, cut short, too deep; a key twice; NaN or infinity.
     """
+    if not isinstance(text, str):
+        raise FormatError(f"expected JSON text, got {shown(text)}")
     try:
-        return json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_refuse_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_without_repeats,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
     except json.JSONDecodeError as error:
         raise FormatError(
             f"not JSON, or cut short: {error.msg} in line {error.lineno}, column {error.colno}"
@@ -41,7 +49,7 @@ def parse(text: str) -> object:
     except FormatError:
         raise
     except ValueError as error:  # an integer of too many digits
-        raise FormatError(f"not JSON that is read here: {error}") from None
+        raise FormatError(f"not JSON that is read here: {shown(str(error))}") from None
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict:
@@ -53,6 +61,13 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict:
     return fields
 
 
+def _finite(written: str) -> float:
+    number = float(written)
+    if not math.isfinite(number):
+        raise FormatError(f"{shown(written)} is larger than any float; finite numbers are expected")
+    return number
+
+
 def _refuse_constant(name: str) -> object:
     raise FormatError(f"{name} is not a number in JSON; finite numbers are expected")
 
@@ -62,13 +77,18 @@ def glimpse(value: object) -> str:
     if isinstance(value, (dict, list)):
         kind = "an object" if isinstance(value, dict) else "a list"
         return f"{kind} of {len(value)}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return shown(value)
+
+
+def within(where: str, key: object) -> str:
+    """The name of an item, or of a field whose key the file chose; of a long one both ends."""
+    name = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}"
+    return name if len(name) <= _MOST_NAME else f"{name[:40]}...{name[-40:]}"
 
 
 # ---------------------------------------------------------------------- claims
 
-# Chunks, and (rank, chunk) pairs, that a file may claim whatever it holds.
+# (rank, chunk) pairs that a file may claim whatever it holds.
 MAX_FREE = 2**22
 
 
@@ -76,7 +96,8 @@ def check_claims(where: str, ranks: int, chunks: int, deliveries: int, sends: in
     """Refuse a file that claims a collective too large for the sends it holds.
 
     Whoever verifies or times a schedule keeps a number for each rank and chunk. Every sound
-    schedule passes, unless it has millions of chunks that no rank needs from another.
+    schedule passes, unless it has millions of chunks that no rank needs from another: of the others
+    it sends each at least once, and there are as many of the former at most (an all_to_all of two).
 
     Args:
         where: a name of the file, for the error.
@@ -86,10 +107,11 @@ def check_claims(where: str, ranks: int, chunks: int, deliveries: int, sends: in
     Raises:
         FormatError: more claimed than held.
     """
-    if chunks > MAX_FREE + 2 * sends or (ranks * chunks > MAX_FREE and sends < deliveries):
+    least = max(deliveries, chunks // 2)
+    if ranks * chunks > MAX_FREE and sends < least:
         raise FormatError(
             f"{where} claims {chunks} chunks on {ranks} ranks and holds {sends} sends, of which "
-            f"every schedule has at least {deliveries}: it is cut short or made up"
+            f"every schedule has at least {least}: it is cut short or made up"
         )
 
 
@@ -142,6 +164,15 @@ def whole(low: int, high: int) -> Callable[[object, str], int]:
         return value  # type: ignore[return-value]
 
     return read
+
+
+def any_whole(value: object, name: str) -> int:
+    """An integer of as many digits as are read."""
+    if not _is_whole(value) or abs(value) > LARGEST:  # type: ignore[arg-type]
+        raise FormatError(
+            f"{name} must be an integer of at most {_MAX_DIGITS} digits, got {glimpse(value)}"
+        )
+    return value  # type: ignore[return-value]
 
 
 def text(value: object, name: str) -> str:
@@ -253,13 +284,13 @@ def encode(value: object, where: str, depth: int = 0) -> object:
     if isinstance(value, Fraction):
         return {_FRACTION_KEY: ("-" if value < 0 else "") + encode_rational(abs(value))}
     if isinstance(value, (list, tuple)):
-        return [encode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return [encode(item, within(where, i), depth + 1) for i, item in enumerate(value)]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         if set(value) == {_FRACTION_KEY}:
             raise FormatError(
                 f"{where}: the key {_FRACTION_KEY!r} alone is how a rational is written"
             )
-        return {key: encode(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        return {key: encode(item, within(where, key), depth + 1) for key, item in value.items()}
     raise FormatError(
         f"{where} is {glimpse(value)} of type {type(value).__name__}; only finite numbers, "
         f"strings, booleans, None, and lists and string-keyed mappings of these can be written"
@@ -273,14 +304,14 @@ def decode(value: object, where: str, depth: int = 0) -> object:
     if isinstance(value, float):
         return number(value, where)
     if isinstance(value, list):
-        return tuple(decode(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value))
+        return tuple(decode(item, within(where, i), depth + 1) for i, item in enumerate(value))
     if isinstance(value, dict) and set(value) == {_FRACTION_KEY}:
         written = text(value[_FRACTION_KEY], where)
         return (-1 if written.startswith("-") else 1) * Fraction(
             rational(written.removeprefix("-"), where)
         )
     if isinstance(value, dict):
-        return {key: decode(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
+        return {key: decode(item, within(where, key), depth + 1) for key, item in value.items()}
     return value
 
 
@@ -288,4 +319,4 @@ def decode_object(value: object, where: str) -> dict:
     """An object of such values."""
     if not isinstance(value, dict):
         raise FormatError(f"{where} must be an object, got {glimpse(value)}")
-    return {key: decode(item, f"{where}.{key}", 1) for key, item in value.items()}
+    return {key: decode(item, within(where, key), 1) for key, item in value.items()}

@@ -184,7 +184,24 @@ def least_distances(topology: Topology, lengths: np.ndarray) -> np.ndarray:
     n = topology.num_ranks
     if topology.num_links and (lengths == lengths[0]).all():
         return hop_distances(topology) * float(lengths[0])
-    return sp.csgraph.dijkstra(_graph_of(topology, lengths), indices=np.arange(n))[:, :n]
+    return distances_from_ranks(topology, lengths)[:, :n]
+
+
+def distances_from_ranks(topology: Topology, lengths: np.ndarray) -> np.ndarray:
+    """Least sum of lengths from each rank to each vertex, float64 of shape (ranks, vertices).
+
+    Infinite at switches that no rank reaches.
+
+    Args:
+        lengths: of each link, at least 0, float64 of shape (links,).
+    """
+    n = topology.num_ranks
+    if topology.num_links and (lengths == lengths[0]).all():
+        hops = np.empty((n, topology.num_vertices), np.int32)
+        ptr, link = topology.out_links
+        hops_from(ptr, topology.dst[link], np.arange(n), hops)
+        return np.where(hops < 0, np.inf, hops * float(lengths[0]))
+    return sp.csgraph.dijkstra(_graph_of(topology, lengths), indices=np.arange(n))
 
 
 def exact_latency(topology: Topology, u: int, v: int) -> Fraction:

@@ -52,7 +52,7 @@ def decode_provenance(value: object, where: str) -> Provenance:
     arguments = (
         given.take("synthesizer", fields.text, ""),
         given.take("parameters", fields.decode_object, {}),
-        given.optional("seed", fields.whole(-fields.LARGEST, fields.LARGEST)),
+        given.optional("seed", fields.any_whole),
         given.take("seconds", fields.number, 0.0),
         given.take("certificate", fields.decode_object, {}),
     )

@@ -38,16 +38,18 @@ class Task:
     topology: str = ""
 
     def __post_init__(self) -> None:
-        if self.collective not in DUALS:
+        if not isinstance(self.collective, str) or self.collective not in DUALS:
             raise CollectiveError(
-                f"a task is of one of {', '.join(sorted(DUALS))}, got {self.collective!r}"
+                f"a task is of one of {', '.join(sorted(DUALS))}, got "
+                f"{checks.shown(self.collective)}"
             )
         for name, least in (("nbytes", 0), ("group_size", 1), ("num_groups", 1)):
             value = checks.integer(getattr(self, name), name, CollectiveError, least=least)
             object.__setattr__(self, name, value)
         for name in ("dtype", "topology"):
             if not isinstance(getattr(self, name), str):
-                raise CollectiveError(f"{name} of a task is a string, got {getattr(self, name)!r}")
+                given = checks.shown(getattr(self, name))
+                raise CollectiveError(f"{name} of a task is a string, got {given}")
         object.__setattr__(self, "topology", self.topology[:_DIGEST])
 
     def to_json(self) -> dict[str, Any]:

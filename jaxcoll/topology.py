@@ -406,8 +406,8 @@ class Topology:
         """
         if not hasattr(mesh, "devices"):
             raise TopologyError(
-                f"from_mesh takes a jax.sharding.Mesh, got {mesh!r:.80}; a list of devices goes to "
-                "from_devices"
+                f"from_mesh takes a jax.sharding.Mesh, got {checks.shown(mesh)}; a list of devices "
+                "goes to from_devices"
             )
         devices = list(np.asarray(mesh.devices).flat)
         return cls.from_devices(devices, alpha=alpha, bandwidth=bandwidth, wrap=wrap, within=within)

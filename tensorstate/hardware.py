@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import JaxcollError
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
 from tensorstate.errors import PlanError
@@ -33,21 +34,29 @@ class Hardware:
             4; 8 if the device has such units).
         memory_bandwidth: bytes per second of its main memory.
         memory: bytes of its main memory.
+        execution: its charges for collectives beside the links, which plans on a ``topology`` then
+            pay, or the backend whose shipped ones are meant; none when None.
     """
 
     name: str
     flops: Mapping[int, float]
     memory_bandwidth: float
     memory: float
+    execution: ExecutionCosts | str | None = None
 
     def __post_init__(self) -> None:
-        rates = {**{f"flops[{k}]": v for k, v in self.flops.items()}}
+        checks.text(self.name, "name", PlanError)
+        checks.instance(self.flops, Mapping, "flops", PlanError)
+        rates: dict[str, object] = {}
+        for itemsize, rate in self.flops.items():
+            checks.integer(itemsize, "bytes per element in flops", PlanError, least=1)
+            rates[f"flops[{itemsize}]"] = rate
         rates |= {"memory_bandwidth": self.memory_bandwidth, "memory": self.memory}
         for name, rate in rates.items():
-            if not (math.isfinite(rate) and rate > 0):
-                raise PlanError(f"{name} of {self.name} must be above 0, got {rate}")
+            checks.positive(rate, f"{name} of {self.name}", PlanError)
         if not self.flops:
             raise PlanError(f"flops of {self.name} must have a rate, by bytes per element")
+        checks.put(self, execution=costs_of(self.execution, PlanError))
 
     def flops_of(self, itemsize: int) -> float:
         """Operations per second for elements of this many bytes, or of the next larger size."""
@@ -66,8 +75,10 @@ HARDWARE: dict[str, Hardware] = {
         Hardware("TPU v4", {2: 275e12, 4: 275e12}, 1.2288e12, 32e9),
         Hardware("TPU v5e", {2: 197e12, 4: 197e12}, 0.819e12, 16e9),
         Hardware("TPU v5p", {2: 459e12, 4: 459e12}, 2.765e12, 95e9),
-        # A virtual CPU device: a fraction of a core.
+        # A virtual CPU device: a fraction of a core. "CPU" stands for one with the links of the
+        # topology alone, "CPU devices" for those of one host, which share its memory and cores.
         Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9),
+        Hardware("CPU devices", {2: 5e9, 4: 1e10}, 2e9, 2e9, execution="cpu"),
     )
 }
 
@@ -110,13 +121,13 @@ class AlphaBetaCosts(CollectiveCostModel):
     bandwidth: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        for name, values in (("alpha", self.alpha), ("bandwidth", self.bandwidth)):
-            if len(values) != len(self.mesh.sizes):
-                raise PlanError(f"{name} has {len(values)} values for {len(self.mesh.sizes)} axes")
-        if any(not (math.isfinite(b) and b > 0) for b in self.bandwidth):
-            raise PlanError(f"bandwidth must be above 0, got {self.bandwidth}")
-        if any(not (math.isfinite(a) and a >= 0) for a in self.alpha):
-            raise PlanError(f"alpha must be at least 0, got {self.alpha}")
+        axes = len(checks.instance(self.mesh, MeshShape, "mesh", PlanError).sizes)
+        for name, check in (("alpha", checks.nonnegative), ("bandwidth", checks.positive)):
+            values = checks.sequence(getattr(self, name), name, PlanError)
+            if len(values) != axes:
+                raise PlanError(f"{name} has {len(values)} values for {axes} axes")
+            for i, value in enumerate(values):
+                check(value, f"{name}[{i}]", PlanError)
 
     def collective_seconds(self, kind: str, axis: int, nbytes: int) -> float:
         """See ``CollectiveCostModel``."""
@@ -152,6 +163,9 @@ class ScheduleCosts(CollectiveCostModel):
             devices by their index on the mesh.
         candidates: synthesizers with chunks per shard; every collective and size takes the fastest.
         seed: of the synthesizers.
+        execution: the machine's charges on top of the links, or the backend whose shipped ones are
+            meant. Where they are given ``jax.lax`` is a candidate too, around the ranks in order:
+            ``schedule`` is then ``None``, which runs it. None counts the links alone.
 
     Raises:
         PlanError: the mesh does not have as many devices as the network has ranks, or
@@ -166,25 +180,29 @@ class ScheduleCosts(CollectiveCostModel):
         device_order: Sequence[int] | None = None,
         candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
         seed: int = 0,
+        execution: ExecutionCosts | str | None = None,
     ):
-        n = mesh.num_devices
+        checks.instance(topology, Topology, "topology", PlanError)
+        n = checks.instance(mesh, MeshShape, "mesh", PlanError).num_devices
         if topology.num_ranks != n:
             sizes = " x ".join(map(str, mesh.sizes))
             raise PlanError(
                 f"a mesh of {sizes} devices over {topology}: expected a mesh with as many devices "
                 f"as the topology has ranks, {topology.num_ranks}"
             )
-        device_order = (
-            tuple(range(n)) if device_order is None else tuple(int(rank) for rank in device_order)
-        )
+        device_order = range(n) if device_order is None else device_order
+        device_order = checks.integers(device_order, "device_order", PlanError)
         if sorted(device_order) != list(range(n)):
             raise PlanError(f"device_order must name every rank from 0 to {n - 1} once")
         self.mesh, self.device_order = mesh, device_order
         # Rank device_order[i] of the network is device i.
         self.topology = topology.relabel(np.argsort(device_order))
-        self.candidates, self.seed = tuple(candidates), seed
+        self.candidates = _checked_candidates(candidates)
+        self.seed = checks.seed(seed, PlanError)
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
+        self._in_order = functools.cache(self._around_ranks)
+        self.execution = costs_of(execution, PlanError)
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """The devices of every group along an axis."""
@@ -202,11 +220,27 @@ class ScheduleCosts(CollectiveCostModel):
             return None
         return self._fastest(kind, axis, nbytes)[1]
 
-    def _find_fastest(self, kind: str, axis: int, nbytes: int) -> tuple[float, Schedule]:
+    def _find_fastest(self, kind: str, axis: int, nbytes: int) -> tuple[float, Schedule | None]:
         schedules = self._schedules(kind, axis)
-        times = [simulate(schedule, nbytes).time for schedule in schedules]
+        times = [
+            simulate(schedule, nbytes, execution=self.execution).time for schedule in schedules
+        ]
         best = int(np.argmin(times))
+        if self.execution is not None:
+            ranks = self.topology.num_ranks
+            charge = self.execution.native_seconds(kind, nbytes, ranks)
+            if charge is not None:
+                native = charge + simulate(self._in_order(kind, axis), nbytes).time
+                if native <= times[best]:
+                    return native, None
         return times[best], schedules[best]
+
+    def _around_ranks(self, kind: str, axis: int) -> Schedule:
+        """The links that ``jax.lax`` is taken to use: those of a ring of the ranks in order."""
+        collective = Collective(kind, self.topology.num_ranks, 1, self.groups(axis))  # type: ignore[arg-type]
+        ring = Ring(bidirectional=False, order="ranks")
+        maker = Direct() if kind == "all_to_all" else ring
+        return synthesize(self.topology, collective, maker, seed=self.seed)
 
     def _synthesize(self, kind: str, axis: int) -> tuple[Schedule, ...]:
         schedules, reasons = [], []
@@ -220,3 +254,14 @@ class ScheduleCosts(CollectiveCostModel):
             name = self.mesh.names[axis]
             raise PlanError(f"no {kind} along mesh axis {name!r}: {'; '.join(reasons)}")
         return tuple(schedules)
+
+
+def _checked_candidates(given: object) -> tuple[tuple[Synthesizer, int], ...]:
+    pairs = checks.members(given, "candidates", PlanError)
+    for i, pair in enumerate(pairs):
+        what = f"candidates[{i}]"
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise PlanError(f"{what} must be (synthesizer, chunks), got {checks.shown(pair)}")
+        checks.instance(pair[0], Synthesizer, f"the synthesizer of {what}", PlanError)
+        checks.integer(pair[1], f"the chunks of {what}", PlanError, least=1)
+    return tuple((synthesizer, int(chunks)) for synthesizer, chunks in pairs)

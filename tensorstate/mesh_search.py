@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from jaxcoll.numerics import checks
 from jaxcoll.synth import Synthesizer
 from jaxcoll.topology import Topology
 from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.errors import PlanError
 from tensorstate.hardware import CANDIDATES, CollectiveCostModel, ScheduleCosts
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.placements import MeshShape
+from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.plan import Plan
-from tensorstate.step_search import search
+from tensorstate.step_search import hardware_named, search
 from tensorstate.tracing.trace_step import trace
 
 
@@ -63,10 +64,7 @@ def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[Me
     Raises:
         PlanError: no dimensions or axes, a dimension below 1, or two axes of one name.
     """
-    if not grid_shape or min(grid_shape) < 1:
-        raise PlanError(f"grid_shape must be integers of at least 1, got {tuple(grid_shape)}")
-    if not axes or len(set(axes)) < len(axes):
-        raise PlanError(f"axes must have distinct names, got {tuple(axes)}")
+    grid_shape, axes = _checked_grid(grid_shape), _checked_axes(axes)
     splits = [list(_ordered_factorizations(side, len(axes))) for side in grid_shape]
     nestings = list(itertools.permutations(range(len(axes))))
     by_groups: dict[object, MeshAssignment] = {}
@@ -75,6 +73,25 @@ def mesh_assignments(grid_shape: Sequence[int], axes: Sequence[str]) -> tuple[Me
             assignment = _assign(parts, nesting, axes)
             by_groups.setdefault(assignment.groups(), assignment)
     return tuple(by_groups.values())
+
+
+def _checked_grid(grid_shape: Sequence[int]) -> tuple[int, ...]:
+    sides = checks.integers(grid_shape, "grid_shape", PlanError, least=1, most=MOST_DEVICES)
+    if not sides or math.prod(sides) > MOST_DEVICES:
+        raise PlanError(
+            f"grid_shape has at least one side, and at most {MOST_DEVICES} ranks, got "
+            f"{checks.shown(sides)}"
+        )
+    return sides
+
+
+def _checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
+    names = checks.members(axes, "axes", PlanError)
+    for name in names:
+        checks.text(name, "the name of a mesh axis", PlanError)
+    if not names or len(set(names)) < len(names):
+        raise PlanError(f"axes must have distinct names, got {checks.shown(names)}")
+    return names
 
 
 def _ordered_factorizations(side: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -130,6 +147,8 @@ def search_mesh(
         PlanError: a grid of another number of ranks, arguments that ``search`` refuses, or no
             assignment with a plan that fits, with the reason of the last.
     """
+    checks.instance(topology, Topology, "topology", PlanError)
+    grid_shape, axes = _checked_grid(grid_shape), _checked_axes(axes)
     if math.prod(grid_shape) != topology.num_ranks:
         raise PlanError(
             f"grid_shape {tuple(grid_shape)} has {math.prod(grid_shape)} ranks, the network has "
@@ -139,6 +158,7 @@ def search_mesh(
         if abstract_args is None:
             raise PlanError("abstract_args must be given with a function")
         step, abstract_args = trace(step, abstract_args), None
+    device = hardware_named(search_args.get("hardware", "A100"))
     plans, reason = [], None
     for assignment in mesh_assignments(grid_shape, axes):
         network = ScheduleCosts(
@@ -147,6 +167,7 @@ def search_mesh(
             device_order=assignment.device_order,
             candidates=candidates,
             seed=seed,
+            execution=device.execution,
         )
         sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
         try:
@@ -166,6 +187,8 @@ def reprice(plan: Plan, network: CollectiveCostModel) -> Cost:
     Raises:
         PlanError: another mesh.
     """
+    checks.instance(plan, Plan, "plan", PlanError)
+    checks.instance(network, CollectiveCostModel, "network", PlanError)
     if network.mesh != plan.problem.mesh:
         raise PlanError(f"the plan is for {plan.problem.mesh}, the network for {network.mesh}")
     return estimate_cost(plan.problem.on(network), plan.decisions)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import jax
 
+from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost, estimate_cost
 from tensorstate.cost.decisions import Decisions
 from tensorstate.cost.reshard_plan import has_no_partial
@@ -76,6 +77,7 @@ class Plan:
 
     def html(self, title: str = "Plan") -> str:
         """A web page with the graph, every node coloured by its placements."""
+        checks.text(title, "title", PlanError)
         return page(self.problem, self.result, self.memory_limit, title)
 
     def apply(
@@ -98,6 +100,8 @@ class Plan:
             sizes, names = self.problem.mesh.sizes, self.problem.mesh.names
             kinds = (jax.sharding.AxisType.Auto,) * len(names)
             mesh = jax.make_mesh(sizes, names, kinds, devices=jax.devices()[:wanted])
+        checks.instance(mesh, jax.sharding.Mesh, "mesh", PlanError)
+        checks.optional(collectives, checks.function, "collectives", PlanError)
         return apply(self.problem, self.decisions, self.cost, mesh, collectives)
 
     def check(self, *args, mesh: jax.sharding.Mesh | None = None) -> HloComparison:
@@ -192,6 +196,8 @@ def solve_baseline(
     Raises:
         PlanError: an unknown baseline, or a step that cannot follow it.
     """
+    checks.instance(problem, Problem, "problem", PlanError)
+    checks.instance(solver, Solver, "solver", PlanError)
     options, chosen = SearchOptions(objective=objective), baseline_by_axis(problem, name)
     result = solver.solve(problem, Baselines(problem).strategies(chosen), options)
     saved = _regathered_in_backward(problem, result, frozenset(chosen.values()))

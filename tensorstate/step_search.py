@@ -9,14 +9,23 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import jax
+import numpy as np
+
+from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 from tensorstate.cost.result import SearchOptions, SearchResult, result_order
 from tensorstate.errors import PlanError
 from tensorstate.hardware import HARDWARE, CollectiveCostModel, Hardware, ScheduleCosts
 from tensorstate.ir.graph import Graph
-from tensorstate.ir.placements import MeshShape
+from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.plan import Plan
-from tensorstate.problem.constraints import Spec, apply_constraints
+from tensorstate.problem.constraints import (
+    Spec,
+    apply_constraints,
+    checked_forbidden,
+    checked_pins,
+)
 from tensorstate.problem.problem import Problem
 from tensorstate.solver.auto import Auto
 from tensorstate.solver.base import CandidateStrategies, Solver
@@ -31,11 +40,11 @@ def search(
     step: Callable[..., Any] | Graph,
     abstract_args: Sequence[Any] | None = None,
     *,
-    mesh: Mapping[str, int],
+    mesh: Mapping[str, int] | jax.sharding.Mesh,
     topology: Topology | None = None,
     network: CollectiveCostModel | None = None,
     hardware: str | Hardware = "A100",
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
     recompute: bool = False,
     microbatches: int | Sequence[int] | Literal["auto"] = 1,
     batch: str | None = None,
@@ -50,11 +59,13 @@ def search(
     Args:
         step: a function that JAX can trace, or its graph from ``trace``.
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
-        mesh: sizes of the mesh axes by name; the last varies fastest over devices.
-        topology: the network of the devices; collectives cost what their schedules cost on it.
+        mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
+            mesh of JAX, of which they are read.
+        topology: the network of the devices; collectives cost what their schedules cost on it, and
+            what ``hardware`` charges beside it.
         network: a cost model of collectives, instead of ``topology``.
         hardware: a device, or its name in ``HARDWARE``.
-        memory_limit: bytes per device.
+        memory_limit: bytes per device, as a number or as a text such as "80GB".
         recompute: whether activations may be recomputed in the backward pass.
         microbatches: number of equal parts of the batch, each of which runs through the forward and
             the backward pass before the next. Several numbers: the best of them. "auto": powers of
@@ -73,25 +84,29 @@ def search(
             cannot run in microbatches, with the operator that needs the whole batch; a memory limit
             that no plan fits into, with the least memory and the largest tensors.
     """
-    sizes = MeshShape.of(dict(mesh))
-    options = SearchOptions(recompute, memory_limit, objective)
+    sizes = _mesh_shape(mesh)
+    options = SearchOptions(recompute, memory_limit, objective)  # type: ignore[arg-type]
     if not isinstance(solver, Solver):
-        raise PlanError(f"solver must be Milp, CoordinateDescent or Auto, got {solver!r}")
+        raise PlanError(
+            f"solver must be Milp, CoordinateDescent or Auto, got {checks.shown(solver)}"
+        )
+    checks.optional(progress, checks.function, "progress", PlanError)
+    checks.optional(batch, checks.text, "batch", PlanError)
+    counts = _microbatches(microbatches)
+    pin, forbid = checked_pins(pin), checked_forbidden(forbid)
     graph = _graph(step, abstract_args)
-    network, device = _network(sizes, topology, network), _hardware(hardware)
+    device = hardware_named(hardware)
+    network = _network(sizes, topology, network, device)
 
     def problem_for(count: int) -> tuple[Problem, CandidateStrategies]:
         problem = Problem(graph, network, device, count, batch)
         every = [strategies.all for strategies in problem.strategies]
-        return problem, apply_constraints(problem, every, pin or {}, forbid or {})
+        return problem, apply_constraints(problem, every, pin, forbid)
 
-    if isinstance(microbatches, int):
-        problem, candidates = problem_for(microbatches)
+    if isinstance(counts, int):
+        problem, candidates = problem_for(counts)
         return Plan(problem, solver.solve(problem, candidates, options, progress), options)
-    if isinstance(microbatches, str) and microbatches != "auto":
-        raise PlanError(f'microbatches must be numbers or "auto", got {microbatches!r}')
-    searches = _MicrobatchSearch(problem_for, solver, options, progress)
-    return searches.run(None if isinstance(microbatches, str) else microbatches)
+    return _MicrobatchSearch(problem_for, solver, options, progress).run(counts)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,6 +168,30 @@ class _MicrobatchSearch:
         return Plan(best[0], result, self.options)
 
 
+def _mesh_shape(mesh: object) -> MeshShape:
+    if isinstance(mesh, (jax.sharding.Mesh, jax.sharding.AbstractMesh)):
+        return MeshShape.of(dict(mesh.shape))
+    if isinstance(mesh, MeshShape):
+        return mesh
+    if not isinstance(mesh, Mapping):
+        raise PlanError(
+            "mesh must be the sizes of its axes by name, as {'data': 2, 'model': 4}, or a "
+            f"jax.sharding.Mesh, got {checks.shown(mesh)}"
+        )
+    return MeshShape.of(mesh)
+
+
+def _microbatches(given: object) -> int | tuple[int, ...] | None:
+    """A number of microbatches, several to choose from, or None for "auto"."""
+    if isinstance(given, str) and given == "auto":
+        return None
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return checks.integers(given, "microbatches", PlanError, least=1, most=MOST_DEVICES)
+    if not isinstance(given, (int, np.integer)):
+        raise PlanError(f'microbatches must be numbers or "auto", got {checks.shown(given)}')
+    return checks.integer(given, "microbatches", PlanError, least=1, most=MOST_DEVICES)
+
+
 def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None) -> Graph:
     if isinstance(step, Graph):
         if abstract_args is not None:
@@ -164,20 +203,30 @@ def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None
 
 
 def _network(
-    mesh: MeshShape, topology: Topology | None, network: CollectiveCostModel | None
+    mesh: MeshShape,
+    topology: Topology | None,
+    network: CollectiveCostModel | None,
+    device: Hardware,
 ) -> CollectiveCostModel:
     if (topology is None) == (network is None):
         raise PlanError("give either topology, whose links are priced, or network")
     if topology is not None:
-        return ScheduleCosts(topology, mesh)
+        return ScheduleCosts(topology, mesh, execution=device.execution)
+    checks.instance(network, CollectiveCostModel, "network", PlanError)
     if network is None or network.mesh != mesh:
         raise PlanError(f"the network prices another mesh than {mesh}")
     return network
 
 
-def _hardware(hardware: str | Hardware) -> Hardware:
+def hardware_named(hardware: str | Hardware) -> Hardware:
+    """A device, given itself or its name.
+
+    Raises:
+        PlanError: no device has the name.
+    """
     if isinstance(hardware, Hardware):
         return hardware
-    if hardware not in HARDWARE:
-        raise PlanError(f"no hardware is called {hardware!r}; known: {', '.join(HARDWARE)}")
+    if not isinstance(hardware, str) or hardware not in HARDWARE:
+        known = ", ".join(HARDWARE)
+        raise PlanError(f"no hardware is called {checks.shown(hardware)}; known: {known}")
     return HARDWARE[hardware]

@@ -19,6 +19,7 @@ MOST_FUNCTION_LINES, MOST_ARGUMENTS = 60, 8
 KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyword"
 PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
+    "jaxcoll/execute/functions.py": {"psum_scatter": PUBLIC},
     "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/synth/building/reversal.py": {"_steps": KERNEL},
@@ -35,11 +36,13 @@ EXEMPT = {
         "even_out": KERNEL,
         "_cheapest": KERNEL,
     },
-    "jaxcoll/synth/tacos/events.py": {"_match": KERNEL},
+    "jaxcoll/synth/tacos/events.py": {"expand": KERNEL, "_match": KERNEL},
     "jaxcoll/synth/tacos/lockstep.py": {"expand": KERNEL, "match": KERNEL, "_count_need": KERNEL},
     "jaxcoll/training/sharded_optimizer.py": {"zero": PUBLIC},
+    "jaxcoll/training/transforms.py": {"all_reduce_gradients": PUBLIC},
     "jaxcoll/tune/offline_tuner.py": {"offline": PUBLIC},
-    "jaxcoll/tune/training_step/online_tuner.py": {"online": PUBLIC, "__init__": PARTS},
+    "jaxcoll/tune/training_step/entry.py": {"online": PUBLIC},
+    "jaxcoll/tune/training_step/online_tuner.py": {"__init__": PARTS},
     "jaxcoll/tune/training_step/preparation.py": {"__init__": PARTS},
     "tensorstate/step_search.py": {"search": PUBLIC},
 }

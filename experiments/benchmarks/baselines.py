@@ -1,4 +1,5 @@
-"""Baselines: all-reduce time of every synthesizer on every network of the TACOS paper's Table IV.
+"""Baselines: all-reduce time of every synthesizer on the networks of the TACOS paper's Table IV,
+and on two DGX H100.
 
 Times are simulated, link by link, and printed with the percentage of them that the bound is. Every
 synthesizer is shown with the variant and the number of chunks that are fastest at each size.
@@ -36,6 +37,7 @@ NETWORKS: Mapping[str, Callable[[], Topology]] = {
     "switch-2d": lambda: topologies.switch_2d(8, 4),
     "3d-rfs": lambda: topologies.ring_fc_switch(2, 4, 8),
     "dragonfly": lambda: topologies.dragonfly(5, 4),
+    "dgx-h100": lambda: topologies.dgx_h100(2),
 }
 
 CHUNKS = (1, 4, 12)  # multiples of what bucket and Swing cut shards into

@@ -85,7 +85,7 @@ def _ring(topology: Topology) -> Time:
     """One way round; on a grid, along links only ("contention none", Table I)."""
     sides = _sides(topology)
     circles = (hamiltonian_cycle(*sides),) if sides else None
-    ring = Ring(bidirectional=False, circles=circles)
+    ring = Ring(bidirectional=False, order="ranks", circles=circles)
     return Simulated(topology, ring, framing=PACKETS, pieces=1 if sides else PIECES)
 
 
@@ -99,7 +99,7 @@ def _ring_2d(topology: Topology) -> Time:
     rows, columns = lines(*(_sides(topology) or (0, 0)))
     pieces = 1 if _is_torus(topology) else PIECES
     halves = [
-        Simulated(topology, Ring(), 2, groups=groups, framing=PACKETS, pieces=pieces)
+        Simulated(topology, Ring(order="ranks"), 2, groups=groups, framing=PACKETS, pieces=pieces)
         for groups in (rows, columns)
     ]
     return in_turn(halves, halves)

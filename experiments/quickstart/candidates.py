@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jaxcoll as jc
 from experiments.config import HardwareConfig, SynthConfig, TopologyConfig
@@ -19,26 +20,34 @@ FAMILIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A verified schedule and its simulated times, or why there is none.
+    """Verified schedules with their simulated times, or why there are none.
 
     Attributes:
         synthesizer: its name.
-        chunks: chunks per shard.
-        schedule: the schedule; None where the synthesizer is not defined for the network.
-        reason: why there is none.
+        chunks: chunks per shard; None where they are chosen for every size, as ``synthesize`` does.
+        schedules: one per size, the same for all where the chunks are fixed; none where the
+            synthesizer is not defined for the network.
+        reason: why there are none.
         times: seconds at each size.
     """
 
     synthesizer: str
-    chunks: int
-    schedule: Schedule | None
+    chunks: int | None
+    schedules: tuple[Schedule, ...]
     reason: str = ""
     times: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
-        """Name for tables: the synthesizer, and its chunks if more than one."""
-        return self.synthesizer if self.chunks == 1 else f"{self.synthesizer} x{self.chunks}"
+        """Name for tables: the synthesizer, and its chunks if fixed and more than one."""
+        return (
+            self.synthesizer if self.chunks in (None, 1) else f"{self.synthesizer} x{self.chunks}"
+        )
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether there are schedules."""
+        return bool(self.schedules)
 
 
 def build_topology(config: TopologyConfig, hardware: HardwareConfig) -> Topology:
@@ -58,28 +67,46 @@ def candidates(
         model: link model of the simulation.
     """
     for name in config.names or jc.SYNTHESIZERS:
-        for chunks in config.of(name):
+        for chunks in (None,) if name in config.chosen else config.of(name):
             try:
                 # A schedule that synthesize returns is verified.
-                schedule = jc.synthesize(topology, "all_reduce", name, chunks=chunks, seed=seed)
+                schedules = [
+                    jc.synthesize(topology, "all_reduce", name, **settings, seed=seed)
+                    for settings in _settings(chunks, sizes)
+                ]
             except (CollectiveError, TopologyError) as error:
-                yield Candidate(name, chunks, None, str(error))
+                yield Candidate(name, chunks, (), str(error))
                 continue
-            times = tuple(jc.simulate(schedule, nbytes, model=model).time for nbytes in sizes)
-            yield Candidate(name, chunks, schedule, times=times)
+            schedules *= len(sizes) // len(schedules)
+            pairs = zip(schedules, sizes, strict=True)
+            times = tuple(jc.simulate(schedule, size, model=model).time for schedule, size in pairs)
+            yield Candidate(name, chunks, tuple(schedules), times=times)
+
+
+def _settings(chunks: int | None, sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """The arguments by which chunks are fixed, or chosen for every size."""
+    return [{"nbytes": size} for size in sizes] if chunks is None else [{"chunks": chunks}]
 
 
 def best_at(found: Sequence[Candidate], size: int) -> Candidate:
     """The fastest at the size with this index; of equals the one with fewer messages."""
-    defined = [candidate for candidate in found if candidate.schedule is not None]
-    return min(defined, key=lambda c: (c.times[size], c.schedule.num_messages if c.schedule else 0))
+    defined = [candidate for candidate in found if candidate.is_defined]
+    return min(defined, key=lambda c: (c.times[size], c.schedules[size].num_messages))
 
 
 def best_for(found: Sequence[Candidate], nbytes: int, model: str) -> Candidate:
-    """The candidate that is fastest for a buffer of ``nbytes``; of equals fewer messages win."""
+    """Of the candidates with fixed chunks the one that is fastest for a buffer of ``nbytes``.
+
+    Of equals fewer messages win. Chunks chosen for links alone may mean hundreds of steps, each of
+    which is work for the virtual devices that train here.
+    """
     timed = [
-        dataclasses.replace(candidate, times=(jc.simulate(candidate.schedule, nbytes, model).time,))
+        dataclasses.replace(
+            candidate,
+            schedules=candidate.schedules[:1],
+            times=(jc.simulate(candidate.schedules[0], nbytes, model).time,),
+        )
         for candidate in found
-        if candidate.schedule is not None
+        if candidate.is_defined and candidate.chunks is not None
     ]
     return best_at(timed, 0)

@@ -28,12 +28,15 @@ def pictures(
     """Three figures, by name.
 
     topology: the network, with one chunk's tree in the all-gather of the candidate that is best
-    at the largest size. heatmap: that candidate's links by steps, beside the ring's. algbw: the
-    bandwidth against size of all candidates that are best at some size, and of the baselines.
+    at the largest size, of those with few chunks. heatmap: that candidate's links by steps, beside
+    the ring's. algbw: the bandwidth against size of all candidates that are best at some size, and
+    of the baselines.
     """
-    defined = [candidate for candidate in found if candidate.schedule is not None]
-    best = best_at(found, len(sizes) - 1)
-    gather = jc.synthesize(topology, "all_gather", best.synthesizer, chunks=best.chunks, seed=seed)
+    defined = [candidate for candidate in found if candidate.is_defined]
+    best = best_at([c for c in found if c.chunks is not None] or found, len(sizes) - 1)
+    gather = jc.synthesize(
+        topology, "all_gather", best.synthesizer, chunks=best.chunks, nbytes=sizes[-1], seed=seed
+    )
     ring = next((c for c in defined if c.synthesizer == "ring"), best)
     shown = [ring] if ring is best else [ring, best]
     winners = [best_at(found, i) for i in range(len(sizes))]
@@ -43,7 +46,7 @@ def pictures(
     return {
         "topology": draw.draw_topology(topology, gather, chunk=0),
         "heatmap": draw.draw_heatmap(
-            *(c.schedule for c in shown if c.schedule is not None), labels=[c.label for c in shown]
+            *(c.schedules[-1] for c in shown), labels=[c.label for c in shown]
         ),
         "algbw": draw.draw_algbw(sizes, algbw, limit),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -55,6 +56,14 @@ def rank_mesh(num_ranks: int) -> Mesh:
             f"--xla_force_host_platform_device_count={num_ranks}"
         )
     return Mesh(np.array(devices[:num_ranks]), (AXIS,))
+
+
+def compare_all(
+    schedules: Iterable[Schedule], mesh: Mesh, elements: int, seed: int
+) -> NumericsCheck:
+    """The worst of some schedules' comparisons; see ``compare_with_psum``."""
+    found = [compare_with_psum(schedule, mesh, elements, seed) for schedule in schedules]
+    return NumericsCheck(all(c.ints_equal for c in found), max(c.float_error for c in found))
 
 
 def compare_with_psum(schedule: Schedule, mesh: Mesh, elements: int, seed: int) -> NumericsCheck:

@@ -27,7 +27,7 @@ from experiments.quickstart.candidates import (
 )
 from experiments.quickstart.digits import Curves, Digits, gradient_buckets, train
 from experiments.quickstart.figures import pictures
-from experiments.quickstart.numerics import AXIS, NumericsCheck, compare_with_psum, rank_mesh
+from experiments.quickstart.numerics import AXIS, NumericsCheck, compare_all, rank_mesh
 from jaxcoll import Bound, Topology
 from jaxcoll.draw import format_bytes
 
@@ -61,10 +61,9 @@ def run(config: QuickstartConfig, console: Console | None = None) -> list[dict[s
     checks = {}
     quiet = not console.is_terminal
     for candidate in track(found, "running on devices", console=console, disable=quiet):
-        if candidate.schedule is not None:
-            checks[candidate.label] = compare_with_psum(
-                candidate.schedule, mesh, config.elements, config.seed
-            )
+        if candidate.is_defined:
+            distinct = {schedule.digest: schedule for schedule in candidate.schedules}.values()
+            checks[candidate.label] = compare_all(distinct, mesh, config.elements, config.seed)
     console.print(tables.numerics_table(checks, config.elements))
 
     rows = _rows(found, config.sizes, bounds, checks)
@@ -94,7 +93,7 @@ def _synthesize(config: QuickstartConfig, topology: Topology, console: Console) 
     with console.status("synthesizing, verifying, simulating"):
         for candidate in work:
             found.append(candidate)
-    made = sum(candidate.schedule is not None for candidate in found)
+    made = len({s.digest for candidate in found for s in candidate.schedules})
     console.print(f"{made} schedules synthesized, verified and simulated\n")
     return found
 
@@ -109,17 +108,18 @@ def _rows(
     rows: list[dict[str, Any]] = []
     for candidate in found:
         row: dict[str, Any] = {"synthesizer": candidate.synthesizer, "chunks": candidate.chunks}
-        if candidate.schedule is None:
+        if not candidate.is_defined:
             rows.append({**row, "defined": False, "reason": candidate.reason})
             continue
         times = candidate.times
         check = checks[candidate.label]
         row |= {
             "defined": True,
-            "digest": candidate.schedule.digest,
-            "synthesis_seconds": candidate.schedule.provenance.seconds,
-            "steps": candidate.schedule.num_steps,
-            "messages": candidate.schedule.num_messages,
+            "digests": [s.digest for s in candidate.schedules],
+            "synthesis_seconds": [s.provenance.seconds for s in candidate.schedules],
+            "chunks_at": [s.collective.chunks_per_shard for s in candidate.schedules],
+            "steps": [s.num_steps for s in candidate.schedules],
+            "messages": [s.num_messages for s in candidate.schedules],
             "times": list(times),
             "algbw": [size / time for size, time in zip(sizes, times, strict=True)],
             "percent_of_bound": [100 * b.time / t for b, t in zip(bounds, times, strict=True)],
@@ -149,7 +149,7 @@ def _train(
     digits = Digits.load(config.seed)
     ways = {
         best.label: jc.optax.all_reduce_gradients(
-            AXIS, schedule=best.schedule, bucket_bytes=wanted.bucket_bytes
+            AXIS, schedule=best.schedules[0], bucket_bytes=wanted.bucket_bytes
         ),
         "lax.pmean": optax.stateless(lambda gradients, _: jax.lax.pmean(gradients, AXIS)),
     }

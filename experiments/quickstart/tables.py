@@ -29,24 +29,32 @@ def times_table(found: Sequence[Candidate], sizes: Sequence[int], bounds: Sequen
     best = [best_at(found, i) for i in range(len(sizes))]
     title = "Simulated time; below it, the percent of the bound that it reaches"
     table = Table(
-        title=title, caption="* the best at this size; x2: two chunks per shard", **_STYLE
+        title=title,
+        caption="* the best at this size; x2: two chunks per shard; auto: chosen by size",
+        **_STYLE,
     )
     table.add_column("all_reduce", no_wrap=True)
     for name in ("steps", "messages", *map(format_bytes, sizes)):
         table.add_column(name, justify="right", no_wrap=True)
     for candidate in found:
-        if candidate.schedule is None:
+        if not candidate.is_defined:
             continue
         cells = []
         for i, time in enumerate(candidate.times):
             text = f"{format_seconds(time)}\n{100 * bounds[i].time / time:.0f} %"
             wins = best[i] is candidate
             cells.append(Text(f"*{text}" if wins else text, style="bold green" if wins else ""))
-        steps, messages = candidate.schedule.num_steps, candidate.schedule.num_messages
-        table.add_row(candidate.label, str(steps), str(messages), *cells)
+        steps = _range([schedule.num_steps for schedule in candidate.schedules])
+        messages = _range([schedule.num_messages for schedule in candidate.schedules])
+        table.add_row(candidate.label, steps, messages, *cells)
     table.add_section()
     table.add_row("bound", "", "", *(format_seconds(bound.time) for bound in bounds), style="dim")
     return table
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}..{high}"
 
 
 def undefined(found: Sequence[Candidate]) -> list[str]:
@@ -54,7 +62,7 @@ def undefined(found: Sequence[Candidate]) -> list[str]:
     return [
         f"{candidate.label} is not defined here: {candidate.reason}"
         for candidate in found
-        if candidate.schedule is None
+        if not candidate.is_defined
     ]
 
 

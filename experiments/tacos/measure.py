@@ -31,7 +31,9 @@ from jaxcoll.topology import Topology
 
 # Algorithms with fields of their own, besides those in ``SYNTHESIZERS``.
 VARIANTS: Mapping[str, Callable[[tuple[int, ...]], Synthesizer]] = {
-    "ring one way": lambda _: Ring(bidirectional=False),
+    # The paper's rings are blind to the topology: "ring on links" says where they follow it.
+    "ring": lambda _: Ring(order="ranks"),
+    "ring one way": lambda _: Ring(bidirectional=False, order="ranks"),
     # As in ASTRA-sim: half of the data each way, all the way round.
     "two rings": lambda sides: Ring(bidirectional=False, circles=_both_ways(math.prod(sides))),
     "ring on links": lambda sides: Ring(bidirectional=False, circles=(snake(sides),)),

@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
 
 
 def compile_for(
@@ -36,6 +37,11 @@ def compile_for(
     Raises:
         CollectiveError: an argument without shape or dtype, or ``in_specs`` of another structure.
     """
+    checks.instance(mesh, Mesh, "mesh", CollectiveError)
+    checks.function(function, "what is compiled", CollectiveError)
+    arguments = checks.members(arguments, "arguments", CollectiveError)
+    checks.optional(options, checks.instance, Mapping, "options", CollectiveError)
+    checks.flag(check_vma, "check_vma", CollectiveError)
     specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
     mapped = jax.shard_map(
         function, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=check_vma
@@ -51,8 +57,9 @@ def compile_for(
         raise
     except ValueError as error:
         raise CollectiveError(
-            f"in_specs={in_specs!r} does not match the arguments; it has one PartitionSpec for "
-            f"each of them, or a tree of the structure that they begin with ({error})"
+            f"in_specs={checks.shown(in_specs)} does not match the arguments; it has one "
+            f"PartitionSpec for each of them, or a tree of the structure that they begin with "
+            f"({error})"
         ) from error
     lowered = jax.jit(mapped).lower(*placed)
     return lowered.compile(compiler_options=dict(options) if options else None)
@@ -61,6 +68,7 @@ def compile_for(
 def _placed(leaf, spec: PartitionSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise CollectiveError(
-            f"compile_for takes pytrees of jax.ShapeDtypeStruct(shape, dtype), got {leaf!r} in one"
+            f"compile_for takes pytrees of jax.ShapeDtypeStruct(shape, dtype), got "
+            f"{checks.shown(leaf)} in one"
         )
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))

@@ -12,18 +12,27 @@ import math
 import re
 from collections.abc import Mapping
 
-from jaxcoll.errors import FormatError
+from jaxcoll.errors import FormatError, shown
 
 _HEADER = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = (.*)$")
 _CALLED = re.compile(
     r"\b(?:calls|body|condition|to_apply|branch_computations|called_computations|"
-    r"true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
+    r"true_computation|false_computation)=(\{[^{}]*\}|%?[\w.\-]+)"
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _MEMORY = re.compile(r"S\((\d+)\)")
-_BITS = re.compile(r"^[a-z]+(\d+)")
+_BITS = re.compile(r"^[a-z]+(\d{1,4})")
+_PARTITIONS = re.compile(r"num_partitions=(\d{1,9})\b")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d{1,18})"\}')
+_COMMENT = re.compile(r"/\*[^*]*\*/")
+_MOST_DIGITS = 15  # of a side of an array
 _OPENING, _CLOSING = "([{", ")]}"
+_MOST_PARTITIONS = 2**20
+# Instructions that a text may have with every call written out. Compilers write a computation for
+# each call, except the few instructions of a sum: computations that call others twice, and so on,
+# would be a short text that takes forever to go through.
+_MOST_WRITTEN_OUT = 20, 10_000  # per instruction of the text, and in all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Instruction:
     @functools.cached_property
     def memories(self) -> frozenset[str]:
         """Memory spaces of large parts of the result: "0" is the device's main memory."""
-        parts = re.findall(r"\[[\d,]+\](?:\{[^}]*\})?", self.type)
+        parts = re.findall(r"\[[\d,]+\](?:\{[^{}]*\})?", self.type)
         spaces = (_MEMORY.search(part) for part in parts)
         return frozenset(space.group(1) if space else "0" for space in spaces)
 
@@ -70,7 +79,13 @@ class Instruction:
         names = []
         for match in _CALLED.finditer(self.attributes):
             names += [part.strip().lstrip("%") for part in match.group(1).strip("{}").split(",")]
+        if self.opcode == "while":
+            names += {self.computation("condition"), self.computation("body")} - {*names}
         return tuple(name for name in names if name)
+
+    def computation(self, role: str) -> str:
+        """The name of the computation that the ``body`` or ``condition`` of a loop is, or ""."""
+        return (self.attribute(role) or "").lstrip("%")
 
     def attribute(self, name: str) -> str | None:
         """The text of an attribute such as ``source_target_pairs``, brackets included."""
@@ -102,27 +117,62 @@ class Module:
         Compilers that note it down are believed; otherwise a loop that counts up to a constant is
         taken to start from zero and to count by one, as JAX's scans do.
         """
-        noted = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes)
+        noted = _TRIPS.search(loop.attributes)
         if noted:
             return int(noted.group(1))
-        condition = self.computations.get((loop.attribute("condition") or "").lstrip("%"), ())
+        condition = self.computations.get(loop.computation("condition"), ())
         by_name = {i.name: i for i in condition}
         for instruction in condition:
             if not instruction.is_root or instruction.attribute("direction") != "LT":
                 continue
             limits = [by_name[o] for o in instruction.operands if o in by_name]
             for limit in limits:
-                if limit.opcode == "constant" and limit.attributes.isdigit():
+                if limit.opcode == "constant" and re.fullmatch(r"[0-9]{1,18}", limit.attributes):
                     return int(limit.attributes)
         return None
+
+    def instructions(self, computation: str) -> tuple[Instruction, ...]:
+        """The instructions of a computation that one of the module runs."""
+        if computation not in self.computations:
+            raise FormatError(f"the module runs {shown(computation)}, which it does not hold")
+        return self.computations[computation]
+
+    def check_calls(self) -> None:
+        """Refuse computations that run themselves, or so often that nobody can go through them."""
+        written_out: dict[str, int | None] = {}  # None: under way
+        stack = [self.entry]
+        while stack:
+            name = stack[-1]
+            lines = self.computations.get(name, ())
+            called = [each for line in lines for each in line.calls]
+            if name not in written_out:
+                written_out[name] = None
+                stack += [each for each in called if each not in written_out]
+                if any(written_out.get(each, 0) is None for each in called):
+                    raise FormatError(f"the computation {shown(name)} runs itself")
+                continue
+            stack.pop()
+            if written_out[name] is None:
+                written_out[name] = len(lines) + sum(written_out[each] or 0 for each in called)
+        per_line, free = _MOST_WRITTEN_OUT
+        lines_of_text = sum(map(len, self.computations.values()))
+        count = written_out[self.entry] or 0
+        if count > per_line * lines_of_text + free:
+            raise FormatError(
+                f"its {lines_of_text} instructions run as {shown(count)} with every call written "
+                f"out; compilers write a computation for each call"
+            )
 
 
 def parse(text: str) -> Module:
     """The module that a text holds.
 
     Raises:
-        FormatError: there is no entry computation, or an instruction cannot be read.
+        FormatError: there is no entry computation, an instruction cannot be read, or a computation
+            runs itself.
     """
+    if not isinstance(text, str):
+        raise FormatError(f"expected the text of an HLO module, got {shown(text)}")
     computations: dict[str, tuple[Instruction, ...]] = {}
     lines: list[Instruction] = []
     name = entry = None
@@ -142,13 +192,13 @@ def parse(text: str) -> Module:
     if entry not in computations or entry is None:
         raise FormatError("this is not the text of an HLO module: it has no entry computation")
     first = text[: text.find("\n")]
-    partitions = re.search(r"num_partitions=(\d+)", first)
-    return Module(
-        computations,
-        entry,
-        int(partitions.group(1)) if partitions else 1,
-        "is_scheduled=true" in first,
-    )
+    partitions = _PARTITIONS.search(first)
+    count = int(partitions.group(1)) if partitions else 1
+    if not 1 <= count <= _MOST_PARTITIONS:
+        raise FormatError(f"a module is for 1 to {_MOST_PARTITIONS} devices, not for {count}")
+    module = Module(computations, entry, count, "is_scheduled=true" in first)
+    module.check_calls()
+    return module
 
 
 # ---------------------------------------------------------------------- instructions
@@ -160,7 +210,7 @@ def _instruction(match: re.Match[str], number: int) -> Instruction:
     kind, _, call = rest[:end], None, rest[end:].lstrip()
     opening = call.find("(")
     if opening <= 0:
-        raise FormatError(f"line {number}: no opcode in {rest[:60]!r}")
+        raise FormatError(f"line {number}: no opcode in {shown(rest)}")
     closing = _end(call, opening + 1, ")")
     inside = call[opening + 1 : closing]
     opcode = call[:opening]
@@ -190,7 +240,7 @@ def _end(text: str, start: int, stop: str) -> int:
 
 def _split(text: str) -> list[str]:
     """The parts of a list, split at commas outside brackets, comments dropped."""
-    text = re.sub(r"/\*.*?\*/", "", text)
+    text = _COMMENT.sub("", text)
     parts, start = [], 0
     while start <= len(text):
         end = _end(text, start, ",")
@@ -200,6 +250,9 @@ def _split(text: str) -> list[str]:
 
 
 def _array_bytes(dtype: str, sides: str) -> int:
-    count = math.prod(int(side) for side in sides.split(",") if side)
+    lengths = [side for side in sides.split(",") if side]
+    if any(len(side) > _MOST_DIGITS for side in lengths):
+        raise FormatError(f"an array of sides {shown(sides)} is larger than any")
+    count = math.prod(map(int, lengths))
     bits = 8 if dtype == "pred" else int(match.group(1)) if (match := _BITS.match(dtype)) else 0
     return -(-count * bits // 8)

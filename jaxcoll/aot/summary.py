@@ -10,8 +10,9 @@ from collections.abc import Mapping
 import jax
 
 from jaxcoll.aot.hlo import Instruction, Module, parse
-from jaxcoll.aot.replica_groups import replica_groups
+from jaxcoll.aot.replica_groups import permuted_pairs, replica_groups
 from jaxcoll.errors import FormatError
+from jaxcoll.numerics import checks
 
 # Collectives that XLA has of its own; schedules run as collective-permute only.
 NATIVE = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-broadcast")
@@ -58,7 +59,7 @@ class Summary:
         bursts: the communication, in order.
         in_flight: most permutes in flight at once.
         native: collectives of XLA's own, by opcode.
-        copies: bytes of each copy from main memory to main memory, once for each time it happens.
+        copies: times of copies from main memory to main memory, by their bytes.
         kernels: kernels other than communication.
         matmuls: those of them that multiply matrices.
         wire_bytes: bytes that a device sends, on average over devices: of permutes all it hands
@@ -70,7 +71,7 @@ class Summary:
     bursts: tuple[Burst, ...]
     in_flight: int
     native: Mapping[str, int]
-    copies: tuple[int, ...]
+    copies: Mapping[int, int]
     kernels: int
     matmuls: int
     wire_bytes: float
@@ -117,7 +118,7 @@ class Summary:
 
     def copies_of(self, nbytes: int) -> int:
         """Copies of at least that many bytes."""
-        return sum(size >= nbytes for size in self.copies)
+        return sum(times for size, times in self.copies.items() if size >= nbytes)
 
 
 def summarize(compiled: jax.stages.Compiled) -> Summary:
@@ -126,6 +127,7 @@ def summarize(compiled: jax.stages.Compiled) -> Summary:
     Raises:
         FormatError: a compiler that does not show its HLO or state the memory it takes.
     """
+    checks.instance(compiled, jax.stages.Compiled, "compiled", FormatError)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     if memory is None or text is None:
         raise FormatError("this compiler shows neither HLO nor memory; only XLA's can be read")
@@ -141,14 +143,14 @@ def summarize_module(
     module: Module, *, temp_bytes: int = 0, argument_bytes: int = 0, output_bytes: int = 0
 ) -> Summary:
     """The summary of a module, with memory as it is given."""
-    walk = _Walk(module)
+    walk = _Walk(checks.instance(module, Module, "module", FormatError))
     walk.visit(module.entry, 1)
     walk.close(1)
     return Summary(
         tuple(walk.bursts),
         walk.in_flight,
         dict(walk.native),
-        tuple(walk.copies),
+        dict(walk.copies),
         walk.kernels,
         walk.matmuls,
         walk.wire_bytes,
@@ -169,7 +171,7 @@ class _Walk:
         self.module = module
         self.bursts: list[Burst] = []
         self.native: collections.Counter[str] = collections.Counter()
-        self.copies: list[int] = []
+        self.copies: collections.Counter[int] = collections.Counter()
         self.in_flight = self.kernels = self.matmuls = self.unknown_loops = 0
         self.wire_bytes = 0.0
         self._flying: dict[str, int] = {}
@@ -180,7 +182,7 @@ class _Walk:
         self._awaited, self._together = False, True
 
     def visit(self, computation: str, times: int) -> None:
-        instructions = self.module.computations[computation]
+        instructions = self.module.instructions(computation)
         by_name = {i.name: i for i in instructions}
         for i in instructions:
             if i.opcode == "while":
@@ -214,8 +216,7 @@ class _Walk:
     def _loop(self, loop: Instruction, times: int) -> None:
         count = self.module.trip_count(loop)
         self.unknown_loops += count is None
-        body = (loop.attribute("body") or "").lstrip("%")
-        self.visit(body, times * (1 if count is None else count))
+        self.visit(loop.computation("body"), times * (1 if count is None else count))
 
     def _run(self, i: Instruction, by_name: Mapping[str, Instruction], times: int) -> None:
         inside = [i, *self._inside(i)]
@@ -265,13 +266,13 @@ class _Walk:
             self._burst_matmuls += multiplies
         only_moves = i.opcode == "fusion" and all(p.opcode in _MOVES for p in inside[1:])
         if i.opcode in ("copy", "reshape", "transpose") or only_moves:
-            self._copied(i, by_name.get(i.operands[0]), times)
+            self._copied(i, by_name.get(i.operands[0]) if i.operands else None, times)
 
     def _copied(self, i: Instruction, source: Instruction | None, times: int) -> None:
         # Into another memory space and back is how the compiler uses fast memory, not a copy.
         memories = i.memories | (source.memories if source else frozenset())
         if memories == {"0"} and i.opcode != "copy-done":
-            self.copies += [i.largest_part] * times
+            self.copies[i.largest_part] += times
 
 
 def _is_matmul(i: Instruction) -> bool:
@@ -284,8 +285,7 @@ def _is_matmul(i: Instruction) -> bool:
 
 
 def _permute_bytes(i: Instruction, devices: int) -> float:
-    pairs = re.findall(r"\{(\d+),(\d+)\}", i.attribute("source_target_pairs") or "")
-    return i.largest_part * sum(src != dst for src, dst in pairs) / devices
+    return i.largest_part * sum(src != dst for src, dst in permuted_pairs(i)) / devices
 
 
 def _native_bytes(name: str, i: Instruction, devices: int) -> float:

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import math
 import os
+import re
 from importlib import metadata, resources
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,7 @@ from jax.experimental import topologies as jax_topologies
 from jax.sharding import Mesh
 
 from jaxcoll.errors import TopologyError
+from jaxcoll.numerics import checks
 from jaxcoll.topology import Topology
 
 # Run on the CPU, ask no metadata server for a TPU, let several processes load the compiler.
@@ -36,6 +38,7 @@ ENVIRONMENT = MappingProxyType(
 
 TPUS = ("v4", "v5e", "v5p", "v6e")
 GPUS = ("h100",)
+_SIDE = re.compile(r"[0-9]{1,6}")
 _MODULES = {"tpu": "libtpu", "gpu": "jax_cuda12_plugin"}
 
 
@@ -89,19 +92,25 @@ def target(name: str, *, wrap: bool | None = None) -> Target:
     Raises:
         TopologyError: an unknown name, or a compiler that is not installed.
     """
-    generation, _, shape = name.partition(":")
+    generation, _, shape = checks.text(name, "a target", TopologyError).partition(":")
+    checks.optional(wrap, checks.flag, "wrap", TopologyError)
     parts = shape.split("x")
-    sides = tuple(int(part) for part in parts) if all(p.isdigit() for p in parts) else ()
+    sides = tuple(map(int, parts)) if all(map(_SIDE.fullmatch, parts)) else ()
     if not sides or 0 in sides or generation not in TPUS + GPUS:
         known = ", ".join(f"{generation}:SIDES" for generation in TPUS)
-        raise TopologyError(f"unknown target {name!r}; known: {known}, h100:HOSTSxGPUS")
+        raise TopologyError(f"unknown target {checks.shown(name)}; known: {known}, h100:HOSTSxGPUS")
     if generation in GPUS:
         return _gpus(name, sides)
     return _slice(name, sides, wrap)
 
 
 def is_available(platform: str) -> bool:
-    """Whether the compiler for "tpu" or "gpu" is installed."""
+    """Whether the compiler for "tpu" or "gpu" is installed.
+
+    Raises:
+        TopologyError: another platform.
+    """
+    checks.choice(platform, _MODULES, "platform", TopologyError)
     return importlib.util.find_spec(_MODULES[platform]) is not None
 
 
@@ -110,9 +119,13 @@ def requirements(*platforms: str) -> list[str]:
 
     Args:
         platforms: "tpu", "gpu"; both if none is given.
+
+    Raises:
+        TopologyError: another platform.
     """
     found = []
     for platform in platforms or ("tpu", "gpu"):
+        checks.choice(platform, ("tpu", "gpu"), "a platform", TopologyError)
         if platform == "tpu":
             asked = metadata.requires("jax") or []
             found += [line.partition(";")[0].strip() for line in asked if "libtpu" in line]

@@ -21,7 +21,8 @@ from jaxcoll.bounds.moore import (
     optimality,
     reduction_cost,
 )
-from jaxcoll.bounds.times import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
+from jaxcoll.bounds.times import Bound, bound, cut_bound, lower_bounds
+from jaxcoll.bounds.yardsticks import ideal, step_bound
 
 __all__ = [
     "Bound",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxcoll.bounds.narrow_links import FLOWS, narrow_links
 from jaxcoll.paths import least_distances
 from jaxcoll.topology import Topology
 
@@ -26,7 +27,9 @@ class Transport(NamedTuple):
     lengths: str
 
 
-def transport_bound(topology: Topology, nbytes: np.ndarray, rest: np.ndarray) -> Transport:
+def transport_bound(
+    topology: Topology, nbytes: np.ndarray, rest: np.ndarray, flows: int = FLOWS
+) -> Transport:
     """The best bound of ``lengths_of``: bytes times distance, over what the links carry at once.
 
     Give every link l a length w_l of at least 0, and let d(u, v) be the least sum of lengths along
@@ -48,9 +51,10 @@ def transport_bound(topology: Topology, nbytes: np.ndarray, rest: np.ndarray) ->
         nbytes: bytes that go from rank u to rank v, float64 of shape (ranks, ranks).
         rest: seconds before the end by which each link must be done, at least 0, and at most some
             time that no schedule can beat; float64 of shape (links,).
+        flows: work that may be spent on the lengths, see ``narrow_links``.
     """
     best = Transport(0.0, "")
-    for lengths, name in lengths_of(topology):
+    for lengths, name in lengths_of(topology, nbytes, flows):
         distances = least_distances(topology, lengths)
         needed = nbytes > 0
         work = float((nbytes[needed] * distances[needed]).sum())
@@ -61,14 +65,21 @@ def transport_bound(topology: Topology, nbytes: np.ndarray, rest: np.ndarray) ->
     return best
 
 
-def lengths_of(topology: Topology) -> Iterator[tuple[np.ndarray, str]]:
+def lengths_of(
+    topology: Topology, nbytes: np.ndarray, flows: int
+) -> Iterator[tuple[np.ndarray, str]]:
     """Lengths of links that give good bounds, float64 of shape (links,), each with its name.
 
-    1 for every link, so that distances are hops; seconds per byte, so that slow links are long; and
-    1 for the links up to some bandwidth, 0 for faster ones, so that only slow links count.
+    1 for every link, so that distances are hops; seconds per byte, so that slow links are long;
+    1 for the links up to some bandwidth, 0 for faster ones, so that only slow links count; and,
+    where several ranks send to several, those of ``narrow_links``.
     """
     ones = np.ones(topology.num_links)
     yield ones, "links"
+    if min((nbytes > 0).any(axis=axis).sum() for axis in (0, 1)) > 1:
+        narrow = narrow_links(topology, nbytes, flows)
+        if narrow is not None:
+            yield narrow, "lengths of the narrow links"
     speeds = np.unique(topology.bandwidth)
     if len(speeds) < 2:
         return

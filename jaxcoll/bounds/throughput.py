@@ -140,16 +140,25 @@ def optimum(topology: Topology, weights: Sequence[Number] | None = None) -> Opti
     return bottleneck(topology, weights)
 
 
-def bottleneck(topology: Topology, weights: Sequence[Number] | None = None) -> Optimum:
+def bottleneck(
+    topology: Topology,
+    weights: Sequence[Number] | None = None,
+    targets: Sequence[int] | None = None,
+) -> Optimum:
     """As ``optimum``, for any network: a bound, which unbalanced switches may put out of reach.
 
     The paper's binary search over 1/x is replaced by Newton's method on cuts: every cut that a
     rate overwhelms (Theorem 23) names the next, lower rate, until none is left.
+
+    Args:
+        targets: ranks that gather, one of them without all of the weight; all when omitted. With
+            fewer, the cut is the narrowest of those that part some target from weight.
     """
     whole, (links, unit) = whole_weights(topology, weights), _whole_bandwidths(topology)
     n, total = topology.num_ranks, sum(whole)
+    gathering = range(n) if targets is None else sorted(targets)
     # All vertices but one rank are a cut: the start of the search, often its end.
-    alone = [r for r in range(n) if whole[r] < total]
+    alone = [r for r in gathering if whole[r] < total]
     cuts = {r: frozenset(range(topology.num_vertices)) - {r} for r in alone}
     last = min(alone, key=lambda r: _rate(topology, links, whole, cuts[r]))
     cut = cuts[last]
@@ -157,7 +166,7 @@ def bottleneck(topology: Topology, weights: Sequence[Number] | None = None) -> O
     while True:
         rate = _rate(topology, links, whole, cut)
         capacity = [b * rate.denominator for b in links] + [w * rate.numerator for w in whole]
-        turn = itertools.chain(range(last, n), range(last))
+        turn = sorted(gathering, key=lambda target: (target < last, target))
         need = total * rate.numerator
         short = network.first_short(capacity, topology.num_vertices, turn, need)
         if short is None:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxcoll.devices.kinds import UNKNOWN_KIND, DeviceKind, kind_of
 from jaxcoll.errors import AssumptionWarning, TopologyError, warn_user
 from jaxcoll.grid import Grid, Placement
+from jaxcoll.numerics import checks
 
 
 def describe_devices(
@@ -23,13 +24,14 @@ def describe_devices(
     within: Sequence | None = None,
 ) -> dict:
     """The arguments of ``Topology`` for a list of devices; see ``Topology.from_devices``."""
-    devices = list(devices)
+    devices = list(checks.members(devices, "devices", TopologyError))
     if not devices:
         raise TopologyError("a network needs at least one device, got none")
     for device in devices:
         if not hasattr(device, "device_kind"):
             raise TopologyError(
-                f"a device has a device_kind, as those of jax.devices() do; got {device!r:.80}"
+                f"a device has a device_kind, as those of jax.devices() do; got "
+                f"{checks.shown(device)}"
             )
     kinds = {str(device.device_kind) for device in devices}
     if len(kinds) > 1:
@@ -43,8 +45,11 @@ def describe_devices(
             AssumptionWarning,
         )
     given = {
-        name: value
-        for name, value in (("alpha", alpha), ("bandwidth", bandwidth))
+        name: check(value, name, TopologyError)
+        for name, value, check in (
+            ("alpha", alpha, checks.nonnegative),
+            ("bandwidth", bandwidth, checks.positive),
+        )
         if value is not None
     }
     kind = dataclasses.replace(kind, **given)

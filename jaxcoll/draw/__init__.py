@@ -1,6 +1,6 @@
 """Drawings of networks, schedules and bandwidths, as matplotlib figures.
 
-Needs matplotlib, which is in the extra ``experiments``. Nothing else in the library imports this
+Needs matplotlib, which the extra ``draw`` installs. Nothing else in the library imports this
 package, and no global state of matplotlib is touched: a figure is returned, the caller saves it.
 """
 

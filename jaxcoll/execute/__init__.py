@@ -1,15 +1,17 @@
 """Execution: schedules run on the devices of a mesh, behind the functions of ``jax.lax``.
 
 Read in this order: ``functions`` and ``rooted`` (the public functions), ``calls`` (from arguments
-    to a
-primitive), ``axes``, ``selection`` and ``defaults`` (which schedule runs), ``primitives`` (typing,
-transpose, batching), ``layout`` and ``blocks`` (operands as rows), ``lowerings/`` (schedules as JAX
-operations), ``buckets`` and ``ordering`` (used by training), ``processes``, ``transports`` and
-``xla_options``, and ``jax_internals``, the only file that touches JAX's internals.
+to a primitive), ``axes``, ``choice/`` (which schedule runs, or ``jax.lax``, by ``native``),
+``primitives`` (typing, transpose, batching), ``layout`` and ``blocks`` (operands as rows),
+``lowerings/`` (schedules as JAX operations), ``buckets`` and ``ordering`` (used by training),
+``processes``, ``transports`` and ``xla_options``, and ``jax_internals``, the only file that touches
+JAX's internals.
 """
 
 from jax.lax import axis_index, axis_size, ppermute
 
+from jaxcoll.execute.choice.explain import Explanation, explain_choice
+from jaxcoll.execute.choice.stated import use_topology
 from jaxcoll.execute.functions import (
     all_gather,
     all_to_all,
@@ -23,12 +25,14 @@ from jaxcoll.execute.rooted import broadcast, gather, pbroadcast, reduce, scatte
 from jaxcoll.execute.xla_options import compiler_options
 
 __all__ = [
+    "Explanation",
     "all_gather",
     "all_to_all",
     "axis_index",
     "axis_size",
     "broadcast",
     "compiler_options",
+    "explain_choice",
     "gather",
     "pbroadcast",
     "pmax",
@@ -39,4 +43,5 @@ __all__ = [
     "psum_scatter",
     "reduce",
     "scatter",
+    "use_topology",
 ]

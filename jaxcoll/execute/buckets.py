@@ -35,7 +35,7 @@ Order = str | Callable[[tuple], Any]
 
 
 def plan_buckets(
-    leaves: Sequence[tuple[tuple, Any]], nbytes: int, order: Order = "reverse"
+    leaves: Sequence[tuple[tuple, Any]], nbytes: int, leaf_order: Order = "reverse"
 ) -> list[list[int]]:
     """Which leaves share a bucket: indices into ``leaves``, bucket by bucket.
 
@@ -47,7 +47,7 @@ def plan_buckets(
         leaves: (path, array) of each leaf, as ``jax.tree.leaves_with_path`` gives them; shapes and
             dtypes are enough.
         nbytes: most bytes of a bucket of several leaves; 0 puts every leaf in one of its own.
-        order: "reverse", last leaf first, which is about the order in which gradients become
+        leaf_order: "reverse", last leaf first, which is about the order in which gradients become
             available; "tree", first leaf first; or a function of a leaf's path whose least value
             comes first.
 
@@ -57,7 +57,7 @@ def plan_buckets(
     nbytes = checks.integer(nbytes, "bucket_bytes", CollectiveError, least=0)
     done: list[list[int]] = []
     opened: dict[tuple, tuple[list[int], int]] = {}
-    ordered = _in_order([path for path, _ in leaves], order)
+    ordered = _in_order([path for path, _ in leaves], leaf_order)
     for i in ordered:
         leaf = leaves[i][1]
         size = leaf.size * leaf.dtype.itemsize
@@ -75,14 +75,15 @@ def plan_buckets(
     return sorted(done, key=lambda members: position[members[-1]])
 
 
-def _in_order(paths: list[tuple], order: Order) -> Sequence[int]:
-    if order == "reverse":
-        return range(len(paths))[::-1]
-    if order == "tree":
-        return range(len(paths))
-    if callable(order):
-        return sorted(range(len(paths)), key=lambda i: order(paths[i]))
-    raise CollectiveError(f"order is 'reverse', 'tree' or a function of a path, got {order!r}")
+def _in_order(paths: list[tuple], leaf_order: Order) -> Sequence[int]:
+    if callable(leaf_order):
+        return sorted(range(len(paths)), key=lambda i: leaf_order(paths[i]))
+    if not isinstance(leaf_order, str) or leaf_order not in ("reverse", "tree"):
+        raise CollectiveError(
+            "leaf_order is 'reverse', 'tree' or a function of a path, got "
+            f"{checks.shown(leaf_order)}"
+        )
+    return range(len(paths))[::-1] if leaf_order == "reverse" else range(len(paths))
 
 
 def _can_share(leaf) -> bool:
@@ -94,7 +95,7 @@ def in_buckets(
     function: Callable[[jax.Array], jax.Array],
     tree: Any,
     nbytes: int = BUCKET_BYTES,
-    order: Order = "reverse",
+    leaf_order: Order = "reverse",
     rows: Callable[[jax.Array], jax.Array] | None = None,
     window: int = 0,
 ) -> Any:
@@ -104,7 +105,7 @@ def in_buckets(
         function: applied to every bucket; it must act on each column alone. Without ``rows`` it
             keeps shapes, and gets a vector, or the only leaf of a bucket unchanged.
         tree: of arrays and numbers; ``float0`` leaves (gradients of integers) stay as they are.
-        nbytes, order: as for ``plan_buckets``.
+        nbytes, leaf_order: as for ``plan_buckets``.
         rows: reshapes each leaf so that shapes differ in the last dimension only, along which they
             are concatenated. Results are split along it and keep that shape.
         window: most buckets in flight at once: bucket i starts when bucket i - ``window`` is
@@ -113,12 +114,14 @@ def in_buckets(
     Raises:
         CollectiveError: as ``plan_buckets``; ``window`` is not an integer of at least 0.
     """
+    checks.function(function, "what is applied to buckets", CollectiveError)
+    checks.optional(rows, checks.function, "rows", CollectiveError)
     window = checks.integer(window, "window", CollectiveError, least=0)
     found, structure = jax.tree.flatten_with_path(tree)
     leaves = [leaf if is_void(leaf) else jnp.asarray(leaf) for _, leaf in found]
     kept = [i for i, leaf in enumerate(leaves) if not is_void(leaf)]
     done: list[list[jax.Array]] = []
-    for members in plan_buckets([(found[i][0], leaves[i]) for i in kept], nbytes, order):
+    for members in plan_buckets([(found[i][0], leaves[i]) for i in kept], nbytes, leaf_order):
         here = [leaves[kept[i]] for i in members]
         if 0 < window <= len(done):
             here = after(here, done[-window])

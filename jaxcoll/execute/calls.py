@@ -17,16 +17,18 @@ from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals, primitives
+from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.buckets import in_buckets
 from jaxcoll.execute.choice import active, configured
+from jaxcoll.execute.choice.cheapest import cheapest
 from jaxcoll.execute.choice.defaults import default_topology
-from jaxcoll.execute.choice.selection import Choice, checked_groups, choose
+from jaxcoll.execute.choice.selection import Choice, checked_groups, choose, on_network
 from jaxcoll.execute.layout import at_least, is_same
-from jaxcoll.execute.processes import agree
+from jaxcoll.execute.native import Native
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
+from jaxcoll.synth import Halving, Synthesizer
 from jaxcoll.task import Task
 
 # Leaves are joined up to this many bytes: moving them then takes about as long as the rounds'
@@ -51,17 +53,17 @@ def names_of(axis_name: AxisName) -> tuple[str, ...]:
     for name in names:
         if isinstance(name, int):
             raise CollectiveError(
-                f"axis_name={axis_name!r} names the positional dimension {name}; sum over it with "
-                "jnp.sum first"
+                f"axis_name={checks.shown(axis_name)} names the positional dimension "
+                f"{checks.shown(name)}; sum over it with jnp.sum first"
             )
         if not isinstance(name, Hashable) or name not in sizes:
             bound = ", ".join(map(repr, sizes)) or "none"
             raise UnboundAxisError(
-                f"axis {name!r} is not bound here (bound: {bound}); call this inside jax.shard_map "
-                "over a mesh that has it as a manual axis"
+                f"axis {checks.shown(name)} is not bound here (bound: {bound}); call this inside "
+                "jax.shard_map over a mesh that has it as a manual axis"
             )
     if len(set(names)) < len(names):
-        raise CollectiveError(f"axis_name={axis_name!r} names an axis twice")
+        raise CollectiveError(f"axis_name={checks.shown(axis_name)} names an axis twice")
     return names  # type: ignore[return-value]
 
 
@@ -116,6 +118,10 @@ class Call:
     invarying: bool = False
     accum_dtype: Any = None
     op: str = "sum"
+    is_fixed: bool = False
+
+    def __post_init__(self) -> None:
+        checks.text(self.lowering, "lowering", CollectiveError)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype if self.accum_dtype is None else accumulator(self.accum_dtype, x.dtype)
@@ -124,33 +130,38 @@ class Call:
         return self._local(x)
 
     def _local(self, x: jax.Array) -> jax.Array:
-        """Run on the device-local part of ``x``, which Explicit axes may shard further."""
+        """Run on the part of ``x`` that a device has where Explicit axes shard it further."""
         spec, explicit = jax_internals.explicit_sharding(x)
         if not explicit:
             return self._run(x)
-        if both := sorted(explicit & jax_internals.batch_axes()):
-            raise CollectiveError(
-                f"{self.kind} over {self.axes}: vmap shards its batch over {both}, which shard a "
-                "dimension of the operand already; leave them out of its spmd_axis_name"
-            )
         # Every device needs whole blocks, so the leading dimension must not be sharded.
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
+        rest = jax_internals.nestable_axes()
+        is_cut = inner is not spec
+        if (
+            not rest
+            or explicit & jax_internals.batch_axes()
+            or (is_cut and jax_internals.RESHARD_ABORTS)
+        ):
+            out_spec = spec if self.kind == "all_to_all" else inner
+            return jax_internals.as_auto_axes(self._beside_auto, out_spec)(x)
+        # Also where the operand is sharded so already: its tangent may not be.
         if not jax_internals.RESHARD_ABORTS:
-            # Also where the operand is sharded so already: its tangent may not be.
             x = jax.reshard(x, inner)
-        elif inner is not spec:
-            raise CollectiveError(
-                f"{self.kind} over {self.axes}: the dimension that is cut is sharded over the "
-                f"Explicit axes {spec[0]!r}, where jax {jax.__version__} cannot reshard; make "
-                "these manual too (axis_names= of shard_map), or use jax 0.12"
-            )
-        out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=explicit)(x)
-        return jax.reshard(out, spec) if inner is not spec and out.shape == x.shape else out
+        out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=rest)(x)
+        return jax.reshard(out, spec) if is_cut and self.kind == "all_to_all" else out
+
+    def _beside_auto(self, x: jax.Array) -> jax.Array:
+        """Run where the axes in scope that are not manual are in Auto mode."""
+        axes = dataclasses.replace(self.axes, auto=jax_internals.auto_sizes())
+        return dataclasses.replace(self, axes=axes)._run(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
         choices = active.current()
-        if choices is None or self.choice is not None or self.lowering != "auto":
+        # A tuned configuration may add in another order.
+        is_open = self.choice is None and self.lowering == "auto" and not self.is_fixed
+        if choices is None or not is_open:
             return self._run_by(x, None)
         return choices.run(self._task(x), x, self._run_by)
 
@@ -159,21 +170,58 @@ class Call:
         if config is not None:
             groups = checked_groups(self.groups, self.axes)
             site = configured.Site(self.kind, self.axes, groups, self.root, self.op, self.invarying)
-            return configured.run(site, x, self._nbytes(x, self.groups), config)
-        axes, chosen = self.resolve(x)
+            nbytes = self._nbytes(x, self.groups)
+            return configured.run(site, x, nbytes, config, lambda: self._chosen(x))
+        axes, chosen = self._chosen(x)
+        op = "fixed_sum" if self.is_fixed else self.op
         return primitives.bind(
-            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=self.op
+            x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=op
         )
+
+    def _chosen(self, x: jax.Array) -> tuple[Axes, Schedule | Native]:
+        """The axes, and what runs over them unless a configuration says otherwise."""
+        chosen = self._cheapest(x)
+        if isinstance(chosen, Native):
+            return self.axes, chosen
+        return dataclasses.replace(self, choice=chosen or self.choice).resolve(x)
+
+    def is_native(self, x: jax.Array) -> bool:
+        """Whether ``jax.lax`` runs the call, since that is cheapest and no table is in use."""
+        return active.current() is None and isinstance(self._cheapest(x), Native)
+
+    def is_left_to_lax(self, x: jax.Array) -> bool:
+        """Whether the call can be handed to ``jax.lax`` as it stands.
+
+        Groups, several axes and operands that Explicit axes shard go by the primitives: ``jax.lax``
+        lacks some of their derivatives, batching rules and types. With several processes all go by
+        the primitives, whose programs carry what the processes compare (``processes``).
+        """
+        is_plain = self.groups is None and len(self.axes.names) == 1 and jax.process_count() == 1
+        return is_plain and not jax_internals.explicit_sharding(x)[1] and self.is_native(x)
+
+    def _cheapest(self, x: jax.Array) -> Schedule | Native | None:
+        """What runs a call that leaves schedule and lowering open; ``None`` for other calls."""
+        if self.choice is not None or self.lowering != "auto" or self.is_fixed:
+            return None
+        groups = checked_groups(self.groups, self.axes)
+        nbytes = self._nbytes(x, groups)
+        return cheapest(self.kind, self.axes, groups, self.root, nbytes, self.op, x.dtype)
 
     def resolve(self, x: jax.Array) -> tuple[Axes, Schedule]:
         """The axes that a collective of an operand runs over, and by which schedule."""
         axes, groups = self.axes, self.groups
-        if isinstance(self.choice, Schedule) and groups is None and self.root is None:
-            axes = _axes_of_schedule(self.choice, axes)
-            groups = self.choice.collective.groups if axes.names != axes.over else None
-        nbytes = self._nbytes(x, groups)
-        chosen = choose(self.choice, self.kind, axes, groups, self.root, nbytes)
-        agree(chosen, axes, self.lowering, f"{self.kind} of {nbytes} B, groups {groups}")
+        nbytes, choice = self._nbytes(x, groups), self.choice
+        if self.is_fixed and choice in (None, "auto"):
+            choice = Halving()
+        if choice is None or isinstance(choice, (str, Synthesizer)):
+            checked = checked_groups(groups, axes)
+            choice = on_network(choice, self.kind, axes, checked, self.root, nbytes)
+        if isinstance(choice, Schedule) and groups is None and self.root is None:
+            axes = _axes_of_schedule(choice, axes)
+            groups = choice.collective.groups if axes.names != axes.over else None
+        chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)
+        if self.is_fixed:
+            fixed_order.check_fixed(chosen)
         return axes, chosen
 
     def _nbytes(self, x: jax.Array, groups: Groups) -> int:
@@ -193,8 +241,13 @@ class Call:
         )
 
 
-def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tuple[Axes, Schedule]:
+def resolve(
+    kind: str, x: jax.Array, axis_name: AxisName, choice: Choice, is_fixed: bool = False
+) -> tuple[Axes, Schedule]:
     """The axes and the schedule that a collective of ``x`` without groups or root would run.
+
+    Args:
+        is_fixed: whether the schedule must add in one order.
 
     Raises:
         CollectiveError: as the function of that kind, and for axes of ``vmap``.
@@ -202,7 +255,7 @@ def resolve(kind: str, x: jax.Array, axis_name: AxisName, choice: Choice) -> tup
     names = names_of(axis_name)
     if is_vmapped(names) or not names:
         raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
-    return Call(kind, choice, axes_of(names)).resolve(x)
+    return Call(kind, choice, axes_of(names), is_fixed=is_fixed).resolve(x)
 
 
 def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
@@ -212,6 +265,7 @@ def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:
     same_type: dict[object, list[int]] = {}
     for i, leaf in enumerate(leaves):
         is_small = at_least(JOINED_BYTES - 1, leaf.size * leaf.dtype.itemsize)
+        is_small &= not call.is_native(leaf)
         type_ = (jax_internals.varying(leaf), jax.typeof(leaf).weak_type)
         same_type.setdefault(type_ if is_small else i, []).append(i)
     for members in same_type.values():
@@ -276,7 +330,7 @@ def accumulator(wanted, dtype) -> np.dtype:
     try:
         given = np.dtype(wanted)
     except TypeError:
-        raise CollectiveError(f"accum_dtype must be a dtype, got {wanted!r}") from None
+        raise CollectiveError(f"accum_dtype must be a dtype, got {checks.shown(wanted)}") from None
     if jax.dtypes.canonicalize_dtype(given) != given:
         raise CollectiveError(
             f"accum_dtype={given} needs 64-bit types: set jax.config jax_enable_x64"
@@ -325,7 +379,8 @@ def dimension_of(dimension: int, ndim: int, name: str, leaf) -> int:
     """A dimension counted from the front."""
     dimension = checks.integer(dimension, name, CollectiveError)
     if not -ndim <= dimension < ndim:
-        raise CollectiveError(f"{name}={dimension} is not a dimension for shape {leaf.shape}")
+        given = checks.shown(dimension)
+        raise CollectiveError(f"{name}={given} is not a dimension for shape {leaf.shape}")
     return dimension % ndim
 
 

@@ -1,18 +1,23 @@
 """The functions: those of ``jax.lax`` under the same names and signatures, run by schedules.
 
 All are called inside ``jax.shard_map``. They take what ``jax.lax`` takes, give what it gives, and
-add three keywords:
+add these keywords:
 
 - ``schedule``: a ``Schedule`` for as many ranks as the axis has, rank r being the device whose
   ``lax.axis_index(axis_name)`` is r; or one for all ranks of the mesh (in the order of
   ``mesh.devices.flat``, as in ``Topology.from_mesh``) with the groups along the axis as its groups,
-  which then all run by it at once; or a synthesizer, its name, or a function of (topology,
-  collective), run once on a default topology; or ``None`` for the default.
+  which then all run by it at once; or a synthesizer, its name ("auto" for the fastest), or a
+  function of (topology, collective), run once on the stated topology (``jc.use_topology``) or a
+  default one; or ``None`` for the cheapest of ``jax.lax`` itself and the schedules.
 - ``lowering``: "auto" or the name of a lowering.
 - ``accum_dtype`` (sums only): the dtype in which values are sent and added, instead of their own:
   a floating dtype for floats, one that has all their values for integers and complex numbers.
+- ``order`` (sums only): "fixed" for sums whose bits depend on the contributions alone, not on the
+  size of the buffer or an element's place in it (``execute.fixed_order``); ``None`` for any order.
 
-Three kinds of calls are handed to ``jax.lax``: sums of constants (Python numbers, NumPy arrays),
+Calls that leave ``schedule`` and ``lowering`` open are handed to ``jax.lax`` where that is
+cheapest: always, unless a table of tuning is in use or a network is known. So are three kinds of
+calls in any case: sums of constants (Python numbers, NumPy arrays),
 which need no communication; axes of ``vmap``, whose ranks share a device; and operands with
 symbolic dimensions, which cannot be split inside ``shard_map``. docs/execution.md lists every case
 that is mirrored, passed through or refused.
@@ -34,7 +39,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals
+from jaxcoll.execute import fixed_order, jax_internals
 from jaxcoll.execute.blocks import divide, merge, move
 from jaxcoll.execute.calls import (
     AxisName,
@@ -48,12 +53,14 @@ from jaxcoll.execute.calls import (
     dimension_of,
     group_size,
     is_handed_on,
+    is_symbolic,
     joined,
     names_of,
     summable,
     vary,
 )
 from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.numerics import checks
 
 # ---------------------------------------------------------------------- sums
 
@@ -66,6 +73,7 @@ def psum(
     schedule: Choice = None,
     lowering: str = "auto",
     accum_dtype=None,
+    order: str | None = None,
 ):
     """The sum over the ranks of an axis, on all of them. See ``jax.lax.psum``.
 
@@ -74,11 +82,12 @@ def psum(
     Args:
         x: a pytree of arrays of any shape; booleans are summed as int32.
         schedule: of all_reduce, or an all_gather or reduce_scatter to derive one from.
+        order: with "fixed" a schedule must have one order of addition (``jaxcoll.sum_orders``).
 
     Returns:
         Arrays of the shapes of ``x``, typed as invarying over the axis if ``check_vma``.
     """
-    settings = (axis_index_groups, schedule, lowering, accum_dtype)
+    settings = (axis_index_groups, schedule, lowering, accum_dtype, order)
     return _reduced("sum", x, axis_name, *settings)
 
 
@@ -90,6 +99,7 @@ def pmean(
     schedule: Choice = None,
     lowering: str = "auto",
     accum_dtype=None,
+    order: str | None = None,
 ):
     """The mean over the ranks of an axis, on all of them. See ``psum`` and ``jax.lax.pmean``."""
     total = psum(
@@ -99,9 +109,14 @@ def pmean(
         schedule=schedule,
         lowering=lowering,
         accum_dtype=accum_dtype,
+        order=order,
     )
     size = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
-    return jax.tree.map(lambda v: v / size, total)
+    mean = jax.tree.map(lambda v: v / size, total)
+    # Merged with a sum that uses it, the quotient would not be rounded; by a power of two it is
+    # exact.
+    is_exact = size & (size - 1) == 0
+    return mean if order is None or is_exact else fixed_order.rounded(mean)
 
 
 def pmax(
@@ -136,14 +151,17 @@ def pmin(
     return _reduced("min", x, axis_name, axis_index_groups, schedule, lowering)
 
 
-def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None):
+def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, order=None):
     """Leaves summed, or their maxima or minima, in the way of ``jax.lax``."""
+    is_fixed = fixed_order.is_fixed(order)
     names = names_of(axis_name)
     if not names:
         return x
     native = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[op]
     handed = functools.partial(native, axis_name=axis_name, axis_index_groups=groups)
     if is_handed_on(names, x):
+        if is_fixed:
+            handed = _fixed_on_one_device(x, axis_name, groups)
         return accumulated(handed, x, accum_dtype, f"p{op}")
     axes = axes_of(names)
     group_size(axes, groups)
@@ -153,9 +171,45 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None):
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             return handed(jax.tree.unflatten(structure, leaves))
     invarying = jax_internals.checks_vma() and groups is None
-    call = Call("all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op)
+    call = Call(
+        "all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op, is_fixed
+    )
     varied = [vary(array(leaf, f"p{op}"), axes) for leaf in leaves]
-    return jax.tree.unflatten(structure, joined(call, varied))
+    by_lax = [i for i, leaf in enumerate(varied) if call.is_left_to_lax(leaf)]
+    others = [i for i in range(len(varied)) if i not in set(by_lax)]
+    # One call of jax.lax for all leaves, as a program without jaxcoll has it.
+    sums = accumulated(handed, [varied[i] for i in by_lax], accum_dtype, f"p{op}")
+    sums += joined(call, [varied[i] for i in others])
+    for i, total in zip(by_lax + others, sums, strict=True):
+        varied[i] = total
+    return jax.tree.unflatten(structure, varied)
+
+
+def _fixed_on_one_device(x, axis_name, groups):
+    """Sums in a fixed order over ranks that share a device, as those of ``vmap`` do."""
+    if is_symbolic(x):
+        raise CollectiveError(
+            "order='fixed' does not take operands of symbolic dimensions, which cannot be cut "
+            "inside shard_map; export for definite shapes, or leave order= out"
+        )
+
+    def one(leaf):
+        rows = lax.all_gather(leaf, axis_name, axis_index_groups=groups)
+        return fixed_order.sum_of_rows(rows)
+
+    return functools.partial(jax.tree.map, one)
+
+
+def _own_part(axis_name, dimension: int, tiled: bool, tree):
+    """This rank's parts of arrays that ``psum_scatter`` cuts along a dimension."""
+    ranks, index = lax.axis_size(axis_name), lax.axis_index(axis_name)
+
+    def one(leaf):
+        size = leaf.shape[dimension] // ranks if tiled else 1
+        part = lax.dynamic_slice_in_dim(leaf, index * size, size, dimension)
+        return part if tiled else lax.squeeze(part, (dimension,))
+
+    return jax.tree.map(one, tree)
 
 
 def psum_scatter(
@@ -168,6 +222,7 @@ def psum_scatter(
     schedule: Choice = None,
     lowering: str = "auto",
     accum_dtype=None,
+    order: str | None = None,
 ):
     """The sum over the ranks of an axis, each keeping its part. See ``jax.lax.psum_scatter``.
 
@@ -175,10 +230,13 @@ def psum_scatter(
         x: a pytree of arrays whose ``scatter_dimension`` is the size of a group, or if ``tiled`` a
             multiple of it.
         schedule: of reduce_scatter, or an all_gather to run backwards.
+        order: as for ``psum``, whose blocks these then are, bit for bit.
 
     Returns:
         Arrays without that dimension, or if ``tiled`` with one shorter by the size of a group.
     """
+    is_fixed = fixed_order.is_fixed(order)
+    checks.flag(tiled, "tiled", CollectiveError)
     names = names_of(axis_name)
     if not names:
         return x
@@ -190,6 +248,10 @@ def psum_scatter(
             axis_index_groups=axis_index_groups,
             tiled=tiled,
         )
+        if is_fixed:
+            whole = _fixed_on_one_device(x, axis_name, axis_index_groups)
+            own = functools.partial(_own_part, axis_name, scatter_dimension, tiled)
+            return accumulated(lambda leaf: own(whole(leaf)), x, accum_dtype, "psum_scatter")
         return accumulated(handed, x, accum_dtype, "psum_scatter")
     axes = axes_of(names)
     call = Call(
@@ -199,6 +261,7 @@ def psum_scatter(
         axis_index_groups,
         lowering=lowering,
         accum_dtype=accum_dtype,
+        is_fixed=is_fixed,
     )
     size = group_size(axes, axis_index_groups)
 
@@ -206,6 +269,13 @@ def psum_scatter(
         leaf = vary(summable(leaf, "psum_scatter"), axes)
         dimension = dimension_of(scatter_dimension, leaf.ndim, "scatter_dimension", leaf)
         check_divides(leaf, dimension, size, tiled, f"psum_scatter over {axes}")
+        if call.is_left_to_lax(leaf):
+            # Tiled: jax.lax has no batching rule for the other form.
+            native = functools.partial(
+                lax.psum_scatter, axis_name=names, scatter_dimension=dimension, tiled=True
+            )
+            part = accumulated(native, leaf, accum_dtype, "psum_scatter")
+            return part if tiled else lax.squeeze(part, (dimension,))
         blocks = divide(leaf, dimension, size) if tiled else move(leaf, dimension, 0)
         return lax.squeeze(call(blocks), (0,))
 
@@ -235,9 +305,11 @@ def all_gather(
         to: "varying", or "invarying" for a result typed as the same on all ranks.
         schedule: of all_gather, or a reduce_scatter to run backwards.
     """
-    if to not in ("varying", "invarying"):
+    checks.flag(tiled, "tiled", CollectiveError)
+    if not isinstance(to, str) or to not in ("varying", "invarying"):
         raise CollectiveError(
-            f"all_gather gives to='varying' or 'invarying', got {to!r}; use jax.lax for 'reduced'"
+            f"all_gather gives to='varying' or 'invarying', got "
+            f"{checks.shown(to)}; use jax.lax for 'reduced'"
         )
     names = names_of(axis_name)
     if not names:
@@ -260,6 +332,8 @@ def all_gather(
     def one(leaf):
         leaf = vary(array(leaf, "all_gather"), axes)
         dimension = dimension_of(axis, leaf.ndim + (not tiled), "axis", leaf)
+        if call.is_left_to_lax(leaf):
+            return lax.all_gather(leaf, names, axis=dimension, tiled=tiled, to=to)
         blocks = call(lax.expand_dims(leaf, (0,)))
         return merge(blocks, dimension) if tiled else move(blocks, 0, dimension)
 
@@ -284,6 +358,7 @@ def all_to_all(
             multiple of it.
         schedule: of all_to_all.
     """
+    checks.flag(tiled, "tiled", CollectiveError)
     names = names_of(axis_name)
     if not names:
         return x
@@ -305,12 +380,19 @@ def all_to_all(
         split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
         concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
         check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
-        if not tiled and jax_internals.RESHARD_ABORTS and jax_internals.is_explicit(leaf, split):
-            # Its blocks are on different devices, and cannot be brought together by a reshard.
-            return lax.all_to_all(
-                leaf, axis_name, split, concat, axis_index_groups=axis_index_groups
-            )
+        if call.is_left_to_lax(leaf):
+            if tiled:
+                return lax.all_to_all(leaf, names, split, concat, tiled=True)
+            return _untiled_all_to_all(leaf, names, split, concat)
         blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
         return merge(blocks, concat) if tiled else move(blocks, 0, concat)
 
     return jax.tree.map(one, x)
+
+
+def _untiled_all_to_all(x: jax.Array, names: tuple[str, ...], split: int, concat: int) -> jax.Array:
+    """``jax.lax.all_to_all`` untiled by way of the tiled one, which has all derivatives."""
+    place = concat if concat <= split else concat + 1
+    split += place <= split
+    moved = lax.all_to_all(lax.expand_dims(x, (place,)), names, split, place, tiled=True)
+    return lax.squeeze(moved, (split,))

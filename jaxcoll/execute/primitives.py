@@ -4,10 +4,12 @@ All work on the leading dimension, which holds one block per rank of a group; th
 may be anything. Their parameters:
 
 - ``axes``: the mesh axes (``Axes``).
-- ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``.
+- ``schedule``: a verified schedule of the collective, its ranks numbered as those of ``axes``; or
+  ``Native``, for the collective of ``jax.lax``.
 - ``lowering``: the name of a lowering, or "auto".
 - ``invarying``: whether the result is typed as the same on all ranks.
-- ``op``: how all_reduce combines the ranks, "sum", "max" or "min"; "sum" for the others.
+- ``op``: how all_reduce combines the ranks, "sum", "max" or "min", or "fixed_sum" for a sum in a
+  fixed order (``fixed_order``), which reduce_scatter has, too; "sum" for the others.
 - ``grouped``: whether the permutes of a step are one NCCL group on GPUs.
 """
 
@@ -24,25 +26,28 @@ from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import DUALS
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import jax_internals, layout
+from jaxcoll.execute import fixed_order, jax_internals, layout, native
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.lowerings import pallas, scan, ssa
 from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
+from jaxcoll.execute.native import Native
+from jaxcoll.execute.processes import call_of
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
 # XLA takes about 20 ms per permute in straight-line code, and more in longer code.
 MOST_STRAIGHT_PERMUTES = 128
 
 LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": pallas.run}
-OPS = {"sum": lax.add, "max": lax.max, "min": lax.min}
+OPS = {"sum": lax.add, "fixed_sum": fixed_order.add, "max": lax.max, "min": lax.min}
 
 
 def bind(
     x: jax.Array,
     axes: Axes,
-    schedule: Schedule,
+    schedule: Schedule | Native,
     *,
     lowering: str = "auto",
     invarying: bool = False,
@@ -59,9 +64,11 @@ def bind(
         Shape (g * s, ...), (s, ...), (g * s, ...) and that of ``x``, respectively. For reduce and
         gather zeros on ranks other than the root.
     """
-    if lowering not in ("auto", *LOWERINGS):
-        raise CollectiveError(f"unknown lowering {lowering!r}; known: auto, {', '.join(LOWERINGS)}")
-    _check_indices(x, permute_program(schedule))
+    if not isinstance(lowering, str) or lowering not in ("auto", *LOWERINGS):
+        known = ", ".join(LOWERINGS)
+        raise CollectiveError(f"unknown lowering {checks.shown(lowering)}; known: auto, {known}")
+    if isinstance(schedule, Schedule):
+        _check_indices(x, permute_program(schedule))
     primitive = PRIMITIVES[schedule.collective.kind, op]
     return primitive.bind(
         x,
@@ -72,6 +79,10 @@ def bind(
         op=op,
         grouped=grouped,
     )
+
+
+def _program(schedule: Schedule | Native) -> PermuteProgram:
+    return schedule.program if isinstance(schedule, Native) else permute_program(schedule)
 
 
 def _check_indices(x: jax.Array, program: PermuteProgram) -> None:
@@ -94,7 +105,7 @@ def vary(x: jax.Array, names: Sequence[str]) -> jax.Array:
 
 
 def _shape(shape, *, schedule, **_):
-    program = permute_program(schedule)
+    program = _program(schedule)
     into, out = program.blocks
     return shape if program.is_whole else (shape[0] // into * out, *shape[1:])
 
@@ -112,18 +123,19 @@ def _weak(weak, *, schedule, invarying, **_):
 
 
 def _transpose(cotangent, *, axes, schedule, lowering, invarying, op, grouped):
-    del op  # only sums have one
     kind = schedule.collective.kind
     if invarying:
         # The cotangent is the same on all ranks, and each rank's operand counts once.
         varied = lax.pcast(cotangent, axes.over, to="varying")
         return _own_block(varied, axes, schedule) if kind == "all_gather" else varied
-    dual = schedule if kind == "all_reduce" else reversed_schedule(schedule)
+    if kind == "all_reduce":
+        return bind(cotangent, axes, schedule, lowering=lowering, op=op, grouped=grouped)
+    dual = reversed_schedule(schedule)
     return bind(cotangent, axes, dual, lowering=lowering, grouped=grouped)
 
 
-def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
-    program = permute_program(schedule)
+def _own_block(x: jax.Array, axes: Axes, schedule: Schedule | Native) -> jax.Array:
+    program = _program(schedule)
     size = x.shape[0] // program.group_size
     index = lookup(program.group_index, axes.rank())
     return read(x, index, 1, size)
@@ -131,13 +143,13 @@ def _own_block(x: jax.Array, axes: Axes, schedule: Schedule) -> jax.Array:
 
 def _batch(x, dimension, *, schedule, **params):
     # Only the leading dimension counts: batch elements are sent together, as one longer chunk.
-    if dimension == 0 and not permute_program(schedule).is_whole:
+    if dimension == 0 and not _program(schedule).is_whole:
         x, dimension = jnp.moveaxis(x, 0, 1), 1
     return bind(x, schedule=schedule, **params), dimension
 
 
 @functools.lru_cache(maxsize=256)
-def reversed_schedule(schedule: Schedule) -> Schedule:
+def reversed_schedule(schedule: Schedule | Native) -> Schedule | Native:
     """``schedule.reverse()``, cached."""
     return schedule.reverse()
 
@@ -147,12 +159,16 @@ def reversed_schedule(schedule: Schedule) -> Schedule:
 
 def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, target="cpu"):
     """``bind`` in terms of other primitives, in the form for "cpu", "gpu" or "tpu"."""
-    program = permute_program(schedule)
     shape = _shape(x.shape, schedule=schedule)
     x = vary(x, axes.names)
     if layout.is_same(x.size, 0):
         return x.reshape(shape)
+    if isinstance(schedule, Native):
+        return native.run(x, axes, schedule.collective, op)
+    program = permute_program(schedule)
     into, out = program.blocks
+    if op == "fixed_sum":
+        x = fixed_order.rounded(x)
     if axes.auto and into > 1:
         # Which block is read depends on the rank: XLA would gather a sharded one in every step.
         free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
@@ -165,7 +181,10 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     )
     lines = laid.pack(x, into)
     form = target if grouped or target != "gpu" else "gpu_ungrouped"
-    result = LOWERINGS[chosen](program, lines, axes, laid.width, form, OPS[op])
+    # A kernel adds what lies in memory: nothing merges its additions.
+    is_kernel = op == "fixed_sum" and chosen == "pallas"
+    combine = lax.add if is_kernel else OPS[op]
+    result = LOWERINGS[chosen](program, lines, axes, laid.width, form, combine)
     return laid.unpack(result, out, shape)
 
 
@@ -198,6 +217,10 @@ def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     return "scan" if target == "cpu" and dataflow_of(program, "result") is None else "ssa"
 
 
+def _carried(x, *, axes, schedule, lowering, op, grouped, **_):
+    return call_of(x, axes, schedule, f"{op}, lowering {lowering}, grouped {grouped}")
+
+
 def _declare(kind: str, op: str):
     return jax_internals.define(
         f"jaxcoll_{kind}" if op == "sum" else f"jaxcoll_{kind}_{op}",
@@ -205,9 +228,10 @@ def _declare(kind: str, op: str):
         out_varying=_out_varying,
         weak=_weak,
         # As in jax.lax, maxima and minima have no derivative.
-        transpose=_transpose if op == "sum" else None,
+        transpose=_transpose if op in ("sum", "fixed_sum") else None,
         batch=_batch,
         run=run,
+        carried=_carried,
         platforms={
             platform: functools.partial(run, target=target)
             for platform, target in (("tpu", "tpu"), ("cuda", "gpu"), ("rocm", "gpu"))
@@ -217,3 +241,6 @@ def _declare(kind: str, op: str):
 
 PRIMITIVES = {(kind, "sum"): _declare(kind, "sum") for kind in DUALS}
 PRIMITIVES |= {("all_reduce", op): _declare("all_reduce", op) for op in ("max", "min")}
+PRIMITIVES |= {
+    (kind, "fixed_sum"): _declare(kind, "fixed_sum") for kind in ("all_reduce", "reduce_scatter")
+}

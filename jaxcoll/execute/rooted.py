@@ -24,6 +24,7 @@ from jaxcoll.execute.calls import (
     vary,
 )
 from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.numerics import checks
 
 
 def pbroadcast(
@@ -92,7 +93,7 @@ def scatter(x, axis_name: AxisName, root: int, *, schedule: Choice = None, lower
 def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     names = names_of(axis_name)
     if is_vmapped(names) or not names:
-        raise CollectiveError(f"{kind} runs over axes of a mesh, got {axis_name!r}")
+        raise CollectiveError(f"{kind} runs over axes of a mesh, got {checks.shown(axis_name)}")
     if is_symbolic(x):
         shapes = sorted({str(np.shape(leaf)) for leaf in jax.tree.leaves(x)})
         raise CollectiveError(f"{kind} needs shapes known while tracing, got {', '.join(shapes)}")
@@ -101,7 +102,7 @@ def _rooted(kind, x, axis_name, root, schedule, lowering, accum_dtype=None):
     if not is_index or not 0 <= root < axes.num_ranks:
         raise CollectiveError(
             f"the root of {kind} must be an index of {axes}, a Python integer known while tracing, "
-            f"got {root!r}"
+            f"got {checks.shown(root)}"
         )
     call = Call(kind, schedule, axes, root=int(root), lowering=lowering, accum_dtype=accum_dtype)
 

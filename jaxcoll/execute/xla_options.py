@@ -13,10 +13,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
+from jaxcoll.execute.choice.transports import TRANSPORTS, check_cliques, check_transport
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.lowerings.scan import stages
 from jaxcoll.execute.lowerings.step_splitting import split_long_steps
-from jaxcoll.execute.transports import TRANSPORTS, check_cliques, check_transport
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
@@ -64,7 +65,7 @@ def compiler_options(
         )
     for schedule in schedules:
         if not isinstance(schedule, Schedule):
-            raise ScheduleError(f"compiler_options takes schedules, got {schedule!r}")
+            raise ScheduleError(f"compiler_options takes schedules, got {checks.shown(schedule)}")
     if platform == "cpu":
         return {}
     if platform == "gpu":
@@ -91,12 +92,13 @@ def _of_gpu(transport: str | None, schedules: Sequence[Schedule]) -> Options:
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:
-    if isinstance(mesh, AbstractMesh) or mesh.devices.size == 0:
+    devices = None if isinstance(mesh, AbstractMesh) else getattr(mesh, "devices", None)
+    if not isinstance(devices, np.ndarray) or devices.size == 0:
         raise TopologyError(
-            f"compiler_options needs a mesh with devices, got {mesh!r}; an AbstractMesh does not "
-            "say what it will run on"
+            f"compiler_options needs a mesh with devices, got {checks.shown(mesh)}; an "
+            "AbstractMesh does not say what it will run on"
         )
-    name = str(mesh.devices.flat[0].platform)
+    name = str(devices.flat[0].platform)
     platform = {"cuda": "gpu", "rocm": "gpu"}.get(name, name)
     if platform not in ("cpu", "gpu", "tpu"):
         raise TopologyError(f"no options are known for devices of platform {name!r}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxcoll import fields
 from jaxcoll.bounds.moore import Cost
-from jaxcoll.errors import FormatError
+from jaxcoll.errors import FormatError, TopologyError, shown
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.direct_connect.expansions import (
     Bidirectional,
@@ -29,7 +32,7 @@ from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 
 def _of_sides(build: Callable[..., Digraph]) -> Callable[[tuple[int, ...]], Digraph]:
     """A constructor that takes sides as one argument."""
-    return lambda sides: build(*sides)
+    return lambda sides: build(*checks.integers(sides, "sides", TopologyError))
 
 
 # Constructors of bases, and how their arguments are written (Table A.3).
@@ -64,6 +67,9 @@ BASES: Mapping[str, tuple[Callable[..., Digraph], str]] = {
 _WRITTEN = {"degree": "{0}*{1}", "power": "{0}^{1}", "parallel": "{1} x arcs of {0}"}
 # Operations whose result BFB schedules, whatever the schedules of the operands.
 _SCHEDULED_WHOLE = ("product", "parallel")
+# Operations by another word than a base's, and the least and most parts that they have.
+_PARTS = {"line_graph": (1, 1), "bidirectional": (1, 1), "product": (2, 64)}
+_MOST_DEPTH, _MOST_TIMES = 32, 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,19 +193,44 @@ class Construction:
         Raises:
             FormatError: anything else.
         """
+        return cls._heard(said, 0)
+
+    @classmethod
+    def _heard(cls, said: object, depth: int) -> Construction:
+        if depth > _MOST_DEPTH:
+            raise FormatError(f"a construction has at most {_MOST_DEPTH} parts in each other")
         if not (isinstance(said, list) and len(said) == 3 and isinstance(said[2], list)):
-            raise FormatError(f"a construction is [operation, arguments, parts], got {said!r}")
-        operation, given, parts = said
-        known = {*BASES, "line_graph", "product", "bidirectional", *_WRITTEN}
-        if operation not in known or (operation in BASES) == bool(parts):
-            raise FormatError(f"no construction is called {operation!r} with {len(parts)} parts")
-        if not isinstance(given, list):
-            raise FormatError(f"arguments of {operation} must be a list, got {given!r}")
-        arguments = tuple(tuple(a) if isinstance(a, list) else a for a in given)
-        flat = [x for a in arguments for x in (a if isinstance(a, tuple) else (a,))]
-        if any(isinstance(x, bool) or not isinstance(x, int) for x in flat):
-            raise FormatError(f"arguments of {operation} must be integers, got {given!r}")
-        return cls(operation, arguments, tuple(cls.heard(part) for part in parts))
+            raise FormatError(f"a construction is [operation, arguments, parts], got {shown(said)}")
+        name = fields.text(said[0], "an operation")
+        arguments = fields.list_of(_argument)(said[1], f"the arguments of {shown(name)}")
+        least, most = _PARTS.get(name, (1, 1)) if name not in BASES else (0, 0)
+        if name not in {*BASES, *_PARTS, *_WRITTEN} or not least <= len(said[2]) <= most:
+            raise FormatError(
+                f"no construction is called {shown(name)} with {len(said[2])} parts; known: "
+                f"{', '.join(_PARTS)}, {', '.join(_WRITTEN)}, and bases, which have no parts"
+            )
+        _check_arguments(name, arguments)
+        return cls(name, arguments, tuple(cls._heard(part, depth + 1) for part in said[2]))
+
+
+def _argument(value: object, name: str) -> int | tuple[int, ...]:
+    whole = fields.whole(-fields.INT32, fields.INT32)
+    return fields.list_of(whole)(value, name) if isinstance(value, list) else whole(value, name)
+
+
+def _check_arguments(name: str, arguments: tuple) -> None:
+    """Refuse arguments that are not as many as the constructor or the operation has."""
+    if name in BASES:
+        try:
+            inspect.signature(BASES[name][0]).bind(*arguments)
+        except TypeError as error:
+            raise FormatError(f"{name} does not take {shown(list(arguments))}: {error}") from None
+        return
+    wanted = 0 if name in ("product", "bidirectional") else 1
+    if len(arguments) != wanted or not all(a in range(1, _MOST_TIMES + 1) for a in arguments):
+        raise FormatError(
+            f"{name} has {wanted} arguments from 1 to {_MOST_TIMES}, got {shown(list(arguments))}"
+        )
 
 
 def line_graph(part: Construction) -> Construction:

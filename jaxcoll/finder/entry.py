@@ -10,17 +10,20 @@ import os
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
+from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.finder.candidates import MOST_MEASURED, Candidate, Has, with_bfb_cost
 from jaxcoll.finder.construction import Construction
 from jaxcoll.finder.found import Found, FoundTopology
 from jaxcoll.finder.search import Progress, frontier, search
-from jaxcoll.io.files import read_text, write_text
+from jaxcoll.io.files import load_text, write_text
 from jaxcoll.numerics import checks
 
 FORMAT, VERSION = "jaxcoll frontiers", 1
 LINKS = ("one_way", "both_ways")
 MOST_RANKS = 2**15
+# The search goes through all degrees up to one, in time as its square.
+MOST_DEGREE = 256
 _COLUMNS: tuple[str, ...] = (
     "n", "degree", "topology", "T_L", "T_B", "diameter", "rate", "rate at most", "exact"
 )  # fmt: skip
@@ -42,7 +45,7 @@ def find(
 
     Args:
         n: ranks, 2 to ``MOST_RANKS``.
-        degree: links out of each rank, d, self-loops included.
+        degree: links out of each rank, d, self-loops included; up to ``MOST_DEGREE``.
         links: ``one_way`` for any digraph; ``both_ways`` where every link needs one back.
         parallel: whether several links may join two ranks.
         rates: whether the printed table has diameters and all-to-all rates, which take up to half a
@@ -55,14 +58,16 @@ def find(
             the message names the nearest degree that works.
     """
     n = checks.integer(n, "n", TopologyError, least=2, most=MOST_RANKS)
-    degree = checks.integer(degree, "degree", TopologyError, least=1)
+    degree = checks.integer(degree, "degree", TopologyError, least=1, most=MOST_DEGREE)
+    checks.choice(links, LINKS, "links", TopologyError)
+    checks.flag(parallel, "parallel", TopologyError)
+    checks.flag(rates, "rates", TopologyError)
     sizes = [m for m in range(2, n + 1) if n % m == 0]
     cells = search(sizes, degree, measure=True, progress=progress)
     candidates = cells.get((n, degree), [])
     if n <= MOST_MEASURED:
         candidates = [with_bfb_cost(candidate) for candidate in candidates]
     tied = _points(n, degree, candidates, links, parallel)
-    checks.flag(rates, "rates", TopologyError)
     points = tuple(_preferred(point) if rates else point[0] for point in tied)
     if not points:
         near = _nearest_degree(n, degree, cells, links, parallel)
@@ -99,6 +104,12 @@ def _nearest_degree(n, degree, cells, links, parallel) -> int | None:
             if _points(n, near, cells.get((n, near), ()), links, parallel):
                 return near
     return None
+
+
+class MissingSizeError(TopologyError, KeyError):
+    """A size of which ``Frontiers`` hold nothing; a ``KeyError``, as mappings have to raise."""
+
+    __str__ = Exception.__str__
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -141,8 +152,15 @@ class Frontiers(Mapping):
                 when it is printed.
 
         Raises:
-            KeyError: a size of which nothing is kept.
+            MissingSizeError: a size of which nothing is kept.
         """
+        size = checks.integer(size, "size", MissingSizeError)
+        if size not in self.cells:
+            raise MissingSizeError(
+                f"there is nothing of {checks.shown(size)} ranks here, only of 2 to "
+                f"{self.largest} ranks: {self!r}"
+            )
+        checks.flag(rates, "rates", TopologyError)
         points = _points(size, self.degree, self.cells[size], links, parallel)
         return Found(size, self.degree, tuple(equal[0] for equal in points), rates)
 
@@ -201,24 +219,25 @@ class Frontiers(Mapping):
             FormatError: other content, or another version.
             OSError: the file cannot be read.
         """
-        try:
-            said = json.loads(read_text(path))
-        except ValueError as error:
-            raise FormatError(f"{os.fspath(path)} is not JSON: {error}") from None
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            raise FormatError(f"{os.fspath(path)} does not hold {FORMAT}")
-        if said.get("version") != VERSION:
-            raise FormatError(
-                f"{os.fspath(path)} has version {said.get('version')!r}, this reads {VERSION}"
-            )
+        return load_text(path, cls.loads)
+
+    @classmethod
+    def loads(cls, text: str) -> Frontiers:
+        """The frontiers of JSON text, as ``save`` writes it.
+
+        Raises:
+            FormatError: other content, or another version.
+        """
+        said = readers.Fields(readers.parse(text), "the file")
+        said.take("format", readers.exactly(FORMAT))
+        said.take("version", readers.whole(VERSION, VERSION))
+        largest = said.take("largest", readers.whole(2, MOST_RANKS))
+        degree = said.take("degree", readers.whole(1, MOST_DEGREE))
         cells: dict[int, list[Candidate]] = {}
-        for row in _list(said.get("candidates"), "candidates"):
-            size, candidate = _heard(row)
+        for i, row in enumerate(said.take("candidates", readers.items)):
+            size, candidate = _heard(row, largest, f"candidates[{i}]")
             cells.setdefault(size, []).append(candidate)
-        largest, degree = (
-            checks.integer(said.get(name), name, FormatError, least=1)
-            for name in ("largest", "degree")
-        )
+        said.end()
         return cls(largest, degree, {size: tuple(kept) for size, kept in cells.items()})
 
 
@@ -229,7 +248,7 @@ def frontiers(
 
     Args:
         largest: 2 to ``MOST_RANKS``.
-        degree: links out of each rank.
+        degree: links out of each rank, 1 to ``MOST_DEGREE``.
         measure: whether generalized Kautz digraphs whose cost is not packaged are measured, about
             0.1 s each at 2000 ranks; packaged are degrees 2, 4, 8 and 16.
         progress: called with (sizes done, sizes) after every size.
@@ -239,26 +258,26 @@ def frontiers(
     """
     checks.flag(measure, "measure", TopologyError)
     largest = checks.integer(largest, "largest", TopologyError, least=2, most=MOST_RANKS)
+    degree = checks.integer(degree, "degree", TopologyError, least=1, most=MOST_DEGREE)
     cells = search(range(2, largest + 1), degree, measure=measure, progress=progress)
     kept = {n: tuple(c) for (n, d), c in cells.items() if d == degree}
     return Frontiers(largest, degree, kept)
 
 
-def _heard(row: object) -> tuple[int, Candidate]:
-    row = _list(row, "a candidate")
-    if len(row) != 6:
-        raise FormatError(f"a candidate has 6 entries, got {len(row)}")
+def _heard(row: object, largest: int, where: str) -> tuple[int, Candidate]:
+    """Size and candidate of a row: size, T_L, T_B as two integers, properties, construction."""
+    entries = readers.items(row, where)
+    if len(entries) != 6:
+        raise FormatError(f"{where} must have 6 entries, got {len(entries)}")
+    limits = (
+        (2, largest),
+        (1, MOST_RANKS),
+        (1, readers.INT64),
+        (1, readers.INT64),
+        (0, int(~Has(0))),
+    )
     size, steps, above, below, has = (
-        checks.integer(value, what, FormatError, least=least)
-        for value, what, least in zip(
-            row, ("size", "T_L", "T_B above", "T_B below", "properties"), (2, 1, 1, 1, 0),
-            strict=False,
-        )
-    )  # fmt: skip
-    return size, Candidate(steps, Fraction(above, below), has, Construction.heard(row[5]))
-
-
-def _list(value: object, what: str) -> list:
-    if not isinstance(value, list):
-        raise FormatError(f"{what} must be a list, got {checks.shown(value)}")
-    return value
+        readers.whole(*limit)(value, f"{where}[{i}]")
+        for i, (value, limit) in enumerate(zip(entries[:5], limits, strict=True))
+    )
+    return size, Candidate(steps, Fraction(above, below), has, Construction.heard(entries[5]))

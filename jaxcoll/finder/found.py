@@ -69,8 +69,18 @@ class FoundTopology:
 
     @functools.cached_property
     def digraph(self) -> Digraph:
-        """The digraph, built."""
-        return self.construction.digraph()
+        """The digraph, built.
+
+        Raises:
+            TopologyError: a construction of another size or degree, as a file may say.
+        """
+        digraph = self.construction.digraph()
+        if (digraph.size, digraph.degree) != (self.size, self.degree):
+            raise TopologyError(
+                f"{digraph} has {digraph.size} ranks of degree {digraph.degree}, not {self.size} "
+                f"of degree {self.degree}"
+            )
+        return digraph
 
     @functools.cached_property
     def diameter(self) -> int:
@@ -117,7 +127,11 @@ class FoundTopology:
 
     def all_to_all_time(self, nbytes: Number, bandwidth: Number) -> float:
         """Seconds: (M/B) (d/n) / f, f being the lower bound of the rate."""
-        return self.rate.pair_time(float(nbytes) / float(bandwidth), self.degree, self.size)
+        size, speed = (
+            float(checks.positive(value, name, TopologyError))
+            for value, name in ((nbytes, "nbytes"), (bandwidth, "bandwidth"))
+        )
+        return self.rate.pair_time(size / speed, self.degree, self.size)
 
     def schedule(self, kind: str = "all_gather", alpha=ALPHA, link_bandwidth=BANDWIDTH) -> Schedule:
         """A schedule on ``digraph.topology(alpha, link_bandwidth)``, built and verified.

@@ -66,6 +66,7 @@ class Prices:
 
     def fixed_cost(self, digraph: Digraph) -> FixedCost:
         """The parts of a digraph whose rank r is the r-th to be placed."""
+        checks.instance(digraph, Digraph, "digraph", TopologyError)
         links = digraph.links
         tails, heads = digraph.tails[links], digraph.heads[links]
         low, high = np.minimum(tails, heads), np.maximum(tails, heads)

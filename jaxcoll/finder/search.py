@@ -41,6 +41,7 @@ def search(
         TopologyError: a size below 2, a degree below 1.
     """
     degree = checks.integer(degree, "degree", TopologyError, least=1)
+    checks.optional(progress, checks.function, "progress", TopologyError)
     wanted = sorted(set(checks.integers(list(sizes), "sizes", TopologyError, least=2)))
     table = _Table(wanted, degree)
     for done, size in enumerate(wanted, 1):

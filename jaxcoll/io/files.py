@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from jaxcoll.errors import FormatError
+from jaxcoll.compact import drafts
+from jaxcoll.errors import FormatError, shown
+from jaxcoll.numerics import checks
 
 MAX_BYTES = 2**28
 
@@ -19,23 +22,28 @@ def read_text(path: str | os.PathLike, max_bytes: int = MAX_BYTES) -> str:
     """The UTF-8 text of a file.
 
     Raises:
-        FormatError: more than ``max_bytes`` bytes, or not UTF-8.
+        FormatError: no path; a folder, pipe or device; more than ``max_bytes`` bytes, or not UTF-8.
         OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
+    name = _checked(path)
+    checks.integer(max_bytes, "max_bytes", FormatError, least=0, most=2**62)
+    # Before it is opened: a pipe would wait for a writer, who may never come.
+    _check_regular(os.stat(name), name)
+    with open(name, "rb") as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise FormatError(
-            f"{os.fspath(path)} has more than the {max_bytes} bytes that are read at most; "
+            f"{name} has more than the {max_bytes} bytes that are read at most; "
             f"pass a larger max_bytes if you trust it"
         )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise FormatError(f"{os.fspath(path)} is not UTF-8 text: {error}") from None
+        place = f"{error.reason} at byte {error.start}"
+        raise FormatError(f"{name} is not UTF-8 text: {place}") from None
 
 
-def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int) -> T:
+def load_text(path: str | os.PathLike, loads: Callable[[str], T], max_bytes: int = MAX_BYTES) -> T:
     """A file's text as ``loads`` reads it; what ``loads`` refuses names the file.
 
     Raises:
@@ -55,20 +63,74 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """Make or replace a file; after an error or an interrupt the old one is unchanged.
+    """Make or replace a file; after an error, an interrupt or a kill the old one is unchanged.
+
+    A file that is replaced keeps its permissions, and a link its place: the file that it leads to
+    is written.
 
     Raises:
-        OSError: the file cannot be written.
+        FormatError: no path, or that of a folder, pipe or device.
+        OSError: naming the file: it cannot be written.
     """
-    target = Path(path)
-    # In the same folder, so that replacing is one step of the file system.
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    name = _checked(path)
+    target = Path(os.path.realpath(name))
     try:
-        with open(draft, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, target)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+        mode = _permissions(target, name)
+        # Not for others to read before it has the permissions of the file that it replaces.
+        draft, file = drafts.locked_draft(
+            target,
+            lambda draft: os.open(
+                draft,
+                os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+                0o666 if mode is None else 0o600,
+            ),
+        )
+        try:
+            with open(file, "wb") as writer:
+                writer.write(content)
+                if mode is not None:
+                    os.fchmod(file, mode)
+                writer.flush()
+                os.fsync(file)
+                os.replace(draft, target)
+        except BaseException:
+            drafts.remove(draft)
+            raise
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, name) from None
+
+
+def _checked(path: object) -> str:
+    """A path as a string. A number is none: ``open`` would take it for an open file."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise FormatError(f"a path must be a string or a Path, got {shown(path)}")
+    name = os.fsdecode(path)
+    if "\0" in name:
+        raise FormatError(f"a path has no null character, got {shown(name)}")
+    return name
+
+
+def _permissions(target: Path, name: str) -> int | None:
+    """The permissions of a file, None where there is none."""
+    try:
+        found = os.lstat(target)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(found.st_mode):  # what is left of a link when its links go in a circle
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name)
+    _check_regular(found, name)
+    return stat.S_IMODE(found.st_mode)
+
+
+def _check_regular(found: os.stat_result, name: str) -> None:
+    kinds = {
+        stat.S_IFDIR: "folder",
+        stat.S_IFIFO: "pipe",
+        stat.S_IFCHR: "device",
+        stat.S_IFBLK: "device",
+    }
+    if not stat.S_ISREG(found.st_mode):
+        kind = kinds.get(stat.S_IFMT(found.st_mode), "socket")
+        raise FormatError(f"{name} is a {kind}; give the path of a file")

@@ -95,8 +95,6 @@ def loads(text: str) -> Topology | Collective | Schedule:
         FormatError: anything but one well-formed object of a known format and version. Where a
             constructor refused the content, its error is the cause.
     """
-    if not isinstance(text, str):
-        raise FormatError(f"expected JSON text, got {type(text).__name__}")
     fields = readers.parse(text)
     if not isinstance(fields, dict) or "format" not in fields:
         raise FormatError(

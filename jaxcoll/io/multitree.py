@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxcoll.errors import FormatError
+from jaxcoll.errors import FormatError, shown
 from jaxcoll.io.files import MAX_BYTES, load_text, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
@@ -195,7 +195,9 @@ def loads(text: str) -> Tables:
             continue
         if words[0] == _ACCELERATOR:
             if words[1:] != [str(len(found))]:
-                raise FormatError(f"{where}: expected '{_ACCELERATOR} {len(found)}', got {line!r}")
+                raise FormatError(
+                    f"{where}: expected '{_ACCELERATOR} {len(found)}', got {shown(line)}"
+                )
             found.append([])
             placed = None
         elif line in (_HEADINGS, _HEADINGS + _PLACE) and found and placed is None:
@@ -203,15 +205,17 @@ def loads(text: str) -> Tables:
         elif placed is not None:
             entry = _entry(words, placed, where)
             if found[-1] and entry.step < found[-1][-1].step:
-                raise FormatError(f"{where}: steps of a table must rise, got {line!r}")
+                raise FormatError(f"{where}: steps of a table must rise, got {shown(line)}")
             found[-1].append(entry)
         else:
-            raise FormatError(f"{where}: expected a rank and headings first, got {line!r}")
+            raise FormatError(f"{where}: expected a rank and headings first, got {shown(line)}")
     for table in found:
         for entry in table:
             ranks = (entry.flow, entry.parent, *entry.children)
             if any(rank is not None and rank >= len(found) for rank in ranks):
-                raise FormatError(f"there are {len(found)} ranks, an entry names more: {entry}")
+                raise FormatError(
+                    f"there are {len(found)} ranks, an entry names more: {shown(entry)}"
+                )
     return tuple(tuple(table) for table in found)
 
 
@@ -220,7 +224,7 @@ def _entry(words: Sequence[str], placed: bool, where: str) -> Entry:
     numbers = [_number(word, where) for word in rest]
     expected = (
         f"{where}: expected an op ({', '.join(OPS)}), flow, parent, children and a step from 1, "
-        f"got {' '.join(words)[:80]!r}"
+        f"got {shown(' '.join(words))}"
     )
     if op not in OPS or len(rest) < 3 + 2 * placed:
         raise FormatError(expected)
@@ -237,7 +241,7 @@ def _number(word: str, where: str) -> int | None:
     if word == _NIL:
         return None
     if not (word.isascii() and word.isdigit() and len(word) < 20):
-        raise FormatError(f"{where}: expected a number or {_NIL}, got {word[:40]!r}")
+        raise FormatError(f"{where}: expected a number or {_NIL}, got {shown(word)}")
     return int(word)
 
 

@@ -50,7 +50,7 @@ def reorder(
     """
     checks.instance(topology, Topology, "topology", TopologyError)
     if not hasattr(mesh_or_devices, "axis_names"):
-        devices: Any = list(mesh_or_devices)  # type: ignore[arg-type]
+        devices: Any = list(checks.members(mesh_or_devices, "devices", TopologyError))
         order = embed(topology, Topology.from_devices(devices, wrap=wrap, within=within))
         return [devices[i] for i in order]  # type: ignore[return-value]
     mesh: Any = mesh_or_devices
@@ -79,12 +79,14 @@ def axis_groups(mesh, axis_name: str | Sequence[str]) -> tuple[tuple[int, ...], 
     Raises:
         CollectiveError: the mesh has no such axis, or an axis is named twice.
     """
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    if not hasattr(mesh, "axis_names") or not hasattr(mesh, "devices"):
+        raise CollectiveError(f"mesh must be a jax.sharding.Mesh, got {checks.shown(mesh)}")
+    names = checks.names(axis_name, "axis_name", CollectiveError)
     known = list(mesh.axis_names)
     if not names or len(set(names)) < len(names) or not set(names) <= set(known):
         raise CollectiveError(
             f"axis_name must be one or more axes of the mesh, which has {', '.join(known)}; "
-            f"got {axis_name!r}"
+            f"got {checks.shown(axis_name)}"
         )
     along = [known.index(name) for name in names]
     across = [d for d in range(len(known)) if d not in along]

@@ -9,28 +9,29 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
 
-from jaxcoll.errors import JaxcollError
+from jaxcoll.errors import JaxcollError, shown
 from jaxcoll.numerics.rational import Number, as_fraction
 
 Error = type[JaxcollError]
 
-_SHOWN = 80
 _MOST_ITEMS = 2**26
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]{1,3})\s*", re.ASCII)
+_UNITS = {
+    "b": 1,
+    **{f"{letter}b": 1000**i for i, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}ib": 1024**i for i, letter in enumerate("kmgtp", 1)},
+}
 _INT64 = np.iinfo(np.int64).max
 
-
-def shown(value: object) -> str:
-    """A value as an error shows it: the beginning of its ``repr``, and never a failure."""
-    try:
-        text = repr(value)
-    except Exception as error:  # an object of the caller's: any failure must not hide the error
-        text = f"a {type(value).__name__} whose repr raises {type(error).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+# Bytes, bytes per second and seconds are at most so large and, above 0, at least so small: products
+# and quotients of two or three of them are floats then, and no network or buffer is beyond.
+LEAST, MOST = 1e-100, 1e100
 
 
 def optional(value, check: Callable, *args, **limits):
@@ -142,6 +143,14 @@ def positive(value, what: str, error: Error) -> Number:
     return _plain(value, exact)
 
 
+def nbytes(value, error: Error, what: str = "nbytes") -> Number:
+    """Bytes, above 0, within ``LEAST`` and ``MOST``."""
+    size = positive(value, what, error)
+    if not LEAST <= size <= MOST:
+        raise error(f"{what} must be from {LEAST:g} to {MOST:g} bytes, got {shown(value)}")
+    return size
+
+
 def nonnegative(value, what: str, error: Error) -> Number:
     """A finite number of at least 0."""
     exact = _as_rational(value)
@@ -186,6 +195,33 @@ def instance(value, kinds: type | tuple[type, ...], what: str, error: Error):
         names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
         expected = " or a ".join(names)
         raise error(f"{what} must be a {expected}, got {shown(value)} ({type(value).__name__})")
+    return value
+
+
+def memory(value, what: str, error: Error) -> Number:
+    """A number of bytes above 0, or its text with a unit: 16e9, "16GB" and "16 GB" are the same."""
+    if not isinstance(value, str):
+        return positive(value, what, error)
+    match = _SIZE.fullmatch(value)
+    if match is None or match[2].lower() not in _UNITS or not float(match[1]) > 0:
+        raise error(
+            f'{what} must be a number of bytes above 0 or a text such as "80GB" or "1.5 GiB", got '
+            f"{shown(value)}"
+        )
+    exact = Fraction(match[1]) * _UNITS[match[2].lower()]
+    return int(exact) if exact.denominator == 1 else float(exact)
+
+
+def names(value, what: str, error: Error) -> tuple[str, ...]:
+    """A string, or several of them, as a tuple."""
+    given = (value,) if isinstance(value, str) else members(value, what, error)
+    return tuple(text(name, f"a name in {what}", error) for name in given)
+
+
+def function(value, what: str, error: Error):
+    """A function, itself."""
+    if not callable(value):
+        raise error(f"{what} must be a function, got {shown(value)}")
     return value
 
 

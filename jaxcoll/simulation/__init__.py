@@ -10,15 +10,18 @@ Two link models, after the simulators they come from; every result names its mod
 Either may also count the heads of packets, or one head per message (``Framing``).
 
 Messages are stored and forwarded at every vertex of their path, and every link serves first come,
-first served. It knows the core types only, no synthesizer.
+first served. Beside the links, ``ExecutionCosts`` may charge for rounds, steps and bytes.
+``sum_orders`` replays additions instead of time. It knows the core types only, no synthesizer.
 """
 
 from jaxcoll.simulation.clock import Clock
+from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
 from jaxcoll.simulation.framing import PACKETS, WHOLE, Framing
 from jaxcoll.simulation.messages import Message, MessageTimes, simulate_messages
 from jaxcoll.simulation.multicast import simulate_multicast
 from jaxcoll.simulation.schedules import simulate
 from jaxcoll.simulation.steady import steady_seconds
+from jaxcoll.simulation.sum_order import sum_orders
 from jaxcoll.simulation.timeline import MODELS, Timeline
 
 __all__ = [
@@ -26,12 +29,15 @@ __all__ = [
     "PACKETS",
     "WHOLE",
     "Clock",
+    "ExecutionCosts",
     "Framing",
     "Message",
     "MessageTimes",
+    "NativeCost",
     "Timeline",
     "simulate",
     "simulate_messages",
     "simulate_multicast",
     "steady_seconds",
+    "sum_orders",
 ]

@@ -64,8 +64,8 @@ def simulate_multicast(
             weight, no data, or an all_reduce on links that exist one way only.
         TopologyError: a vertex is not a switch.
     """
-    if kind not in KINDS:
-        raise ScheduleError(f"trees carry {', '.join(KINDS)}, not {kind!r}")
+    checks.choice(kind, KINDS, "kind", ScheduleError)
+    checks.instance(flow, TreeFlow, "flow", ScheduleError)
     in_flight = checks.integer(in_flight, "in_flight", ScheduleError, least=1)
     size = check_request(nbytes, model)
     collective = flow.collective(pieces)

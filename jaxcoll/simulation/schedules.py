@@ -13,6 +13,7 @@ from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import kernels
 from jaxcoll.simulation.clock import Clock
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.simulation.framing import Framing
 from jaxcoll.simulation.timeline import MODELS, Timeline
 from jaxcoll.topology import Topology
@@ -21,7 +22,12 @@ _ZERO = Fraction(0)
 
 
 def simulate(
-    schedule: Schedule, nbytes: Number, model: str = "astra", framing: Framing | None = None
+    schedule: Schedule,
+    nbytes: Number,
+    model: str = "astra",
+    framing: Framing | None = None,
+    *,
+    execution: ExecutionCosts | str | None = None,
 ) -> Timeline:
     """Run a schedule on its topology, every message as early as its links and chunks allow.
 
@@ -34,12 +40,16 @@ def simulate(
         nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
         model: "astra" or "tacos".
         framing: heads of packets or messages, which take bandwidth too; none when omitted.
+        execution: the machine's charges for rounds, steps and bytes, on top of the links, or the
+            backend whose shipped ones are meant; none when omitted. Sends and links keep their
+            times; ``exact_time`` and the bandwidths that follow from it include the charge.
 
     Raises:
         ScheduleError: nbytes is not a number above 0, or the model is unknown.
     """
     checks.instance(schedule, Schedule, "schedule", ScheduleError)
     checks.optional(framing, checks.instance, Framing, "framing", ScheduleError)
+    costs = costs_of(execution, ScheduleError)
     size = check_request(nbytes, model)
     message_ptr, chunk = schedule.message_ptr, schedule.chunk
     edge = schedule.edge[message_ptr[:-1]]
@@ -66,13 +76,16 @@ def simulate(
         arrived[:] = 0
         queues = kernels.Queues(message_ptr, chunk, needed, src, dst, queue_ptr, queue)
         kernels.run_routed(queues, hops, links, arrived, np.full(shape, -1, np.int64), start)
-    return Timeline(schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing)
+    charge = _ZERO if costs is None else costs.seconds(schedule, size)
+    return Timeline(
+        schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing, charge
+    )
 
 
 def check_request(nbytes: Number, model: str) -> Fraction:
     """The bytes as a rational; refuses what cannot be simulated."""
     checks.choice(model, MODELS, "model", ScheduleError)
-    return as_fraction(checks.positive(nbytes, "nbytes", ScheduleError))
+    return as_fraction(checks.nbytes(nbytes, ScheduleError))
 
 
 def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

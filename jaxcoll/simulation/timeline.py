@@ -36,6 +36,7 @@ class Timeline:
         hop_busy: how long it occupies its link, ticks, int64.
         hop_delay: from its start to its arrival at the link's end, ticks, int64.
         framing: the heads of messages, if they were counted.
+        charge: seconds that the machine takes beside the links (``ExecutionCosts``).
     """
 
     schedule: Schedule
@@ -48,6 +49,7 @@ class Timeline:
     hop_busy: np.ndarray
     hop_delay: np.ndarray
     framing: Framing | None = None
+    charge: Fraction = Fraction(0)
 
     # ------------------------------------------------------------------ the whole
 
@@ -58,18 +60,18 @@ class Timeline:
 
     @property
     def exact_time(self) -> Fraction:
-        """When the last message arrives, in seconds, as a rational, exact if the clock is."""
-        return self.finish * self.clock.tick
+        """When the last message arrives, in seconds, and ``charge``; exact if the clock is."""
+        return self.finish * self.clock.tick + self.charge
 
     @property
     def time(self) -> float:
-        """When the last message arrives, in seconds."""
+        """``exact_time`` as a float."""
         return float(self.exact_time)
 
     @property
     def algbw(self) -> float:
         """Bytes of the buffer per second, in B/s; 0 where nothing had to be done."""
-        return float(self.nbytes / self.exact_time) if self.finish else 0.0
+        return float(self.nbytes / self.exact_time) if self.exact_time else 0.0
 
     @property
     def busbw(self) -> float:
@@ -123,6 +125,7 @@ class Timeline:
     def __repr__(self) -> str:
         exact = "" if self.clock.is_exact else ", rounded up to the tick"
         framing = f" in {self.framing}" if self.framing else ""
+        framing += " with execution costs" if self.charge else ""
         return (
             f"Timeline({self.schedule.collective.kind}, {float(self.nbytes):g} B, "
             f"{self.time * 1e6:.3f} us by model {self.model!r}{framing}, "

@@ -18,13 +18,17 @@ from jaxcoll.synth.forestcoll import ForestColl, forest
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.halving import Halving
 from jaxcoll.synth.oblivious.hdrm import Hdrm
+from jaxcoll.synth.oblivious.nccl_ring import NcclRing
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
+from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
+from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import Tacos
 from jaxcoll.synth.trees.blink import Blink
 from jaxcoll.synth.trees.c_cube import CCube
@@ -47,11 +51,13 @@ __all__ = [
     "Direct",
     "DoubleBinaryTree",
     "ForestColl",
+    "Halving",
     "Hdrm",
     "HierarchicalRing",
     "HierarchicalTree",
     "MinCongestion",
     "MultiTree",
+    "NcclRing",
     "Portfolio",
     "Rhd",
     "Ring",
@@ -63,7 +69,9 @@ __all__ = [
     "Tacos",
     "Themis",
     "TimeStepped",
+    "Trivance",
     "Tto",
+    "VanDeGeijn",
     "empty_schedule",
     "forest",
     "synthesize",

@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import ClassVar
 
-from jaxcoll.bounds import bound, cut_bound
+from jaxcoll.bounds import bound
 from jaxcoll.collective import KINDS, Collective
 from jaxcoll.errors import CollectiveError, JaxcollError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.simulation import MODELS, simulate
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
 from jaxcoll.synth.registry import REGISTRY, chunk_counts, entry_of, told
 from jaxcoll.topology import Topology
@@ -28,8 +29,6 @@ _LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 3 * _MOST_SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
-# The cut bound needs a maximum flow per rank, often several times.
-_CUTS_WITHIN = 2**20
 
 # Called after every schedule: how many were made, which one, and its seconds (None where the
 # synthesizer is not defined for the problem).
@@ -135,6 +134,8 @@ class Portfolio(Synthesizer):
             ranks, at most 8,388,608. Larger ones are passed over; the table says so. All together
             have 4,718,592, or 160 per pair of ranks up to 25,165,824; in proportion where a number
             is given.
+        execution: the machine's charges on top of the links, or the backend whose shipped ones are
+            meant; none when None.
         progress: called with every candidate done; see ``Progress``.
 
     Raises:
@@ -146,13 +147,14 @@ class Portfolio(Synthesizer):
     names: tuple[str, ...] = ()
     tolerance: float = 0.01
     work: int | None = None
+    execution: ExecutionCosts | str | None = None
     progress: Progress | None = dataclasses.field(default=None, compare=False, repr=False)
 
     name: ClassVar[str] = "auto"
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
 
     def __post_init__(self) -> None:
-        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         checks.choice(self.model, MODELS, "model", CollectiveError)
         checks.put(self, names=checks.members(self.names, "names", CollectiveError))
         for name in self.names:
@@ -162,6 +164,7 @@ class Portfolio(Synthesizer):
             raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
         checks.put(self, tolerance=tolerance)
         checks.integer_fields(self, CollectiveError, "work", or_none=True)
+        checks.put(self, execution=costs_of(self.execution, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """The fastest schedule with the collective's own number of chunks; see ``Synthesizer``.
@@ -231,13 +234,19 @@ class Portfolio(Synthesizer):
 
 
 def with_chunks_chosen(
-    synthesizer: Synthesizer, topology: Topology, collective: Collective, nbytes: float, seed: int
+    synthesizer: Synthesizer,
+    topology: Topology,
+    collective: Collective,
+    nbytes: float,
+    seed: int,
+    execution: ExecutionCosts | None = None,
 ) -> Schedule:
     """The synthesizer's fastest schedule over the chunk counts that the registry states for it.
 
     Args:
         collective: its ``chunks_per_shard`` counts for nothing.
         nbytes: bytes of a rank's buffer to be fast for.
+        execution: as for ``Portfolio``.
 
     Raises:
         CollectiveError, TopologyError: the synthesizer is not defined for the problem.
@@ -245,7 +254,7 @@ def with_chunks_chosen(
     one = dataclasses.replace(collective, chunks_per_shard=1)
     series = chunk_counts(synthesizer, topology, one)
     if series != ((1,),) and any(len(group) > 1 for group in collective.groups):
-        race = _Race(Portfolio(nbytes), topology, one, seed)
+        race = _Race(Portfolio(nbytes, execution=execution), topology, one, seed)
         race.finish([_Climb(synthesizer, counts) for counts in series], whatever_it_takes=True)
         if race.schedule is not None:
             return race.schedule
@@ -265,7 +274,10 @@ class _Race:
         self.portfolio, self.topology = portfolio, topology
         self.collective, self.seed = collective, seed
         self.nbytes = as_fraction(portfolio.nbytes)
-        self.bound = _least_seconds(topology, collective, self.nbytes)
+        self.execution = costs_of(portfolio.execution)
+        self.bound = bound(topology, collective, self.nbytes).time
+        if self.execution is not None:
+            self.bound += float(self.execution.least_seconds(collective))
         self.time: Fraction | None = None
         self.schedule: Schedule | None = None
         self.chosen: Synthesizer | None = None
@@ -342,7 +354,9 @@ class _Race:
             except JaxcollError as error:
                 row["refused"] = str(error)
             else:
-                taken = simulate(schedule, self.nbytes, self.portfolio.model).exact_time
+                taken = simulate(
+                    schedule, self.nbytes, self.portfolio.model, execution=self.execution
+                ).exact_time
                 row["time"] = seconds = float(taken)
                 if self.time is None or taken < self.time:
                     self.time, self.schedule, self.chosen = taken, schedule, synthesizer
@@ -370,23 +384,13 @@ class _Race:
             "nbytes": self.portfolio.nbytes,
             "time": self.seconds,
             "bound": self.bound,
+            "execution": "" if self.execution is None else self.execution.backend,
             "table": tuple(self.table),
         }
         said = self.schedule.provenance.certificate
         return self.schedule.with_provenance(
             Provenance(certificate={**certificate, "schedule": said} if said else certificate)
         )
-
-
-def _least_seconds(topology: Topology, collective: Collective, nbytes: Fraction) -> float:
-    """What no schedule can beat, by the cut bound too where that is cheap to find."""
-    least = bound(topology, collective, nbytes).time
-    if topology.num_ranks * topology.num_links > _CUTS_WITHIN:
-        return least
-    try:
-        return max(least, cut_bound(topology, collective, nbytes).time)
-    except JaxcollError:  # groups, or a kind or network that cuts say nothing about
-        return least
 
 
 def taken_by_auto(schedule: Schedule) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth.auto import Portfolio, with_chunks_chosen
 from jaxcoll.synth.building.base import BUCKET_BYTES, Synthesizer
 from jaxcoll.synth.forestcoll import ForestColl
@@ -51,6 +53,7 @@ def synthesize(
     groups: Sequence[Sequence[int]] | None = None,
     root: int | None = None,
     seed: int = 0,
+    execution: ExecutionCosts | str | None = None,
 ) -> Schedule:
     """A verified schedule of a collective on a network, the fastest found for a buffer's size.
 
@@ -70,6 +73,8 @@ def synthesize(
         groups: disjoint groups of ranks that run at the same time; all ranks when omitted.
         root: the root's index in every group, for collectives that have one.
         seed: the same seed gives the same schedule.
+        execution: the machine's charges, which then count on top of the links: ``ExecutionCosts``,
+            or "cpu", "gpu" or "tpu" for those shipped. None when omitted.
 
     Raises:
         CollectiveError: the collective is ill-formed, nbytes is not above 0, or the synthesizer is
@@ -80,10 +85,13 @@ def synthesize(
     checks.instance(collective, (str, Collective), "collective", CollectiveError)
     maker = synthesizer_named(synthesizer)
     checks.optional(nbytes, checks.positive, "nbytes", CollectiveError)
+    costs = costs_of(execution, CollectiveError)
     if chunks is not None:
         chunks = checks.integer(chunks, "chunks", CollectiveError, least=1)
     if nbytes is not None or isinstance(synthesizer, str):
         maker = told(maker, BUCKET_BYTES if nbytes is None else nbytes)
+    if costs is not None and isinstance(maker, Portfolio):
+        maker = dataclasses.replace(maker, execution=costs)
     if isinstance(collective, str):
         count = 1 if chunks is None else chunks
         what = Collective(collective, topology.num_ranks, count, groups, root)  # type: ignore[arg-type]
@@ -101,6 +109,6 @@ def synthesize(
         schedule = maker.with_chunks_chosen(topology, what, seed)
     else:
         size = bytes_of(maker) if nbytes is None else nbytes
-        schedule = with_chunks_chosen(maker, topology, what, size or BUCKET_BYTES, seed)
+        schedule = with_chunks_chosen(maker, topology, what, size or BUCKET_BYTES, seed, costs)
     verify(schedule)
     return schedule

@@ -27,12 +27,16 @@ from jaxcoll.synth.forestcoll.fixed_chunks import numbers_of_trees
 from jaxcoll.synth.milp import Sccl, StepMilp
 from jaxcoll.synth.oblivious.bruck import Bruck
 from jaxcoll.synth.oblivious.direct import Direct
+from jaxcoll.synth.oblivious.halving import Halving
 from jaxcoll.synth.oblivious.hdrm import Hdrm
+from jaxcoll.synth.oblivious.nccl_ring import NcclRing
 from jaxcoll.synth.oblivious.rhd import Rhd
 from jaxcoll.synth.oblivious.ring import Ring
 from jaxcoll.synth.oblivious.swing import Swing
+from jaxcoll.synth.oblivious.trivance import Trivance
 from jaxcoll.synth.routing.min_congestion import MinCongestion
 from jaxcoll.synth.routing.time_stepped import TimeStepped
+from jaxcoll.synth.routing.van_de_geijn import VanDeGeijn
 from jaxcoll.synth.tacos.synthesizer import (
     LEAST_ATTEMPTS,
     MOST_ATTEMPTS,
@@ -91,7 +95,11 @@ def _forests(
     synthesizer: Synthesizer, topology: Topology, collective: Collective
 ) -> tuple[tuple[int, ...], ...]:
     """Few trees per rank, the fastest for little data, and multiples of the fastest numbers."""
-    numbers = numbers_of_trees(topology)
+    way = topology.transpose() if collective.kind == "reduce" else topology
+    is_rooted = collective.kind in ROOTED
+    numbers = numbers_of_trees(
+        way, collective.groups[0][collective.root or 0] if is_rooted else None
+    )
     return ((1, 2, 3, 4, 6, 8, 12), *(tuple(k * pieces for pieces in _DOUBLINGS) for k in numbers))
 
 
@@ -103,6 +111,24 @@ def _trees(
         return ((1,),)
     k = synthesizer.granularity(topology)  # type: ignore[attr-defined]
     return (tuple(k * pieces for pieces in _DOUBLINGS),)
+
+
+def _circles(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """A chunk for every circle, and two, as both ways round half of a shard comes from each."""
+    if collective.kind in ROOTED:
+        return ((1,),)
+    circles = synthesizer.granularity(topology, collective)  # type: ignore[attr-defined]
+    return ((circles, 2 * circles),)
+
+
+def _channels(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """As many chunks for every channel as shorten the pipeline."""
+    channels = synthesizer.granularity(topology, collective)  # type: ignore[attr-defined]
+    return (tuple(channels * pieces for pieces in _DOUBLINGS),)
 
 
 def _dimensions(
@@ -143,6 +169,16 @@ def _balanced(
     if is_uniform and not collective.is_grouped and topology.num_ranks <= _MOST_BALANCED:
         few.add(Bfb.chunks(topology))
     return (tuple(sorted(few)),)
+
+
+def _shares(
+    synthesizer: Synthesizer, topology: Topology, collective: Collective
+) -> tuple[tuple[int, ...], ...]:
+    """For every rank as many chunks as the all_gather is worth trying with."""
+    ranks = max(map(len, collective.groups))
+    gather = dataclasses.replace(collective, kind="all_gather", root=None)
+    series = chunk_counts(synthesizer.gather, topology, gather)  # type: ignore[attr-defined]
+    return tuple(tuple(ranks * count for count in counts) for counts in series)
 
 
 def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
@@ -208,6 +244,14 @@ def _from_a_root(synthesizer: Synthesizer, topology: Topology, collective: Colle
     return _roots(topology) + _sends(synthesizer, topology, collective)
 
 
+def _in_two(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """The work of the all_gather and, with the scatter and joining both, as much three times."""
+    gather, ranks = synthesizer.gather, max(map(len, collective.groups))  # type: ignore[attr-defined]
+    each = -(-collective.chunks_per_shard // ranks)
+    part = dataclasses.replace(collective, kind="all_gather", root=None, chunks_per_shard=each)
+    return 4 * entry_of(gather).work(gather, topology, part)
+
+
 def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Sends matched in all attempts of TACOS, of every degree of unwound switches."""
     attempts: int | None = synthesizer.attempts  # type: ignore[attr-defined]
@@ -266,7 +310,11 @@ class Entry:
 
 
 REGISTRY: Mapping[str, Entry] = {
-    "ring": Entry(Ring, only(1, 2), (Ring(), Ring(bidirectional=False)), put_off=_LAST),
+    "ring": Entry(
+        Ring, _circles, (Ring(), Ring(bidirectional=False)), work=_routed, put_off=_LATER
+    ),
+    # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
+    "nccl_ring": Entry(NcclRing, _channels),
     "direct": Entry(Direct, variants=(Direct(),), work=_routed, put_off=_LAST),
     "bucket": Entry(Bucket, _parts, (Bucket(),), work=_in_blocks, put_off=_LATER),
     "rhd": Entry(
@@ -276,6 +324,11 @@ REGISTRY: Mapping[str, Entry] = {
         uncut=(Rhd(), Rhd(far_first=True)),
         put_off=_LAST,
     ),
+    "trivance": Entry(
+        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), work=_routed, put_off=_LATER
+    ),
+    # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
+    "halving": Entry(Halving),
     "bruck": Entry(Bruck, _with_pieces, (Bruck(pieces=_ALL),), uncut=(Bruck(),), put_off=_LAST),
     "double_binary_tree": Entry(
         DoubleBinaryTree,
@@ -317,6 +370,14 @@ REGISTRY: Mapping[str, Entry] = {
     ),
     "time_stepped": Entry(TimeStepped, only(*_DOUBLINGS), sized=True, work=_hops),
     "blink": Entry(Blink, _trees, (Blink(),), work=_from_a_root),
+    "van_de_geijn": Entry(
+        VanDeGeijn,
+        _shares,
+        tuple(VanDeGeijn(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct())),
+        sized=True,
+        work=_in_two,
+        put_off=_LATER,
+    ),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),
 }

@@ -26,14 +26,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcoll.errors import CollectiveError
-from jaxcoll.execute import calls, jax_internals
+from jaxcoll.execute import calls, fixed_order, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, is_void, plan_buckets
 from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.execute.lowerings.buffer import initial_buffer, read_result, receive, source
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
+from jaxcoll.numerics import checks
+from jaxcoll.training.own_gradients import check_options
 
 
 def overlap(
@@ -45,6 +48,7 @@ def overlap(
     mean: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
     accum_dtype=None,
+    order: str | None = None,
 ) -> Callable:
     """``jax.value_and_grad`` of a stack of layers, with gradients summed under the backward pass.
 
@@ -61,7 +65,8 @@ def overlap(
         layers: functions of (params, x) that return the next x, first to last; x may be a pytree.
         loss: a function of (last x, *arguments) that returns a scalar, this rank's.
         axis_name: an axis of the mesh, or several.
-        schedule, mean, bucket_bytes, accum_dtype: as for ``all_reduce_gradients``, of each layer.
+        schedule, mean, bucket_bytes, accum_dtype, order: as for ``all_reduce_gradients``, of each
+            layer.
 
     Returns:
         A function of (params, x, *arguments), ``params`` having one pytree per layer, which returns
@@ -69,15 +74,20 @@ def overlap(
         Parameters may be typed as the same on all ranks; ``check_vma`` does not change the result.
 
     Raises:
-        CollectiveError: no layers; from the function returned: another number of params than
-            layers, or what ``jc.psum`` refuses.
+        CollectiveError: no layers, an unknown ``order``; from the function returned: another number
+            of params than layers, or what ``jc.psum`` refuses.
     """
-    layers = tuple(layers)
+    check_options(axis_name, mean, bucket_bytes, window=0)
+    layers = checks.members(layers, "layers", CollectiveError)
+    for i, layer in enumerate(layers):
+        checks.function(layer, f"layers[{i}]", CollectiveError)
+    checks.function(loss, "loss", CollectiveError)
     if not layers:
         raise CollectiveError("overlap needs one or more layers, got none")
+    fixed = is_fixed(order)
 
     def reduce(leaves: list[jax.Array]) -> _Sum:
-        return _Sum(leaves, axis_name, schedule, mean, accum_dtype)
+        return _Sum(leaves, axis_name, schedule, mean, accum_dtype, fixed)
 
     def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
         if len(params) != len(layers):
@@ -136,11 +146,15 @@ def _backward(pulls: list[Callable], cotangent, bucket_bytes: int, reduce) -> li
 class _Sum:
     """A sum over ranks of some leaves of one dtype, run a step at a time."""
 
-    def __init__(self, leaves: list[jax.Array], axis_name, schedule: Choice, mean, accum_dtype):
+    def __init__(
+        self, leaves: list[jax.Array], axis_name, schedule: Choice, mean, accum_dtype, fixed: bool
+    ):
         self.like, self.is_cast = leaves, accum_dtype is not None
+        self.add = fixed_order.add if fixed else lax.add
         x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
         x = calls.widened(x, accum_dtype)
-        self.axes, chosen = calls.resolve("all_reduce", x, axis_name, schedule)
+        x = fixed_order.rounded(x) if fixed else x
+        self.axes, chosen = calls.resolve("all_reduce", x, axis_name, schedule, fixed)
         self.size, self.divisor = x.size, None
         if mean:
             self.divisor = self.axes.num_ranks // len(chosen.collective.groups)
@@ -166,7 +180,7 @@ class _Sum:
     def advance(self, arrived: list[jax.Array]) -> None:
         """Receive a step and send the next one."""
         rounds = self.left.pop(0)
-        self.buffer = receive(self.buffer, arrived, rounds, self.rank, self.width)
+        self.buffer = receive(self.buffer, arrived, rounds, self.rank, self.width, self.add)
         self._send()
 
     def result(self) -> list[jax.Array]:

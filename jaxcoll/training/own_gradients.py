@@ -8,11 +8,24 @@ from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.buckets import is_void
 from jaxcoll.execute.calls import AxisName
+from jaxcoll.numerics import checks
 
 
 def names_of(axis_name: AxisName) -> tuple[str, ...]:
     """The names of an axis or several, bound or not."""
-    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    return checks.names(axis_name, "axis_name", CollectiveError)
+
+
+def check_options(axis_name: AxisName, mean: bool, bucket_bytes: int, window: int) -> None:
+    """Refuse arguments of a gradient transformation where they are given.
+
+    Raises:
+        CollectiveError: an argument of another type or below 0.
+    """
+    names_of(axis_name)
+    checks.flag(mean, "mean", CollectiveError)
+    checks.integer(bucket_bytes, "bucket_bytes", CollectiveError, least=0)
+    checks.integer(window, "window", CollectiveError, least=0)
 
 
 def tracked(axis_name: AxisName) -> tuple[str, ...]:

@@ -18,7 +18,9 @@ from jaxcoll.execute import functions, jax_internals
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
 from jaxcoll.execute.choice.selection import Choice
-from jaxcoll.training.own_gradients import check_own, names_of, tracked
+from jaxcoll.execute.fixed_order import is_fixed
+from jaxcoll.numerics import checks
+from jaxcoll.training.own_gradients import check_options, check_own, names_of, tracked
 from jaxcoll.training.sharded_state import ZeroState, as_row, joined_shards, of_row, shards_of
 
 
@@ -30,7 +32,8 @@ def zero(
     mean: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
     accum_dtype=None,
-    order: Order = "reverse",
+    order: str | None = None,
+    leaf_order: Order = "reverse",
     lowering: str = "auto",
     window: int = WINDOW,
     mesh: Mesh | None = None,
@@ -62,19 +65,24 @@ def zero(
         inner: the optimizer.
         schedule: of reduce_scatter or all_gather, the other being the same one backwards; or what
             else ``jc.psum_scatter`` takes.
-        axis_name, mean, bucket_bytes, accum_dtype, order, lowering, window: as for
+        axis_name, mean, bucket_bytes, accum_dtype, order, leaf_order, lowering, window: as for
             ``all_reduce_gradients``; updates are sent in their own dtype.
         mesh: for an ``init`` outside of ``jax.shard_map``; by default that of ``jax.set_mesh``.
 
     Raises:
-        CollectiveError: a mesh without the axis; from ``init`` or ``update``: the axis is not
-            bound and there is no mesh, a state for another number of ranks, or as for
-            ``all_reduce_gradients``.
+        CollectiveError: a mesh without the axis, an unknown ``order``; from ``init`` or ``update``:
+            the axis is not bound and there is no mesh, a state for another number of ranks, or as
+            for ``all_reduce_gradients``.
     """
+    check_options(axis_name, mean, bucket_bytes, window)
     if mesh is not None:
         _check_mesh(mesh, axis_name)
+    inner = checks.instance(inner, optax.GradientTransformation, "inner", CollectiveError)
     full = optax.with_extra_args_support(inner)
-    wire = _Wire(axis_name, schedule, mean, bucket_bytes, accum_dtype, order, lowering, window)
+    is_fixed(order)
+    wire = _Wire(
+        axis_name, schedule, mean, bucket_bytes, accum_dtype, order, leaf_order, lowering, window
+    )
     sharded = _Sharded(full, wire, mesh)
     return optax.GradientTransformationExtraArgs(sharded.init, sharded.update)
 
@@ -88,7 +96,8 @@ class _Wire:
     mean: bool
     bucket_bytes: int
     accum_dtype: Any
-    order: Order
+    order: str | None
+    leaf_order: Order
     lowering: str
     window: int
 
@@ -102,7 +111,7 @@ class _Wire:
         return self._in_buckets(self._gather, shards, lambda x: x)
 
     def _in_buckets(self, function: Callable, tree, rows: Callable):
-        return in_buckets(function, tree, self.bucket_bytes, self.order, rows, self.window)
+        return in_buckets(function, tree, self.bucket_bytes, self.leaf_order, rows, self.window)
 
     def _scatter(self, rows: jax.Array) -> jax.Array:
         total = functions.psum_scatter(
@@ -110,6 +119,7 @@ class _Wire:
             self.axis_name,
             schedule=self.schedule,
             lowering=self.lowering,
+            order=self.order,
         )
         total = total / _ranks(self.axis_name) if self.mean else total
         return total if self.accum_dtype is None else total.astype(rows.dtype)
@@ -189,7 +199,7 @@ def _mesh_for(axis_name: AxisName, mesh: Mesh | None):
 
 def _check_mesh(mesh, axis_name: AxisName) -> None:
     if not isinstance(mesh, Mesh):
-        raise CollectiveError(f"mesh= of zero takes a jax.sharding.Mesh, got {mesh!r}")
+        raise CollectiveError(f"mesh= of zero takes a jax.sharding.Mesh, got {checks.shown(mesh)}")
     for name in names_of(axis_name):
         if name not in mesh.axis_names:
             raise CollectiveError(

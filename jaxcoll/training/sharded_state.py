@@ -177,7 +177,7 @@ def state_specs(state: Any, axis_name: AxisName) -> Any:
         arrays of every ``ZeroState``, and for others whose leading dimension is sharded over that
         axis; ``P()`` for all else.
     """
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    names = checks.names(axis_name, "axis_name", CollectiveError)
     sharded = PartitionSpec(names[0] if len(names) == 1 else names)
 
     def of(node):

@@ -28,8 +28,9 @@ from jaxcoll.execute import functions
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
 from jaxcoll.execute.calls import AxisName, widened
 from jaxcoll.execute.choice.selection import Choice
+from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.training.overlap import overlap
-from jaxcoll.training.own_gradients import check_own
+from jaxcoll.training.own_gradients import check_options, check_own
 from jaxcoll.training.sharded_optimizer import zero
 from jaxcoll.training.sharded_state import ZeroState, reshard_zero, state_specs
 
@@ -52,7 +53,8 @@ def all_reduce_gradients(
     mean: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
     accum_dtype=None,
-    order: Order = "reverse",
+    order: str | None = None,
+    leaf_order: Order = "reverse",
     lowering: str = "auto",
     window: int = WINDOW,
 ) -> optax.GradientTransformation:
@@ -69,26 +71,29 @@ def all_reduce_gradients(
             alone, which is for leaves that a mesh axis in Auto mode shards further: joining those
             would make XLA gather them.
         accum_dtype: the dtype in which gradients are sent and added, instead of their own.
-        order: in which leaves become available: "reverse", "tree", or a function of a leaf's path
-            (``jaxcoll.execute.buckets.plan_buckets``).
+        order: "fixed" for sums whose bits do not depend on buckets, as for ``jc.psum``.
+        leaf_order: in which leaves become available: "reverse", "tree", or a function of a leaf's
+            path (``jaxcoll.execute.buckets.plan_buckets``).
         lowering: as for ``jc.psum``.
         window: most buckets in flight at once, each of which holds its buffers; the next one begins
             when the first of them is done. 0 for no limit.
 
     Raises:
-        CollectiveError: from ``update``: gradients that are the same on all ranks already (see
-            above), or what ``jc.psum`` refuses.
+        CollectiveError: an unknown ``order``; from ``update``: gradients that are the same on all
+            ranks already (see above), or what ``jc.psum`` refuses.
     """
+    is_fixed(order)
+    check_options(axis_name, mean, bucket_bytes, window)
 
     def reduce(x: jax.Array) -> jax.Array:
         wide = widened(x, accum_dtype)
         wanted = functions.pmean if mean else functions.psum
-        total = wanted(wide, axis_name, schedule=schedule, lowering=lowering)
+        total = wanted(wide, axis_name, schedule=schedule, lowering=lowering, order=order)
         return total if accum_dtype is None else total.astype(x.dtype)
 
     def update(updates, state, params=None):
         del params
         check_own(updates, axis_name)
-        return in_buckets(reduce, updates, bucket_bytes, order, window=window), state
+        return in_buckets(reduce, updates, bucket_bytes, leaf_order, window=window), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

@@ -56,6 +56,7 @@ def bucket_bytes(
         TuneError: sizes that are not integers of at least 0, fewer rounds, or a step whose results
             have another structure, shape or dtype than the default's.
     """
+    checks.function(step_of, "step_of", TuneError)
     wanted = checks.integers(sizes, "sizes", TuneError, least=0)
     checks.integer(rounds, "rounds", TuneError, least=2)
     calls: dict[int, clock.Call] = {}
@@ -63,7 +64,8 @@ def bucket_bytes(
     usual = None
     for nbytes in dict.fromkeys([BUCKET_BYTES, *wanted]):
         # A jit around the step donates nothing.
-        lowered = jax.jit(functools.partial(step_of(nbytes))).lower(*args)
+        step = checks.function(step_of(nbytes), f"step_of({nbytes})", TuneError)
+        lowered = jax.jit(functools.partial(step)).lower(*args)
         found = jax.tree.map(lambda out: (out.shape, out.dtype), lowered.out_info)
         usual = found if usual is None else usual
         if found != usual:

@@ -108,6 +108,9 @@ def offline(
     if not kinds or not counts:
         raise TuneError("offline tunes every collective at every size, got an empty list of them")
     most = checks.integer(evaluations, "evaluations", TuneError, least=1)
+    checks.optional(table, checks.instance, Table, "table", TuneError)
+    for name, given in (("space", space), ("search", search), ("log", log)):
+        checks.optional(given, checks.function, name, TuneError)
     result, machine = Table() if table is None else table.merge(Table()), this_machine()
     for kind in kinds:
         for nbytes in counts:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import jax
 
+from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice import active
+from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 
 __all__ = ["Task", "tasks_of"]
@@ -33,7 +35,11 @@ def tasks_of(step: Callable, *args, **kwargs) -> dict[Task, int]:
     Args:
         step: a function that JAX can trace; if jitted, it stays so.
         args, kwargs: arrays or ``jax.ShapeDtypeStruct``; nothing is computed.
+
+    Raises:
+        TuneError: no function.
     """
+    checks.function(step, "step", TuneError)
     recorder = _Recorder()
     with active.choosing(recorder):
         jax.eval_shape(step, *args, **kwargs)

@@ -141,7 +141,7 @@ class Trial:
         if transport is None:
             return None
         algorithm, schedules = str(config.get("algorithm", "default")), []
-        if algorithm != "native":
+        if algorithm not in ("native", "default"):
             chunks, parts = (int(config.get(name, 1)) for name in ("chunks", "parts"))
             schedule = schedule_of(collective_of(self.task), algorithm, chunks, self.task.nbytes)
             # Parts that run at the same time are as many schedules.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
+from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.decisions import Decisions
 from tensorstate.errors import PlanError
@@ -15,11 +17,12 @@ class SearchOptions:
 
     Attributes:
         recompute: whether activations may be recomputed in the backward pass.
-        memory_limit: bytes of memory per device; ``None`` for no limit.
+        memory_limit: bytes of memory per device, or a text such as "80GB"; ``None`` for no limit.
         objective: minimize the "sum" of compute and communication seconds, or the larger ("max").
 
     Raises:
-        PlanError: an unknown objective, or a limit that is not above 0.
+        PlanError: an unknown objective, a limit that is not above 0, or ``recompute`` that is no
+            boolean.
     """
 
     recompute: bool = False
@@ -27,10 +30,11 @@ class SearchOptions:
     objective: str = "sum"
 
     def __post_init__(self) -> None:
-        if self.objective not in ("sum", "max"):
-            raise PlanError(f"objective must be 'sum' or 'max', got {self.objective!r}")
-        if self.memory_limit is not None and not self.memory_limit > 0:
-            raise PlanError(f"memory_limit must be above 0 bytes, got {self.memory_limit}")
+        checks.choice(self.objective, ("sum", "max"), "objective", PlanError)
+        checks.flag_fields(self, PlanError, "recompute")
+        if not (isinstance(self.memory_limit, float) and self.memory_limit == math.inf):
+            limit = checks.optional(self.memory_limit, checks.memory, "memory_limit", PlanError)
+            checks.put(self, memory_limit=None if limit is None else float(limit))
 
     def value(self, cost: Cost) -> float:
         """The seconds that are minimized."""

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxcoll.numerics import checks
 from tensorstate.cost.cost import Cost
 from tensorstate.cost.decisions import Decisions
 from tensorstate.errors import PlanError
@@ -65,7 +66,11 @@ class ShardedStep:
 
         Args:
             donate: whether ``donate_argnums`` are donated.
+
+        Raises:
+            PlanError: ``donate`` is neither True nor False.
         """
+        checks.flag(donate, "donate", PlanError)
         return jax.jit(
             self.step,
             in_shardings=self.in_shardings,
@@ -85,6 +90,7 @@ class ShardedStep:
             step_fn: the traced function.
             donate: as for ``jit``.
         """
+        checks.flag(donate, "donate", PlanError)
         if self.not_expressible:
             warnings.warn(
                 f"input and output shardings do not express {'; '.join(self.not_expressible)}: XLA "

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 
 # Placements other than sharding. Sharding at a position is the position, 0 or above.
 REPLICATED = -1
 SUM, MAX, MIN = -2, -3, -4
 PARTIAL = {"sum": SUM, "max": MAX, "min": MIN}
+
+# Devices of a mesh, as many as a ``Topology`` may have ranks; and microbatches.
+MOST_DEVICES = 2**22
 
 Placements = tuple[int, ...]
 """One per mesh axis: a position, ``REPLICATED``, or the pending reduction of partial values."""
@@ -34,18 +38,23 @@ class MeshShape(NamedTuple):
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, sizes: dict[str, int]) -> MeshShape:
+    def of(cls, sizes: Mapping[str, int]) -> MeshShape:
         """The mesh with these axes.
 
         Raises:
-            PlanError: there is no axis, or a size is not a positive integer.
+            PlanError: there is no axis, or a name or a size is of another type or below 1.
         """
+        checks.instance(sizes, Mapping, "mesh", PlanError)
         for name, size in sizes.items():
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise PlanError(f"mesh axis {name!r} must have at least one device, got {size!r}")
+            checks.text(name, "the name of a mesh axis", PlanError)
+            what = f"the number of devices along mesh axis {checks.shown(name)}"
+            checks.integer(size, what, PlanError, least=1, most=MOST_DEVICES)
         if not sizes:
             raise PlanError("a mesh has at least one axis, got none")
-        return cls(tuple(sizes), tuple(sizes.values()))
+        mesh = cls(tuple(sizes), tuple(map(int, sizes.values())))
+        if mesh.num_devices > MOST_DEVICES:
+            raise PlanError(f"a mesh has at most {MOST_DEVICES} devices, got {mesh}")
+        return mesh
 
     @property
     def num_devices(self) -> int:

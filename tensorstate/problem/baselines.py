@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import REPLICATED
@@ -184,10 +185,11 @@ def baseline_by_axis(problem: Problem, name: str) -> dict[str, str]:
     Raises:
         PlanError: an unknown name, or two data-parallel or two tensor-parallel baselines.
     """
-    parts = [part.strip() for part in name.split("+")]
+    parts = [part.strip() for part in checks.text(name, "a baseline", PlanError).split("+")]
     unknown = [part for part in parts if part not in BASELINES]
     if unknown:
-        raise PlanError(f"no baseline is called {unknown[0]!r}; known: {', '.join(BASELINES)}")
+        known = ", ".join(BASELINES)
+        raise PlanError(f"no baseline is called {checks.shown(unknown[0])}; known: {known}")
     data = [part for part in parts if part in DATA]
     model = [part for part in parts if part in MODEL]
     if len(data) > 1 or len(model) > 1:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Tensor
 from tensorstate.ir.placements import REPLICATED, Placements, divides_evenly
@@ -19,7 +22,7 @@ def apply_constraints(
     problem: Problem,
     strategies: Sequence[Sequence[Strategy]],
     pin: Mapping[str, Spec],
-    forbid: Mapping[str, str | Sequence[str]],
+    forbid: Mapping[str, Sequence[str]],
 ) -> tuple[tuple[Strategy, ...], ...]:
     """The strategies that satisfy the constraints.
 
@@ -51,7 +54,7 @@ def apply_constraints(
                 if not remaining[class_id]:
                     raise PlanError(f"pin {pattern!r}: {tensor.name} cannot be sharded as {spec}")
     for pattern, axes in forbid.items():
-        numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
+        numbers = _axes(problem, axes, pattern)
         for class_id in _matched(problem, pattern):
             remaining[class_id] = tuple(
                 strategy
@@ -61,6 +64,55 @@ def apply_constraints(
             if not remaining[class_id]:
                 raise PlanError(f"forbid {pattern!r} contradicts a pin of the same tensors")
     return tuple(remaining)
+
+
+def checked_pins(pin: Mapping[str, Spec] | None) -> dict[str, tuple]:
+    """Pins as plain tuples; a ``NamedSharding`` stands for its spec.
+
+    Raises:
+        PlanError: something else than specs by patterns.
+    """
+    given = {} if pin is None else checks.instance(pin, Mapping, "pin", PlanError)
+    return {
+        checks.text(pattern, "a pattern of pin", PlanError): _checked_spec(pattern, spec)
+        for pattern, spec in given.items()
+    }
+
+
+def _checked_spec(pattern: str, given: object) -> tuple:
+    spec = given.spec if isinstance(given, NamedSharding) else given
+    if not isinstance(spec, (PartitionSpec, tuple, list)):
+        raise PlanError(
+            f"pin {checks.shown(pattern)} must be a PartitionSpec, got {checks.shown(given)}"
+        )
+    for axes in spec:
+        names = axes if isinstance(axes, (tuple, list)) else () if axes is None else (axes,)
+        if not all(isinstance(name, str) for name in names):
+            raise PlanError(
+                f"pin {checks.shown(pattern)} has names of mesh axes or None for each dimension, "
+                f"got {checks.shown(given)}"
+            )
+    return tuple(spec)
+
+
+def checked_forbidden(
+    forbid: Mapping[str, str | Sequence[str]] | None,
+) -> dict[str, tuple[str, ...]]:
+    """Names of mesh axes by pattern, as tuples.
+
+    Raises:
+        PlanError: something else than names by patterns.
+    """
+    given = {} if forbid is None else checks.instance(forbid, Mapping, "forbid", PlanError)
+    return {
+        checks.text(pattern, "a pattern of forbid", PlanError): (axes,)
+        if isinstance(axes, str)
+        else tuple(
+            checks.text(axis, f"a mesh axis of forbid {checks.shown(pattern)}", PlanError)
+            for axis in checks.members(axes, f"forbid {checks.shown(pattern)}", PlanError)
+        )
+        for pattern, axes in given.items()
+    }
 
 
 def _matched(problem: Problem, pattern: str) -> dict[int, list[Tensor]]:

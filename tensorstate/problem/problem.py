@@ -20,9 +20,11 @@ from __future__ import annotations
 import functools
 import math
 
+from jaxcoll.numerics import checks
+from tensorstate.errors import PlanError
 from tensorstate.hardware import CollectiveCostModel, Hardware
 from tensorstate.ir.graph import Graph, Node
-from tensorstate.ir.placements import MeshShape, Placements
+from tensorstate.ir.placements import MOST_DEVICES, MeshShape, Placements
 from tensorstate.problem.liveness import Liveness, LiveRanges
 from tensorstate.problem.microbatching import batch_factor, split_microbatches
 from tensorstate.problem.reshard import ReshardGraph
@@ -65,6 +67,11 @@ class Problem:
         microbatches: int = 1,
         batch: str | None = None,
     ):
+        checks.instance(graph, Graph, "graph", PlanError)
+        checks.instance(network, CollectiveCostModel, "network", PlanError)
+        checks.instance(hardware, Hardware, "hardware", PlanError)
+        checks.integer(microbatches, "microbatches", PlanError, least=1, most=MOST_DEVICES)
+        checks.optional(batch, checks.text, "batch", PlanError)
         self.traced, self.network, self.hardware = graph, network, hardware
         self.microbatches, self.batch = microbatches, batch
         in_loop = microbatches != 1

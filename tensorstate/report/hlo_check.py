@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxcoll.aot.hlo import Instruction, Module, parse
-from jaxcoll.aot.replica_groups import replica_groups
+from jaxcoll.aot.replica_groups import permuted_pairs, replica_groups
 from tensorstate.cost.cost import Cost
 from tensorstate.errors import PlanError
 from tensorstate.ir.placements import MeshShape
@@ -75,7 +75,7 @@ def read_hlo(text: str, mesh: MeshShape) -> HloCollectives:
             fastest.
 
     Raises:
-        FormatError: the text is not HLO, or has replica groups in an unknown notation.
+        FormatError: the text is not HLO, or has groups or pairs in an unknown notation.
         PlanError: the program is for another number of devices.
     """
     module = parse(text)
@@ -109,7 +109,7 @@ class _HloWalker:
             elif i.opcode == "while":
                 count = self.module.trip_count(i)
                 self.unknown_loops += count is None
-                body = (i.attribute("body") or "").lstrip("%")
+                body = i.computation("body")
                 yield from self.visit(body, times * (1 if count is None else count))
             else:
                 for name in i.calls:
@@ -136,8 +136,7 @@ class _HloWalker:
 
     def _permuted(self, i: Instruction) -> tuple[int, ...] | None:
         """The fewest mesh axes along which every pair of a permute communicates."""
-        text = (i.attribute("source_target_pairs") or "{}").strip("{}")
-        pairs = [frozenset(map(int, pair.split(","))) for pair in text.split("},{") if pair]
+        pairs = [*map(frozenset, permuted_pairs(i))]
         for axes, lines in self.lines.items():
             if all(any(pair <= line for line in lines) for pair in pairs):
                 return axes

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from jaxcoll.numerics import checks
 from tensorstate.cost.cost import seconds_by_collective
 from tensorstate.cost.reshard_plan import ReshardPlan
 from tensorstate.cost.result import SearchResult
@@ -220,10 +221,11 @@ def explain(problem: Problem, result: SearchResult, name: str) -> str:
         PlanError: no tensor has the name.
     """
     graph = problem.graph
+    checks.text(name, "the name of a tensor", PlanError)
     tensors = [tensor for tensor in graph.tensors if tensor.name == name]
     if not tensors:
         some = ", ".join(graph.tensors[i].name for i in graph.inputs[:8])
-        raise PlanError(f"no tensor is called {name!r}; there are {some}, ...")
+        raise PlanError(f"no tensor is called {checks.shown(name)}; there are {some}, ...")
     tensor = tensors[0]
     full = problem.traced.tensors[tensor.index]
     lines = [f"{name}: {tensor.role} of {size(full.nbytes)}, factors {full.sizes}"]

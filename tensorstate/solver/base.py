@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 
+from jaxcoll.numerics import checks
 from tensorstate.cost.result import SearchOptions, SearchResult
 from tensorstate.errors import PlanError
 from tensorstate.problem.problem import Problem
@@ -38,7 +39,7 @@ class Solver(abc.ABC):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not (value > 0 or (value == 0 and name == "gap")):
-                raise PlanError(f"{name} must be a number {least}, got {value!r}")
+                raise PlanError(f"{name} must be a number {least}, got {checks.shown(value)}")
 
     @abc.abstractmethod
     def solve(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxcoll.numerics import checks
 from tensorstate.errors import PlanError
 from tensorstate.ir.graph import Consumer, Graph, Operator, Output, Tensor
 from tensorstate.tracing.build import GraphParts, build
@@ -55,10 +56,15 @@ def trace(
             effects, its own collectives or data-dependent shapes; a loop is too long to unroll;
             updates do not fit; or a primitive without a rule is refused.
     """
-    if unknown not in ("refuse", "replicate"):
-        raise PlanError(f"unknown={unknown!r}: expected 'refuse' or 'replicate'")
-    if checkpoints not in ("keep", "drop"):
-        raise PlanError(f"checkpoints={checkpoints!r}: expected 'keep' or 'drop'")
+    checks.choice(unknown, ("refuse", "replicate"), "unknown", PlanError)
+    checks.choice(checkpoints, ("keep", "drop"), "checkpoints", PlanError)
+    checks.function(step_fn, "the step", PlanError)
+    if not isinstance(abstract_args, (list, tuple)):
+        raise PlanError(
+            f"abstract_args must be a list of the step's arguments, got "
+            f"{checks.shown(abstract_args)}"
+        )
+    checks.optional(updates, checks.instance, Mapping, "updates", PlanError)
     with _gc_paused():
         return _trace(step_fn, tuple(abstract_args), updates, unknown, checkpoints == "drop")
 
@@ -100,12 +106,12 @@ def _shape(path, leaf) -> jax.ShapeDtypeStruct:
     try:
         aval = jax.typeof(leaf)
         return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    except (TypeError, AttributeError):
+    except (TypeError, AttributeError, OverflowError):
         pass
     if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
         name = _path(path) or "the argument itself"
         raise PlanError(
-            f"an abstract argument has {leaf!r} at {name}, expected arrays or "
+            f"an abstract argument has {checks.shown(leaf)} at {name}, expected arrays or "
             "jax.ShapeDtypeStruct: close over other values, as with functools.partial"
         )
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
@@ -156,6 +162,8 @@ def _updated_args(args, results, updates: Mapping[int, int] | None) -> dict[int,
     if updates is None:
         return _infer_updated_args(args, results)
     for result, arg in updates.items():
+        for number in (result, arg):
+            checks.integer(number, "a number in updates", PlanError)
         if not (0 <= result < len(results) and 0 <= arg < len(args)):
             raise PlanError(
                 f"updates={dict(updates)}: the step has {len(args)} arguments and "

@@ -148,7 +148,7 @@ def test_summary_of_permutes_in_flight():
     assert (summary.kernels, summary.matmuls) == (1 + 3 + 3, 1)
     assert (summary.covered_kernels, summary.covered_matmuls) == (1 + 3, 1)
     assert summary.native == {"all-reduce": 1}
-    assert summary.copies == (32, 32)  # not those from and into another memory
+    assert summary.copies == {32: 2}  # not those from and into another memory
     assert (summary.copies_of(32), summary.copies_of(33)) == (2, 0)
     assert summary.temp_ratio == 0.5
     # Four pairs of distinct ranks outside the loop and two inside, 32 bytes each, 4 devices; and

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import jaxcoll as jc
 from jaxcoll import io, simulation, topologies
 
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("aot", "draw", "execute", "finder", "io", "optax", "tune")
 
 
@@ -49,3 +53,26 @@ def test_the_types_that_functions_return_are_public(package):
 def test_what_is_private_is_not_found():
     with pytest.raises(AttributeError, match="no attribute 'blind'"):
         jc.blind  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [("optax", "optax", "training"), ("draw", "matplotlib", "draw")],
+)
+def test_a_missing_package_is_named_with_its_extra(name, package, extra):
+    """In a process of its own, where the package cannot be found."""
+    program = f"""
+import sys
+sys.modules[{package!r}] = None
+import jaxcoll
+try:
+    jaxcoll.{name}
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == (
+        f"jaxcoll.{name} needs the package {package}: pip install 'jaxcoll[{extra}]'\n"
+    )

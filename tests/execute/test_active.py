@@ -12,9 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import CollectiveError, FormatError
-from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice import active
-from jaxcoll.execute.processes import agreement_key
 from jaxcoll.task import Task
 from jaxcoll.tune.task import tasks_of
 from tests.execute.harness import integers, mesh_of, sharded
@@ -22,9 +20,18 @@ from tests.execute.harness import integers, mesh_of, sharded
 CONFIGS = (
     {"algorithm": "native"},
     {"algorithm": "native", "parts": 3, "in_flight": 2},
-    {"algorithm": "default", "lowering": "scan"},
     {"algorithm": "default", "parts": 4, "in_flight": 1},
+    {"algorithm": "bucket", "lowering": "scan"},
+    {"algorithm": "direct", "parts": 4, "in_flight": 1},
 )
+
+
+SUMS_AND_GATHERS = ("all_reduce", "reduce_scatter", "all_gather")
+KINDS = {
+    "native": (*SUMS_AND_GATHERS, "all_to_all"),
+    "bucket": SUMS_AND_GATHERS,
+    "direct": (*SUMS_AND_GATHERS, "all_to_all"),
+}
 
 
 def _every(x):
@@ -50,7 +57,7 @@ def test_every_collective_by_every_configuration_is_the_same(vma):
         fixed = {
             task: config
             for task in tasks
-            if task.collective != "broadcast" or config["algorithm"] != "native"
+            if config["algorithm"] == "default" or task.collective in KINDS[config["algorithm"]]
         }
         with active.choosing(active.Fixed(fixed)):
             found = step(x)
@@ -75,22 +82,22 @@ def test_programs_of_different_choices_never_mix():
     step = sharded(lambda x: jc.psum(x, "x"), mesh_of(8), P("x"), P())
     x = integers((64,), np.float32)
     (task,) = tasks_of(step, x)
-    native = active.Fixed({task: {"algorithm": "native"}})
+    ring = active.Fixed({task: {"algorithm": "ring"}})
 
     def permutes(choices) -> int:
         with active.choosing(choices):
             return step.lower(x).as_text().count("collective_permute")
 
-    assert permutes(None) > 0
-    assert permutes(native) == 0
+    assert permutes(None) == 0
+    assert permutes(ring) > 0
     seen = []
-    with active.choosing(native):
+    with active.choosing(ring):
         thread = threading.Thread(target=lambda: seen.append(permutes(active.current())))
         thread.start()
         thread.join()
-    assert seen[0] > 0, "choices are those of a thread"
-    assert native == active.Fixed({task: {"algorithm": "native"}})
-    assert native != active.Fixed({task: {"algorithm": "default"}})
+    assert seen[0] == 0, "choices are those of a thread"
+    assert ring == active.Fixed({task: {"algorithm": "ring"}})
+    assert ring != active.Fixed({task: {"algorithm": "default"}})
 
 
 def test_calls_that_say_how_they_run_are_no_tasks():
@@ -111,16 +118,6 @@ def test_bad_configurations_are_refused(config):
     fixed = active.Fixed({task: dict(config) for task in tasks_of(step, x)})
     with active.choosing(fixed), pytest.raises(CollectiveError):
         step(x)
-
-
-def test_processes_agree_in_any_order_of_tracing():
-    axes = Axes(("x",), (8,), ("x",))
-    first = {call: agreement_key(call, axes, "ring") for call in ("psum of 7 B", "psum of 9 B")}
-    assert len(set(first.values())) == 2
-    # Traced again, in another order, by a background thread: the same keys.
-    assert {call: agreement_key(call, axes, "ring") for call in reversed(first)} == first
-    # Another schedule of the same call has a number of its own.
-    assert agreement_key("psum of 7 B", axes, "tree") not in first.values()
 
 
 def test_tasks_round_trip_and_bad_ones_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import jax
@@ -103,9 +104,11 @@ def test_small_leaves_of_a_tree_travel_together():
     got, want = run(jc.psum)(leaves), run(lax.psum)(leaves)
     jax.tree.map(np.testing.assert_array_equal, got, want)
     # Over four ranks a sum takes four rounds: "a" and "e" together, "b", which varies over fewer
-    # axes, and "c"; six for "d", which is long and goes around a ring.
-    text = run(jc.psum).lower(leaves).as_text()
-    assert text.count("collective_permute") == 3 * 4 + 6
+    # axes, and "c"; five for "d", which is long, so that a step of it is split.
+    bucket = run(functools.partial(jc.psum, schedule="bucket"))
+    jax.tree.map(np.testing.assert_array_equal, bucket(leaves), want)
+    text = bucket.lower(leaves).as_text()
+    assert text.count("stablehlo.collective_permute") == 3 * 4 + 5
     gradient = jax.grad(lambda v: run(jc.psum)(v)["a"].sum() + run(jc.psum)(v)["e"].sum())
     assert (gradient(leaves | {"c": np.zeros((8, 7), np.float32)})["a"] == 4 / 4).all()
 
@@ -122,10 +125,10 @@ def test_gradient_of_psum(schedule_):
     np.testing.assert_allclose(ours, loss(lambda v: lax.psum(v, "x")), rtol=1e-5)
 
 
-def test_the_default_depends_on_the_size():
+def test_the_schedule_of_a_named_lowering_depends_on_the_size():
     def permutes(size):
         x = jax.ShapeDtypeStruct((8, size), jnp.float32)
-        f = sharded(lambda v: jc.psum(v, "x"), mesh_of(8), P("x"), P())
+        f = sharded(lambda v: jc.psum(v, "x", lowering="ssa"), mesh_of(8), P("x"), P())
         return f.lower(x).as_text().count("collective_permute")
 
     assert permutes(1000) == 6
@@ -194,8 +197,9 @@ def test_trees_and_duals_are_taken_as_schedules():
 
 def test_what_32_bits_cannot_index_is_refused():
     x = jax.ShapeDtypeStruct((8, 2**29), jnp.int8)
+    gather = functools.partial(jc.all_gather, axis_name="x", schedule="direct")
     with pytest.raises(CollectiveError, match="4294967296 elements per rank"):
-        sharded(lambda v: jc.all_gather(v, "x"), mesh_of(8), P("x"), P("x")).lower(x)
+        sharded(gather, mesh_of(8), P("x"), P("x")).lower(x)
 
 
 def test_one_rank():

@@ -17,8 +17,7 @@ import jaxcoll as jc
 from jaxcoll import Collective, CollectiveError, ScheduleError, synthesize, topologies
 from jaxcoll.execute.calls import axes_of
 from jaxcoll.execute.choice import active
-from jaxcoll.execute.lowerings.grouped_permutes import permute_together
-from jaxcoll.execute.transports import (
+from jaxcoll.execute.choice.transports import (
     TRANSPORTS,
     alternatives,
     check_cliques,
@@ -26,6 +25,7 @@ from jaxcoll.execute.transports import (
     clique_conflict,
     is_grouped,
 )
+from jaxcoll.execute.lowerings.grouped_permutes import permute_together
 from jaxcoll.tune import tasks_of
 from tests.execute.harness import mesh_of
 

@@ -11,13 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jaxcoll.bounds.moore import Cost, bandwidth_optimum, cost, moore_steps
-from jaxcoll.errors import FormatError, TopologyError
+from jaxcoll.errors import TopologyError
 from jaxcoll.finder import (
     Candidate,
     Construction,
     FixedCost,
     FoundTopology,
-    Frontiers,
     Has,
     Prices,
     cayley_search,
@@ -200,37 +199,6 @@ def test_kautz_digraphs_of_degree_2_are_twice_the_optimum():
     }
     assert max(shares.values()) == 2
     assert {degree for (degree, _), share in shares.items() if share == 2} == {2}
-
-
-def test_frontiers_of_all_sizes_agree_with_single_ones(tmp_path):
-    seen = []
-    kept = frontiers(64, 4, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (63, 63)
-    for size in (6, 27, 60, 64):
-        costs = [point.cost for point in kept[size].points]
-        assert costs == [point.cost for point in find(size, 4, rates=False).points]
-    kept.save(tmp_path / "frontiers.json")
-    assert Frontiers.load(tmp_path / "frontiers.json") == kept
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda said: {**said, "version": 2}, "version"),
-        (lambda said: {**said, "format": "other"}, "does not hold"),
-        (lambda said: {**said, "candidates": 3}, "list"),
-        (lambda said: {**said, "candidates": [[1]]}, "6 entries"),
-        (lambda said: {**said, "candidates": [[4, 1, 3, 0, 0, ["complete", [4], []]]]}, "below"),
-        (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, ["exec", [4], []]]]}, "exec"),
-        (lambda said: {**said, "candidates": [[4, 1, 3, 4, 0, ["complete", ["4"], []]]]}, "integ"),
-    ],
-)
-def test_saved_frontiers_that_are_not_what_was_saved_are_refused(tmp_path, change, message: str):
-    path = tmp_path / "frontiers.json"
-    frontiers(8, 2).save(path)
-    path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    with pytest.raises(FormatError, match=message):
-        Frontiers.load(path)
 
 
 def test_table_shows_the_paper_beside_the_frontier():

@@ -1,63 +1,53 @@
-"""Mutated files and folders are refused with ``FormatError``, or give what can be used."""
+"""Mutated files and folders are refused by a documented error of one line, or can be used."""
 
 from __future__ import annotations
 
-import contextlib
-import random
-import shutil
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from jaxcoll import (
-    FormatError,
-    ScheduleError,
-    simulate,
-    synthesize,
-    synthesize_compact,
-    topologies,
-    verify,
+from jaxcoll import FormatError, synthesize, synthesize_compact, topologies
+from jaxcoll.io import json, open_compact
+from tests.io.kinds import RING, kinds
+from tests.io.mutants import try_mutants
+from tests.io.mutations import TEXTS
+
+MANY, VERY_MANY = 150, 10_000
+NAMES = (
+    *("schedule", "topology", "collective", "compact", "msccl", "multitree", "tuner table"),
+    *("nccl conf", "ncclx csv", "ncclx json", "nccl-tests", "nccl-tests json", "frontiers"),
+    *("hlo summary", "hlo check"),
 )
-from jaxcoll.io import json, multitree, open_compact
-from tests.io.mutations import TEXTS, mutated_bytes, mutated_json
-
-RING = topologies.ring(4)
-MANY = 400
 
 
-def use_folder(folder, topology) -> bool:
-    """Whether a folder opened; what opens is verified, or refused by ``ScheduleError``."""
-    try:
-        schedule = open_compact(folder, topology)
-    except FormatError:
-        return False
-    try:
-        verify(schedule)
-        schedule.to_schedule()
-    except ScheduleError:
-        pass
-    return True
+def test_every_kind_is_tried(tmp_path):
+    assert set(NAMES) == set(kinds(tmp_path))
 
 
-def mutate_folder(good, bad, seed: int) -> None:
-    dice = random.Random(seed)
-    shutil.copytree(good, bad)
-    name = dice.choice(("header.json", "header.json", "step_ptr", "active", "chunk", "order"))
-    if dice.randrange(20) == 0:
-        (bad / name).unlink()
-    elif name == "header.json":
-        (bad / name).write_bytes(mutated_json((good / name).read_text(), dice))
-    else:
-        (bad / name).write_bytes(mutated_bytes((good / name).read_bytes(), dice))
+@pytest.mark.parametrize("name", NAMES)
+def test_mutants_are_refused_by_name_or_can_be_used(name, tmp_path):
+    outcome = try_mutants(kinds(tmp_path)[name], MANY, tmp_path)
+    assert outcome.wrong == []
+    assert 0 < outcome.read < MANY
 
 
-def test_mutated_folders_raise_format_errors_only(tmp_path):
-    synthesize_compact(RING, tmp_path / "good", chunks=2)
-    opened = 0
-    for seed in range(MANY):
-        mutate_folder(tmp_path / "good", tmp_path / "bad", seed)
-        opened += use_folder(tmp_path / "bad", RING)
-        shutil.rmtree(tmp_path / "bad")
-    assert 0 < opened < MANY
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_very_many_mutants(name):
+    """In a process of its own, whose memory and processor time are its mutants'."""
+    command = [sys.executable, "-m", "tests.io.mutants", "--count", str(VERY_MANY), name]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_reader_that_fails_is_seen(tmp_path):
+    kind = kinds(tmp_path)["nccl conf"]
+    raises_others = try_mutants(dataclasses.replace(kind, refused=()), MANY, tmp_path)
+    assert raises_others.wrong
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -66,39 +56,6 @@ def test_a_header_that_is_no_header_is_refused(tmp_path, text):
     (tmp_path / "s" / "header.json").write_bytes(text)
     with pytest.raises(FormatError):
         open_compact(tmp_path / "s", RING)
-
-
-def use_text(data: bytes) -> bool:
-    """Whether text was read; a schedule that is read is verified and timed."""
-    try:
-        read = json.loads(data.decode("utf-8", "replace"))
-    except FormatError:
-        return False
-    if isinstance(read, json.Schedule):
-        simulate(read, 1000)
-        with contextlib.suppress(ScheduleError):
-            verify(read)
-    return True
-
-
-def texts() -> list[str]:
-    routed = synthesize(topologies.switch(4), "all_reduce", "tacos", chunks=2)
-    return [json.dumps(obj) for obj in (routed, RING, routed.collective)]
-
-
-def test_mutated_json_raises_format_errors_only():
-    good, read = texts(), 0
-    for seed in range(MANY):
-        dice = random.Random(seed)
-        read += use_text(mutated_json(dice.choice(good), dice))
-    assert 0 < read < MANY
-
-
-def test_mutated_tables_raise_format_errors_only():
-    good = multitree.dumps(synthesize(RING, "all_reduce", "multitree"), 1024).encode()
-    for seed in range(MANY):
-        with contextlib.suppress(FormatError):
-            multitree.loads(mutated_bytes(good, random.Random(seed)).decode("utf-8", "replace"))
 
 
 # ---------------------------------------------------------------------- claims

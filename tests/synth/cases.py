@@ -23,11 +23,13 @@ from jaxcoll.synth import (
     Direct,
     DoubleBinaryTree,
     ForestColl,
+    Halving,
     Hdrm,
     HierarchicalRing,
     HierarchicalTree,
     MinCongestion,
     MultiTree,
+    NcclRing,
     Portfolio,
     Rhd,
     Ring,
@@ -39,7 +41,9 @@ from jaxcoll.synth import (
     Tacos,
     Themis,
     TimeStepped,
+    Trivance,
     Tto,
+    VanDeGeijn,
 )
 from jaxcoll.synth.tacos.rules import RULES
 from jaxcoll.topology import Topology
@@ -94,6 +98,13 @@ BOXES = st.sampled_from(
         families.flattened_butterfly(2, 3, terminals=2),
     ]
 )
+HOSTS = st.sampled_from(
+    [
+        *(families.nvswitch_hosts((4,) * n, inside=9e9, network=2e9) for n in (2, 3)),
+        *(families.multi_rail(n, 3) for n in (2, 3)),
+        families.mi250(2, ranks=8),
+    ]
+)
 ONE_WAY = st.sampled_from(
     [
         families.product(families.ring(4, bidirectional=False), families.switch(3)),
@@ -116,15 +127,29 @@ SUMS = ("all_reduce",)
 TREES = (*GATHERS, "broadcast", "reduce")
 TINY = strategies.topologies(max_ranks=4, homogeneous=True)
 SWITCHED_TINY = strategies.topologies(max_ranks=4, switches=True)
+BY_SHARES = ("broadcast", "reduce")
 FROM_ONE = ("broadcast", "reduce", "all_reduce")
 FEW = Portfolio(names=("direct", "bucket", "forestcoll", "min_congestion", "tacos"), work=20_000)
 
 CASES = [
-    *(Case(s, "random", RANDOM) for s in (Ring(), Ring(bidirectional=False))),
-    *(Case(s, "switches", SWITCHED) for s in (Ring(), Ring(bidirectional=False))),
+    *(
+        Case(ring, *family)
+        for ring in (Ring(), Ring(bidirectional=False), Ring(order="ranks"))
+        for family in (("random", RANDOM), ("switches", SWITCHED))
+    ),
+    *(
+        Case(ring, *family, grouped=False)
+        for ring in (Ring(), Ring(bidirectional=False))
+        for family in (("grids", EVEN_GRIDS), ("hosts", HOSTS), ("mixed links", MIXED))
+    ),
     Case(Ring(), "one or two ranks", SMALL),
     Case(Ring(circles=families.DGX1_CIRCLES), "eight ranks", EIGHTS, grouped=False),
     Case(Ring(circles=families.DGX1_CIRCLES), "DGX-1", DGX1, grouped=False),
+    *(
+        Case(NcclRing(), *family, TREES)
+        for family in (("random", RANDOM), ("switches", SWITCHED), ("one or two ranks", SMALL))
+    ),
+    Case(NcclRing(pieces=2), "hosts", HOSTS, TREES, grouped=False),
     Case(Direct(), "random", RANDOM, KINDS),
     Case(Direct(), "switches", SWITCHED, KINDS),
     Case(Direct(), "one or two ranks", SMALL, KINDS),
@@ -132,9 +157,16 @@ CASES = [
     Case(Bucket(), "one or two ranks", SMALL, grouped=False),
     Case(Rhd(), "powers of two", POWERS, grouped=False),
     Case(Rhd(far_first=True, pieces=2), "powers of two", POWERS, grouped=False),
+    Case(Halving(), "random", RANDOM),
+    Case(Halving(), "switches", SWITCHED),
+    Case(Halving(), "one or two ranks", SMALL),
     Case(Bruck(), "random", RANDOM),
     Case(Bruck(pieces=2), "switches", SWITCHED),
     Case(Bruck(), "one or two ranks", SMALL),
+    *(Case(Trivance(), *family) for family in (("random", RANDOM), ("grids", EVEN_GRIDS))),
+    Case(Trivance(near_first=True, pieces=2), "switches", SWITCHED),
+    Case(Trivance(), "one or two ranks", SMALL),
+    Case(HierarchicalRing(), "hosts", HOSTS, grouped=False),
     Case(HierarchicalRing(), "grids", EVEN_GRIDS, grouped=False),
     Case(HierarchicalRing(), "boxes", BOXES, grouped=False),
     Case(HierarchicalRing(inner=2), "even", EVEN, grouped=False),
@@ -196,6 +228,12 @@ CASES = [
     Case(Blink(pieces=2), "balanced switches", random_switched(), FROM_ONE, grouped=False),
     Case(Blink(degree=1), "unwound switches", SWITCHED, FROM_ONE, grouped=False),
     Case(Blink(), "one or two ranks", SMALL, FROM_ONE, grouped=False),
+    Case(VanDeGeijn(), "random", RANDOM, BY_SHARES, grouped=False),
+    Case(VanDeGeijn(nbytes=1e3), "balanced switches", random_switched(), BY_SHARES, grouped=False),
+    *(
+        Case(VanDeGeijn(gather=Direct()), *family, BY_SHARES)
+        for family in (("random", RANDOM), ("switches", SWITCHED), ("one or two ranks", SMALL))
+    ),
     Case(Sccl(), "tiny", TINY, KINDS),
     Case(Sccl(rounds=1), "tiny", TINY, TREES),
     Case(Sccl(), "one or two ranks", SMALL, KINDS),

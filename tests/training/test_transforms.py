@@ -76,7 +76,7 @@ def test_integers_are_reduced_as_by_lax(mean, check_vma, bucket_bytes, order):
     lax_one = lax.pmean if mean else lax.psum
     theirs = sharded(lambda x: lax_one(own(x), "x"), mesh_of(N), P("x"), P())(tree())
     transformation = jc.optax.all_reduce_gradients(
-        "x", schedule=schedule("all_reduce"), mean=mean, bucket_bytes=bucket_bytes, order=order
+        "x", schedule=schedule("all_reduce"), mean=mean, bucket_bytes=bucket_bytes, leaf_order=order
     )
     assert_same(reduced(transformation, tree(), check_vma=check_vma), theirs)
 
@@ -177,7 +177,7 @@ def test_gradients_that_jax_has_summed_are_refused():
     [
         ({"bucket_bytes": -1}, CollectiveError, "bucket_bytes must be an integer of at least 0"),
         ({"bucket_bytes": 1.5}, CollectiveError, "bucket_bytes must be an integer"),
-        ({"order": "sideways"}, CollectiveError, "order is 'reverse', 'tree' or a function"),
+        ({"leaf_order": "up"}, CollectiveError, "leaf_order is 'reverse', 'tree' or a function"),
         ({"schedule": "fastest"}, CollectiveError, "unknown synthesizer 'fastest'"),
         ({"schedule": 3}, ScheduleError, "schedule= takes a Schedule"),
         ({"axis_name": "z"}, CollectiveError, "axis 'z' is not bound"),

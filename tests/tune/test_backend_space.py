@@ -14,8 +14,8 @@ import jaxcoll as jc
 from jaxcoll.collective import Collective
 from jaxcoll.errors import TuneError
 from jaxcoll.execute.choice.configured import schedule_of
+from jaxcoll.execute.choice.transports import clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
-from jaxcoll.execute.transports import clique_conflict
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.backend_space import jax_space
 from jaxcoll.tune.spaces.config import Config

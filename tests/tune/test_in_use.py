@@ -21,6 +21,7 @@ from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
 
 RANKS, DEFAULT = 4, Config({"algorithm": "default"})
+RING = Config({"algorithm": "ring"})
 
 
 def step(length: int):
@@ -51,16 +52,15 @@ def sums(length: int) -> np.ndarray:
     return np.asarray(run(x))
 
 
-def test_a_native_row_is_traced_for_its_sizes_alone():
-    table = table_of(Config({"algorithm": "native"}))
-    other = Config({"algorithm": "ring"})
-    table.choose(task(1024), DEFAULT, other, 1e-6, this_machine())
+def test_a_row_is_traced_for_its_sizes_alone():
+    table = table_of(RING)
+    table.choose(task(1024), DEFAULT, Config({"algorithm": "native"}), 1e-6, this_machine())
     with use(table):
-        assert "all_reduce" in text_of(64)
-        assert "all_reduce" in text_of(128)  # 512 B: equally near, the smaller one answers
-        assert "all_reduce" not in text_of(129)
-        assert "collective_permute" in text_of(256)
-    assert "all_reduce" not in text_of(64)
+        assert "collective_permute" in text_of(64)
+        assert "collective_permute" in text_of(128)  # 512 B: equally near, the smaller one answers
+        assert "collective_permute" not in text_of(129)
+        assert "all_reduce" in text_of(256)
+    assert "collective_permute" not in text_of(64)
 
 
 def test_one_jitted_function_runs_by_the_table_that_is_in_use():
@@ -70,8 +70,8 @@ def test_one_jitted_function_runs_by_the_table_that_is_in_use():
     for table in (Table(), table_of(native), table_of(ring), table_of(native)):
         with use(table):
             np.testing.assert_array_equal(run(x), expected)
-            assert ("all_reduce" in run.lower(x).as_text()) == (
-                ByTable(table, this_machine()).config(task(256)) == native
+            assert ("collective_permute" in run.lower(x).as_text()) == (
+                ByTable(table, this_machine()).config(task(256)) == ring
             )
     np.testing.assert_array_equal(run(x), expected)
 
@@ -103,27 +103,26 @@ def test_a_row_that_is_refused_is_skipped_by_name(config):
 def test_files_that_cannot_be_used_are_skipped_and_training_goes_on(tmp_path):
     (tmp_path / "cut.json").write_text('{"format": "jaxcoll.tuner-tab')
     table_of(DEFAULT, machine=Machine("cpu: of others", "0.1")).save(tmp_path / "foreign.json")
-    table_of(Config({"algorithm": "native"})).save(tmp_path / "good.json")
+    table_of(RING).save(tmp_path / "good.json")
     skipped: list[str] = []
     names = ("cut.json", "absent.json", "foreign.json", "good.json")
     with use(*(tmp_path / name for name in names), skipped=skipped.append) as table:
         assert table.machines() == (this_machine(),)
-        assert "all_reduce" in text_of(64)
+        assert "collective_permute" in text_of(64)
     assert [name for line in skipped for name in names if name in line] == list(names[:3])
 
 
 def test_a_quarantined_row_is_not_traced():
-    native = Config({"algorithm": "native"})
-    table = table_of(native)
-    table.quarantine(task(256), native, "wrong result", this_machine())
+    table = table_of(RING)
+    table.quarantine(task(256), RING, "wrong result", this_machine())
     with use(table):
-        assert "all_reduce" not in text_of(64)
+        assert "collective_permute" not in text_of(64)
 
 
 def test_rows_of_another_machine_are_not_traced():
-    table = table_of(Config({"algorithm": "native"}), machine=Machine("tpu: v9", jax.__version__))
+    table = table_of(RING, machine=Machine("tpu: v9", jax.__version__))
     with use(table):
-        assert "all_reduce" not in text_of(64)
+        assert "collective_permute" not in text_of(64)
 
 
 def test_equal_tables_share_programs_and_later_changes_have_no_effect():

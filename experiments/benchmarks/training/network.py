@@ -36,7 +36,7 @@ def network(batch: int, seed: int) -> tuple[Any, Callable[[], tuple]]:
     built = load_model(
         "vgg_19", channels=_CHANNELS, hidden=_HIDDEN, classes=100, image_size=32, batch=batch
     )
-    summed = jc.optax.all_reduce_gradients(_AXIS, bucket_bytes=BUCKET_BYTES, order=backward)
+    summed = jc.optax.all_reduce_gradients(_AXIS, bucket_bytes=BUCKET_BYTES, leaf_order=backward)
     optimizer = optax.chain(summed, adamw())
 
     def step(params, state, batch):

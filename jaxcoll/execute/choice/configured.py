@@ -2,8 +2,8 @@
 
 A configuration maps these names to values; absent ones keep their defaults:
 
-- ``algorithm``: "default" (the schedule that runs without tuning), "native" (the collective of
-  ``jax.lax``), or the name of a synthesizer, run on the default topology.
+- ``algorithm``: "default" (what runs without tuning), "native" (the collective of ``jax.lax``), or
+  the name of a synthesizer, run on the default topology.
 - ``lowering``: "auto" or the name of a lowering.
 - ``chunks``: chunks per shard of the synthesized schedule, 1 by default.
 - ``parts``: the operand is divided into this many parts, one collective per part; 1 by
@@ -17,20 +17,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxcoll.collective import ROOTED, Collective
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import jax_internals, primitives
 from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice.active import Config
-from jaxcoll.execute.choice.defaults import default_schedule, synthesized
+from jaxcoll.execute.choice.defaults import synthesized
+from jaxcoll.execute.choice.transports import check_transport, is_grouped
+from jaxcoll.execute.native import Native
 from jaxcoll.execute.ordering import after
-from jaxcoll.execute.processes import agree
-from jaxcoll.execute.transports import check_transport, is_grouped
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import synthesizer_named
@@ -56,12 +57,19 @@ class Site:
         return Collective(self.kind, self.axes.num_ranks, 1, self.groups, self.root)  # type: ignore[arg-type]
 
 
-def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
+def run(
+    site: Site,
+    x: jax.Array,
+    nbytes: int,
+    config: Config,
+    default: Callable[[], tuple[Axes, Schedule | Native]],
+) -> jax.Array:
     """The result of a call by a configuration.
 
     Args:
         x: the operand, its blocks along the leading dimension (``primitives``).
         nbytes: of the larger of a rank's input and output.
+        default: the axes and what runs over them without tuning.
 
     Raises:
         CollectiveError: an unknown parameter, algorithm, lowering or transport, or one that is not
@@ -80,16 +88,17 @@ def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
     )
     grouped = is_grouped(check_transport(config.get("transport", "groups")))
     algorithm = str(config.get("algorithm", "default"))
-    if algorithm == "native":
-        return _in_parts(functools.partial(_native, site), site, x, parts, in_flight)
-    schedule = schedule_of(site.collective, algorithm, chunks, nbytes)
+    axes, schedule = site.axes, Native(site.collective) if algorithm == "native" else None
+    if algorithm == "default":
+        axes, schedule = default()
+    elif schedule is None:
+        schedule = schedule_of(site.collective, algorithm, chunks, nbytes)
     lowering = str(config.get("lowering", "auto"))
-    agree(schedule, site.axes, lowering, f"{site.kind} of {nbytes} by {sorted(config.items())}")
 
     def one(part: jax.Array) -> jax.Array:
         return primitives.bind(
             part,
-            site.axes,
+            axes,
             schedule,
             lowering=lowering,
             invarying=site.invarying,
@@ -102,44 +111,13 @@ def run(site: Site, x: jax.Array, nbytes: int, config: Config) -> jax.Array:
 
 @functools.lru_cache(maxsize=256)
 def schedule_of(collective: Collective, algorithm: str, chunks: int, nbytes: int) -> Schedule:
-    """The verified schedule of an algorithm other than "native" on the default topology.
+    """The verified schedule of a synthesizer on the default topology.
 
     Raises:
         CollectiveError, TopologyError: the synthesizer is not defined here.
     """
-    if algorithm == "default":
-        shard = nbytes // len(collective.groups[0])
-        return default_schedule(collective, shard, jax.default_backend())
     wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
     return synthesized(told(synthesizer_named(algorithm), max(nbytes, 1)), wanted)
-
-
-# ---------------------------------------------------------------------- native
-
-
-def is_native(kind: str) -> bool:
-    """Whether ``jax.lax`` has the collective."""
-    return kind not in ROOTED
-
-
-def _native(site: Site, x: jax.Array) -> jax.Array:
-    """The collective of ``jax.lax``, with the shapes and types of ``primitives.bind``."""
-    names, groups = site.axes.over, site.groups
-    if site.axes.over != site.axes.names:
-        groups = None  # a schedule's groups are those along the axis
-    x = primitives.vary(x, names)
-    if site.kind == "all_reduce":
-        sums = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[site.op]
-        total = sums(x, names, axis_index_groups=groups)
-        return total if site.invarying else primitives.vary(total, names)
-    if site.kind == "all_gather":
-        to = "invarying" if site.invarying else "varying"
-        return lax.all_gather(x, names, axis_index_groups=groups, tiled=True, to=to)
-    if site.kind == "reduce_scatter":
-        return lax.psum_scatter(x, names, axis_index_groups=groups, tiled=True)
-    if site.kind == "all_to_all":
-        return lax.all_to_all(x, names, 0, 0, axis_index_groups=groups, tiled=True)
-    raise CollectiveError(f"jax.lax has no {site.kind} with a root; choose another algorithm")
 
 
 # ---------------------------------------------------------------------- parts

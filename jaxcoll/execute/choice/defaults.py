@@ -31,7 +31,7 @@ from jaxcoll.verifier import verify
 _GRID_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 # Of ranks that interpreted kernels relate to one another.
 _MOST_PAIRS = 256
-_RING = Ring(bidirectional=False)
+_RING = Ring(bidirectional=False, order="ranks")
 
 
 class Row(NamedTuple):
@@ -104,10 +104,13 @@ def _first_defined(synthesizers: tuple[Synthesizer, ...], collective: Collective
 
 
 @functools.lru_cache(maxsize=256)
-def synthesized(synthesizer: Synthesizer, collective: Collective) -> Schedule:
-    """A synthesizer's schedule of a collective on the default topology, verified."""
+def synthesized(
+    synthesizer: Synthesizer, collective: Collective, topology: Topology | None = None
+) -> Schedule:
+    """A synthesizer's schedule of a collective on the default or another topology, verified."""
+    links = default_topology(collective.num_ranks) if topology is None else topology
     with interpreted(is_small(collective, synthesizer.name)):
-        schedule = synthesizer.synthesize(default_topology(collective.num_ranks), collective)
+        schedule = synthesizer.synthesize(links, collective)
         verify(schedule)
     return schedule
 

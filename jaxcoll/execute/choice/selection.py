@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import operator
@@ -12,9 +13,14 @@ import jax
 from jaxcoll.collective import DUALS, Collective
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.choice import stated
+from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
+from jaxcoll.execute.native import Native
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth import Synthesizer, synthesizer_named
+from jaxcoll.synth.auto import Portfolio
 from jaxcoll.topology import Topology
 from jaxcoll.trees import TreeFlow
 from jaxcoll.verifier import verify
@@ -75,6 +81,34 @@ def choose(
     return derived(schedule, kind)
 
 
+def on_network(
+    choice: str | Synthesizer | None, kind: str, axes: Axes, groups, root: int | None, nbytes: int
+) -> Choice:
+    """The schedule of a synthesizer on the network that is known; itself where none is.
+
+    "auto" also weighs what the machine charges; and ``None`` is the fastest of the candidates.
+    """
+    place = stated.place(kind, axes, groups, root)
+    if isinstance(choice, (str, Synthesizer)):
+        choice = synthesizer_named(choice)
+        if place.topology is not None or isinstance(choice, Portfolio):
+            return _synthesized_on(place, choice, max(nbytes, 1))
+    elif place.topology is not None:
+        found = candidates(place.collective, nbytes, place.topology, place.costs)
+        return taken([each for each in found if not isinstance(each.runs, Native)]).runs  # type: ignore[return-value]
+    return choice
+
+
+@functools.lru_cache(maxsize=256)
+def _synthesized_on(place: stated.Place, maker: Synthesizer, nbytes: int) -> Schedule:
+    topology = place.topology or default_topology(place.collective.num_ranks)
+    if isinstance(maker, Portfolio):
+        collective = place.collective
+        maker = dataclasses.replace(maker, nbytes=nbytes, execution=place.costs)
+        return maker.with_chunks_chosen(topology, collective)
+    return synthesized(maker, place.collective, topology)
+
+
 @functools.lru_cache(maxsize=64)
 def _unsplit(trees: TreeFlow) -> Schedule:
     return trees.to_schedule(1, order="steps")
@@ -102,15 +136,18 @@ def checked_groups(groups, axes: Axes) -> tuple[tuple[int, ...], ...] | None:
         groups = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
     except TypeError:
         raise CollectiveError(
-            f"axis_index_groups must be lists of indices of {axes}, got {groups!r}"
+            f"axis_index_groups must be lists of indices of {axes}, got {checks.shown(groups)}"
         ) from None
     ranks = sorted(rank for group in groups for rank in group)
     if ranks != list(range(axes.num_ranks)):
         raise CollectiveError(
-            f"axis_index_groups must name every index of {axes} exactly once, got {groups}"
+            f"axis_index_groups must name every index of {axes} exactly once, got "
+            f"{checks.shown(groups)}"
         )
     if len({len(group) for group in groups}) > 1:
-        raise CollectiveError(f"axis_index_groups must be of equal size, got {groups}")
+        raise CollectiveError(
+            f"axis_index_groups must be of equal size, got {checks.shown(groups)}"
+        )
     return groups
 
 

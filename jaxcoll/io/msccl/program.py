@@ -13,6 +13,7 @@ import dataclasses
 import itertools
 import re
 from xml.etree import ElementTree
+from xml.parsers import expat
 
 from jaxcoll.errors import FormatError
 from jaxcoll.numerics import checks
@@ -30,6 +31,7 @@ MOST_BLOCKS, MOST_INSTRUCTIONS, MOST_COUNT, MOST_AWAITED = 216, 256, 71, 127
 MOST_CHUNKS, MOST_RANKS, MOST_STEPS = 2**15 - 1, 2**12, 2**24
 _TYPES = {*SENDS, *RECEIVES, "cpy", "nop"}
 _NOT_READ = {"re", "rrs", "ra"}
+_TAGS = ("algo", "gpu", "tb", "step")  # each in the one before
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
@@ -66,6 +68,13 @@ class Block:
     channel: int
     instructions: tuple[Instruction, ...]
 
+    def connections(self, rank: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """The connection that a block of a rank receives over, and the one that it sends over.
+
+        A side without a peer has rank 0 for one: no instruction uses it.
+        """
+        return (self.receive or 0, rank, self.channel), (rank, self.send or 0, self.channel)
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -91,7 +100,7 @@ class Program:
 # ---------------------------------------------------------------------- writing
 
 
-def dumps(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30) -> str:
+def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30) -> str:
     """The XML of a program.
 
     Args:
@@ -102,6 +111,7 @@ def dumps(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30) -
     Raises:
         FormatError: another dialect, a bound below 1.
     """
+    checks.instance(program, Program, "program", FormatError)
     checks.choice(dialect, ("msccl", "executor"), "dialect", FormatError)
     max_bytes = checks.integer(max_bytes, "max_bytes", FormatError, least=1)
     collective = program.collective.replace("_", "")
@@ -167,18 +177,8 @@ def loads(text: str) -> Program:
         FormatError: malformed, with entities, cut short; an attribute missing or out of range; a
             collective or instruction that is not read here.
     """
-    checks.text(text, "text", FormatError)
-    if "<!" in re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL) or "<?" in text.lstrip()[5:]:
-        raise FormatError("an MSCCL program has no document type, entities or instructions")
-    try:
-        root = ElementTree.fromstring(text)  # noqa: S314, without entities there is no attack
-    except (ElementTree.ParseError, ValueError) as error:
-        raise FormatError(f"not XML, or cut short: {error}") from None
-    _expect(root, "algo")
-    collective = COLLECTIVES.get(_text(root, "coll"))
-    if collective is None:
-        known = ", ".join(COLLECTIVES)
-        raise FormatError(f"programs of {_text(root, 'coll')!r} are not read; known: {known}")
+    root = _parsed(checks.text(text, "text", FormatError))
+    collective = COLLECTIVES[checks.choice(_text(root, "coll"), COLLECTIVES, "coll", FormatError)]
     protocol = checks.choice(_text(root, "proto"), PROTOCOLS, "proto", FormatError)
     ranks = _integer(root, "ngpus", 1, MOST_RANKS)
     _integer(root, "nchannels", 1, 2**10)
@@ -186,7 +186,6 @@ def loads(text: str) -> Program:
     in_place = bool(_integer(root, "inplace", 0, 1)) if "inplace" in root.attrib else False
     blocks: dict[int, tuple[Block, ...]] = {}
     for gpu in root:
-        _expect(gpu, "gpu")
         number = _integer(gpu, "id", 0, ranks - 1)
         if number in blocks:
             raise FormatError(f"gpu {number} is given twice; give it once")
@@ -198,10 +197,43 @@ def loads(text: str) -> Program:
     return Program(_text(root, "name"), collective, protocol, chunks, in_place, rows)
 
 
+def _parsed(text: str) -> ElementTree.Element:
+    """The elements of XML text, checked while it is read.
+
+    A document type could declare entities, of which a few lines grow to any size. Without one XML
+    has five, of a character each.
+    """
+    parser, builder = expat.ParserCreate("utf-8"), ElementTree.TreeBuilder()
+    opened: list[str] = []
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        expected = _TAGS[len(opened)] if len(opened) < len(_TAGS) else "nothing"
+        if tag != expected:
+            raise FormatError(f"expected <{expected}>, got <{checks.shown(tag)}>")
+        opened.append(tag)
+        builder.start(tag, attributes)
+
+    def end(tag: str) -> None:
+        opened.pop()
+        builder.end(tag)
+
+    def refuse(*_: object) -> None:
+        raise FormatError("an MSCCL program has no document type, entities or instructions")
+
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.StartDoctypeDeclHandler = parser.ProcessingInstructionHandler = refuse
+    try:
+        parser.Parse(text, True)
+    except expat.ExpatError as error:
+        raise FormatError(f"not XML, or cut short: {error}") from None
+    except UnicodeEncodeError:
+        raise FormatError("not XML: it has characters that no file holds") from None
+    return builder.close()
+
+
 def _blocks(gpu: ElementTree.Element, ranks: int, rank: int) -> tuple[Block, ...]:
     found: dict[int, Block] = {}
     for tb in gpu:
-        _expect(tb, "tb")
         number = _integer(tb, "id", 0, len(gpu) - 1)
         if number in found:
             raise FormatError(f"block {number} of gpu {rank} is given twice; give it once")
@@ -228,10 +260,10 @@ def _blocks(gpu: ElementTree.Element, ranks: int, rank: int) -> tuple[Block, ...
 
 
 def _instruction(step: ElementTree.Element, blocks: int) -> Instruction:
-    _expect(step, "step")
     kind = _text(step, "type")
     if kind in _NOT_READ:
-        raise FormatError(f"instructions of type {kind!r} are not read; known: {sorted(_TYPES)}")
+        known = ", ".join(sorted(_TYPES))
+        raise FormatError(f"instructions of type {kind!r} are not read; known: {known}")
     checks.choice(kind, sorted(_TYPES), "type", FormatError)
     is_nop = kind == "nop"
     places = []
@@ -246,11 +278,6 @@ def _instruction(step: ElementTree.Element, blocks: int) -> Instruction:
     after = (block, instruction) if block >= 0 else None
     at = _integer(step, "at", 0, MOST_STEPS) if "at" in step.attrib else None
     return Instruction(kind, places[0], places[1], count, after, awaited, at)
-
-
-def _expect(element: ElementTree.Element, tag: str) -> None:
-    if element.tag != tag:
-        raise FormatError(f"expected <{tag}>, got <{checks.shown(element.tag)}>")
 
 
 def _text(element: ElementTree.Element, key: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict, deque
+from collections.abc import Iterator
 
 import numpy as np
 
+from jaxcoll import fields
 from jaxcoll.collective import Collective
 from jaxcoll.errors import FormatError, TopologyError
 from jaxcoll.io.msccl import program as form
@@ -20,6 +22,7 @@ from jaxcoll.verifier import verify
 
 Connection = tuple[int, int, int]  # sender, receiver, channel
 Cell = tuple[str, int]  # buffer, chunk of it
+Event = tuple[str, int, int, int]  # of a connection, or the end of (rank, block, instruction)
 _MOST_MESSAGES = 2**24
 
 
@@ -76,10 +79,13 @@ def lift(program: Program, topology: Topology) -> Schedule:
     number = {connection: i for i, connection in enumerate(connections)}
     columns = [(step, number[connection], chunk) for connection, step, chunk in run.sent]
     step, edge, chunk = np.asarray(columns, np.int64).reshape(-1, 3).T
+    collective = Collective(program.collective, ranks, program.chunks // ranks)
+    counts = collective.num_chunks, collective.num_deliveries, len(columns)
+    fields.check_claims("the program", ranks, *counts)
     reduce = np.asarray([run.added.get(i, False) for i in range(len(columns))], bool)
     schedule = Schedule.from_sends(
         topology,
-        Collective(program.collective, ranks, program.chunks // ranks),
+        collective,
         step,
         edge,
         chunk,
@@ -118,32 +124,27 @@ class _Run:
         self.last: dict[Connection, int] = {}
         self.sent: list[tuple[Connection, int, int]] = []
         self.added: dict[int, bool] = {}
-        self.cells = [self._first(rank) for rank in range(len(program.ranks))]
-
-    def _first(self, rank: int) -> dict[Cell, _Value]:
-        """The content of a rank's cells before the program runs."""
-        program = self.program
-        if program.collective != "all_gather":
-            return {("i", c): _Value(c, 0) for c in range(program.chunks)}
-        share = program.chunks // len(program.ranks)
-        own = range(rank * share, (rank + 1) * share)
-        if program.in_place:
-            return {("o", c): _Value(c, 0) for c in own}
-        return {("i", c - rank * share): _Value(c, 0) for c in own}
+        # Those that the program has touched: a short one may claim very many.
+        self.cells: list[dict[Cell, _Value]] = [{} for _ in program.ranks]
 
     def to_end(self) -> None:
-        """Run every block as far as it gets, until all have ended.
+        """Run every block as far as it gets, and on when what it waits for has happened.
 
         Raises:
             FormatError: none gets further, or messages are left.
         """
         blocks = [(r, b) for r, row in enumerate(self.program.ranks) for b in range(len(row))]
-        moved = True
-        while moved:
-            moved = False
-            for rank, block in blocks:
-                while self._advance(rank, block):
-                    moved = True
+        waiting: defaultdict[Event, list[tuple[int, int]]] = defaultdict(list)
+        ready = deque(blocks)
+        while ready:
+            rank, block = ready.popleft()
+            while self.at[rank][block][0] < len(self.program.ranks[rank][block].instructions):
+                awaited = self._awaited(rank, block)
+                if awaited is not None:
+                    waiting[awaited].append((rank, block))
+                    break
+                for event in self._advance(rank, block):
+                    ready.extend(waiting.pop(event, ()))
         for rank, block in blocks:
             at = self.at[rank][block][0]
             if at < len(self.program.ranks[rank][block].instructions):
@@ -155,29 +156,38 @@ class _Run:
         if left is not None:
             raise FormatError(f"nothing receives a message from rank {left[0]} to rank {left[1]}")
 
-    def _advance(self, rank: int, block: int) -> bool:
-        """Run one chunk of the next instruction of a block; whether that could be done."""
-        body, at = self.program.ranks[rank][block], self.at[rank][block]
-        if at[0] >= len(body.instructions):
-            return False
-        each = body.instructions[at[0]]
+    def _awaited(self, rank: int, block: int) -> Event | None:
+        """The event that the next instruction of a block waits for, or None when it can run."""
+        body = self.program.ranks[rank][block]
+        each = body.instructions[self.at[rank][block][0]]
         if each.after is not None and self.ended[rank][each.after[0]] < each.after[1]:
-            return False
-        into = (body.receive or 0, rank, body.channel)
-        out = (rank, body.send or 0, body.channel)
+            return "end", rank, *each.after
+        into, out = body.connections(rank)
         if each.type in form.RECEIVES and not self.wires[into]:
-            return False
+            return "send", *into
         room = form.PROTOCOLS[self.program.protocol]
         if each.type in form.SENDS and len(self.wires[out]) >= room:
-            return False
+            return "receive", *out
+        return None
+
+    def _advance(self, rank: int, block: int) -> Iterator[Event]:
+        """Run one chunk of the next instruction of a block, and tell what happened."""
+        body, at = self.program.ranks[rank][block], self.at[rank][block]
+        each = body.instructions[at[0]]
+        into, out = body.connections(rank)
         if each.count:
             self._run(rank, each, at[1], into, out)
+        if each.type in form.RECEIVES:
+            yield "receive", *into
+        if each.type in form.SENDS:
+            yield "send", *out
         at[1] += 1
         if at[1] >= each.count:
             if each.awaited:
-                self.ended[rank][block] = at[0]
+                before, self.ended[rank][block] = self.ended[rank][block], at[0]
+                # Those before it that nobody was to wait for have ended as well.
+                yield from (("end", rank, block, i) for i in range(before + 1, at[0] + 1))
             at[:] = at[0] + 1, 0
-        return True
 
     def _run(self, rank: int, each: Instruction, i: int, into: Connection, out: Connection) -> None:
         cells = self.cells[rank]
@@ -218,8 +228,23 @@ class _Run:
         return ("o" if self.program.collective == "all_gather" else "i"), chunk
 
     def _read(self, rank: int, cell: Cell) -> _Value:
-        if cell not in self.cells[rank]:
-            raise FormatError(
-                f"gpu {rank} reads chunk {cell[1]} of buffer {cell[0]!r}, never written"
-            )
-        return self.cells[rank][cell]
+        cells = self.cells[rank]
+        if cell not in cells:
+            chunk = self._first(rank, cell)
+            if chunk is None:
+                raise FormatError(
+                    f"gpu {rank} reads chunk {cell[1]} of buffer {cell[0]!r}, never written"
+                )
+            cells[cell] = _Value(chunk, 0)
+        return cells[cell]
+
+    def _first(self, rank: int, cell: Cell) -> int | None:
+        """The chunk that a cell holds before the program runs, None for no chunk."""
+        buffer, place = cell
+        program = self.program
+        if program.collective != "all_gather":
+            return place if buffer == "i" and place < program.chunks else None
+        share = program.chunks // len(program.ranks)
+        if program.in_place:
+            return place if buffer == "o" and place // share == rank else None
+        return rank * share + place if buffer == "i" and place < share else None

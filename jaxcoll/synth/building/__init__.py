@@ -3,6 +3,7 @@
 - ``base``: the one method of a synthesizer, and the collectives derived from it;
 - ``patterns``, ``sends``: all-gathers along one dimension as moves, and moves as columns of sends;
 - ``grids``, ``dimensions``: the grid of a network, and what each of its dimensions can do;
+- ``hosts``, ``circles``: hosts of consecutive ranks, and circles over links or through hosts;
 - ``routed``: moves of topology-oblivious algorithms carried over shortest routes;
 - ``switch_unwinding``: switches replaced by links between ranks (TACOS, Section IV-G);
 - ``arrivals``, ``list_scheduling`` and its kernel: sends in the order in which links serve them.

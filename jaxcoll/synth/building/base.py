@@ -14,6 +14,7 @@ from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule, concatenate
+from jaxcoll.simulation.execution_costs import ExecutionCosts
 from jaxcoll.synth.building.reversal import reverse_in_time
 from jaxcoll.topology import Topology, connected
 
@@ -152,6 +153,8 @@ class Synthesizer(abc.ABC):
 def _said(value: object) -> object:
     if isinstance(value, Synthesizer):
         return {"synthesizer": value.name, **value.parameters()}
+    if isinstance(value, ExecutionCosts):
+        return dataclasses.asdict(value)
     return tuple(map(_said, value)) if isinstance(value, tuple) else value
 
 

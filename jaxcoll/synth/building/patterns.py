@@ -94,6 +94,33 @@ def doubling(side: int, *, far_first: bool = False) -> Pattern:
     return exchanges([here ^ d for d in (distances[::-1] if far_first else distances)])
 
 
+def tripling(side: int, *, far_first: bool) -> Pattern:
+    """Each index sends all it has both ways, over distances 1, 3, 9, ... or the other way round.
+
+    In ceil(log3 side) steps, for any number of indices: a block goes on to places where it is not
+    yet, half of its chunks each way where it comes both ways in the same step.
+    """
+    here = np.arange(side)
+    distances = [1]
+    while distances[-1] * 3 < side:
+        distances.append(distances[-1] * 3)
+    if side == 1:
+        return []
+    reached, moves = [0], []
+    for step, distance in enumerate(distances[::-1] if far_first else distances):
+        fresh = {way: {(at + way * distance) % side: at for at in reached[::-1]} for way in (1, -1)}
+        known = set(reached)
+        for half, way in enumerate((1, -1)):
+            for to, at in fresh[way].items():
+                if to not in known:
+                    part = half if to in fresh[-way] else -1
+                    moves.append(
+                        Move(step, (here + way * distance) % side, (here - at) % side, part)
+                    )
+        reached += sorted((set(fresh[1]) | set(fresh[-1])) - known)
+    return moves
+
+
 def bruck(side: int) -> Pattern:
     """Place p sends what it has to p - 1, p - 2, p - 4, ...; any number of indices.
 

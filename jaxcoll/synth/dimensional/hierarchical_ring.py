@@ -13,7 +13,7 @@ from jaxcoll.grid import Grid
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.grids import rank_grid_of
+from jaxcoll.synth.building.hosts import ranks_per_host
 from jaxcoll.synth.building.patterns import circle
 from jaxcoll.synth.building.routed import gathered
 from jaxcoll.synth.building.sends import Sends, gather_in_order
@@ -30,8 +30,9 @@ class HierarchicalRing(Synthesizer):
     shortest paths.
 
     Attributes:
-        inner: ranks of a block, which divides the ranks of every group; None for the innermost
-            dimension of the network, which then must be a grid.
+        inner: ranks of a block, which divides the ranks of every group; None for those of a host
+            (what the links above the least bandwidth join), or the innermost dimension of a network
+            that is a grid.
 
     Raises:
         CollectiveError: ``inner`` is less than 1.
@@ -50,11 +51,9 @@ class HierarchicalRing(Synthesizer):
 
         Raises:
             CollectiveError: blocks do not divide a group.
-            TopologyError: ``inner`` is None and the network is not a grid.
+            TopologyError: ``inner`` is None and the network has neither hosts nor a grid.
         """
-        inner = self.inner
-        if inner is None:
-            inner = [s for s in rank_grid_of(topology, self.name).grid.shape if s > 1][-1]
+        inner = ranks_per_host(topology, self.name) if self.inner is None else self.inner
         index = np.arange(collective.chunks_per_shard)
 
         def in_blocks(group: np.ndarray) -> tuple[np.ndarray, Sends]:

@@ -55,12 +55,18 @@ def fitting_forest(
     return dataclasses.replace(flow, certificate=certificate)
 
 
-def numbers_of_trees(topology: Topology) -> tuple[int, ...]:
-    """Trees per rank of an all_gather: the fastest number of up to 16, then the optimum's own."""
-    best = known_optimum(topology, None)
+def numbers_of_trees(topology: Topology, root: int | None = None) -> tuple[int, ...]:
+    """Trees per rank of an all_gather: the fastest number of up to 16, then the optimum's own.
+
+    Args:
+        root: of a broadcast, to whose trees the numbers then apply.
+    """
+    ranks = range(topology.num_ranks)
+    weights = None if root is None else tuple(int(rank == root) for rank in ranks)
+    best = known_optimum(topology, weights)
     if best.k <= _SCAN:
         return (best.k,)
-    speed = {d: _scaling(topology, None, d).inverse for d in range(1, _SCAN + 1)}
+    speed = {d: _scaling(topology, weights, d).inverse for d in range(1, _SCAN + 1)}
     return min(speed, key=lambda d: (speed[d], d)), best.k
 
 

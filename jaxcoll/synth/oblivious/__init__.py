@@ -1,4 +1,6 @@
-"""Topology-oblivious algorithms: patterns over rank numbers, carried over shortest routes.
+"""Patterns over rank numbers, carried over shortest routes where no link joins two ranks.
 
-``ring``, ``direct``, ``rhd`` (recursive halving-doubling), ``bruck``, ``swing``, ``hdrm``.
+``ring`` (around circles of links where there are some) and ``nccl_ring`` (in channels), ``direct``,
+``rhd`` (recursive halving-doubling), ``halving`` (of any number of ranks), ``bruck``, ``trivance``,
+``swing``, ``hdrm``.
 """

@@ -1,8 +1,9 @@
-"""Ring: ranks in a circle, whatever the wires are."""
+"""Ring: ranks in circles over links, or in a given order whatever the wires are."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -14,32 +15,42 @@ from jaxcoll.numerics import checks
 from jaxcoll.paths import shortest_routes
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
+from jaxcoll.synth.building.circles import circles_of
 from jaxcoll.synth.building.patterns import circle
 from jaxcoll.synth.building.routed import first_chunk, on_ranks, routed
 from jaxcoll.synth.building.sends import Sends, gather_in_order
 from jaxcoll.topology import Topology
 
+ORDERS = ("links", "ranks")
+
 
 @dataclasses.dataclass(frozen=True)
 class Ring(Synthesizer):
-    """All-gather around the circle 0, 1, ..., n-1, 0 (or the order of each group).
+    """All-gather around circles that follow links, each with an equal share of the chunks.
 
-    Topology-oblivious: neighbours on the circle that no link joins are routed over shortest
-    paths (``jaxcoll.paths.shortest_routes`` states the tie-break). Both ways round, shards go
-    to the rank opposite in n/2 steps; one way, all the way round in n-1 steps, upwards unless the
-    routes downwards have fewer links (as on a one-way ring reversed for reduce_scatter).
+    The circles share no link and are as many as are found: those of a torus use all its links
+    (``jaxcoll.synth.building.circles``). Among hosts behind switches there is one for each rank of
+    a host (``jaxcoll.synth.building.hosts``). Where links hold no circle through all ranks there is
+    one, 0, 1, ..., n-1, 0 (or the order of each group), whose neighbours are routed over shortest
+    paths (``jaxcoll.paths.shortest_routes`` states the tie-break).
+
+    Both ways round, shards go to the rank opposite in n/2 steps; one way, all the way round in n-1
+    steps, upwards unless the routes downwards have fewer links (as on a one-way ring reversed for
+    reduce_scatter).
 
     Attributes:
         bidirectional: whether shards go both ways round.
-        circles: orders of the ranks of a group, by index, each of which carries an equal share of
-            every shard's chunks; the order of the group when None. Where several circles join the
+        order: "links" as above; "ranks" for the one circle in the order of ranks, topology-blind,
+            which is what the TACOS paper and others compare with.
+        circles: orders of the ranks of a group, by index, instead. Where several circles join the
             same two ranks, each has a link of its own if there are parallel ones.
 
     Raises:
-        CollectiveError: circles that are not orders of the ranks.
+        CollectiveError: an unknown order, or circles that are not orders of the ranks.
     """
 
     bidirectional: bool = True
+    order: str = "links"
     circles: tuple[tuple[int, ...], ...] | None = None
 
     name: ClassVar[str] = "ring"
@@ -47,6 +58,7 @@ class Ring(Synthesizer):
 
     def __post_init__(self) -> None:
         checks.flag_fields(self, CollectiveError, "bidirectional")
+        checks.choice(self.order, ORDERS, "order", CollectiveError)
         if self.circles is None:
             return
         circles = [
@@ -60,50 +72,80 @@ class Ring(Synthesizer):
             )
         checks.put(self, circles=tuple(circles))
 
+    def granularity(self, topology: Topology, collective: Collective) -> int:
+        """Chunks per shard with which every circle carries an equal share (or a multiple)."""
+        groups = (np.asarray(group) for group in collective.groups if len(group) > 1)
+        return max((len(self._circles(topology, group)) for group in groups), default=1)
+
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule; see ``Synthesizer``.
 
         Raises:
             CollectiveError: circles of another number of ranks than a group has.
         """
-        parts, lanes = [], []
-        lane = np.zeros((topology.num_ranks, topology.num_ranks), np.int64)
-        for group in collective.groups:
-            if len(group) == 1:
-                continue
-            ranks, chunks = np.asarray(group), collective.chunks_per_shard
-            circles = self._circles(ranks)
-            for turn, around in enumerate(circles):
-                index = np.arange(turn, chunks, len(circles))
-                part = self._around(topology, around, index)
-                parts.append(part)
-                lanes.append(lane[part.src, part.dst])
-                ends = (
-                    np.append(around, np.roll(around, -1)),
-                    np.append(np.roll(around, -1), around),
-                )
-                lane[ends] += 1
-        sends = Sends.joined(parts)
-        chunk = first_chunk(collective)[sends.owner] + sends.index
-        columns = (sends.step, sends.src, sends.dst, chunk)
-        return routed(topology, collective, *columns, lane=np.concatenate(lanes))
 
-    def _circles(self, ranks: np.ndarray) -> list[np.ndarray]:
-        if self.circles is None:
+        def circles(group: np.ndarray) -> list[np.ndarray]:
+            return self._circles(topology, group)
+
+        return gather_around(topology, collective, circles, both_ways=self.bidirectional)
+
+    def _circles(self, topology: Topology, ranks: np.ndarray) -> list[np.ndarray]:
+        """The ranks of a group in the order of every circle."""
+        circles = self.circles
+        if circles is None and self.order == "links" and len(ranks) > 2:
+            circles = circles_of(topology, ranks, self.bidirectional)
+        if not circles:
             return [ranks]
-        if len(self.circles[0]) != len(ranks):
+        if len(circles[0]) != len(ranks):
             raise CollectiveError(
-                f"the circles are of {len(self.circles[0])} ranks, a group has {len(ranks)} ranks"
+                f"the circles are of {len(circles[0])} ranks, a group has {len(ranks)} ranks"
             )
-        return [ranks[list(circle)] for circle in self.circles]
+        return [ranks[list(circle)] for circle in circles]
 
-    def _around(self, topology: Topology, ranks: np.ndarray, index: np.ndarray) -> Sends:
-        backwards = ranks[::-1]
-        if not self.bidirectional and _links(topology, backwards) < _links(topology, ranks):
-            ranks = backwards
-        pattern = circle(len(ranks), both_ways=self.bidirectional)
-        sends = gather_in_order(Grid((len(ranks),), (True,)), (0,), {0: pattern}, index)
-        return on_ranks(sends, ranks)
+
+def gather_around(
+    topology: Topology,
+    collective: Collective,
+    circles: Callable[[np.ndarray], Sequence[np.ndarray]],
+    *,
+    both_ways: bool,
+    pieces: int = 1,
+) -> Schedule:
+    """The all_gather in which every circle of a group carries an equal share of the chunks.
+
+    Args:
+        circles: from the ranks of a group to the ranks in the order of each circle.
+        both_ways: whether shards go both ways round.
+        pieces: see ``Sends.in_pieces``.
+    """
+    parts, lanes = [], []
+    lane = np.zeros((topology.num_ranks, topology.num_ranks), np.int64)
+    for group in collective.groups:
+        if len(group) == 1:
+            continue
+        ranks, chunks = np.asarray(group), collective.chunks_per_shard
+        found = circles(ranks)
+        for turn, around in enumerate(found):
+            index = np.arange(turn, chunks, len(found))
+            part = _around(topology, around, index, both_ways).in_pieces(chunks, pieces)
+            parts.append(part)
+            lanes.append(lane[part.src, part.dst])
+            ends = around, np.roll(around, -1)
+            lane[ends] += 1
+            lane[ends[::-1]] += 1
+    sends = Sends.joined(parts)
+    chunk = first_chunk(collective)[sends.owner] + sends.index
+    columns = (sends.step, sends.src, sends.dst, chunk)
+    return routed(topology, collective, *columns, lane=np.concatenate(lanes))
+
+
+def _around(topology: Topology, ranks: np.ndarray, index: np.ndarray, both_ways: bool) -> Sends:
+    backwards = ranks[::-1]
+    if not both_ways and _links(topology, backwards) < _links(topology, ranks):
+        ranks = backwards
+    pattern = circle(len(ranks), both_ways=both_ways)
+    sends = gather_in_order(Grid((len(ranks),), (True,)), (0,), {0: pattern}, index)
+    return on_ranks(sends, ranks)
 
 
 def _links(topology: Topology, circle: np.ndarray) -> int:

@@ -14,6 +14,10 @@ from jaxcoll.synth.tacos.state import WORD, Holdings, Network, measure, place
 WORDS = 8
 BLOCK = WORD * WORDS
 
+# Where a search is between two calls of its kernel, an int64 each: deliveries still wanted, the
+# time, when the last send so far arrives, sends made, arrivals to come, and ranks that wait.
+WANTED, TIME, FINISH, SENDS, UNDER_WAY, WAITING = range(6)
+
 
 class Costs(NamedTuple):
     """The time that sends take, in ticks.
@@ -89,7 +93,6 @@ class Goal(NamedTuple):
     """The end of a search, and how it gets there.
 
     Attributes:
-        wanted: deliveries without which the postcondition does not hold.
         rule: a number of ``rules.Rule``.
         most: chunks that a message may carry.
         limit: ticks to stay below. No link takes a chunk when even the smallest would arrive
@@ -97,7 +100,6 @@ class Goal(NamedTuple):
             faster can be found.
     """
 
-    wanted: int
     rule: int
     most: int
     limit: int

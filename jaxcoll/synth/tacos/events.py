@@ -11,8 +11,6 @@ slots are those of ``state``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba as nb
 import numpy as np
 
@@ -21,6 +19,12 @@ from jaxcoll.synth.tacos import rules
 from jaxcoll.synth.tacos.bitset import bit_of, draw_bit, next_random, random_below
 from jaxcoll.synth.tacos.event_state import (
     BLOCK,
+    FINISH,
+    SENDS,
+    TIME,
+    UNDER_WAY,
+    WAITING,
+    WANTED,
     WORDS,
     Costs,
     Event,
@@ -40,43 +44,56 @@ _RAREST = int(rules.Rule.RAREST_FIRST)
 _SCARCE = int(rules.Rule.SCARCE_LINK)
 _NEVER = np.iinfo(np.int64).max
 
+# Ranks matched in one call: kernels see no signals, and Python handles them between two calls.
+_AT_ONCE = 1 << 16
+
 
 # ---------------------------------------------------------------------- Algorithm 2, by events
 
 
 @kernel(cache=True, nogil=True)
 def expand(
-    net: Network, now: Holdings, direct: PointToPoint, costs: Costs, work: Workspace, goal: Goal
-) -> tuple[Sends, Any, Any]:
+    net: Network,
+    now: Holdings,
+    direct: PointToPoint,
+    costs: Costs,
+    work: Workspace,
+    goal: Goal,
+    sent: Sends,
+    at,
+):
     """Expands the network in time, arrival by arrival, until every postcondition holds.
 
-    Algorithm 2 with an arrival in place of "t <- t + 1" (Sec. IV-F).
+    Algorithm 2 with an arrival in place of "t <- t + 1" (Sec. IV-F). A call ends early, to be
+    repeated, when the columns are full or after ``_AT_ONCE`` looks at ranks.
+
+    Args:
+        sent: receive the sends, message by message in order of their start.
+        at: where the search is, see ``event_state.new_search``; updated.
 
     Returns:
-        (sends, finish, done): the sends, message by message in order of their start; when the last
-        one arrives; and whether the limit was enough.
+        The rows that the columns must have before the next call, or 0 after the last.
     """
     # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
     have, left, relay, offer, target = now.have, now.left, now.relay, now.offer, direct.target
     in_ptr, out_ptr, near_ptr, near, dst = net.in_ptr, net.out_ptr, net.near_ptr, net.near, net.dst
     waiting, waits, times, arrivals = work.waiting, work.waits, work.times, work.events
-    first, last, random = work.first, work.last, work.random
-    limit, wanted, moves, relays = goal.limit, goal.wanted, len(direct.onward) > 0, len(relay) > 0
-    start, edge, slot = np.empty(1024, np.int64), np.empty(1024, np.int32), np.empty(1024, np.int32)
-    size = sends = time = finish = nb.int64(0)
-    count = nb.int64(have.shape[1])
-    for v in range(count):
-        waiting[v], waits[v] = v, True
+    first, last, random, slot = work.first, work.last, work.random, sent.slot
+    limit, moves, relays = goal.limit, len(direct.onward) > 0, len(relay) > 0
+    wanted, time, finish = at[WANTED], at[TIME], at[FINISH]
+    sends, size, count = at[SENDS], at[UNDER_WAY], at[WAITING]
+    room, looks = nb.int64(0), nb.int64(0)
     while wanted > 0:
-        block = _shuffle(waiting, random, count, have.shape[0])
         room = sends + _most_sends(in_ptr, waiting, left, count, goal.most, moves, len(target))
-        if room > len(edge):
-            start, edge, slot = _longer(start, room), _longer(edge, room), _longer(slot, room)
+        if room > len(slot) or looks >= _AT_ONCE:
+            break
+        room, looks = nb.int64(0), looks + count
+        block = _shuffle(waiting, random, count, have.shape[0])
         needs_all = limit < _NEVER and not moves and not relays
         if needs_all and not _is_in_time(net, costs, waiting, left, goal, count, time):
             break
-        event, columns = Event(time, count, block, size, sends), Sends(start, edge, slot)
-        sends, size, last_arrival = _match(net, now, direct, costs, work, goal, event, columns)
+        event = Event(time, count, block, size, sends)
+        sends, size, last_arrival = _match(net, now, direct, costs, work, goal, event, sent)
         finish = max(finish, last_arrival)
         if size == 0 or times[0] >= limit:
             break
@@ -98,8 +115,9 @@ def expand(
                     offer[out, b >> 6] |= bit_of(b)
             first[link] = last[link]
             count = _let_wait(waiting, waits, count, v, near_ptr, near)
-    sent = Sends(start[:sends], edge[:sends], slot[:sends])
-    return sent, finish, wanted <= 0 and finish < limit
+    at[WANTED], at[TIME], at[FINISH] = wanted, time, finish
+    at[SENDS], at[UNDER_WAY], at[WAITING] = sends, size, count
+    return room
 
 
 @kernel(inline="always")
@@ -160,15 +178,6 @@ def _is_in_time(net: Network, costs: Costs, waiting, left, goal: Goal, count, ti
         if lacking > 0:
             return False
     return True
-
-
-@kernel(cache=True, nogil=True)
-def _longer(column, room):
-    """The column with at least ``room`` entries, and at least twice as many as before."""
-    longer = np.empty(max(room, 2 * len(column)), column.dtype)
-    for i in range(len(column)):
-        longer[i] = column[i]
-    return longer
 
 
 # ---------------------------------------------------------------------- Algorithm 1, by events

@@ -36,11 +36,12 @@ _ZERO = np.uint64(0)
 
 
 @kernel(cache=True, nogil=True)
-def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edge, chunk):
-    """Expands the network in time, step by step, until every postcondition holds (Algorithm 2).
+def expand(net, now: Holdings, wanted, planes, random, chunk_of_slot, edge, chunk, sends):
+    """Expands the network in time, step by step (Algorithm 2), for as many steps as asked for.
 
-    It ends, for every step carries something: along a shortest path to a rank that still lacks a
-    chunk it wants, some rank is the last to have the chunk, and its link to the next can carry it.
+    The search ends, for every step carries something: along a shortest path to a rank that still
+    lacks a chunk it wants, some rank is the last to have the chunk, and its link to the next can
+    carry it.
 
     Args:
         wanted: sends without which the postcondition does not hold.
@@ -48,33 +49,30 @@ def expand(net, now: Holdings, wanted, planes, random, limit, chunk_of_slot, edg
             downstream-need; None, for which Numba compiles a kernel of its own, for the rule
             random.
         random: a generator's state for each rank, and a last one for the steps, uint64 above 0.
-        limit: give up when this many steps are not enough.
         chunk_of_slot: chunk of each slot.
         edge, chunk: receive the link and the chunk of each send, with room for every one.
+        sends: receives the number of sends of each step, one entry per step asked for.
 
     Returns:
-        (step_ptr, done): as in ``Schedule``, and whether the limit was enough.
+        (steps, wanted): steps done, fewer than asked for where the postcondition holds; and the
+        sends without which it does not yet.
     """
     links, blocks = len(net.src), now.have.shape[0]
     ranks = np.arange(now.have.shape[1])
     carried = np.empty(links, np.int32)
-    step_ptr = np.zeros(min(limit, 1024) + 1, np.int64)
-    step = sends = 0
-    while wanted > 0 and step < limit:
+    step = total = 0
+    while wanted > 0 and step < len(sends):
         start = next_start(random, blocks)
         match(net, now, planes, random, start, ranks, carried)
         wanted -= deliver(net, now, carried, ranks)
+        before = total
         for link in range(links):
             if carried[link] >= 0:
-                edge[sends], chunk[sends] = link, chunk_of_slot[carried[link]]
-                sends += 1
+                edge[total], chunk[total] = link, chunk_of_slot[carried[link]]
+                total += 1
+        sends[step] = total - before
         step += 1
-        if step == len(step_ptr):
-            longer = np.zeros(2 * step, np.int64)
-            longer[:step] = step_ptr
-            step_ptr = longer
-        step_ptr[step] = sends
-    return step_ptr[: step + 1], wanted == 0
+    return step, wanted
 
 
 @kernel(cache=True, nogil=True)

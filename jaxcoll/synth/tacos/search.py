@@ -19,6 +19,8 @@ from jaxcoll.synth.tacos.slow_links import faster_ranks
 from jaxcoll.topology import Topology
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
+# Links that are matched in one call of a search in lockstep, in whole steps.
+_LINKS_AT_ONCE = 2**19
 _COPIED = ("all_gather", "broadcast")
 
 
@@ -162,13 +164,20 @@ def search_in_lockstep(
         network, collective, rule, random
     )
     edge, chunk = np.empty(most, np.int32), np.empty(most, np.int32)
-    step_ptr, done = kernel.expand(
-        network, now, wanted, planes, states, min(limit, most), chunk_of_slot, edge, chunk
-    )
+    step_ptr, done = [0], wanted == 0
+    # A kernel sees no signals: Python handles them between two calls.
+    at_once = np.empty(max(1, _LINKS_AT_ONCE // len(network.src)), np.int64)
+    while not done and len(step_ptr) <= min(limit, most):
+        asked, first = at_once[: min(limit, most) + 1 - len(step_ptr)], step_ptr[-1]
+        steps, wanted = kernel.expand(
+            network, now, wanted, planes, states, chunk_of_slot, edge[first:], chunk[first:], asked
+        )
+        step_ptr += (first + np.cumsum(asked[:steps])).tolist()
+        done = wanted == 0
+    ptr = np.asarray(step_ptr, np.int64)
     if done and len(now.relay):
-        step_ptr = tables.prune(network, now.relay, slot, step_ptr, edge, chunk)
-    sends = step_ptr[-1]
-    return Found(step_ptr, edge[:sends], chunk[:sends], len(step_ptr) - 1, done)
+        ptr = tables.prune(network, now.relay, slot, ptr, edge, chunk)
+    return Found(ptr, edge[: ptr[-1]], chunk[: ptr[-1]], len(ptr) - 1, bool(done))
 
 
 # ---------------------------------------------------------------------- by events
@@ -245,8 +254,10 @@ def search_by_events(
     state = random.integers(1, 2**64, dtype=np.uint64)
     most = min(most, collective.num_chunks)
     work = _workspace(network, collective.num_ranks, collective.num_chunks, most, state)
-    goal = event_state.Goal(int(wanted), int(rule), int(most), int(limit))
-    (start, edge, slots), finish, done = events.expand(network, now, direct, costs, work, goal)
+    goal = event_state.Goal(int(rule), int(most), int(limit))
+    (start, edge, slots), finish, done = _expand(
+        network, now, direct, costs, work, goal, int(wanted)
+    )
     step_ptr = _step_ptr(start)
     chunk = np.take(chunk_of_slot, slots)
     if done and relay:
@@ -258,6 +269,30 @@ def search_by_events(
         order = np.argsort(start, kind="stable")
         edge, chunk, step_ptr = edge[order], chunk[order], _step_ptr(start[order])
     return Found(step_ptr, edge, chunk, int(finish), done)
+
+
+def _expand(
+    network: tables.Network,
+    now: tables.Holdings,
+    direct: event_state.PointToPoint,
+    costs: event_state.Costs,
+    work: event_state.Workspace,
+    goal: event_state.Goal,
+    wanted: int,
+) -> tuple[event_state.Sends, int, bool]:
+    """The sends, when the last one arrives, and whether the limit was enough."""
+    at = np.zeros(6, np.int64)
+    at[event_state.WANTED], at[event_state.WAITING] = wanted, len(work.waiting)
+    sent = event_state.Sends(*(np.empty(1024, dtype) for dtype in (np.int64, np.int32, np.int32)))
+    while rows := events.expand(network, now, direct, costs, work, goal, sent, at):
+        if rows > len(sent.slot):
+            more = max(int(rows), 2 * len(sent.slot)) - len(sent.slot)
+            sent = event_state.Sends(
+                *(np.concatenate([column, np.empty(more, column.dtype)]) for column in sent)
+            )
+    sends, finish = int(at[event_state.SENDS]), int(at[event_state.FINISH])
+    done = at[event_state.WANTED] <= 0 and finish < goal.limit
+    return event_state.Sends(*(column[:sends] for column in sent)), finish, bool(done)
 
 
 def _costs(
@@ -309,8 +344,8 @@ def _workspace(
         last=np.zeros(links, np.int64),
         times=np.empty(links, np.int64),
         events=np.empty(links, np.int64),
-        waiting=np.empty(ranks, np.int64),
-        waits=np.empty(ranks, np.bool_),
+        waiting=np.arange(ranks),
+        waits=np.ones(ranks, np.bool_),
         random=np.array([state], np.uint64),
     )
 

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse import csgraph
 
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth.building.base import Synthesizer
-from jaxcoll.synth.building.grids import rank_grid_of
+from jaxcoll.synth.building.hosts import host_chains, ranks_per_host
 from jaxcoll.synth.trees.double_binary_tree import double_binary_trees
 from jaxcoll.synth.trees.pipeline import Tree, all_reduce
 from jaxcoll.topology import Topology
@@ -38,7 +36,8 @@ class HierarchicalTree(Synthesizer):
             chain has; else hosts are what the links above the least bandwidth join, or the
             innermost dimension of a network that is a grid.
         chains: per channel, the indices 0..inner-1 of a host in the order of its chain, head first;
-            one channel per index, each chain in rising order around the host, when omitted.
+            when omitted one channel per index, over links where they join the ranks of a host
+            (``jaxcoll.synth.building.hosts``).
         pieces: see ``pipelined_trees.all_reduce``: 1 for the lowest latency.
         nbytes: see there; a number for the time that the library's channels take, None for few
             steps.
@@ -73,9 +72,8 @@ class HierarchicalTree(Synthesizer):
         """
         inner = self.inner
         if inner is None:
-            inner = len(self.chains[0]) if self.chains else ranks_per_host(topology)
-        index = np.arange(inner)
-        chains = self.chains or tuple(tuple(np.roll(index, -c).tolist()) for c in index)
+            inner = len(self.chains[0]) if self.chains else ranks_per_host(topology, self.name)
+        chains = self.chains or host_chains(topology, inner)
         if len(chains[0]) != inner:
             raise CollectiveError(f"chains are of {len(chains[0])} ranks, hosts have {inner}")
 
@@ -117,28 +115,6 @@ def _host_trees(hosts: int) -> list[tuple[np.ndarray, np.ndarray]]:
     if hosts % 2 == 0:
         return [(first, host > first), (second, host < second)]
     return [(first, host > first), (second, (host - 1) % hosts > (second - 1) % hosts)]
-
-
-def ranks_per_host(topology: Topology) -> int:
-    """Consecutive ranks that links above the least bandwidth join, if hosts are equal.
-
-    Where there are no such hosts, the innermost side of the grid that the network is.
-
-    Raises:
-        TopologyError: the network is not a grid either.
-    """
-    fast = topology.bandwidth > topology.bandwidth.min(initial=np.inf)
-    shape = (topology.num_vertices,) * 2
-    joined = sparse.coo_array((fast[fast], (topology.src[fast], topology.dst[fast])), shape)
-    _, part = csgraph.connected_components(joined, directed=False)
-    ranks = part[: topology.num_ranks]
-    inner = int((ranks == ranks[0]).sum())
-    if 1 < inner < len(ranks) and len(ranks) % inner == 0:
-        hosts = ranks.reshape(-1, inner)
-        if (hosts == hosts[:, :1]).all() and len(np.unique(hosts[:, 0])) == len(hosts):
-            return inner
-    sides = [s for s in rank_grid_of(topology, HierarchicalTree.name).grid.shape if s > 1]
-    return sides[-1] if sides else 1
 
 
 def _checked_chains(chains: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

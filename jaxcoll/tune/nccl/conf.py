@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator
 
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
-from jaxcoll.tune.nccl.rules import COLLECTIVES, MAX_BYTES, NcclRule
+from jaxcoll.numerics import checks
+from jaxcoll.tune.nccl.rules import COLLECTIVES, MAX_BYTES, NcclRule, checked_rules
 
 COLUMNS = (
     "collective",
@@ -50,7 +51,7 @@ def dumps(rules: Iterable[NcclRule]) -> str:
         f"# {','.join(COLUMNS)}",
         "# channels 0: NCCL's own number. Without a rule: 1 channel.",
     ]
-    for rule in rules:
+    for rule in checked_rules(rules):
         if rule.chunk_bytes is not None:
             raise TuneError(
                 f"nccl_tuner.conf has no column for chunk_bytes={rule.chunk_bytes}; write the "
@@ -79,7 +80,7 @@ def loads(text: str) -> tuple[NcclRule, ...]:
             NCCL would ignore.
     """
     rules = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(checks.text(text, "text", FormatError).splitlines(), 1):
         if not line or line.startswith("#"):
             continue
         if len(line.encode()) > MAX_LINE_BYTES:

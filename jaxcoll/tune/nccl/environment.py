@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
 from jaxcoll.tune.spaces.config import Config, Value
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
@@ -59,6 +60,8 @@ def environment(table: Table, machine: Machine) -> Environment:
     Raises:
         TuneError: a number of threads or a transport that NCCL does not take.
     """
+    checks.instance(table, Table, "table", TuneError)
+    checks.instance(machine, Machine, "machine", TuneError)
     votes: dict[str, dict[str, float]] = {}
     tuned: list[tuple[str, str, str]] = []
     for (where, task), decision in sorted(
@@ -101,5 +104,7 @@ def _variables(config: Config) -> dict[str, str]:
 def _known(config: Config, name: str, known: tuple[str, ...]) -> str:
     value: Value | None = config.get(name)
     if value not in known:
-        raise TuneError(f"{name} must be one of {', '.join(known)} for NCCL, got {value!r}")
+        raise TuneError(
+            f"{name} must be one of {', '.join(known)} for NCCL, got {checks.shown(value)}"
+        )
     return str(value)

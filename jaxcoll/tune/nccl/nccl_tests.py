@@ -11,8 +11,9 @@ import dataclasses
 import re
 
 from jaxcoll import fields as readers
-from jaxcoll.errors import FormatError
+from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
+from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.machine import Machine
@@ -92,7 +93,9 @@ class Measurements:
 
         Raises:
             FormatError: neither says the collective.
+            TuneError: a table, configuration or machine that is none.
         """
+        checks.instance(table, Table, "table", TuneError)
         kind = self.collective or collective
         if kind is None:
             raise FormatError(
@@ -117,14 +120,14 @@ def loads(text: str) -> Measurements:
             the header, or one of a dtype that does not exist.
     """
     collective, ranks, header, rows = None, set(), None, []
-    for number, raw in enumerate(text.splitlines(), 1):
+    for number, raw in enumerate(checks.text(text, "text", FormatError).splitlines(), 1):
         line = _PREFIX.sub("", raw).strip()
         if started := _STARTING.search(line):
             collective = _KINDS.get(started[1])
         elif device := _DEVICE.match(line):
             ranks.add(int(device[1]))
         elif line.startswith("#") and "size" in line and "algbw" in line:
-            header = line.lstrip("#").split()
+            header = _header(line, number)
         elif header is not None and re.match(r"[0-9]", line):
             rows.append(_row(line, header, number))
     if header is None or not ranks:
@@ -133,6 +136,16 @@ def loads(text: str) -> Measurements:
     if not rows:
         raise FormatError("the benchmark ended before its first row")
     return Measurements(collective, len(ranks), tuple(rows))
+
+
+def _header(line: str, number: int) -> list[str]:
+    """The names of the columns, a size and a time at least."""
+    header = line.lstrip("#").split()
+    if "size" not in header or not set(_TIMES) & set(header):
+        raise FormatError(f"line {number}: a header has size and time, got {glimpse(line)}")
+    if header.index("size") > min(i for i, name in enumerate(header) if name in _TIMES):
+        raise FormatError(f"line {number}: the size comes before the times, got {glimpse(line)}")
+    return header
 
 
 def _row(line: str, header: list[str], number: int) -> Measurement:
@@ -176,7 +189,7 @@ def _wrong(half: dict[str, str], number: int) -> int | None:
         return None
     if "#wrong" not in half:
         try:
-            return int(float(text) > 1e-2)
+            return int(float(text[:40]) > 1e-2)
         except ValueError:
             raise FormatError(
                 f"line {number}: error must be a number, got {glimpse(text)}"

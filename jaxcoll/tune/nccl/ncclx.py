@@ -23,7 +23,8 @@ from typing import Literal
 from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
-from jaxcoll.tune.nccl.rules import COLLECTIVES, NcclRule
+from jaxcoll.numerics import checks
+from jaxcoll.tune.nccl.rules import COLLECTIVES, NcclRule, checked_rules
 
 _KINDS = {word: kind for kind, word in COLLECTIVES.items()}
 _INT64 = 2**63 - 1
@@ -59,10 +60,12 @@ def dumps_csv(rules: Iterable[NcclRule], columns: Literal[8, 10] = 8) -> str:
         TuneError: a rule without numbers of ranks and nodes, which NCCLX's conditions need; ranks
             that the nodes do not divide; conditions that the dialect has no column for.
     """
-    if columns not in _DIALECTS:
-        raise TuneError(f"NCCLX's CSV has dialects of 8 and 10 columns, got columns={columns!r}")
+    if not isinstance(columns, int) or columns not in _DIALECTS:
+        raise TuneError(
+            f"NCCLX's CSV has dialects of 8 and 10 columns, got columns={checks.shown(columns)}"
+        )
     lines = [f"# {','.join((*_REQUIRED, *_DIALECTS[columns]))}"]
-    for rule in rules:
+    for rule in checked_rules(rules):
         cells = _cells(rule)
         optional = [cells.get(name) for name in _DIALECTS[columns]]
         if columns == 8 and ("numPipeOps" in cells or "regBuff" in cells):
@@ -84,7 +87,7 @@ def dumps_json(rules: Iterable[NcclRule]) -> str:
         TuneError: a rule without numbers of ranks and nodes, or ranks that the nodes do not divide.
     """
     written = []
-    for rule in rules:
+    for rule in checked_rules(rules):
         cells = _cells(rule)
         conditions = {name: cells[name] for name in _CONDITIONS if name in cells}
         settings = {name: cells[name] for name in _SETTINGS if name in cells}
@@ -142,14 +145,16 @@ def loads_csv(text: str, ranks: int, nodes: int = 1) -> tuple[NcclRule, ...]:
 
     Raises:
         FormatError: naming the line: what NCCLX refuses, and rules that NCCL would ignore.
+        TuneError: ranks that are not a multiple of the nodes.
     """
+    shape = _shape(ranks, nodes)
     rules = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(checks.text(text, "text", FormatError).splitlines(), 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         try:
-            rules.append(_rule(_named(_split(line)), ranks, nodes))
+            rules.append(_rule(_named(_split(line)), *shape))
         except (FormatError, TuneError) as error:
             raise FormatError(f"line {number}: {error}") from error
     return tuple(rule for rule in rules if rule is not None)
@@ -160,7 +165,9 @@ def loads_json(text: str, ranks: int, nodes: int = 1) -> tuple[NcclRule, ...]:
 
     Raises:
         FormatError: naming the rule: what NCCLX refuses, and rules that NCCL would ignore.
+        TuneError: ranks that are not a multiple of the nodes.
     """
+    shape = _shape(ranks, nodes)
     whole = readers.Fields(readers.parse(text), "the file")
     entries = whole.take("rules", readers.items)
     rules = []
@@ -176,10 +183,21 @@ def loads_json(text: str, ranks: int, nodes: int = 1) -> tuple[NcclRule, ...]:
             }
             section.end()
         try:
-            rules.append(_rule(cells, ranks, nodes))
+            rules.append(_rule(cells, *shape))
         except (FormatError, TuneError) as error:
             raise FormatError(f"rules[{i}]: {error}") from error
     return tuple(rule for rule in rules if rule is not None)
+
+
+def _shape(ranks: object, nodes: object) -> tuple[int, int]:
+    """Ranks and nodes of a communicator, checked."""
+    ranks, nodes = (
+        checks.integer(count, name, TuneError, least=1, most=2**31 - 1)
+        for count, name in ((ranks, "ranks"), (nodes, "nodes"))
+    )
+    if ranks % nodes:
+        raise TuneError(f"{ranks} ranks are not a multiple of {nodes} nodes")
+    return ranks, nodes
 
 
 def _as_text(value: object, name: str) -> str:
@@ -190,14 +208,13 @@ def _as_text(value: object, name: str) -> str:
 
 def _split(line: str) -> list[str]:
     """The columns of a line; commas inside brackets belong to an interval."""
-    cells, depth = [""], 0
-    for character in line:
+    cells, depth, start = [], 0, 0
+    for at, character in enumerate(line):
         depth += (character in "[(") - (character in "])")
         if character == "," and depth <= 0:
-            cells.append("")
-        else:
-            cells[-1] += character
-    return [cell.strip() for cell in cells]
+            cells.append(line[start:at].strip())
+            start = at + 1
+    return [*cells, line[start:].strip()]
 
 
 def _named(cells: list[str]) -> dict[str, str]:
@@ -215,8 +232,6 @@ def _named(cells: list[str]) -> dict[str, str]:
 
 def _rule(cells: dict[str, str], ranks: int, nodes: int) -> NcclRule | None:
     """The rule for one shape of communicator; None if it cannot match there."""
-    if ranks % nodes:
-        raise TuneError(f"{ranks} ranks are not a multiple of {nodes} nodes")
     for name in ("collective", "algorithm", "protocol"):
         if name not in cells:
             raise FormatError(f"{name} is missing")

@@ -109,7 +109,13 @@ class NcclRule:
     def matches(
         self, collective: str, nbytes: int, nodes: int, ranks: int, pipelined_ops: int = 1
     ) -> bool:
-        """Whether the rule is for a collective of ``nbytes``, its buffer not registered."""
+        """Whether the rule is for a collective of ``nbytes``, its buffer not registered.
+
+        Raises:
+            TuneError: numbers or words that no collective has.
+        """
+        asked = _checked_call(collective, nbytes, nodes, ranks, pipelined_ops)
+        collective, nbytes, nodes, ranks, pipelined_ops = asked
         return (
             self.collective == collective
             and self.min_bytes <= nbytes
@@ -119,6 +125,30 @@ class NcclRule:
             and self.pipelined_ops in (None, pipelined_ops)
             and self.registered in (None, False)
         )
+
+
+def _checked_call(
+    collective: str, nbytes: int, nodes: int, ranks: int, pipelined_ops: int
+) -> tuple[str, int, int, int, int]:
+    return (
+        checks.text(collective, "collective", TuneError),
+        checks.integer(nbytes, "nbytes", TuneError, least=0),
+        checks.integer(nodes, "nodes", TuneError, least=1),
+        checks.integer(ranks, "ranks", TuneError, least=1),
+        checks.integer(pipelined_ops, "pipelined_ops", TuneError, least=1),
+    )
+
+
+def checked_rules(rules: Iterable[NcclRule]) -> tuple[NcclRule, ...]:
+    """Rules as a tuple.
+
+    Raises:
+        TuneError: something else among them.
+    """
+    return tuple(
+        checks.instance(rule, NcclRule, f"rules[{i}]", TuneError)
+        for i, rule in enumerate(checks.members(rules, "rules", TuneError))
+    )
 
 
 def rules_of(table: Table, machine: Machine, nodes: int | None = None) -> tuple[NcclRule, ...]:
@@ -136,6 +166,9 @@ def rules_of(table: Table, machine: Machine, nodes: int | None = None) -> tuple[
             or a protocol, one that NCCL never runs; tasks of several dtypes that differ in their
             configurations, since NCCL's rules do not depend on the dtype.
     """
+    checks.instance(table, Table, "table", TuneError)
+    checks.instance(machine, Machine, "machine", TuneError)
+    checks.optional(nodes, checks.integer, "nodes", TuneError, least=1)
     families: dict[tuple, list[Task]] = {}
     for where, task in table.decisions:
         if where == machine:
@@ -194,7 +227,10 @@ def answer(
     ranks: int,
     pipelined_ops: int = 1,
 ) -> NcclRule | None:
-    """The first rule that matches, as NCCL's tuners choose."""
-    return next(
-        (r for r in rules if r.matches(collective, nbytes, nodes, ranks, pipelined_ops)), None
-    )
+    """The first rule that matches, as NCCL's tuners choose.
+
+    Raises:
+        TuneError: numbers or words that no collective has, or no rules.
+    """
+    asked = _checked_call(collective, nbytes, nodes, ranks, pipelined_ops)
+    return next((rule for rule in checked_rules(rules) if rule.matches(*asked)), None)

@@ -19,7 +19,14 @@ from pathlib import Path
 from jaxcoll.errors import TuneError
 from jaxcoll.io.files import write_bytes
 from jaxcoll.numerics import checks
-from jaxcoll.tune.nccl.rules import ALGORITHMS, COLLECTIVES, MAX_BYTES, PROTOCOLS, NcclRule
+from jaxcoll.tune.nccl.rules import (
+    ALGORITHMS,
+    COLLECTIVES,
+    MAX_BYTES,
+    PROTOCOLS,
+    NcclRule,
+    checked_rules,
+)
 
 SOURCES = Path(__file__).parent / "plugin"
 # The variable that tells the plugin where the table of its process is.
@@ -48,7 +55,7 @@ class SharedTable:
     """
 
     def __init__(self, path: str | os.PathLike, capacity: int = 1024):
-        self.path = Path(path)
+        self.path = Path(checks.instance(path, (str, os.PathLike), "path", TuneError))
         self.capacity = checks.integer(capacity, "capacity", TuneError, least=1, most=2**20)
         empty = _HEADER.pack(_MAGIC, 0, self.capacity, 0) + bytes(_ROW.size * self.capacity)
         write_bytes(self.path, empty)
@@ -66,7 +73,7 @@ class SharedTable:
         Raises:
             TuneError: more rules than the capacity. The table is unchanged.
         """
-        rows = [_packed(rule) for rule in rules]
+        rows = [_packed(rule) for rule in checked_rules(rules)]
         if len(rows) > self.capacity:
             raise TuneError(
                 f"{len(rows)} rules do not fit into a shared table of {self.capacity}; make one "
@@ -117,10 +124,10 @@ def build(target: str | os.PathLike, compiler: str = "cc") -> Path:
     Raises:
         TuneError: no such compiler, or one that fails.
     """
-    path = shutil.which(compiler)
+    path = shutil.which(checks.text(compiler, "compiler", TuneError))
     if path is None:
-        raise TuneError(f"there is no C compiler {compiler!r} here; give compiler=")
-    library = Path(target)
+        raise TuneError(f"there is no C compiler {checks.shown(compiler)} here; give compiler=")
+    library = Path(checks.instance(target, (str, os.PathLike), "target", TuneError))
     options = (
         "-std=c11",
         "-D_GNU_SOURCE",

@@ -17,9 +17,9 @@ from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError, TopologyError, TuneError
 from jaxcoll.execute.choice.configured import schedule_of
 from jaxcoll.execute.choice.defaults import default_topology, is_small
+from jaxcoll.execute.choice.transports import alternatives, clique_conflict
 from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.primitives import MOST_STRAIGHT_PERMUTES
-from jaxcoll.execute.transports import alternatives, clique_conflict
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import interpreted
 from jaxcoll.synth.registry import REGISTRY, chunk_counts
@@ -52,6 +52,8 @@ def jax_space(task: Task, backend: str | None = None, *, of_jit: bool = True) ->
     Raises:
         TuneError: a backend that JAX has not.
     """
+    checks.instance(task, Task, "task", TuneError)
+    checks.flag(of_jit, "of_jit", TuneError)
     backend = jax.default_backend() if backend is None else backend
     checks.choice(backend, BACKENDS, "backend", TuneError)
     parts = _parts(task)

@@ -38,8 +38,8 @@ def candidates(task: Task, space: Space, most: int = 15) -> tuple[Config, ...]:
 
 
 def estimate(task: Task, config: Config) -> float:
-    """About how many seconds a task takes by a configuration; 0 for that of ``jax.lax``."""
-    if config["algorithm"] == "native":
+    """About how many seconds a task takes by a configuration; 0 for ``jax.lax`` and the default."""
+    if config["algorithm"] in ("native", "default"):
         return 0.0
     chunks, parts = int(config.get("chunks", 1)), int(config.get("parts", 1))
     collective = collective_of(task)

@@ -39,13 +39,14 @@ class Parameter:
     def __post_init__(self):
         if not checks.text(self.name, "a parameter's name", TuneError):
             raise TuneError("a parameter's name must not be empty")
-        checks.choice(self.kind, _KINDS, f"the kind of parameter {self.name!r}", TuneError)
-        what = f"the values of parameter {self.name!r}"
+        name = checks.shown(self.name)
+        checks.choice(self.kind, _KINDS, f"the kind of parameter {name}", TuneError)
+        what = f"the values of parameter {name}"
         values = tuple(
             _scalar(value, what) for value in checks.members(self.values, what, TuneError)
         )
         if not values:
-            raise TuneError(f"parameter {self.name!r} has no values; give at least one")
+            raise TuneError(f"parameter {name} has no values; give at least one")
         if len(set(values)) < len(values):
             raise TuneError(f"{what} must differ, got {checks.shown(values)}")
         if self.kind == "resource" and not _ascending(values):
@@ -78,7 +79,7 @@ class Config(Mapping[str, Value]):
         checks.instance(values, Mapping, "a configuration", TuneError)
         self._values: dict[str, Value] = {
             checks.text(name, "a parameter's name", TuneError): _scalar(
-                value, f"the value of parameter {name!r}"
+                value, f"the value of parameter {checks.shown(name)}"
             )
             for name, value in values.items()
         }

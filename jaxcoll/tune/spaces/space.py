@@ -60,12 +60,23 @@ class Subspace:
         return math.prod(self.shape)
 
     def config(self, index: Sequence[int]) -> Config:
-        """The configuration at a position of the grid."""
-        values = {p.name: p.values[i] for p, i in zip(self.resources, index, strict=True)}
+        """The configuration at a position of the grid.
+
+        Raises:
+            TuneError: a position that the grid does not have.
+        """
+        try:
+            values = {p.name: p.values[i] for p, i in zip(self.resources, index, strict=True)}
+        except (IndexError, TypeError, ValueError):
+            raise TuneError(
+                f"a position in a grid of {self.shape} is an integer for each axis, got "
+                f"{checks.shown(index)}"
+            ) from None
         return Config({**self.implementation, **values})
 
     def index(self, config: Config) -> Index | None:
         """The position of a configuration, or None if it belongs elsewhere."""
+        checks.instance(config, Config, "config", TuneError)
         if len(config) != len(self.implementation) + len(self.resources):
             return None
         if any(config.get(name) != value for name, value in self.implementation.items()):
@@ -100,6 +111,7 @@ class Space:
     valid: Valid | None = None
 
     def __post_init__(self):
+        checks.optional(self.valid, checks.function, "valid", TuneError)
         subspaces = tuple(checks.members(self.subspaces, "subspaces", TuneError))
         if not subspaces:
             raise TuneError("the configuration space is empty; give at least one subspace")
@@ -114,12 +126,13 @@ class Space:
         checks.instance(self.default, Config, "default", TuneError)
         if self._locate(self.default) is None:
             raise TuneError(
-                f"the default ({self.default}) is outside the configuration space; give default= "
-                "with values that the space has"
+                f"the default {checks.shown(self.default)} is outside the configuration space; "
+                "give default= with values that the space has"
             )
         if not self._is_valid(self.default):
             raise TuneError(
-                f"the default ({self.default}) is not a valid configuration; give default= that is"
+                f"the default {checks.shown(self.default)} is not a valid configuration; give "
+                "default= that is"
             )
 
     @classmethod
@@ -175,7 +188,9 @@ class Space:
         """
         found = self._locate(config) if isinstance(config, Config) else None
         if found is None:
-            raise TuneError(f"the configuration ({config}) is outside the configuration space")
+            raise TuneError(
+                f"the configuration {checks.shown(config)} is outside the configuration space"
+            )
         return found
 
     def configs(self) -> Iterator[Config]:
@@ -214,7 +229,7 @@ class Space:
         if not remaining:
             shown = ", ".join(f"{name}={checks.shown(limit)}" for name, limit in limits.items())
             raise TuneError(f"the bounds {shown} leave an empty configuration space")
-        return Space(remaining, default or self.default, self.valid)
+        return Space(remaining, self.default if default is None else default, self.valid)
 
     def pruned(self, valid: Valid, *, default: Config | None = None) -> Space:
         """The points for which ``valid`` holds as well.
@@ -222,9 +237,10 @@ class Space:
         Raises:
             TuneError: the default is not among them.
         """
+        checks.optional(valid, checks.function, "valid", TuneError)
         before = self.valid
         both = valid if before is None else lambda config: before(config) and valid(config)
-        return Space(self.subspaces, default or self.default, both)
+        return Space(self.subspaces, self.default if default is None else default, both)
 
     def split(
         self, option: Parameter, value: Value, where: Callable[[Config], bool] | None = None
@@ -244,6 +260,7 @@ class Space:
             TuneError: the option is a resource, or the space has a parameter of its name.
         """
         checks.instance(option, Parameter, "option", TuneError)
+        checks.optional(where, checks.function, "where", TuneError)
         if option.is_resource:
             raise TuneError(f"the option {option.name!r} must be an implementation parameter")
         applies = where or (lambda _: True)

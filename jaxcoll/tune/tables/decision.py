@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import numbers
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
@@ -18,13 +17,10 @@ def positive_seconds(seconds: float) -> float:
     Raises:
         TuneError: not a positive finite number.
     """
-    is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
-    if not is_number or not 0 < float(seconds) < math.inf:
-        raise TuneError(
-            f"a time must be a positive finite number of seconds, got {checks.shown(seconds)}; "
-            "tell a failed trial with quarantine()"
-        )
-    return float(seconds)
+    try:
+        return float(checks.positive(seconds, "a time in seconds", TuneError))
+    except TuneError as error:
+        raise TuneError(f"{error}; tell a failed trial with quarantine()") from None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import jax
 
 from jaxcoll.errors import JaxcollError
-from jaxcoll.execute.choice import active
+from jaxcoll.execute.choice import active, stated
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.machine import Machine
@@ -27,18 +27,8 @@ def warn_skipped(reason: str) -> None:
 
 
 def this_machine() -> Machine:
-    """The machine that this process runs on: the devices of the default backend.
-
-    Devices of the backend "cpu" share the cores of the host, so their number is part of the name.
-    With several processes the network between them matters: their number and that of the devices of
-    each are part of it too.
-    """
-    device = jax.devices()[0]
-    kind = f"{os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
-    hardware = f"{device.platform}: {kind}"
-    if jax.process_count() > 1:
-        hardware += f", {jax.process_count()} processes of {jax.local_device_count()}"
-    return Machine(hardware, jax.__version__)
+    """The machine that this process runs on: the devices of the default backend."""
+    return Machine(stated.hardware(), jax.__version__)
 
 
 class ByTable:

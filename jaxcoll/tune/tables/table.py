@@ -12,6 +12,7 @@ import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
@@ -42,11 +43,19 @@ class Table:
         quarantined: Mapping[tuple[Machine, Task, Config], str] | None = None,
     ):
         self.history = {
-            key: tuple(sorted(map(positive_seconds, times)))
-            for key, times in (history or {}).items()
+            _checked_key(*key): tuple(
+                sorted(map(positive_seconds, checks.members(times, "times", TuneError)))
+            )
+            for key, times in _entries(history, 3, "history")
         }
-        self.decisions = dict(decisions or {})
-        self.quarantined = dict(quarantined or {})
+        self.decisions = {
+            _checked_key(*key): checks.instance(decision, Decision, "a decision", TuneError)
+            for key, decision in _entries(decisions, 2, "decisions")
+        }
+        self.quarantined = {
+            _checked_key(*key): _checked_reason(why)
+            for key, why in _entries(quarantined, 3, "quarantined")
+        }
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Table) and self._parts() == other._parts()
@@ -62,9 +71,10 @@ class Table:
         """Add a measured time to the history.
 
         Raises:
-            TuneError: a time that is not a positive finite number of seconds.
+            TuneError: a time that is not a positive finite number of seconds; a task,
+                configuration or machine that is none.
         """
-        key = machine, task, config
+        key = _checked_key(machine, task, config)
         self.history[key] = tuple(sorted([*self.history.get(key, ()), positive_seconds(seconds)]))
 
     def choose(
@@ -81,38 +91,48 @@ class Table:
             default: the configuration without tuning.
             tuned: the configuration to use; None to keep the default.
             seconds: time of the configuration in use, or None where it was not measured.
+
+        Raises:
+            TuneError: see ``record``.
         """
-        before = self.decisions.get((machine, task))
+        key = _checked_key(machine, task)
+        before = self.decisions.get(key)
         generation = 1 if before is None else before.generation + 1
         decision = Decision(default, tuned, seconds, generation)
-        self.decisions[machine, task] = decision
+        self.decisions[key] = decision
         return decision
 
     def quarantine(self, task: Task, config: Config, why: str, machine: Machine) -> None:
-        """Note that a configuration failed, so that it is not tried again."""
-        if not isinstance(why, str) or not why.strip():
-            raise TuneError(f"why must say how {config} failed, got {checks.shown(why)}")
-        self.quarantined[machine, task, config] = " ".join(why.split())
+        """Note that a configuration failed, so that it is not tried again.
+
+        Raises:
+            TuneError: no reason; a task, configuration or machine that is none.
+        """
+        key = _checked_key(machine, task, config)
+        self.quarantined[key] = _checked_reason(why)
 
     def begin_trial(self, task: Task, config: Config, machine: Machine) -> None:
         """Quarantine a configuration until ``end_trial``: save the table before a trial that may
         end the process, and the next process knows which configuration did.
         """
-        self.quarantined.setdefault((machine, task, config), ENDED_IN_TRIAL)
+        self.quarantined.setdefault(_checked_key(machine, task, config), ENDED_IN_TRIAL)
 
     def end_trial(self, task: Task, config: Config, machine: Machine) -> None:
         """Undo ``begin_trial``; a configuration that failed otherwise stays in quarantine."""
-        if self.quarantined.get((machine, task, config)) == ENDED_IN_TRIAL:
-            del self.quarantined[machine, task, config]
+        key = _checked_key(machine, task, config)
+        if self.quarantined.get(key) == ENDED_IN_TRIAL:
+            del self.quarantined[key]
 
     # ------------------------------------------------------------------ reading
 
     def is_quarantined(self, task: Task, config: Config, machine: Machine) -> bool:
         """Whether a configuration failed on this task and machine."""
+        _checked_key(machine, task, config)
         return (machine, task, config) in self.quarantined
 
     def times(self, task: Task, machine: Machine) -> dict[Config, tuple[float, ...]]:
         """The history of a task: seconds per configuration, ascending."""
+        _checked_key(machine, task)
         return {
             config: times
             for (where, what, config), times in self.history.items()
@@ -141,6 +161,7 @@ class Table:
 
     def _of_any_size(self, task: Task, machine: Machine) -> dict[int, Decision]:
         """Choices of the tasks that differ from a task in size alone, by size."""
+        _checked_key(machine, task)
         by_dtype: dict[str, dict[int, Decision]] = {}
         for (where, what), decision in self.decisions.items():
             same_size = dataclasses.replace(what, nbytes=task.nbytes, dtype=task.dtype)
@@ -163,6 +184,7 @@ class Table:
         Of two decisions the one of the larger generation wins, then the faster, then the first in
         the order of their JSON.
         """
+        checks.instance(other, Table, "a table", TuneError)
         history = dict(self.history)
         for key, times in other.history.items():
             together = Counter(history.get(key, ())) | Counter(times)
@@ -177,10 +199,12 @@ class Table:
 
     def diff(self, other: Table) -> str:
         """What changes from this table to another, one line per difference; "" where nothing."""
+        checks.instance(other, Table, "a table", TuneError)
         return table_text.diff(self._parts(), other._parts())
 
     def show(self, machine: Machine | None = None) -> str:
         """The table as text, of one machine or of all."""
+        checks.optional(machine, checks.instance, Machine, "machine", TuneError)
         return table_text.show(self._parts(), machine)
 
     # ------------------------------------------------------------------ files
@@ -218,6 +242,7 @@ class Table:
             TuneError: a foreign table: it holds nothing for ``machine``.
             OSError: the file cannot be read.
         """
+        checks.optional(machine, checks.instance, Machine, "machine", TuneError)
         table = cls(*table_file.load(path))
         if machine is not None and machine not in table.machines():
             made_on = "; ".join(map(str, table.machines())) or "no machine"
@@ -230,22 +255,56 @@ class Table:
     @classmethod
     def load_usable(
         cls,
-        paths: Iterable[str | os.PathLike],
+        paths: str | os.PathLike | Iterable[str | os.PathLike],
         machine: Machine | None = None,
         skipped: Callable[[str], None] = lambda reason: None,
     ) -> Table:
-        """The tables of several files merged, without those that cannot be used.
+        """The tables of a file, or of several merged, without those that cannot be used.
 
         For training, which must go on: a file that is missing, cannot be read, is damaged, newer or
         foreign is skipped, and ``skipped`` is called with a line that names it and says why.
         """
+        checks.optional(machine, checks.instance, Machine, "machine", TuneError)
+        if isinstance(paths, (str, os.PathLike)):
+            paths = (paths,)
         merged = cls()
-        for path in paths:
+        for path in checks.members(paths, "paths", TuneError):
             try:
                 merged = merged.merge(cls.load(path, machine))
             except (OSError, ValueError) as error:
-                skipped(f"skipped the tuner table {os.fspath(path)}: {error}")
+                skipped(f"skipped the tuner table {path}: {error}")
         return merged
+
+
+def _checked_key(machine: Machine, task: Task, *config: Config) -> tuple:
+    """The key of an entry: what is kept is what can be written.
+
+    Raises:
+        TuneError: a machine, task or configuration that is none.
+    """
+    checks.instance(machine, Machine, "machine", TuneError)
+    checks.instance(task, Task, "task", TuneError)
+    for each in config:
+        checks.instance(each, Config, "config", TuneError)
+    return machine, task, *config
+
+
+def _checked_reason(why: str) -> str:
+    """Why a configuration must not be tried again, in one line."""
+    if not isinstance(why, str) or not why.strip():
+        raise TuneError(f"why must say how a configuration failed, got {checks.shown(why)}")
+    return " ".join(why.split())
+
+
+def _entries(given: object, parts: int, name: str) -> Iterable[tuple[tuple, Any]]:
+    """The entries of a mapping whose keys have so many parts; none of None."""
+    if given is None:
+        return ()
+    entries = checks.instance(given, Mapping, name, TuneError).items()
+    for key, _ in entries:
+        if not isinstance(key, tuple) or len(key) != parts:
+            raise TuneError(f"a key of {name} has {parts} parts, got {checks.shown(key)}")
+    return entries
 
 
 def _dtype_distance(dtype: str, wanted: str) -> tuple:

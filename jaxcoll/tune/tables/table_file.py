@@ -112,7 +112,10 @@ def loads(text: str) -> Parts:
     raw = {name: fields.take(name, readers.items) for name in _SECTIONS}
     fields.end()
     if checksum is not None:
-        found = _checksum({name: sorted(map(_compact, raw[name])) for name in _SECTIONS})
+        try:
+            found = _checksum({name: sorted(map(_compact, raw[name])) for name in _SECTIONS})
+        except RecursionError:
+            raise FormatError("nested deeper than any table") from None
         if found != checksum:
             raise FormatError(
                 f"damaged or edited: its entries have the checksum {found}, but it says "
@@ -121,7 +124,7 @@ def loads(text: str) -> Parts:
     return (
         _section(raw["history"], "history", True, _times),
         _section(raw["decisions"], "decisions", False, _decision),
-        _section(raw["quarantine"], "quarantine", True, lambda f: f.take("why", readers.text)),
+        _section(raw["quarantine"], "quarantine", True, lambda f: f.take("why", _reason)),
     )
 
 
@@ -135,7 +138,8 @@ def _check_format(whole: object) -> None:
         )
     if int(match[1]) > VERSION:
         raise FormatError(
-            f"written by a newer version: its format is {name}, and this one reads up to "
+            f"written by a newer version: its format is {readers.glimpse(name)}, and this one "
+            f"reads up to "
             f"{FORMAT}/{VERSION}; update jaxcoll, or tune again"
         )
     if int(match[1]) < 1:
@@ -185,6 +189,15 @@ def _times(fields: readers.Fields) -> tuple[float, ...]:
     if not times or min(times) <= 0 or list(times) != sorted(times):
         raise FormatError(f"{fields.where}.seconds must be positive times in ascending order")
     return times
+
+
+def _reason(value: object, name: str) -> str:
+    reason = readers.text(value, name)
+    if not reason.strip():
+        raise FormatError(
+            f"{name} must say how a configuration failed, got {readers.glimpse(value)}"
+        )
+    return reason
 
 
 def _decision(fields: readers.Fields) -> Decision:

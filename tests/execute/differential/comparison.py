@@ -50,7 +50,7 @@ def beyond(case: Case) -> str | None:
     applies = {
         "groups": "axis_index_groups" in options and (case.check_vma or batched),
         "partly": case.check_vma and over & set(case.varies) and over - set(case.varies),
-        "explicit": case.kind == "explicit" and (case.rest or case.function == "psum_scatter"),
+        "explicit": "explicit" in case.kinds and (case.rest or case.function == "psum_scatter"),
         "negative": OLD and _is_negative(options),
         "all_to_all": case.function == "all_to_all" and case.transform not in ("none", "jit"),
         "pbroadcast": case.function == "pbroadcast"

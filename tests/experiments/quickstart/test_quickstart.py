@@ -119,11 +119,25 @@ def test_the_best_is_the_quickest_at_each_size():
     topology = build_topology(config.topology, config.hardware)
     found = list(candidates(topology, config.synth, config.sizes, "tacos", seed=0))
     for i, size in enumerate(config.sizes):
-        times = [jc.simulate(c.schedule, size, model="tacos").time for c in found if c.schedule]
+        times = [
+            jc.simulate(c.schedules[i], size, model="tacos").time for c in found if c.is_defined
+        ]
         assert best_at(found, i).times[i] == min(times)
         assert best_for(found, size, "tacos").label == best_at(found, i).label
-    undefined = Candidate("none", 1, None, "not for this network")
+    undefined = Candidate("none", 1, (), "not for this network")
     assert best_at([undefined, *found], 0) == best_at(found, 0)
+
+
+def test_auto_is_shown_as_synthesize_returns_it():
+    """With chunks for every size; training takes a candidate with fixed ones."""
+    config = tiny("synth.names=[ring,auto]")
+    topology = build_topology(config.topology, config.hardware)
+    ring, auto = candidates(topology, config.synth, config.sizes, "astra", seed=0)
+    for size, schedule, seconds in zip(config.sizes, auto.schedules, auto.times, strict=True):
+        assert schedule == jc.synthesize(topology, "all_reduce", nbytes=size)
+        assert seconds == jc.simulate(schedule, size).time
+    assert auto.label == "auto"
+    assert best_for([ring, auto], config.sizes[-1], "astra").label == ring.label
 
 
 def test_links_are_those_of_the_hardware():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from jaxcoll import topologies
@@ -15,6 +16,7 @@ from jaxcoll.synth import (
     Ring2D,
     synthesize,
 )
+from jaxcoll.synth.oblivious.ring import ORDERS
 from tests.synth.loads import link_loads, sent
 
 
@@ -27,12 +29,14 @@ def test_three_circles_use_all_links_of_a_dgx1():
     assert len(set(link_loads(schedule))) == 1
     ratio = float(ideal(topology, "all_reduce", 10**9)) / simulate(schedule, 10**9).time
     assert ratio > 0.995
-    one = synthesize(topology, "all_reduce", Ring(), chunks=6)
+    one = synthesize(topology, "all_reduce", Ring(order="ranks"), chunks=6)
     assert simulate(one, 10**9).time > 2.9 * simulate(schedule, 10**9).time
 
 
 def test_circles_are_orders_of_indices():
     groups = [(0, 1, 2, 3), (7, 5, 6, 4)]
+    with pytest.raises(CollectiveError, match="order must be one of links, ranks, got 'wires'"):
+        Ring(order="wires")
     ring = Ring(bidirectional=False, circles=[(0, 2, 1, 3)])  # type: ignore[arg-type]
     schedule = synthesize(topologies.fully_connected(8), "all_gather", ring, groups=groups)
     pairs = set(zip(schedule.src.tolist(), schedule.dst.tolist(), strict=True))
@@ -51,11 +55,41 @@ def test_circles_are_orders_of_indices():
         synthesize(topologies.fully_connected(8), "all_gather", ring)
 
 
+@pytest.mark.parametrize(("sides", "circles"), [((2, 4), 1), ((4, 4), 2), ((4, 4, 4), 3)], ids=str)
+def test_circles_load_the_links_of_a_torus_equally(sides, circles):
+    """The times are n - 1 shards, both ways round every circle, at the speed of a link."""
+    topology = topologies.torus(*sides, alpha=0, bandwidth=50e9)
+    n, nbytes = topology.num_ranks, 2**30
+    schedule = synthesize(topology, "all_reduce", "ring", nbytes=nbytes)
+    assert (schedule.edges.hops == 1).all()
+    assert set(link_loads(schedule)) - {0} == {max(link_loads(schedule))}
+    assert (np.asarray(link_loads(schedule)) > 0).sum() == 2 * n * circles
+    least = 2 * (n - 1) / n * nbytes / (2 * circles * 50e9)
+    assert simulate(schedule, nbytes).time == pytest.approx(least)
+    blind = synthesize(topology, "all_reduce", Ring(order="ranks"), nbytes=nbytes)
+    assert simulate(blind, nbytes).time > 1.9 * least
+
+
+def test_a_network_without_circles_keeps_the_order_of_ranks():
+    topology = topologies.mesh(3, 3)
+    one, other = (synthesize(topology, "all_gather", Ring(order=o), chunks=2) for o in ORDERS)
+    assert one == other
+
+
+def test_hierarchical_ring_takes_the_hosts_that_links_show():
+    """Across hosts over 50 GB/s of each rank, where a ring by ranks takes two of eight ports."""
+    topology = topologies.dgx_h100(2)
+    own = synthesize(topology, "all_reduce", HierarchicalRing(), chunks=2)
+    assert own == synthesize(topology, "all_reduce", HierarchicalRing(8), chunks=2)
+    ring = synthesize(topology, "all_reduce", Ring(order="ranks"), chunks=2)
+    assert simulate(own, 2**30).time < simulate(ring, 2**30).time / 2
+
+
 def test_a_hierarchy_of_one_level_is_a_ring():
     topology = topologies.mesh(3, 4)
     for inner in (1, 12):
         one = synthesize(topology, "all_reduce", HierarchicalRing(inner), chunks=2)
-        assert one == synthesize(topology, "all_reduce", Ring(), chunks=2)
+        assert one == synthesize(topology, "all_reduce", Ring(order="ranks"), chunks=2)
 
 
 def test_hierarchical_ring_goes_across_then_inside():
@@ -81,8 +115,9 @@ def test_hierarchical_ring_refuses():
         HierarchicalRing(0)
     with pytest.raises(CollectiveError, match="blocks of 4 ranks, which does not divide 6"):
         synthesize(topologies.ring(6), "all_gather", HierarchicalRing(4), chunks=1)
+    even = topologies.dragonfly(4, 5, bandwidth=(1e9, 1e9))
     with pytest.raises(TopologyError, match=r"hierarchical_ring needs .* symmetric dimensions"):
-        synthesize(topologies.dragonfly(4, 5), "all_gather", HierarchicalRing())
+        synthesize(even, "all_gather", HierarchicalRing())
 
 
 def test_ring_2d_on_a_torus_is_bucket():

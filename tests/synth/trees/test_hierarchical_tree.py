@@ -12,7 +12,8 @@ from jaxcoll import topologies
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import simulate, steady_seconds
 from jaxcoll.synth import DoubleBinaryTree, HierarchicalTree, synthesize
-from jaxcoll.synth.trees.hierarchical_tree import hierarchical_trees, ranks_per_host
+from jaxcoll.synth.building.hosts import ranks_per_host
+from jaxcoll.synth.trees.hierarchical_tree import hierarchical_trees
 
 
 def btree(n: int, rank: int) -> tuple[int, int]:
@@ -94,7 +95,7 @@ def test_four_hosts_are_bound_by_their_ports():
     ids=str,
 )
 def test_hosts_are_read_off_the_links(topology, inner):
-    assert ranks_per_host(topology) == inner
+    assert ranks_per_host(topology, "it") == inner
     given, read = HierarchicalTree(inner), HierarchicalTree()
     assert synthesize(topology, "all_reduce", given) == synthesize(topology, "all_reduce", read)
 

@@ -81,7 +81,9 @@ class _Balancing:
     def __init__(self, arcs: Arcs, packed: Packed, share: int):
         links, (count, n) = len(arcs.tail), packed.arc.shape
         self.arcs = arcs
-        self.batches, self.load = measured(arcs, packed.root, packed.weight, packed.arc)
+        depth, children, self.load = measured(arcs, packed.weight, packed.arc)
+        columns = (packed.root.copy(), packed.weight.copy(), packed.arc.copy())
+        self.batches = Batches(*columns, depth, children)
         self.lists = Lists(np.empty(links, np.int64), *np.empty((3, count), np.int64))
         via, origin, queue, rest = np.empty((4, links + 1), np.int64)
         ranks, tally = np.empty(n, np.int64), np.zeros(3, np.int64)

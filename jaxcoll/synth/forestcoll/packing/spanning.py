@@ -105,8 +105,8 @@ def shortest_trees(arcs, roots, weights):
 
 
 @kernel(cache=True)
-def measured(arcs, root, weight, arc):
-    """Batches with the given arcs, and the load of each arc."""
+def measured(arcs, weight, arc):
+    """Depths and children of ranks in batches with the given arcs, and the load of each arc."""
     count, n = arc.shape
     depth, children = np.zeros((count, n), np.int16), np.zeros((count, n), np.int16)
     load, path = np.zeros(len(arcs.tail), np.int64), np.empty(n, np.int64)
@@ -122,7 +122,7 @@ def measured(arcs, root, weight, arc):
             if arc[b, v] >= 0:
                 children[b, arcs.tail[arc[b, v]]] += 1
                 load[arc[b, v]] += weight[b]
-    return Batches(root.copy(), weight.copy(), arc.copy(), depth, children), load
+    return depth, children, load
 
 
 def with_rows(columns: Iterable[np.ndarray], room: int) -> list[np.ndarray]:

@@ -83,7 +83,7 @@ def pack_trees(num_ranks: int, capacity: dict[Pair, int], trees: tuple[int, ...]
 
 def _by_depth(arcs: Arcs, packed: Packed) -> Trees:
     """Trees as columns of ranks by depth and their parents."""
-    depth = measured(arcs, packed.root, packed.weight, packed.arc)[0].depth
+    depth, _, _ = measured(arcs, packed.weight, packed.arc)
     order = np.argsort(depth, axis=1, kind="stable").astype(np.int32)
     parent = np.where(packed.arc >= 0, arcs.tail[packed.arc], -1).astype(np.int32)
     return Trees(packed.root, packed.weight, order, np.take_along_axis(parent, order, axis=1))

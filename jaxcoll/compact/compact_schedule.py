@@ -8,15 +8,10 @@ where the columns of ``Schedule`` would take 14.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
-import glob
 import json
 import math
 import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
@@ -26,6 +21,7 @@ import numpy as np
 
 from jaxcoll import fields
 from jaxcoll.collective import Collective
+from jaxcoll.compact import drafts
 from jaxcoll.errors import CollectiveError, FormatError, ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
@@ -175,15 +171,12 @@ class CompactWriter:
         self.provenance = Provenance()
         if self.folder.exists():
             raise FileExistsError(f"{self.folder} exists; remove it or choose another folder")
-        # Beside the folder, so that the last step is one rename in one file system.
-        self._draft = self.folder.with_name(f".{self.folder.name}.{secrets.token_hex(8)}.tmp")
         self._counts = [0]
         self._types = _columns(collective, topology.num_links, 0, 0)
         self._order = order
 
     def __enter__(self) -> CompactWriter:
-        _remove_abandoned(self.folder)
-        self._lock = _make_locked(self._draft)
+        self._draft, self._lock = drafts.locked_draft(self.folder, _make_folder)
         self._active = open(self._draft / "active", "wb")
         self._chunk = open(self._draft / "chunk", "wb")
         return self
@@ -207,7 +200,7 @@ class CompactWriter:
             if error is None:
                 self._finish()
         finally:
-            shutil.rmtree(self._draft, ignore_errors=True)
+            drafts.remove(self._draft)
             os.close(self._lock)
 
     def _finish(self) -> None:
@@ -226,34 +219,9 @@ class CompactWriter:
         os.replace(self._draft, self.folder)
 
 
-def _make_locked(draft: Path) -> int:
-    """Make a folder that is locked as long as this process lives; the open file that holds it."""
-    # Renamed once locked: a draft under its final name without a lock is an abandoned one.
-    fresh = draft.with_suffix(".new")
-    fresh.mkdir(parents=True)
-    lock = os.open(fresh, os.O_RDONLY)
-    _lock(lock)
-    fresh.rename(draft)
-    return lock
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove drafts of a folder whose processes are gone."""
-    for draft in folder.parent.glob(f".{glob.escape(folder.name)}.{'[0-9a-f]' * 16}.tmp"):
-        with contextlib.suppress(FileNotFoundError):  # finished or removed meanwhile
-            lock = os.open(draft, os.O_RDONLY)
-            if _lock(lock):
-                shutil.rmtree(draft, ignore_errors=True)
-            os.close(lock)
-
-
-def _lock(file: int) -> bool:
-    """Whether an open folder could be locked: not by others, nor where files have no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def _make_folder(draft: Path) -> int:
+    draft.mkdir(parents=True)
+    return os.open(draft, os.O_RDONLY)
 
 
 def open_compact(folder: str | os.PathLike, topology: Topology) -> CompactSchedule:

@@ -24,6 +24,7 @@ from scipy.sparse.csgraph import connected_components
 
 from jaxcoll.errors import CollectiveError, ScheduleError
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
+from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
 # By backend, the default first.
@@ -45,7 +46,8 @@ def check_transport(name: object) -> str:
     """
     if isinstance(name, str) and name in _KNOWN:
         return name
-    raise CollectiveError(f"unknown transport {name!r}; known: {', '.join(sorted(_KNOWN))}")
+    known = ", ".join(sorted(_KNOWN))
+    raise CollectiveError(f"unknown transport {checks.shown(name)}; known: {known}")
 
 
 def is_grouped(transport: str) -> bool:

@@ -1,0 +1,175 @@
+"""Sets of vertices that a network is narrow around, and how long all data take to cross them.
+
+Every set gives a bound that holds. The sets come from three places.
+
+- The worst cut of ForestColl, of every group: exact for all_gather and broadcast, latency aside.
+- The parts that links above some bandwidth hold together: hosts, racks, sites.
+- Unions of those parts in the order of their ranks: halves of grids and of rows of racks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import scipy.sparse as sp
+
+from jaxcoll.bounds.flows_over_time import Latencies, least_times
+from jaxcoll.bounds.throughput import Optimum, bottleneck
+from jaxcoll.collective import Collective
+from jaxcoll.topology import Topology
+
+# Ways of parting a network that are looked at; most have fewer bandwidths.
+_MOST_WAYS = 8
+# Links times maximum flows of a search for the worst cut: a tenth of a second.
+_FLOWS = 2**17
+# Sets of each kind that are looked at, and how many numbers they may take together.
+_MOST_SETS, _NUMBERS = 32, 2**20
+
+
+def parts(topology: Topology) -> Iterator[np.ndarray]:
+    """The part of each vertex, in several ways: what links above some bandwidth hold together.
+
+    At least every vertex alone, and as many ways as there are bandwidths, up to ``_MOST_WAYS``.
+    """
+    speeds = np.unique(topology.bandwidth)
+    shape = (topology.num_vertices,) * 2
+    most = -(-len(speeds) // _MOST_WAYS)
+    for least in speeds[::-1][:: max(most, 1)]:
+        fast = topology.bandwidth > least
+        ends = topology.src[fast], topology.dst[fast]
+        graph = sp.csr_matrix((np.ones(len(ends[0]), np.int8), ends), shape=shape)
+        yield sp.csgraph.connected_components(graph, directed=False)[1]
+
+
+def narrow_sets(topology: Topology, what: Collective) -> list[np.ndarray]:
+    """Sets with a rank inside and one outside, each bool of shape (vertices,); none twice.
+
+    Args:
+        what: a collective that sums nothing, or an all_reduce.
+    """
+    found: list[np.ndarray] = []
+    for optimum in worst_cuts(topology, what):
+        inside = np.zeros(topology.num_vertices, bool)
+        inside[list(optimum.cut)] = True
+        found += [inside, ~inside]
+    most = min(_MOST_SETS, 4 + _NUMBERS // (topology.num_ranks * topology.num_vertices))
+
+    def some(values: Sequence[int]) -> Sequence[int]:
+        return values[:: -(-len(values) // most)] if values else values
+
+    for part in parts(topology):
+        first = {int(p): rank for rank, p in reversed([*enumerate(part[: topology.num_ranks])])}
+        order = sorted(first, key=lambda p: first[p])
+        if len(order) < topology.num_ranks:  # single ranks are not sets of their own
+            found += [s for p in some(order) for s in (part == p, part != p)]
+        found += [np.isin(part, order[:count]) for count in some(range(2, len(order)))]
+    distinct = {inside.tobytes(): inside for inside in found}
+    ranks = topology.num_ranks
+    return [s for s in distinct.values() if s[:ranks].any() and not s[:ranks].all()]
+
+
+def worst_cuts(topology: Topology, what: Collective) -> Iterator[Optimum]:
+    """For every group the cut that its data are slowest to leave, all links being the group's.
+
+    Where a search in all groups takes more than ``_FLOWS``, only some ranks gather, or only some
+    groups are looked at, evenly spaced: then the cut may not be the worst.
+    """
+    groups = [group for group in what.groups if len(group) > 1]
+    most = max(1, _FLOWS // max(topology.num_links, 1))
+    if not groups:
+        return
+    groups = groups[:: -(-len(groups) // most)]
+    for group in groups:
+        weights, targets = _gathering(what, group)
+        share = max(1, most // len(groups))
+        yield bottleneck(
+            topology, [weights.get(r, 0) for r in range(topology.num_ranks)],
+            targets[:: -(-len(targets) // share)],
+        )  # fmt: skip
+
+
+def _gathering(what: Collective, group: tuple[int, ...]) -> tuple[dict[int, int], list[int]]:
+    """Weights of ranks, and the ranks that gather; in an all_reduce one rank's data stands for all.
+
+    Scattering is not gathering: there the root's data is taken for a broadcast's, which finds a cut
+    too. The like goes for all_to_all and all_gather.
+    """
+    root = group[what.root or 0]
+    if what.kind in ("broadcast", "scatter", "all_reduce"):
+        return {root: 1}, [rank for rank in group if rank != root]
+    if what.kind == "gather":
+        return {rank: 1 for rank in group if rank != root}, [root]
+    return dict.fromkeys(group, 1), list(group)
+
+
+def crossing(
+    latencies: Latencies, sets: Sequence[np.ndarray], nbytes: np.ndarray, is_copied: bool
+) -> tuple[float, int]:
+    """The longest that all data of all ranks together take out of one of the sets, and which.
+
+    A link counts from when data of a rank can have come to it until it is too late for all ranks.
+
+    Args:
+        sets: bool of shape (vertices,) each.
+        nbytes: bytes that rank v needs of rank u at [u, v], float64.
+        is_copied: whether all ranks that need something of rank u need the same.
+
+    Returns:
+        Seconds, and the place in ``sets``; 0 seconds where nothing crosses any.
+    """
+    topology, n = latencies.topology, latencies.topology.num_ranks
+    idle = latencies.from_a_rank[topology.src] + topology.alpha
+    idle = idle + latencies.to_a_rank[topology.dst]
+    within = np.stack(sets)[:, :n].T.astype(float)
+    if is_copied:
+        has_target = ((nbytes > 0).astype(float) @ (1 - within)) > 0
+        amounts = nbytes.max(axis=1) @ (within * has_target)
+    else:
+        amounts = (within * (nbytes @ (1 - within))).sum(axis=0)
+    best, place = 0.0, 0
+    for i, inside in enumerate(sets):
+        out = inside[topology.src] & ~inside[topology.dst]
+        time = least_times(topology.bandwidth[out], idle[out][None], amounts[i : i + 1])[0]
+        if time > best:
+            best, place = float(time), i
+    return best, place
+
+
+def spreading(latencies: Latencies, nbytes: np.ndarray) -> tuple[float, str]:
+    """What ranks copy: each of p parts gets what it needs from a rank of another part.
+
+    Switches copy nothing (``jaxcoll.paths``), so every part that needs a byte needs a rank that
+    sends it there, over a link out of that rank's part. All links out of parts with ranks together
+    carry those copies. A link is of use from when the first data can have come to it until what it
+    carries is too late for all ranks, so a broadcast of little data is the root's work alone.
+
+    Args:
+        nbytes: bytes that rank v needs of rank u at [u, v], the same for all v; float64.
+
+    Returns:
+        Seconds, and the parts in words.
+    """
+    topology, n = latencies.topology, latencies.topology.num_ranks
+    sources, targets = (nbytes > 0).any(axis=1), (nbytes > 0).any(axis=0)
+    early = latencies.from_ranks[sources].min(axis=0, initial=np.inf)
+    onward = latencies.to_ranks[:, targets].min(axis=1, initial=np.inf)
+    late = early[topology.src] + topology.alpha + onward[topology.dst]
+    share = nbytes.max(axis=1)
+    best, name = 0.0, ""
+    for part in parts(topology):
+        ranks = part[:n]
+        numbers, place = np.unique(ranks, return_inverse=True)
+        needed = np.zeros((n, len(numbers)), bool)
+        rows, columns = np.nonzero(nbytes)
+        needed[rows, place[columns]] = True
+        needed[np.arange(n), place] = False
+        leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], numbers)
+        copies = float(needed.sum(axis=1) @ share)
+        if not copies:
+            continue
+        time = least_times(topology.bandwidth[leaves], late[leaves][None], np.array([copies]))[0]
+        if time > best:
+            whole = "ranks" if len(numbers) == n else f"{len(numbers)} parts of the network"
+            best, name = float(time), whole
+    return best, name

@@ -1,0 +1,243 @@
+"""Cheapest: what runs a call that leaves its schedule open, ``jax.lax`` or a schedule.
+
+Each candidate is priced by the time on the links of the network, where one is known, and by what
+the machine charges (``ExecutionCosts``). ``jax.lax`` is priced as the algorithm that the backend
+runs. Only synthesizers that answer within a few hundredths of a second are candidates: a program is
+being traced, and waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable
+
+import jax.numpy as jnp
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import JaxcollError
+from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.choice import stated
+from jaxcoll.execute.choice.defaults import default_schedule, default_topology, is_small
+from jaxcoll.execute.native import Native, is_native
+from jaxcoll.numerics.compiled import interpreted
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulation import simulate
+from jaxcoll.simulation.execution_costs import ExecutionCosts, rounds_of_steps
+from jaxcoll.synth import (
+    Bucket,
+    Direct,
+    DoubleBinaryTree,
+    MinCongestion,
+    NcclRing,
+    Ring,
+    Synthesizer,
+)
+from jaxcoll.synth.registry import REGISTRY, chunk_counts, told
+from jaxcoll.topology import Topology
+from jaxcoll.verifier import verify
+
+# The algorithms whose links gloo, NCCL and XLA use, by backend: for sums and gathers, then for
+# all_to_all. gloo goes around the ranks in order, whatever the links are. NCCL has rings, double
+# binary trees and direct sends (its documentation). A slice of TPUs is crossed dimension by
+# dimension (compiled for v5p slices, docs/targets.md); how XLA routes an all_to_all there is
+# unknown, so that it gets the benefit of the doubt.
+_BACKEND_ALGORITHMS: dict[str, tuple[tuple[Synthesizer, ...], tuple[Synthesizer, ...]]] = {
+    "cpu": ((Ring(bidirectional=False, order="ranks"),), (Direct(),)),
+    "gpu": ((NcclRing(), DoubleBinaryTree()), (Direct(),)),
+    "tpu": ((Bucket(), Ring()), (Direct(), MinCongestion())),
+}
+# Candidates where the network is known, and where only the machine's charges are. Each takes at
+# most 0.15 s at 16 ranks (Python kernels, before any compiled one is loaded).
+_ON_LINKS = (
+    "ring",
+    "direct",
+    "bucket",
+    "rhd",
+    "trivance",
+    "bruck",
+    "double_binary_tree",
+    "hierarchical_ring",
+    "swing",
+    "bfb",
+    "multitree",
+    "forestcoll",
+    "min_congestion",
+)
+_WITHOUT_LINKS = ("bucket", "ring", "rhd", "direct")
+# Ranks up to which all candidates are tried; beyond, those of ``_MANY``.
+_FEW_RANKS = 64
+_MOST_CHUNKS = 16
+_MANY = ("ring", "direct", "bucket", "rhd", "hierarchical_ring", "forestcoll")
+# A schedule must be this much cheaper than jax.lax: predictions err by up to a quarter
+# (benchmark execution_costs), and a wrong guess should not cost those who only changed an import.
+MARGIN = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to run a collective, priced.
+
+    Attributes:
+        name: "jax.lax" or the name of a synthesizer.
+        runs: what runs; ``None`` where it is not defined.
+        links: seconds on the links; 0 where they are unknown.
+        charge: seconds that the machine charges.
+        rounds: permutes; 0 for ``jax.lax``.
+        refused: why it is not defined.
+    """
+
+    name: str
+    runs: Schedule | Native | None
+    links: float = 0.0
+    charge: float = 0.0
+    rounds: int = 0
+    refused: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time; infinite where it is not defined."""
+        return math.inf if self.runs is None else self.links + self.charge
+
+
+def cheapest(
+    kind: str, axes: Axes, groups, root: int | None, nbytes: int, op: str, dtype
+) -> Schedule | Native:
+    """What runs a call without ``schedule=``.
+
+    Args:
+        groups: groups of the ranks of ``axes``, as in ``Collective``.
+        nbytes: of the larger of a rank's input and output.
+        op: "sum", "max" or "min".
+        dtype: of the elements.
+
+    Raises:
+        CollectiveError: a stated topology or execution costs that do not fit the mesh.
+    """
+    place = stated.place(kind, axes, groups, root)
+    if place.topology is None and (not is_native(kind) or loses_nans(op, dtype, place.platform)):
+        shard = nbytes // len(place.collective.groups[0])
+        return default_schedule(place.collective, shard, place.platform)
+    found = candidates(place.collective, nbytes, place.topology, place.costs, len(axes.names) > 1)
+    if loses_nans(op, dtype, place.platform):
+        found = tuple(each for each in found if not isinstance(each.runs, Native))
+    chosen = taken(found).runs
+    if isinstance(chosen, Native):
+        return Native(Collective(kind, axes.num_ranks, 1, groups, root))  # type: ignore[arg-type]
+    return chosen or default_schedule(place.collective, 0, place.platform)
+
+
+def loses_nans(op: str, dtype, platform: str) -> bool:
+    """Whether a maximum by ``jax.lax`` may be a number where some rank has NaN."""
+    return op != "sum" and platform == "cpu" and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+@functools.lru_cache(maxsize=1024)
+def candidates(
+    collective: Collective,
+    nbytes: int,
+    topology: Topology | None,
+    costs: ExecutionCosts,
+    several_axes: bool = False,
+) -> tuple[Candidate, ...]:
+    """All candidates for a collective, ``jax.lax`` first where it has the collective.
+
+    Args:
+        nbytes: of the larger of a rank's input and output.
+        topology: the network; its links count for nothing when ``None``.
+        several_axes: whether the ranks of a group differ along several axes of the mesh.
+    """
+    nbytes = max(nbytes, 1)
+    links = default_topology(collective.num_ranks) if topology is None else topology
+    names = _WITHOUT_LINKS if topology is None else _ON_LINKS
+    if collective.num_ranks > _FEW_RANKS:
+        names = tuple(name for name in names if name in _MANY)
+    found = [
+        _scheduled(name, each, nbytes, links, costs, topology)
+        for name in names
+        for each in _in_chunks(REGISTRY[name].make(), collective, links)
+    ]
+    if is_native(collective.kind):
+        native = _native(collective, nbytes, topology, costs, several_axes)
+        found = [native, *found]
+    return tuple(found)
+
+
+def taken(found: Iterable[Candidate]) -> Candidate:
+    """The candidate that runs: ``jax.lax``, unless a schedule is cheaper beyond doubt."""
+    found = list(found)
+    best = min(found, key=lambda candidate: candidate.seconds)
+    native = next((each for each in found if isinstance(each.runs, Native)), best)
+    return best if best.seconds < MARGIN * native.seconds else native
+
+
+def _in_chunks(maker: Synthesizer, collective: Collective, topology: Topology) -> list[Collective]:
+    """The collective in one chunk per shard, and in the few that load a network's links evenly."""
+    with interpreted(is_small(collective, maker.name)):
+        series = chunk_counts(maker, topology, collective)
+    counts = {count for some in series for count in some[:2] if count <= _MOST_CHUNKS}
+    return [
+        dataclasses.replace(collective, chunks_per_shard=count) for count in sorted({1, *counts})
+    ]
+
+
+def _native(
+    collective: Collective,
+    nbytes: int,
+    topology: Topology | None,
+    costs: ExecutionCosts,
+    several_axes: bool,
+) -> Candidate:
+    charge = costs.native_seconds(collective.kind, nbytes, collective.num_ranks) or 0.0
+    seconds = 0.0
+    if topology is not None:
+        makers = _BACKEND_ALGORITHMS[costs.backend][collective.kind == "all_to_all"]
+        made = [
+            _made(maker, each, nbytes, topology)
+            for maker in makers
+            for each in _in_chunks(maker, collective, topology)
+        ]
+        times = [_on_links(each, nbytes) for each in made if isinstance(each, Schedule)]
+        seconds = min(times, default=math.inf)
+        if several_axes and costs.backend == "tpu" and collective.kind != "all_reduce":
+            # XLA sums zero-padded buffers instead (compiled for v5p): twice the bytes.
+            seconds *= 2 if collective.kind in ("all_gather", "reduce_scatter") else 1
+    return Candidate("jax.lax", Native(collective), seconds, charge)
+
+
+def _scheduled(
+    name: str,
+    collective: Collective,
+    nbytes: int,
+    links: Topology,
+    costs: ExecutionCosts,
+    topology: Topology | None,
+) -> Candidate:
+    made = _made(REGISTRY[name].make(), collective, nbytes, links)
+    if (chunks := collective.chunks_per_shard) > 1:
+        name = f"{name}, {chunks} chunks"
+    if isinstance(made, str):
+        return Candidate(name, None, refused=made)
+    seconds = 0.0 if topology is None else _on_links(made, nbytes)
+    charge = float(costs.seconds(made, nbytes))
+    return Candidate(name, made, seconds, charge, int(rounds_of_steps(made).sum()))
+
+
+def _on_links(schedule: Schedule, nbytes: int) -> float:
+    with interpreted(is_small(schedule.collective)):
+        return simulate(schedule, nbytes).time
+
+
+@functools.lru_cache(maxsize=256)
+def _made(
+    maker: Synthesizer, collective: Collective, nbytes: int, topology: Topology
+) -> Schedule | str:
+    """A synthesizer's schedule, verified; or why there is none."""
+    try:
+        with interpreted(is_small(collective, maker.name)):
+            schedule = told(maker, nbytes).synthesize(topology, collective, 0, float(nbytes))
+            verify(schedule)
+    except JaxcollError as error:
+        return str(error)
+    return schedule

@@ -1,0 +1,169 @@
+"""The stated network: links and machine charges that a program states, for calls that leave their
+schedule open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator
+
+import jax
+
+from jaxcoll.collective import Collective
+from jaxcoll.errors import CollectiveError, TopologyError
+from jaxcoll.execute import jax_internals
+from jaxcoll.execute.axes import Axes
+from jaxcoll.numerics import checks
+from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, costs_of
+from jaxcoll.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A statement.
+
+    Attributes:
+        topology: the links between the ranks of an axis, or of all devices of the mesh in the order
+            of ``mesh.devices.flat``; ``None`` where nothing is known.
+        execution: the machine's charges; ``None`` for the shipped ones of its backend.
+    """
+
+    topology: Topology | None = None
+    execution: ExecutionCosts | None = None
+
+
+_stated = jax.make_user_context(default_value=None)
+
+
+def current() -> Network:
+    """The statement under which this thread traces."""
+    return _stated.value or Network()
+
+
+@contextlib.contextmanager
+def use_topology(
+    topology: Topology | None, *, execution: ExecutionCosts | str | None = None
+) -> Iterator[None]:
+    """Trace programs that know their network and their machine's charges.
+
+    Calls without ``schedule=`` take the cheapest of ``jax.lax`` and the schedules on it;
+    ``schedule="auto"`` and other names of synthesizers make their schedules for it. Also a
+    decorator::
+
+        with jc.use_topology(jc.topologies.dgx_h100(2)):
+            params, opt_state = step(params, opt_state, batch)
+
+    It belongs to this thread while it traces, and is part of the key of every jit cache.
+
+    Args:
+        topology: of as many ranks as the axes of a call, rank r being ``lax.axis_index`` r; or as
+            the mesh has devices, in the order of ``mesh.devices.flat``, for calls along any of its
+            axes. Calls of other numbers of ranks are refused. ``None`` for nothing.
+        execution: the machine's charges: ``ExecutionCosts``, or "cpu", "gpu" or "tpu" for those
+            shipped; those of the mesh's devices when omitted.
+
+    Raises:
+        CollectiveError: arguments of other types.
+    """
+    checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
+    with _stated(Network(topology, costs_of(execution, CollectiveError))):
+        yield
+
+
+# ---------------------------------------------------------------------- where a call runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A collective on its network.
+
+    Attributes:
+        collective: over the ranks of the axes; or over all ranks of the mesh, its groups those
+            along the axes, where the topology is that of the mesh.
+        topology: with as many ranks; ``None`` where it is unknown.
+        costs: the machine's charges.
+        platform: of the mesh's devices.
+    """
+
+    collective: Collective
+    topology: Topology | None
+    costs: ExecutionCosts
+    platform: str
+
+
+def place(kind: str, axes: Axes, groups, root: int | None) -> Place:
+    """The collective of a call that is being traced, on the network that is stated or known.
+
+    Raises:
+        CollectiveError: the stated topology or execution costs do not fit the mesh.
+    """
+    network, platform = current(), jax_internals.platform()
+    costs = costs_for(network.execution, platform)
+    topology = network.topology
+    if topology is None and platform != "cpu":
+        # Between CPU devices there are no links to know.
+        mesh = jax_internals.concrete_mesh()
+        topology = None if mesh is None else of_mesh(mesh)
+    along = Collective(kind, axes.num_ranks, 1, groups, root)  # type: ignore[arg-type]
+    if topology is None or topology.num_ranks == axes.num_ranks:
+        return Place(along, topology, costs, platform)
+    names, sizes = jax_internals.mesh_axes(), jax_internals.axis_sizes()
+    whole = Axes(names, tuple(sizes[name] for name in names), names, axes.names)
+    if topology.num_ranks == jax_internals.mesh_size():
+        if groups is not None or root is not None or whole.num_ranks != topology.num_ranks:
+            return Place(along, None, costs, platform)
+        across = Collective(kind, whole.num_ranks, 1, tuple(sorted(whole.groups())))  # type: ignore[arg-type]
+        return Place(across, topology, costs, platform)
+    raise CollectiveError(
+        f"the stated {topology} has {topology.num_ranks} ranks, {axes} has {axes.num_ranks} and "
+        f"the mesh {jax_internals.mesh_size()} devices; state one of the axis or of the mesh "
+        "(jc.use_topology)"
+    )
+
+
+def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts:
+    """The stated execution costs, or those shipped for a platform.
+
+    Raises:
+        CollectiveError: they are another backend's, or were measured on another machine.
+    """
+    backend = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    if execution is None:
+        return costs_of(backend if backend in BACKENDS else "cpu")  # type: ignore[return-value]
+    machine = f"{hardware()}, jax {jax.__version__}"
+    if execution.machine not in ("", machine) and platform == jax.default_backend():
+        raise CollectiveError(
+            f"the stated execution costs were measured on {execution.machine}, this is {machine}; "
+            "measure here (jc.measure_execution)"
+        )
+    if execution.backend != backend:
+        raise CollectiveError(
+            f"the stated execution costs are of {execution.backend!r} ({execution.source}), but "
+            f"the mesh has devices of {backend!r}; state those of {backend!r}"
+        )
+    return execution
+
+
+def hardware() -> str:
+    """The devices of the default backend, in words, as in ``jaxcoll.tune.Machine``.
+
+    Devices of the backend "cpu" share the cores of the host, so their number is part of it. With
+    several processes the network between them matters: their number and that of the devices of each
+    are part of it too.
+    """
+    device = jax.devices()[0]
+    kind = f"{os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind
+    several = f", {jax.process_count()} processes of {jax.local_device_count()}"
+    return f"{device.platform}: {kind}" + (several if jax.process_count() > 1 else "")
+
+
+@functools.lru_cache(maxsize=16)
+def of_mesh(mesh) -> Topology | None:
+    """The network of a mesh's devices, or ``None`` where they do not tell it."""
+    try:
+        return Topology.from_mesh(mesh)
+    except TopologyError:
+        return None

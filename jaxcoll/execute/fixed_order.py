@@ -1,0 +1,83 @@
+"""Fixed order: sums whose bits depend on the contributions alone, for ``order="fixed"``.
+
+An element's sum is bracketed in the same way wherever in a buffer it lies: the schedule has one
+order of addition (``jaxcoll.sum_orders``), and what XLA may do to the additions is ruled out:
+
+- A product that is summed is rounded first. LLVM contracts a product and a sum into one operation
+  that rounds once, on the ranks that add their own contribution and not on those that send it: of
+  ``psum(a * b)`` by ``rhd`` on 8 CPU devices, 277 of 1,000 elements differed from the same ones
+  in a buffer of 100,003 (JAX 0.12). ``reduce_precision`` does not prevent it, a barrier does.
+- Sums of narrow dtypes are rounded after every addition. XLA may keep the value between two of
+  them in float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.schedule import Schedule
+from jaxcoll.simulation.sum_order import sum_orders
+
+FIXED = "fixed"
+
+
+def is_fixed(order: str | None) -> bool:
+    """Whether ``order=`` asks for a fixed order.
+
+    Raises:
+        CollectiveError: it is something else than "fixed" or ``None``.
+    """
+    if order is not None and order != FIXED:
+        raise CollectiveError(
+            f"order= is 'fixed', for sums in one order of addition, or None; got {order!r}"
+        )
+    return order == FIXED
+
+
+@functools.lru_cache(maxsize=256)
+def check_fixed(schedule: Schedule) -> None:
+    """Refuse a schedule whose sums depend on where in the buffer an element lies.
+
+    Raises:
+        ScheduleError: it adds in several orders.
+    """
+    orders = sum_orders(schedule)
+    if orders > 1:
+        raise ScheduleError(
+            f"order='fixed' needs a schedule that adds all chunks in one order, and {schedule} has "
+            f"{orders}; leave schedule= out, or give 'halving', which has one for any ranks"
+        )
+
+
+def rounded(x: Any) -> Any:
+    """The same arrays, as values that XLA cannot merge into the operations that use them."""
+    leaves, structure = jax.tree.flatten(x)
+    return jax.tree.unflatten(structure, [lax.optimization_barrier(leaf) for leaf in leaves])
+
+
+def add(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sum, rounded to its dtype."""
+    total = lax.add(a, b)
+    if not jnp.issubdtype(total.dtype, jnp.floating) or total.dtype.itemsize >= 4:
+        return total
+    kept = jnp.finfo(total.dtype)
+    return lax.reduce_precision(total, kept.nexp, kept.nmant)
+
+
+def sum_of_rows(rows: jax.Array) -> jax.Array:
+    """The sum over the leading dimension, in the order of the synthesizer ``halving``."""
+    rows = rounded(rows)
+
+    def of(start: int, end: int) -> jax.Array:
+        if end - start == 1:
+            return lax.index_in_dim(rows, start, 0, keepdims=False)
+        middle = start + (end - start + 1) // 2
+        return add(of(start, middle), of(middle, end))
+
+    return of(0, rows.shape[0])

@@ -1,0 +1,244 @@
+"""Execution costs: a machine's charges for running a schedule, beside the time on its links.
+
+Link models time wires. A program also pays for every permute it starts and for every byte it copies
+or adds; between devices that share a host nothing else counts. ``ExecutionCosts`` holds these
+prices, with where they come from. A schedule of r rounds and s steps, whose ranks receive up to b
+bytes and add a of them, is charged r * ``permute`` + s * ``step`` + b * ``copied`` + a * ``added``.
+
+Rounds are counted as ``jaxcoll.execute`` runs them: a step takes as many permutes as the most
+messages that one rank sends or receives in it (Koenig).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from fractions import Fraction
+
+import numpy as np
+
+from jaxcoll.collective import KINDS, ROOTED, Collective, common_parts
+from jaxcoll.errors import TuneError
+from jaxcoll.numerics import checks
+from jaxcoll.numerics.rational import Number, as_fraction
+from jaxcoll.schedule import Schedule
+
+BACKENDS = ("cpu", "gpu", "tpu")
+NATIVE_KINDS = tuple(kind for kind in KINDS if kind not in ROOTED)
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeCost:
+    """The cost of a collective of ``jax.lax`` beside the time on links.
+
+    Attributes:
+        kind: of collective, as in ``Collective``.
+        seconds: however few bytes.
+        per_byte: seconds per byte of the larger of a rank's input and output.
+
+    Raises:
+        TuneError: a kind that ``jax.lax`` has not, a number that is negative or not finite.
+    """
+
+    kind: str
+    seconds: float
+    per_byte: float
+
+    def __post_init__(self) -> None:
+        checks.choice(self.kind, NATIVE_KINDS, "kind of a native cost", TuneError)
+        _put_prices(self, ("seconds", "per_byte"), f"the native cost of {self.kind}")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutionCosts:
+    """The costs of running collectives on devices of one backend, beside the time on their links.
+
+    Attributes:
+        backend: "cpu", "gpu" or "tpu".
+        permute: seconds per round, one ``ppermute``.
+        step: seconds per step of a schedule beside those of its rounds.
+        copied: seconds per byte that a rank receives, for all copies on its way.
+        added: seconds per byte that a rank adds to its own, beside ``copied``.
+        swapped: seconds per byte of a rank's buffer and round of an all_to_all, beside ``copied``:
+            XLA for CPU copies the whole buffer in each round.
+        native: the costs of the collectives of ``jax.lax``.
+        shared: whether the ranks share the cores and the memory of one host. All prices are then
+            per rank, and those of all ranks add up; otherwise they are those of the busiest rank.
+        source: where the numbers come from.
+        machine: the hardware and version of jax that they were measured on; "" for any of the
+            backend.
+
+    Raises:
+        TuneError: an unknown backend, a number that is negative or not finite, a kind whose native
+            cost is given twice.
+    """
+
+    backend: str
+    permute: float
+    step: float
+    copied: float
+    added: float
+    swapped: float = 0.0
+    native: tuple[NativeCost, ...] = ()
+    shared: bool = False
+    source: str = ""
+    machine: str = ""
+
+    def __post_init__(self) -> None:
+        checks.choice(self.backend, BACKENDS, "backend of execution costs", TuneError)
+        _put_prices(
+            self,
+            ("permute", "step", "copied", "added", "swapped"),
+            f"execution costs of {self.backend}",
+        )
+        checks.put(self, native=checks.members(self.native, "native", TuneError))
+        for cost in self.native:
+            checks.instance(cost, NativeCost, "a native cost", TuneError)
+        kinds = [cost.kind for cost in self.native]
+        if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
+            raise TuneError(f"the native cost of {twice[0]} is given twice; give it once")
+        checks.flag_fields(self, TuneError, "shared")
+        for name in ("source", "machine"):
+            checks.text(getattr(self, name), name, TuneError)
+
+    def native_seconds(self, kind: str, nbytes: Number, ranks: int) -> float | None:
+        """Seconds of a collective of ``jax.lax`` beside links; ``None`` for a kind without cost.
+
+        Args:
+            nbytes: of the larger of a rank's input and output.
+            ranks: of all groups that run it at the same time.
+        """
+        for cost in self.native:
+            if cost.kind == kind:
+                return self._times(ranks) * (cost.seconds + float(nbytes) * cost.per_byte)
+        return None
+
+    def seconds(self, schedule: Schedule, nbytes: Number) -> Fraction:
+        """The charge of a schedule, exactly.
+
+        Args:
+            nbytes: bytes of a rank's buffer, above 0 (see ``Collective.chunk_bytes``).
+        """
+        times = self._times(schedule.topology.num_ranks)
+        steps = rounds_of_steps(schedule)
+        received, added = _busiest(schedule, self.shared)
+        total = common_parts(schedule.collective)[1]
+        per_byte = received * as_fraction(self.copied) + added * as_fraction(self.added)
+        if schedule.collective.kind == "all_to_all":
+            per_byte += times * total * int(steps.sum()) * as_fraction(self.swapped)
+        per_step = int(steps.sum()) * as_fraction(self.permute)
+        per_step += len(steps) * as_fraction(self.step)
+        return times * per_step + as_fraction(nbytes) * per_byte / total
+
+    def least_seconds(self, collective: Collective) -> Fraction:
+        """The least charge of any schedule of a collective.
+
+        A rank receives one message per round, so that its knowledge at most doubles.
+        """
+        size = max(len(group) for group in collective.groups)
+        rounds = (size - 1).bit_length()
+        price = rounds * as_fraction(self.permute) + min(rounds, 1) * as_fraction(self.step)
+        return self._times(collective.num_ranks) * price
+
+    def _times(self, ranks: int) -> int:
+        return ranks if self.shared else 1
+
+
+def _put_prices(frozen, names: Iterable[str], what: str) -> None:
+    """Check numbers of at least 0 and put them back as floats."""
+    for name in names:
+        given = checks.nonnegative(getattr(frozen, name), f"{name} of {what}", TuneError)
+        checks.put(frozen, **{name: float(given)})
+
+
+def rounds_of_steps(schedule: Schedule) -> np.ndarray:
+    """Permutes of every step: the most messages of a rank; int64 of shape (steps,)."""
+    n = schedule.topology.num_ranks
+    first = schedule.message_ptr[:-1]
+    step = schedule.step[first].astype(np.int64)
+    edge = schedule.edge[first]
+    src = schedule.edges.src[edge].astype(np.int64)
+    dst = schedule.edges.dst[edge].astype(np.int64)
+    # Parallel edges between two ranks make one message: a permute knows ranks, not links.
+    pairs = np.unique((step * n + src) * n + dst)
+    rounds = np.zeros(schedule.num_steps, np.int64)
+    for rank in (pairs // n % n, pairs % n):
+        at, count = np.unique(pairs // (n * n) * n + rank, return_counts=True)
+        np.maximum.at(rounds, at // n, count)
+    return rounds
+
+
+def _busiest(schedule: Schedule, shared: bool) -> tuple[int, int]:
+    """Bytes received and bytes added by the busiest rank, or by all, in parts of a buffer."""
+    weight, _ = common_parts(schedule.collective)
+    n = schedule.topology.num_ranks
+    size = weight[schedule.chunk]
+    # Whole numbers far below 2**53, which floats hold exactly.
+    received = np.bincount(schedule.dst, size, minlength=n)
+    added = np.bincount(schedule.dst, size * schedule.reduce, minlength=n)
+    pick = np.sum if shared else np.max
+    return round(float(pick(received))), round(float(pick(added)))
+
+
+# ---------------------------------------------------------------------- shipped
+
+# Two cores of an AMD EPYC that 2, 4, 8 and 16 CPU devices share, jax 0.12.0.1: measured by
+# ``python -m experiments.benchmarks execution_costs``.
+_CPU = ExecutionCosts(
+    "cpu",
+    permute=20e-6,
+    step=0.0,
+    copied=0.22e-9,
+    added=0.05e-9,
+    swapped=0.22e-9,
+    native=(
+        NativeCost("all_reduce", 20e-6, 0.11e-9),
+        NativeCost("all_gather", 20e-6, 0.06e-9),
+        NativeCost("reduce_scatter", 20e-6, 0.065e-9),
+        NativeCost("all_to_all", 24e-6, 0.3e-9),
+    ),
+    shared=True,
+    source="measured on 2 to 16 CPU devices of two cores (benchmark execution_costs)",
+)
+
+# Compiled programs show one NCCL group per step (docs/targets.md), and two copies and one addition
+# for what arrives; the bytes are those of the data sheet's 3.35 TB/s. A launched NCCL kernel takes
+# about 10 us (openxla/xla#46982 has 12 us for each further peer of a ragged all_to_all): nobody has
+# measured it here, it is right within a factor of about two.
+_GPU = ExecutionCosts(
+    "gpu",
+    permute=2e-6,
+    step=10e-6,
+    copied=1.2e-12,
+    added=0.9e-12,
+    native=tuple(NativeCost(kind, 10e-6, 0.0) for kind in NATIVE_KINDS),
+    source="H100 data sheet, compiled programs, and about 10 us per NCCL launch; not measured",
+)
+
+# Compiled programs show a start and a done per permute and a barrier per step, two copies and one
+# addition; the bytes are those of the 2.765 TB/s of a v5p. The latencies are of the right magnitude
+# only: nobody has measured them here.
+_TPU = ExecutionCosts(
+    "tpu",
+    permute=1e-6,
+    step=1e-6,
+    copied=1.4e-12,
+    added=1.1e-12,
+    native=tuple(NativeCost(kind, 2e-6, 0.0) for kind in NATIVE_KINDS),
+    source="TPU v5p documentation, compiled programs, and about 1 us per permute; not measured",
+)
+
+_SHIPPED = {costs.backend: costs for costs in (_CPU, _GPU, _TPU)}
+
+
+def costs_of(
+    execution: ExecutionCosts | str | None, error: checks.Error = TuneError
+) -> ExecutionCosts | None:
+    """The costs that an argument ``execution=`` means: itself, or those shipped for a backend.
+
+    Raises:
+        error: neither costs nor the name of a backend.
+    """
+    if isinstance(execution, str):
+        return _SHIPPED[checks.choice(execution, BACKENDS, "execution", error)]
+    return checks.optional(execution, checks.instance, ExecutionCosts, "execution", error)

@@ -1,0 +1,223 @@
+"""Every kind of file that is read: sound ones, their use, and the errors that refuse others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import jaxcoll as jc
+from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, topologies
+from jaxcoll.aot.summary import summarize_module
+from jaxcoll.io import msccl, multitree
+from jaxcoll.io.files import load_text
+from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
+from jaxcoll.tune.nccl.rules import NcclRule
+from jaxcoll.tune.spaces.config import Config
+from jaxcoll.tune.tables.machine import Machine
+from jaxcoll.tune.tables.table import Table
+from tensorstate.errors import PlanError
+from tensorstate.ir.placements import MeshShape
+from tensorstate.report.hlo_check import read_hlo
+from tests.aot.test_aot import GPU, TPU
+from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
+from tests.tensorstate.report.test_hlo_check import TEXT
+from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
+from tests.tune.test_table import a_table
+
+RING = topologies.ring(4)
+MESH = MeshShape.of({"data": 2, "model": 4})
+_RULES = (
+    NcclRule("all_gather", 0, 2**20, "ring", "ll128", channels=4, nodes=1, ranks=8),
+    NcclRule("all_reduce", 2**20 + 1, None, "nvls", "simple", nodes=1, ranks=8),
+)
+_NCCL_TESTS_JSON = """{"version": 1, "devices": [{"rank": 0}, {"rank": 1}], "results": [
+ {"size": 4096, "type": "float", "out_of_place": {"time": 20.0, "nwrong": 0},
+  "in_place": {"time": 19.5, "nwrong": "N/A"}}]}"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of file, or of a folder of files.
+
+    Attributes:
+        sound: names and contents, of one file or several, per sample.
+        mutated: a content with something changed, by the name of its file.
+        use: reads what is at a path, and uses it as its reader's caller would.
+        refused: the documented errors of both.
+    """
+
+    sound: tuple[dict[str, bytes], ...]
+    mutated: Callable[[str, bytes, random.Random], bytes]
+    use: Callable[[Path], object]
+    refused: tuple[type[Exception], ...] = (FormatError,)
+
+    def mutant(self, dice: random.Random) -> dict[str, bytes]:
+        """A sample with one of its files changed."""
+        files = dict(dice.choice(self.sound))
+        name = dice.choice(list(files))
+        files[name] = self.mutated(name, files[name], dice)
+        return files
+
+
+def _texts(*texts: str) -> tuple[dict[str, bytes], ...]:
+    return tuple({"file": text.encode()} for text in texts)
+
+
+def _as_json(name: str, content: bytes, dice: random.Random) -> bytes:
+    return mutated_json(content.decode(), dice)
+
+
+def _as_text(name: str, content: bytes, dice: random.Random) -> bytes:
+    return mutated_text(content, dice)
+
+
+def _as_column(name: str, content: bytes, dice: random.Random) -> bytes:
+    change = _as_json if name == "header.json" else lambda _, data, dice: mutated_bytes(data, dice)
+    return change(name, content, dice)
+
+
+def _use_json(path: Path) -> None:
+    read = io.load(path)
+    if isinstance(read, jc.Schedule):
+        jc.simulate(read, 1000)
+        jc.verify(read)
+
+
+def _use_compact(path: Path) -> None:
+    schedule = io.open_compact(path.parent, RING)
+    jc.verify(schedule)
+    schedule.to_schedule()
+
+
+def _use_frontiers(path: Path) -> None:
+    for size in (read := finder.Frontiers.load(path)):
+        for point in read.found(size, rates=False).points:
+            str(point.construction)
+            with contextlib.suppress(TopologyError):  # sides that no network has
+                assert point.digraph.size == size
+
+
+def _use_nccl_tests(loads: Callable[[str], nccl_tests.Measurements]) -> Callable[[Path], None]:
+    def use(path: Path) -> None:
+        table = Table()
+        read = load_text(path, loads)
+        read.add_to(table, Config({"algorithm": "ring"}), Machine("gpu", "0.12.0"), "all_reduce")
+        Table.loads(table.dumps())
+
+    return use
+
+
+def _use_rules(loads: Callable[..., tuple[NcclRule, ...]], dumps) -> Callable[[Path], None]:
+    def use(path: Path) -> None:
+        dumps(load_text(path, loads))
+
+    return use
+
+
+def _use_table(path: Path) -> None:
+    table = Table.load(path)
+    table.show()
+    assert Table.loads(table.dumps()) == table
+    Table.load_usable(path)
+
+
+def _compact(folder: Path) -> dict[str, bytes]:
+    jc.synthesize_compact(RING, folder, chunks=2)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def kinds(scratch: Path) -> dict[str, Kind]:
+    """All kinds by name.
+
+    Args:
+        scratch: a folder for the making of samples.
+    """
+    return _networks_and_schedules(scratch) | _tuning() | _programs()
+
+
+def _networks_and_schedules(scratch: Path) -> dict[str, Kind]:
+    routed = jc.synthesize(topologies.switch(4), "all_reduce", "tacos", chunks=2)
+    trees = jc.synthesize(RING, "all_reduce", "multitree")
+    program = msccl.dumps(msccl.lower(jc.synthesize(RING, "all_reduce", synthesizer="ring")))
+    finder.frontiers(12, 2).save(scratch / "frontiers.json")
+    refused = FormatError, ScheduleError
+    return {
+        "schedule": Kind(_texts(io.dumps(routed)), _as_json, _use_json, refused),
+        "topology": Kind(_texts(io.dumps(topologies.torus(2, 3))), _as_json, _use_json),
+        "collective": Kind(
+            _texts(io.dumps(routed.collective), io.dumps(jc.Collective("gather", 4, 2, root=1))),
+            _as_json,
+            _use_json,
+        ),
+        "compact": Kind(
+            (_compact(scratch / "compact"),),
+            _as_column,
+            _use_compact,
+            refused,
+        ),
+        "msccl": Kind(
+            _texts(program),
+            _as_text,
+            lambda path: jc.verify(msccl.load(path, RING)),
+            refused,
+        ),
+        "multitree": Kind(
+            _texts(multitree.dumps(trees, 1024), multitree.dumps(trees)), _as_text, multitree.load
+        ),
+        "frontiers": Kind(
+            ({"file": (scratch / "frontiers.json").read_bytes()},), _as_json, _use_frontiers
+        ),
+    }
+
+
+def _tuning() -> dict[str, Kind]:
+    def csv(text: str) -> tuple[NcclRule, ...]:
+        return ncclx.loads_csv(text, ranks=8)
+
+    def ncclx_json(text: str) -> tuple[NcclRule, ...]:
+        return ncclx.loads_json(text, ranks=8)
+
+    return {
+        "tuner table": Kind(_texts(a_table().dumps(), _unchecked()), _as_json, _use_table),
+        "nccl conf": Kind(_texts(conf.dumps(_RULES)), _as_text, _use_rules(conf.loads, conf.dumps)),
+        "ncclx csv": Kind(
+            _texts(ncclx.dumps_csv(_RULES), ncclx.dumps_csv(_RULES, columns=10)),
+            _as_text,
+            _use_rules(csv, ncclx.dumps_json),
+        ),
+        "ncclx json": Kind(
+            _texts(ncclx.dumps_json(_RULES)), _as_json, _use_rules(ncclx_json, ncclx.dumps_json)
+        ),
+        "nccl-tests": Kind(
+            _texts(NEW, OLD, STATISTICS), _as_text, _use_nccl_tests(nccl_tests.loads)
+        ),
+        "nccl-tests json": Kind(
+            _texts(_NCCL_TESTS_JSON), _as_json, _use_nccl_tests(nccl_tests.loads_json)
+        ),
+    }
+
+
+def _programs() -> dict[str, Kind]:
+    loops = TEXT.replace("LOOPS", '{"known_trip_count":{"n":"5"}}')
+    return {
+        "hlo summary": Kind(
+            _texts(TPU, GPU),
+            _as_text,
+            lambda path: summarize_module(load_text(path, aot.parse)),
+        ),
+        "hlo check": Kind(
+            _texts(loops, TEXT.replace("LOOPS", "{}")),
+            _as_text,
+            lambda path: read_hlo(load_text(path, str), MESH),
+            (FormatError, PlanError),
+        ),
+    }
+
+
+def _unchecked() -> str:
+    """A table without a checksum, so that its content is read."""
+    lines = a_table().dumps().splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith('"checksum"'))

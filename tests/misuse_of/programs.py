@@ -1,0 +1,187 @@
+"""Misuse of programs on devices, of their files, of training and of tuning by measurement."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import jaxcoll as jc
+from jaxcoll import aot, io, topologies, tune
+from jaxcoll.execute.buckets import in_buckets, plan_buckets
+from jaxcoll.io import msccl
+from tests.aot.test_aot import GPU
+
+RANKS = 4
+MESH = Mesh(np.asarray(jax.devices()[:RANKS]), ("i",))
+RING = topologies.ring(RANKS)
+SCHEDULE = jc.synthesize(RING, "all_reduce", "ring", chunks=1)
+PROGRAM = msccl.lower(SCHEDULE)
+TREE = {"a": np.ones(3, np.float32), "b": np.ones((2, 2), np.float32)}
+LEAVES = jax.tree.leaves_with_path(TREE)
+SHAPE = jax.ShapeDtypeStruct((RANKS, RANKS), jnp.float32)
+TASK = tune.Task("all_reduce", 4096, "float32", RANKS)
+COMMON = {"axis_name": "i", "schedule": "ring", "lowering": "auto"}
+
+
+def traced(function):
+    """A function of an array on every rank, traced in ``shard_map``, with its other arguments."""
+
+    def call(**arguments):
+        body = jax.shard_map(
+            lambda x: function(x, **arguments),
+            mesh=MESH, in_specs=P("i"), out_specs=P("i"), check_vma=False,
+        )  # fmt: skip
+        return jax.eval_shape(body, jax.ShapeDtypeStruct((RANKS * RANKS, 8), jnp.float32))
+
+    return call
+
+
+def averaged(**arguments):
+    """The gradient transformation, made and traced on every rank."""
+    return traced(lambda x: jc.optax.all_reduce_gradients(**arguments).update(x, ())[0])()
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    # ------------------------------------------------------------------ collectives
+    "psum": (traced(jc.psum), {**COMMON, "axis_index_groups": None, "accum_dtype": None}),
+    "pmean": (traced(jc.pmean), {**COMMON, "accum_dtype": None}),
+    "pmax": (traced(jc.pmax), COMMON),
+    "pmin": (traced(jc.pmin), COMMON),
+    "psum_scatter": (traced(jc.psum_scatter), {**COMMON, "scatter_dimension": 0, "tiled": True}),
+    "all_gather": (traced(jc.all_gather), {**COMMON, "axis": 0, "tiled": True, "to": "varying"}),
+    "all_to_all": (
+        traced(jc.all_to_all),
+        {**COMMON, "schedule": "direct", "split_axis": 0, "concat_axis": 0, "tiled": True},
+    ),
+    "pbroadcast": (traced(jc.pbroadcast), {**COMMON, "schedule": None, "source": 0}),
+    "broadcast": (traced(jc.broadcast), {**COMMON, "schedule": None, "source": 0}),
+    "reduce": (traced(jc.reduce), {**COMMON, "schedule": None, "root": 0}),
+    "gather": (traced(jc.gather), {**COMMON, "schedule": None, "root": 0}),
+    "scatter": (traced(jc.scatter), {**COMMON, "schedule": None, "root": 0}),
+    "use_topology": (
+        lambda **given: jc.use_topology(**given).__enter__(), {"topology": 5, "execution": None}
+    ),
+    "explain_choice": (
+        jc.explain_choice,
+        {
+            "collective": "none", "nbytes": 1024, "mesh": MESH, "axis_name": "i",
+            "topology": None, "execution": None,
+        },
+    ),
+    "measure_execution": (
+        jc.measure_execution, {"mesh": None, "cache": None, "seconds": 20.0}
+    ),
+    "axis_groups": (jc.axis_groups, {"mesh": MESH, "axis_name": "i"}),
+    "axis_schedule": (
+        jc.axis_schedule,
+        {"mesh": MESH, "axis_name": "i", "kind": "all_reduce", "synthesizer": "ring", "chunks": 1},
+    ),
+    "reorder": (jc.reorder, {"mesh_or_devices": MESH, "topology": RING}),
+    "compiler_options": (
+        lambda mesh, schedule, transport: jc.compiler_options(mesh, schedule, transport=transport),
+        {"mesh": MESH, "schedule": SCHEDULE, "transport": None},
+    ),
+    "Topology.from_mesh": (jc.Topology.from_mesh, {"mesh": MESH, "alpha": 1e-6, "bandwidth": 1e9}),
+    "Topology.from_devices": (
+        jc.Topology.from_devices,
+        {"devices": MESH.devices.tolist(), "alpha": 1e-6, "bandwidth": 1e9},
+    ),
+    # ------------------------------------------------------------------ files
+    "io.load": (io.load, {"path": "/nowhere/to/read", "max_bytes": 1000}),
+    "io.save": (io.save, {"path": "/nowhere/to/write", "obj": RING}),
+    "io.open_compact": (io.open_compact, {"folder": "/nowhere/to/read", "topology": RING}),
+    "io.multitree.load": (io.multitree.load, {"path": "/nowhere/to/read"}),
+    "io.multitree.save": (io.multitree.save, {"path": "/nowhere/to/write", "schedule": SCHEDULE}),
+    "io.msccl.lower": (msccl.lower, {"schedule": SCHEDULE, "name": "x", "protocol": "Simple"}),
+    "io.msccl.dumps": (
+        msccl.dumps, {"program": PROGRAM, "dialect": "msccl", "max_bytes": 2**20}
+    ),
+    "io.msccl.loads": (msccl.loads, {"text": msccl.dumps(PROGRAM)}),
+    "io.msccl.lift": (msccl.lift, {"program": PROGRAM, "topology": RING}),
+    "io.msccl.load": (msccl.load, {"path": "/nowhere/to/read", "topology": RING, "max_bytes": 9}),
+    "io.msccl.save": (msccl.save, {"schedule": SCHEDULE, "path": "/nowhere/to/write"}),
+    "tune.Table.load": (tune.Table.load, {"path": "/nowhere/to/read", "machine": None}),
+    "tune.Table.save": (tune.Table().save, {"path": "/nowhere/to/write"}),
+    # ------------------------------------------------------------------ compiled programs
+    "aot.parse": (aot.parse, {"text": GPU}),
+    "aot.summarize": (aot.summarize, {"compiled": None}),
+    "aot.summarize_module": (aot.summarize_module, {"module": aot.parse(GPU)}),
+    "aot.target": (aot.target, {"name": "v99:4x4", "wrap": None}),
+    "aot.is_available": (aot.is_available, {"platform": "tpu"}),
+    "aot.requirements": (lambda platform: aot.requirements(platform), {"platform": "tpu"}),
+    "aot.compile_for": (
+        aot.compile_for,
+        {
+            "mesh": MESH, "function": None, "arguments": (SHAPE,), "in_specs": (P("i"),),
+            "out_specs": P("i"), "options": None, "check_vma": False,
+        },
+    ),
+    # ------------------------------------------------------------------ training
+    "plan_buckets": (
+        functools.partial(plan_buckets, LEAVES), {"nbytes": 100, "leaf_order": "reverse"}
+    ),
+    "in_buckets": (
+        functools.partial(in_buckets, tree=TREE),
+        {"function": jnp.negative, "nbytes": 100, "leaf_order": "tree", "rows": None, "window": 0},
+    ),
+    "optax.all_reduce_gradients": (
+        averaged,
+        {**COMMON, "mean": True, "bucket_bytes": 100, "accum_dtype": None, "window": 2},
+    ),
+    "optax.zero": (
+        jc.optax.zero,
+        {
+            **COMMON, "inner": optax.sgd(0.1), "mean": True, "bucket_bytes": 100, "window": 2,
+            "mesh": MESH,
+        },
+    ),
+    "optax.overlap": (
+        jc.optax.overlap,
+        {
+            "layers": [jnp.dot], "loss": jnp.sum, "axis_name": "i", "mean": True,
+            "bucket_bytes": 100,
+        },
+    ),
+    "optax.state_specs": (jc.optax.state_specs, {"state": TREE, "axis_name": "i"}),
+    "optax.reshard_zero": (
+        functools.partial(jc.optax.reshard_zero, TREE, TREE), {"from_ranks": 2, "to_ranks": 4}
+    ),
+    # ------------------------------------------------------------------ tuning by measurement
+    "tune.bucket_bytes": (tune.bucket_bytes, {"step_of": None, "sizes": (1000,), "rounds": 2}),
+    "tune.jax_space": (tune.jax_space, {"task": TASK, "backend": "cpu", "of_jit": True}),
+    "tune.tasks_of": (tune.tasks_of, {"step": lambda: None}),
+    "tune.use": (
+        lambda table, machine: tune.use(table, machine=machine).__enter__(),
+        {"table": 5, "machine": None},
+    ),
+    "tune.offline": (
+        tune.offline,
+        {
+            "mesh": MESH, "axis": "i", "collectives": ("none",), "sizes": (1024,), "table": None,
+        },
+    ),
+    "tune.online": (
+        tune.online,
+        {
+            "step": None, "space": None, "candidates": 4, "table": None, "seed": 0, "steps": 10,
+            "watch_steps": 10, "profile": None,
+        },
+    ),
+    "tune.replay": (tune.replay, {"step": None, "recording": None}),
+}  # fmt: skip
+
+# As meant, these are refused, so that no hostile value can have something read, written or run.
+REFUSED = {
+    *("io.load", "io.save", "io.open_compact", "io.multitree.load", "io.multitree.save"),
+    *("io.msccl.load", "io.msccl.save", "tune.Table.load", "tune.Table.save"),
+    *("use_topology", "explain_choice", "measure_execution"),
+    *("aot.summarize", "aot.target", "aot.compile_for", "optax.reshard_zero"),
+    *("tune.bucket_bytes", "tune.use", "tune.offline", "tune.online", "tune.replay"),
+}
