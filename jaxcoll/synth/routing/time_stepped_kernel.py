@@ -227,7 +227,7 @@ def steps_of(ptr, path, width):
             e = path[ptr[c]]
             waiting[e] = heap.push(key, item, first[e], waiting[e], ptr[c] - ptr[c + 1], ptr[c])
     sent, now = 0, 0
-    taken = np.empty(width.sum(), np.int64)
+    taken = np.empty(len(path), np.int64)
     while sent < len(path):
         count = 0
         for e in range(links):
