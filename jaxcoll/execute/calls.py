@@ -16,6 +16,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
@@ -26,7 +27,6 @@ from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.execute.choice.selection import Choice, checked_groups, choose, on_network
 from jaxcoll.execute.layout import at_least, is_same
 from jaxcoll.execute.native import Native
-from jaxcoll.execute.processes import agree
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import Halving, Synthesizer
@@ -131,29 +131,32 @@ class Call:
         return self._local(x)
 
     def _local(self, x: jax.Array) -> jax.Array:
-        """Run on the device-local part of ``x``, which Explicit axes may shard further."""
+        """Run on the part of ``x`` that a device has where Explicit axes shard it further."""
         spec, explicit = jax_internals.explicit_sharding(x)
         if not explicit:
             return self._run(x)
-        if both := sorted(explicit & jax_internals.batch_axes()):
-            raise CollectiveError(
-                f"{self.kind} over {self.axes}: vmap shards its batch over {both}, which shard a "
-                "dimension of the operand already; leave them out of its spmd_axis_name"
-            )
         # Every device needs whole blocks, so the leading dimension must not be sharded.
         is_whole = self.kind in ("all_reduce", "broadcast", "reduce")
         inner = spec if is_whole or spec[0] is None else PartitionSpec(None, *spec[1:])
+        rest = jax_internals.nestable_axes()
+        is_cut = inner is not spec
+        if (
+            not rest
+            or explicit & jax_internals.batch_axes()
+            or (is_cut and jax_internals.RESHARD_ABORTS)
+        ):
+            out_spec = spec if self.kind == "all_to_all" else inner
+            return jax_internals.as_auto_axes(self._beside_auto, out_spec)(x)
+        # Also where the operand is sharded so already: its tangent may not be.
         if not jax_internals.RESHARD_ABORTS:
-            # Also where the operand is sharded so already: its tangent may not be.
             x = jax.reshard(x, inner)
-        elif inner is not spec:
-            raise CollectiveError(
-                f"{self.kind} over {self.axes}: the dimension that is cut is sharded over the "
-                f"Explicit axes {spec[0]!r}, where jax {jax.__version__} cannot reshard; make "
-                "these manual too (axis_names= of shard_map), or use jax 0.12"
-            )
-        out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=explicit)(x)
-        return jax.reshard(out, spec) if inner is not spec and out.shape == x.shape else out
+        out = jax.shard_map(self._run, in_specs=inner, out_specs=inner, axis_names=rest)(x)
+        return jax.reshard(out, spec) if is_cut and self.kind == "all_to_all" else out
+
+    def _beside_auto(self, x: jax.Array) -> jax.Array:
+        """Run where the axes in scope that are not manual are in Auto mode."""
+        axes = dataclasses.replace(self.axes, auto=jax_internals.auto_sizes())
+        return dataclasses.replace(self, axes=axes)._run(x)
 
     def _run(self, x: jax.Array) -> jax.Array:
         choices = active.current()
@@ -171,7 +174,8 @@ class Call:
             nbytes = self._nbytes(x, self.groups)
             return configured.run(site, x, nbytes, config, lambda: self._chosen(x))
         axes, chosen = self._chosen(x)
-        op = "fixed_sum" if self.is_fixed else self.op
+        is_scheduled = isinstance(chosen, Schedule)
+        op = "fixed_sum" if self.is_fixed and is_scheduled else self.op
         return primitives.bind(
             x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=op
         )
@@ -191,16 +195,21 @@ class Call:
         """Whether the call can be handed to ``jax.lax`` as it stands.
 
         Groups, several axes and operands that Explicit axes shard go by the primitives: ``jax.lax``
-        lacks some of their derivatives, batching rules and types.
+        lacks some of their derivatives, batching rules and types. With several processes all go by
+        the primitives, whose programs carry what the processes compare (``processes``).
         """
-        is_plain = self.groups is None and len(self.axes.names) == 1
+        is_plain = self.groups is None and len(self.axes.names) == 1 and jax.process_count() == 1
         return is_plain and not jax_internals.explicit_sharding(x)[1] and self.is_native(x)
 
     def _cheapest(self, x: jax.Array) -> Schedule | Native | None:
         """What runs a call that leaves schedule and lowering open; ``None`` for other calls."""
-        if self.choice is not None or self.lowering != "auto" or self.is_fixed:
+        if self.choice is not None or self.lowering != "auto":
             return None
         groups = checked_groups(self.groups, self.axes)
+        if self.is_fixed:
+            # Never by size: one order for buffers of all sizes.
+            native = Native(Collective(self.kind, self.axes.num_ranks, 1, groups))  # type: ignore[arg-type]
+            return native if fixed_order.is_fixed_by_lax() else None
         nbytes = self._nbytes(x, groups)
         return cheapest(self.kind, self.axes, groups, self.root, nbytes, self.op, x.dtype)
 
@@ -219,7 +228,6 @@ class Call:
         chosen = choose(choice, self.kind, axes, groups, self.root, nbytes)
         if self.is_fixed:
             fixed_order.check_fixed(chosen)
-        agree(chosen, axes, self.lowering, f"{self.kind} of {nbytes} B, groups {groups}")
         return axes, chosen
 
     def _nbytes(self, x: jax.Array, groups: Groups) -> int:
@@ -254,6 +262,16 @@ def resolve(
     if is_vmapped(names) or not names:
         raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
     return Call(kind, choice, axes_of(names), is_fixed=is_fixed).resolve(x)
+
+
+def is_by_lax(
+    kind: str, x, axis_name: AxisName, choice: Choice, lowering: str, is_fixed: bool
+) -> bool:
+    """Whether ``jax.lax`` runs a collective of ``x``, an array or its shape, without groups."""
+    names = names_of(axis_name)
+    if not names or is_vmapped(names):
+        return True
+    return Call(kind, choice, axes_of(names), lowering=lowering, is_fixed=is_fixed).is_native(x)
 
 
 def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:

@@ -170,7 +170,8 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
         leaves = [counted(leaf, "psum") for leaf in leaves]
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             return handed(jax.tree.unflatten(structure, leaves))
-    invarying = jax_internals.checks_vma() and groups is None
+    # jax.lax types maxima over groups as it types those over an axis, though groups may differ.
+    invarying = jax_internals.checks_vma() and (groups is None or op != "sum")
     call = Call(
         "all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op, is_fixed
     )
@@ -380,11 +381,6 @@ def all_to_all(
         split = dimension_of(split_axis, leaf.ndim, "split_axis", leaf)
         concat = dimension_of(concat_axis, leaf.ndim, "concat_axis", leaf)
         check_divides(leaf, split, size, tiled, f"all_to_all over {axes}")
-        if not tiled and jax_internals.RESHARD_ABORTS and jax_internals.is_explicit(leaf, split):
-            # Its blocks are on different devices, and cannot be brought together by a reshard.
-            return lax.all_to_all(
-                leaf, axis_name, split, concat, axis_index_groups=axis_index_groups
-            )
         if call.is_left_to_lax(leaf):
             if tiled:
                 return lax.all_to_all(leaf, names, split, concat, tiled=True)

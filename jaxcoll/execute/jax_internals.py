@@ -7,6 +7,7 @@ version, when one of the things used here has changed.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax
 import jax.profiler
 from jax._src import config, core, distributed
 from jax._src import mesh as mesh_lib
+from jax._src.interpreters import pxla
 from jax._src.lib import _profiler  # type: ignore[attr-defined]
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -26,7 +28,7 @@ PROVED = ("0.10.2", "0.12.0.1")
 INVARYING_UNCHECKED = jax.__version_info__ < (0, 11)
 
 
-# Whether jax.reshard inside a partly manual shard_map makes XLA abort the process.
+# Whether jax.reshard between Explicit axes inside a partly manual shard_map makes XLA abort.
 RESHARD_ABORTS = jax.__version_info__ < (0, 11)
 
 # Raised by comparisons that depend on a symbolic dimension of jax.export.
@@ -57,12 +59,6 @@ def explicit_sharding(x):
     spec = jax.typeof(x).sharding.spec
     named = (part if isinstance(part, tuple) else (part,) for part in spec)
     return spec, {name for part in named for name in part if name is not None}
-
-
-def is_explicit(x, dimension: int) -> bool:
-    """Whether a dimension is sharded over mesh axes in Explicit mode."""
-    spec = jax.typeof(x).sharding.spec
-    return dimension < len(spec) and spec[dimension] is not None
 
 
 def checks_vma() -> bool:
@@ -126,6 +122,21 @@ def mesh_size() -> int:
     return jax.sharding.get_abstract_mesh().size
 
 
+def nestable_axes() -> set[str]:
+    """The axes in scope that are not manual, if a ``shard_map`` inside this one can take them all.
+
+    It must take all of them: XLA aborts the process where some are left and one that it takes
+    stands in the mesh before one that is manual already (JAX 0.12, "Manual axes must be sorted").
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return set() if mesh.auto_axes else set(mesh.explicit_axes)
+
+
+def as_auto_axes(function: Callable, out_spec) -> Callable:
+    """A function that is traced with all Explicit axes in Auto mode; its result has a spec."""
+    return jax.sharding.auto_axes(function, axes=tuple(explicit_axes()), out_sharding=out_spec)
+
+
 # ---------------------------------------------------------------------- processes
 
 
@@ -155,6 +166,31 @@ def _service():
     if client is None:
         raise RuntimeError("jax.distributed.initialize has not been called in this process")
     return client
+
+
+@functools.cache
+def check_before_running(kind: type, check: Callable[[str, list, list], None]) -> None:
+    """From now on call a function each time that Python starts a program that carries something.
+
+    That is the first time at least; later ones JAX mostly starts without Python. An error that the
+    function raises prevents the run. JAX has no place for such a function, so what starts its
+    programs is wrapped.
+
+    Args:
+        kind: of the objects that ``carried`` of ``define`` returned.
+        check: (name of the program, its objects of that kind, all devices that it runs on) -> None.
+    """
+    start = pxla.ExecuteReplicated.__call__
+
+    @functools.wraps(start)
+    def checked(self, *args):
+        if carried := [item for item in self.keepalive or () if isinstance(item, kind)]:
+            shardings = (*self.in_handler.in_shardings, *self.out_handler.out_shardings)
+            devices = next(s.device_set for s in shardings if isinstance(s, jax.sharding.Sharding))
+            check(self.name, carried, list(devices))
+        return start(self, *args)
+
+    pxla.ExecuteReplicated.__call__ = checked
 
 
 # ---------------------------------------------------------------------- threads
@@ -228,6 +264,7 @@ def define(
     batch: Callable,
     run: Callable,
     platforms: Mapping[str, Callable],
+    carried: Callable[..., Any] = lambda *_, **__: None,
 ) -> Primitive:
     """Declare a primitive of one operand and one result.
 
@@ -241,6 +278,8 @@ def define(
             for a ``vmap`` over one of the primitive's own axes.
         run: (operand, **params) -> result in terms of other primitives, traced when lowering.
         platforms: the same for some platforms instead.
+        carried: (operand's type as text, **params) -> what a program with the primitive carries
+            (``check_before_running``), or ``None``.
     """
     primitive = Primitive(name)
 
@@ -268,8 +307,20 @@ def define(
     if transpose is not None:
         ad.deflinear2(primitive, transposed)
     batching.fancy_primitive_batchers[primitive] = batched
-    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=False))
+
+    def lowering(form: Callable) -> Callable:
+        rule = mlir.lower_fun(form, multiple_results=False)
+
+        def carrying(ctx, *operands, **params):
+            item = carried(ctx.avals_in[0].str_short(), **params)
+            # A program to be exported may carry nothing.
+            if item is not None and not ctx.module_context.lowering_parameters.for_export:
+                ctx.module_context.add_keepalive(item)
+            return rule(ctx, *operands, **params)
+
+        return carrying
+
+    mlir.register_lowering(primitive, lowering(run))
     for platform, on_platform in platforms.items():
-        lowering = mlir.lower_fun(on_platform, multiple_results=False)
-        mlir.register_lowering(primitive, lowering, platform=platform)
+        mlir.register_lowering(primitive, lowering(on_platform), platform=platform)
     return primitive

@@ -33,6 +33,7 @@ from jaxcoll.execute.lowerings.buffer import lookup, read
 from jaxcoll.execute.lowerings.dataflow import dataflow_of
 from jaxcoll.execute.lowerings.rounds import PermuteProgram, permute_program
 from jaxcoll.execute.native import Native
+from jaxcoll.execute.processes import call_of
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 
@@ -225,6 +226,10 @@ def _chosen(program: PermuteProgram, lowering: str, target: str) -> str:
     return "scan" if target == "cpu" and dataflow_of(program, "result") is None else "ssa"
 
 
+def _carried(x, *, axes, schedule, lowering, op, grouped, **_):
+    return call_of(x, axes, schedule, f"{op}, lowering {lowering}, grouped {grouped}")
+
+
 def _declare(kind: str, op: str):
     return jax_internals.define(
         f"jaxcoll_{kind}" if op == "sum" else f"jaxcoll_{kind}_{op}",
@@ -235,6 +240,7 @@ def _declare(kind: str, op: str):
         transpose=_transpose if op in ("sum", "fixed_sum") else None,
         batch=_batch,
         run=run,
+        carried=_carried,
         platforms={
             platform: functools.partial(run, target=target)
             for platform, target in (("tpu", "tpu"), ("cuda", "gpu"), ("rocm", "gpu"))

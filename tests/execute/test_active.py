@@ -12,9 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import CollectiveError, FormatError
-from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice import active
-from jaxcoll.execute.processes import agreement_key
 from jaxcoll.task import Task
 from jaxcoll.tune.task import tasks_of
 from tests.execute.harness import integers, mesh_of, sharded
@@ -120,16 +118,6 @@ def test_bad_configurations_are_refused(config):
     fixed = active.Fixed({task: dict(config) for task in tasks_of(step, x)})
     with active.choosing(fixed), pytest.raises(CollectiveError):
         step(x)
-
-
-def test_processes_agree_in_any_order_of_tracing():
-    axes = Axes(("x",), (8,), ("x",))
-    first = {call: agreement_key(call, axes, "ring") for call in ("psum of 7 B", "psum of 9 B")}
-    assert len(set(first.values())) == 2
-    # Traced again, in another order, by a background thread: the same keys.
-    assert {call: agreement_key(call, axes, "ring") for call in reversed(first)} == first
-    # Another schedule of the same call has a number of its own.
-    assert agreement_key("psum of 7 B", axes, "tree") not in first.values()
 
 
 def test_tasks_round_trip_and_bad_ones_are_refused():

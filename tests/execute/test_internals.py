@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.sharding import AxisType, NamedSharding
+import pytest
+from jax import export, lax
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll
 from jaxcoll.execute import jax_internals
+from jaxcoll.execute.axes import Axes
 from tests.execute.harness import mesh_of
 
 VERSION = f"jax {jax.__version__}; jax_internals.py was proved on {', '.join(jax_internals.PROVED)}"
@@ -64,12 +66,43 @@ def test_axes_that_shard_a_batch():
     assert found == [{"y"}, set()], VERSION
 
 
-def test_dimensions_that_explicit_axes_shard():
-    mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
-    like = jax.ShapeDtypeStruct((2, 8), jnp.float32, sharding=NamedSharding(mesh, P(None, "y")))
-    found = []
-    jax.eval_shape(lambda v: found.extend(jax_internals.is_explicit(v, d) for d in range(2)), like)
-    assert found == [False, True], VERSION
+def test_what_a_program_carries_is_seen_before_it_runs():
+    class Item:
+        """Carried by the program below alone."""
+
+    seen, item = [], Item()
+    primitive = jax_internals.define(
+        "carrying",
+        shape=lambda shape, **_: shape,
+        out_varying=lambda varying, **_: varying,
+        transpose=None,
+        batch=lambda *_, **__: None,
+        run=lambda x, **_: x + 1,
+        platforms={},
+        carried=lambda text, **_: item if text.startswith("float32[2]") else None,
+    )
+
+    def check(*what):
+        seen.append(what)
+        if len(seen) == 1:
+            raise ValueError("not yet")
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh_of(2, 4), in_specs=P("x"), out_specs=P("x"))
+    def program(x):
+        return primitive.bind(x, axes=Axes(("x",), (2,), ("x",)))
+
+    x = jnp.zeros(4)
+    jax_internals.check_before_running(Item, check)
+    program.lower(x).compile()
+    assert not seen, VERSION
+    with pytest.raises(ValueError, match="not yet"):
+        program(x)
+    assert program(x).tolist() == [1.0] * 4, VERSION
+    assert all("program" in name and items == [item] for name, items, _ in seen), VERSION
+    assert len(seen) == 2, VERSION
+    assert set(seen[0][2]) == set(jax.devices()[:8]), VERSION
+    export.export(program)(x)  # which refuses programs that carry anything
 
 
 def test_the_service_between_processes_has_the_calls_that_are_used():

@@ -109,7 +109,9 @@ def test_sums_may_be_taken_in_a_wider_dtype():
 
 def test_one_collective_a_bucket():
     def collectives(bucket_bytes):
-        transformation = jc.optax.all_reduce_gradients("x", bucket_bytes=bucket_bytes)
+        transformation = jc.optax.all_reduce_gradients(
+            "x", schedule="bucket", bucket_bytes=bucket_bytes
+        )
 
         def step(stacked):
             return updated(transformation, own(stacked))

@@ -32,7 +32,6 @@ from jaxcoll.execute.choice.defaults import synthesized
 from jaxcoll.execute.choice.transports import check_transport, is_grouped
 from jaxcoll.execute.native import Native
 from jaxcoll.execute.ordering import after
-from jaxcoll.execute.processes import agree
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.synth import synthesizer_named
@@ -95,8 +94,6 @@ def run(
     elif schedule is None:
         schedule = schedule_of(site.collective, algorithm, chunks, nbytes)
     lowering = str(config.get("lowering", "auto"))
-    if isinstance(schedule, Schedule):
-        agree(schedule, axes, lowering, f"{site.kind} of {nbytes} by {sorted(config.items())}")
 
     def one(part: jax.Array) -> jax.Array:
         return primitives.bind(

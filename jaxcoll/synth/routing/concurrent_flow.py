@@ -225,8 +225,8 @@ def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
         value, dual = _solve(classes, graph.capacity_of(classes))
     except RuntimeError as error:
         raise _too_far_apart(graph.exact) from error
-    # No flow without circles carries more than every vertex's unit over an arc.
-    if not (value.max() <= 2 * graph.size and 0 < dual.max() < math.inf):
+    # Circles on fast arcs cost nothing, and may be too large for whole units.
+    if not (value.max() * _unit(graph.size) < 2**62 and 0 < dual.max() < math.inf):
         raise _too_far_apart(graph.exact)
     capacity = [graph.exact[e] for e in np.unique(classes.arc_class, return_index=True)[1]]
     flow = max(_whole(value, graph.size), key=lambda found: _proved(found, classes, capacity))

@@ -21,12 +21,18 @@ DTYPES = (
     *("int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", "bool"),
     *("complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
 )
-MESHES = ((4,), (2, 4), (2, 2), (3,), (8,), (4, 2), (2, 2, 2), (1, 4), (6,))
+MESHES = (
+    *((4,), (2, 4), (2, 2), (3,), (8,), (4, 2), (1, 4), (6,)),
+    *((2, 2, 2), (2, 2, 2), (2, 1, 2), (2, 2, 4), (2, 3, 2), (4, 2, 1)),
+)
 TRANSFORMS = (
     *("none", "none", "none", "vjp", "vjp", "jvp", "linearize", "remat", "grad of grad"),
     *("vmap", "vmap spmd", "vmap own axis", "vmap both", "vmap vjp", "jit"),
 )
-SCHEDULES = (None, None, "ring", "direct", "bucket", "tacos", "forestcoll")
+SCHEDULES = (
+    *(None, None, "ring", "direct", "bucket", "rhd", "tacos", "forestcoll", "multitree"),
+    *("auto", "themis"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,20 +41,20 @@ class Case:
 
     Attributes:
         sides: of the mesh, its axes named x, y, z.
-        kind: mode of the axes that are not manual, "auto" or "explicit".
+        kinds: mode of each axis that is not manual, "auto" or "explicit".
         manual: the manual axes.
         axis_name: the axes that the collective runs over.
         varies: the manual axes over which the operand differs; it is the same along the others.
         shape: of the operand on a rank.
         operand: "array", "weak" for one whose type is weak, "symbolic" for one whose leading
             dimension is, or a constant: "python", "numpy".
-        sharded: the dimension of the operand that an axis outside the ``shard_map`` shards.
+        sharded: for each dimension of the operand the axes that shard it that are not manual.
     """
 
     function: str
     options: tuple[tuple[str, object], ...]
     sides: tuple[int, ...]
-    kind: str
+    kinds: tuple[str, ...]
     manual: tuple[str, ...]
     axis_name: str | tuple[str, ...]
     varies: tuple[str, ...]
@@ -57,7 +63,7 @@ class Case:
     dtype: str
     shape: tuple[int, ...]
     operand: str
-    sharded: int | None
+    sharded: tuple[tuple[str, ...], ...]
     transform: str
     eager: bool
     schedule: str | None
@@ -83,9 +89,9 @@ def draw(seed: int) -> Case:
     """The case of a seed."""
     r = random.Random(seed)
     function = r.choice(FUNCTIONS)
-    sides = r.choice(MESHES[:5] if r.random() < 0.7 else MESHES)
+    sides = r.choice(MESHES)
     names = ("x", "y", "z")[: len(sides)]
-    manual = names if r.random() < 0.6 else tuple(r.sample(names, r.randint(1, len(names))))
+    manual = names if r.random() < 0.4 else tuple(r.sample(names, r.randint(1, len(names))))
     manual = tuple(name for name in names if name in manual)
     over = tuple(r.sample(manual, r.randint(1, len(manual))))
     axis_name = over[0] if len(over) == 1 and r.random() < 0.8 else over
@@ -103,8 +109,7 @@ def draw(seed: int) -> Case:
     )[0]
     if operand == "python":
         shape = ()
-    rest = math.prod(sides[names.index(a)] for a in names if a not in manual)
-    free = [d for d, size in enumerate(shape) if size and size % rest == 0]
+    rest = {a: sides[names.index(a)] for a in names if a not in manual}
     inexact = dtype.startswith(("float", "bfloat", "complex"))
     choices = TRANSFORMS if inexact else [t for t in TRANSFORMS if t in ("none", "jit", "vmap")]
     transform = "none" if operand in ("python", "numpy") else r.choice(choices)
@@ -112,7 +117,7 @@ def draw(seed: int) -> Case:
         function=function,
         options=tuple(options.items()),
         sides=sides,
-        kind=r.choice(("auto", "explicit")),
+        kinds=_kinds(r, len(sides)),
         manual=manual,
         axis_name=axis_name,
         varies=varies,
@@ -121,12 +126,32 @@ def draw(seed: int) -> Case:
         dtype=dtype,
         shape=shape,
         operand=operand,
-        sharded=r.choice(free) if free and rest > 1 else None,
+        sharded=_sharded(r, shape, rest),
         transform="none" if operand == "symbolic" and "grad" in transform else transform,
         eager=r.random() < 0.03,
         schedule=r.choice(SCHEDULES),
         lowering=r.choice(("auto", "auto", "ssa", "scan", "pallas")),
     )
+
+
+def _kinds(r: random.Random, count: int) -> tuple[str, ...]:
+    every = r.choice(("auto", "explicit", "mixed"))
+    return tuple(
+        r.choice(("auto", "explicit")) if every == "mixed" else every for _ in range(count)
+    )
+
+
+def _sharded(r: random.Random, shape, rest: dict[str, int]) -> tuple[tuple[str, ...], ...]:
+    """For each dimension the axes that shard it, in any order, most of them somewhere."""
+    parts = [1] * len(shape)
+    found: list[tuple[str, ...]] = [() for _ in shape]
+    for name in r.sample(list(rest), len(rest)):
+        fits = [d for d, m in enumerate(shape) if m and m % (parts[d] * rest[name]) == 0]
+        if fits and r.random() < 0.85:
+            d = r.choice(fits)
+            parts[d] *= rest[name]
+            found[d] += (name,)
+    return tuple(found)
 
 
 def _groups(r: random.Random, n: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
+from jaxcoll import Collective, CollectiveError
+from jaxcoll.execute.choice.defaults import synthesized
+from jaxcoll.synth import synthesizer_named
 from tests.execute.differential.cases import Case
 
 
 def _call(module, case: Case):
     extra = {"schedule": case.schedule, "lowering": case.lowering} if module is jc else {}
-    if module is jc and case.schedule is not None:
+    if module is jc and case.axis_name != OWN:
         extra["schedule"] = _suited(case)
     return lambda v: getattr(module, case.function)(
         v, case.axis_name, **dict(case.options), **extra
@@ -41,15 +45,33 @@ def _safe(case: Case):
     wide = {"i": jnp.int32, "u": jnp.uint32}.get(kind, jnp.float32)
     if not case.rest or case.dtype not in ("float16", "bfloat16", "int16"):
         return call
-    return lambda v: call(jnp.asarray(v).astype(wide)).astype(jnp.asarray(v).dtype)
+    return lambda v: call(jnp.asarray(v).astype(wide)).astype(jax.eval_shape(call, v).dtype)
+
+
+# The axis of a ``vmap``, over which nothing is sent.
+OWN = "own"
+
+KINDS = {
+    "all_gather": "all_gather",
+    "psum_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "pbroadcast": "broadcast",
+}
 
 
 def _suited(case: Case) -> str | None:
     """The schedule, where its synthesizer is defined for the call."""
-    if case.function in ("pbroadcast", "all_to_all"):
-        return "direct" if case.schedule == "direct" and case.function == "all_to_all" else None
-    grouped = "axis_index_groups" in dict(case.options)
-    return "ring" if grouped and case.schedule in ("bucket", "forestcoll") else case.schedule
+    options: dict[str, Any] = dict(case.options)
+    groups: Any = options.get("axis_index_groups")
+    kind: Any = KINDS.get(case.function, "all_reduce")
+    if case.schedule is None:
+        return None
+    try:
+        collective = Collective(kind, case.size(case.axis_name), 1, groups, options.get("source"))
+        synthesized(synthesizer_named(case.schedule), collective)
+    except CollectiveError:
+        return None
+    return case.schedule
 
 
 def _small(shape, like, seed: int) -> jax.Array:
@@ -92,15 +114,15 @@ def _applied(function, case: Case, v):
     if how.startswith("vmap"):
         stacked = jnp.stack([v, v + v], axis=-1)
         if how == "vmap own axis":
-            own = dataclasses.replace(case, axis_name="own")
+            own = dataclasses.replace(case, axis_name=OWN)
             inner = _call(lax if function.__module__ == "lax" else jc, own)
-            return jax.vmap(inner, in_axes=-1, out_axes=0, axis_name="own")(stacked)
+            return jax.vmap(inner, in_axes=-1, out_axes=0, axis_name=OWN)(stacked)
         if how == "vmap both":
             return jax.vmap(jax.vmap(function), in_axes=-1)(jnp.stack([stacked, stacked], 0))
         if how == "vmap vjp":
             return jax.vmap(lambda x: pulled(function, x), in_axes=-1, out_axes=-1)(stacked)
-        free = how == "vmap spmd" and case.rest and case.sharded is None
-        spmd = case.rest[0] if free else None
+        free = [a for a in case.rest if not any(a in names for names in case.sharded)]
+        spmd = free[0] if how == "vmap spmd" and free else None
         return jax.vmap(function, in_axes=-1, out_axes=0, spmd_axis_name=spmd)(stacked)
     return function(v)
 
@@ -122,10 +144,10 @@ class Run:
 
     def __init__(self, case: Case, raw: bool = False):
         self.case, self.raw = case, raw
-        explicit = AxisType.Explicit if case.kind == "explicit" else AxisType.Auto
+        types = [AxisType.Explicit if k == "explicit" else AxisType.Auto for k in case.kinds]
         count = math.prod(case.sides)
         devices = np.array(jax.devices()[:count]).reshape(case.sides)
-        self.mesh = Mesh(devices, case.names, axis_types=(explicit,) * len(case.sides))
+        self.mesh = Mesh(devices, case.names, axis_types=tuple(types))
         self.types: dict[str, list] = {}
         (self.n,) = export.symbolic_shape("n")
 
@@ -141,9 +163,7 @@ class Run:
             x = x > 1
         dtype = jax.dtypes.canonicalize_dtype(np.dtype(getattr(jnp, case.dtype)))
         x = np.asarray(x).astype(dtype)
-        dims: list = [None] * len(case.shape)
-        if case.sharded is not None and case.sharded < len(dims):
-            dims[case.sharded] = case.rest
+        dims = [names or None for names in case.sharded] if case.shape else []
         return x, P(lead or None, *dims), P(lead or None)
 
     def body(self, modules, executes: bool):

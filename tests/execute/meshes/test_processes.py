@@ -45,6 +45,21 @@ def test_every_collective(processes, devices):
         assert said.rstrip().endswith("OK"), said
 
 
-def test_different_schedules_are_an_error_everywhere():
+def test_different_schedules_are_an_error_everywhere_and_what_follows_runs():
     for said in start(2, 2, "differ"):
-        assert "processes are about to run different schedules" in said, said
+        assert said.count("processes are about to run different schedules") == 2, said
+        assert said.rstrip().endswith("OK"), said
+
+
+def test_different_schedules_on_some_of_the_devices():
+    *members, other = start(3, 2, "some")
+    for said in members:
+        assert said.count("processes are about to run different schedules") == 1, said
+        assert said.rstrip().endswith("OK"), said
+    assert other.rstrip().endswith("OK"), other
+
+
+def test_tracing_and_compiling_wait_for_nobody():
+    # A process that waited would do so for longer than the test may take.
+    for said in start(2, 2, "alone"):
+        assert said.rstrip().endswith("OK"), said

@@ -1,8 +1,7 @@
-"""One of several processes on the loopback: runs every collective, or schedules that differ.
+"""One of several processes on the loopback: what processes that compile together do, and what one.
 
-Arguments: port, processes, this process's number, devices per process, "same" or "differ". Prints
-    OK,
-or the error it met.
+Arguments: port, processes, this process's number, devices per process, and one of ``TASKS``. Prints
+OK, or the error it met.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ def main(port: int, processes: int, process: int, devices: int, what: str) -> No
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process)
-    run_all(what, process)
+    TASKS[what](process)
     jax.distributed.shutdown()
     print("OK", flush=True)
 
 
-def run_all(what: str, process: int) -> None:
+def run_all(process: int) -> None:
     """Run every collective with several schedules and compare with NumPy."""
     import jax
     import numpy as np
-    from jax.sharding import Mesh, NamedSharding
     from jax.sharding import PartitionSpec as P
 
     import jaxcoll as jc
@@ -37,22 +35,16 @@ def run_all(what: str, process: int) -> None:
     from jaxcoll.synth import synthesize
 
     n = jax.device_count()
-    mesh = Mesh(np.array(jax.devices()), ("x",))
-    sharding = NamedSharding(mesh, P("x"))
-    whole = np.random.default_rng(0).integers(0, 9, (n, n, 3)).astype(np.float32)
-    x = jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
-    ring = synthesize(topologies.ring(n), "all_gather", "ring", chunks=1 + process % 2)
+    mesh, whole, x = operand(jax.devices())
     bucket = synthesize(topologies.mesh(2, n // 2), "all_gather", "bucket", chunks=4)
 
     def every(v, lowering):
         v, options = v[0], {"lowering": lowering}
-        if what == "differ":
-            return [jc.all_gather(v, "x", schedule=ring)[None]]
-        results = [jc.all_gather(v, "x", schedule=s, **options) for s in (None, bucket)]
-        results += [jc.psum(v, "x", schedule=s, **options) for s in (None, bucket)]
-        results += [jc.psum_scatter(v, "x", schedule=s, **options) for s in (None, bucket)]
+        results = [jc.all_gather(v, "x", schedule=s, **options) for s in ("ring", bucket)]
+        results += [jc.psum(v, "x", schedule=s, **options) for s in ("ring", bucket)]
+        results += [jc.psum_scatter(v, "x", schedule=s, **options) for s in ("ring", bucket)]
         results += [
-            jc.all_to_all(v, "x", 0, 0, **options),
+            jc.all_to_all(v, "x", 0, 0, schedule="direct", **options),
             jc.pbroadcast(v, "x", 1, **options),
             jc.reduce(v, "x", 0, **options),
             jc.scatter(v, "x", 1, **options),
@@ -74,9 +66,114 @@ def run_all(what: str, process: int) -> None:
         inner = functools.partial(every, lowering=lowering)
         outer = jax.shard_map(inner, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
         for got, want in zip(jax.jit(outer)(x), expected, strict=True):
-            for shard in got.addressable_shards:
-                np.testing.assert_array_equal(np.asarray(shard.data), want[shard.index])
+            check(got, want)
 
+
+def differ(process: int) -> None:
+    """Different schedules twice, the same ones after each time."""
+    import jax
+
+    from jaxcoll import ScheduleError
+
+    for _ in range(2):
+        try:
+            gather(jax.devices(), chunks=1 + process % 2)
+        except ScheduleError as error:
+            print(error, flush=True)
+        else:
+            raise AssertionError("different schedules ran")
+        # What only the first process asked for before, and what only the others did.
+        gather(jax.devices(), chunks=1)
+        gather(jax.devices(), chunks=2)
+
+
+def some(process: int) -> None:
+    """Different schedules, then the same ones, on devices of all processes but the last."""
+    import jax
+
+    from jaxcoll import ScheduleError
+
+    devices = [d for d in jax.devices() if d.process_index < jax.process_count() - 1]
+    if process == jax.process_count() - 1:
+        return
+    try:
+        gather(devices, chunks=1 + process % 2)
+    except ScheduleError as error:
+        print(error, flush=True)
+    else:
+        raise AssertionError("different schedules ran")
+    gather(devices, chunks=1)
+
+
+def alone(process: int) -> None:
+    """One process traces and compiles by itself, in a moment; then all run."""
+    import jax
+
+    mesh, _, x = operand(jax.devices())
+    for chunks in (3, 1):
+        program = gathering(mesh, chunks)
+        if process == 1:
+            jax.eval_shape(program, x)
+            jax.make_jaxpr(program)(x)
+            program.lower(x).compile()
+            print("traced and compiled alone", flush=True)
+    gather(jax.devices(), chunks=1)
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def operand(devices):
+    """A mesh of devices, and an array on it, also as NumPy has it."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    n = len(devices)
+    mesh = Mesh(np.array(devices), ("x",))
+    whole = np.random.default_rng(0).integers(0, 9, (n, n, 3)).astype(np.float32)
+    sharding = NamedSharding(mesh, P("x"))
+    x = jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    return mesh, whole, x
+
+
+def gathering(mesh, chunks: int):
+    """A program that gathers over a mesh by a ring of so many chunks."""
+    import jax
+    from jax.sharding import PartitionSpec as P
+
+    import jaxcoll as jc
+    from jaxcoll import topologies
+    from jaxcoll.synth import synthesize
+
+    ring = synthesize(topologies.ring(mesh.size), "all_gather", "ring", chunks=chunks)
+
+    def inner(v):
+        return jc.all_gather(v[0], "x", schedule=ring)[None]
+
+    return jax.jit(
+        jax.shard_map(inner, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+    )
+
+
+def gather(devices, chunks: int) -> None:
+    """Gather over some devices, and compare."""
+    import numpy as np
+
+    mesh, whole, x = operand(devices)
+    check(gathering(mesh, chunks)(x), np.stack([whole] * len(devices)))
+
+
+def check(got, want) -> None:
+    """Whether a global array has the values wanted where this process can see them."""
+    import numpy as np
+
+    for shard in got.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), want[shard.index])
+
+
+TASKS = {"same": run_all, "differ": differ, "some": some, "alone": alone}
 
 if __name__ == "__main__":
     port, processes, process, devices = (int(argument) for argument in sys.argv[1:5])
