@@ -45,7 +45,7 @@ OPS = {"sum": lax.add, "fixed_sum": fixed_order.add, "max": lax.max, "min": lax.
 
 
 def check_lowering(lowering: object) -> None:
-    """Refuse what is no lowering.
+    """Refuse other names than those of lowerings.
 
     Raises:
         CollectiveError: another name than "auto" and those of ``LOWERINGS``.
