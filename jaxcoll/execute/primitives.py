@@ -44,6 +44,17 @@ LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": pallas.run}
 OPS = {"sum": lax.add, "fixed_sum": fixed_order.add, "max": lax.max, "min": lax.min}
 
 
+def check_lowering(lowering: object) -> None:
+    """Refuse other names than those of lowerings.
+
+    Raises:
+        CollectiveError: another name than "auto" and those of ``LOWERINGS``.
+    """
+    if not isinstance(lowering, str) or lowering not in ("auto", *LOWERINGS):
+        known = ", ".join(LOWERINGS)
+        raise CollectiveError(f"unknown lowering {checks.shown(lowering)}; known: auto, {known}")
+
+
 def bind(
     x: jax.Array,
     axes: Axes,
@@ -64,9 +75,7 @@ def bind(
         Shape (g * s, ...), (s, ...), (g * s, ...) and that of ``x``, respectively. For reduce and
         gather zeros on ranks other than the root.
     """
-    if not isinstance(lowering, str) or lowering not in ("auto", *LOWERINGS):
-        known = ", ".join(LOWERINGS)
-        raise CollectiveError(f"unknown lowering {checks.shown(lowering)}; known: auto, {known}")
+    check_lowering(lowering)
     if isinstance(schedule, Schedule):
         _check_indices(x, permute_program(schedule))
     primitive = PRIMITIVES[schedule.collective.kind, op]
