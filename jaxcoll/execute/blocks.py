@@ -21,7 +21,7 @@ def divide(x: jax.Array, dimension: int, parts: int) -> jax.Array:
     leaves the program.
     """
     if jax_internals.auto_sizes() and not jax_internals.explicit_axes():
-        free = [PartitionSpec.UNCONSTRAINED] * x.ndim
+        free: list = [PartitionSpec.UNCONSTRAINED] * x.ndim
         free[dimension] = None
         x = lax.with_sharding_constraint(x, PartitionSpec(*free))
     size = x.shape[dimension] // parts
