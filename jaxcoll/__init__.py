@@ -52,6 +52,7 @@ from jaxcoll.verifier import verify
 
 if TYPE_CHECKING:
     from jaxcoll.execute import (
+        Explanation,
         all_gather,
         all_to_all,
         axis_index,
@@ -81,6 +82,7 @@ _FOLDERS = frozenset(("aot", "draw", "execute", "finder", "io", "tune"))
 # Names of jaxcoll.execute, which needs jax.
 _NEED_JAX = frozenset(
     (
+        "Explanation",
         "all_gather",
         "all_to_all",
         "axis_index",
@@ -111,6 +113,7 @@ __all__ = [
     "CompactSchedule",
     "Edges",
     "ExecutionCosts",
+    "Explanation",
     "FormatError",
     "Framing",
     "Grid",

@@ -93,6 +93,15 @@ def check_links(num_vertices: int, src, dst, alpha, bandwidth) -> None:
         ~np.isfinite(bandwidth) | (bandwidth <= 0),
         "bandwidth must be a finite number of bytes per second, above 0",
     )
+    limits = f"from {checks.LEAST:g} to {checks.MOST:g}"
+    refuse(
+        (alpha > checks.MOST) | ((alpha < checks.LEAST) & (alpha > 0)),
+        f"alpha must be 0 or {limits} seconds",
+    )
+    refuse(
+        (bandwidth > checks.MOST) | (bandwidth < checks.LEAST),
+        f"bandwidth must be {limits} bytes per second",
+    )
 
 
 def canonical_order(src, dst, alpha, bandwidth, exact=None) -> np.ndarray:

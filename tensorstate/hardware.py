@@ -17,6 +17,7 @@ from jaxcoll.errors import JaxcollError
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
+from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
 from jaxcoll.synth import Bucket, Direct, Ring, Synthesizer, Tacos, synthesize
 from jaxcoll.topology import Topology
 from tensorstate.errors import PlanError
@@ -33,12 +34,15 @@ class Hardware:
             4; 8 if the device has such units).
         memory_bandwidth: bytes per second of its main memory.
         memory: bytes of its main memory.
+        execution: its charges for collectives beside the links, which plans on a ``topology`` then
+            pay, or the backend whose shipped ones are meant; none when None.
     """
 
     name: str
     flops: Mapping[int, float]
     memory_bandwidth: float
     memory: float
+    execution: ExecutionCosts | str | None = None
 
     def __post_init__(self) -> None:
         checks.text(self.name, "name", PlanError)
@@ -52,6 +56,7 @@ class Hardware:
             checks.positive(rate, f"{name} of {self.name}", PlanError)
         if not self.flops:
             raise PlanError(f"flops of {self.name} must have a rate, by bytes per element")
+        checks.put(self, execution=costs_of(self.execution, PlanError))
 
     def flops_of(self, itemsize: int) -> float:
         """Operations per second for elements of this many bytes, or of the next larger size."""
@@ -70,8 +75,10 @@ HARDWARE: dict[str, Hardware] = {
         Hardware("TPU v4", {2: 275e12, 4: 275e12}, 1.2288e12, 32e9),
         Hardware("TPU v5e", {2: 197e12, 4: 197e12}, 0.819e12, 16e9),
         Hardware("TPU v5p", {2: 459e12, 4: 459e12}, 2.765e12, 95e9),
-        # A virtual CPU device: a fraction of a core.
+        # A virtual CPU device: a fraction of a core. "CPU" stands for one with the links of the
+        # topology alone, "CPU devices" for those of one host, which share its memory and cores.
         Hardware("CPU", {2: 5e9, 4: 1e10}, 2e9, 2e9),
+        Hardware("CPU devices", {2: 5e9, 4: 1e10}, 2e9, 2e9, execution="cpu"),
     )
 }
 
@@ -156,6 +163,9 @@ class ScheduleCosts(CollectiveCostModel):
             devices by their index on the mesh.
         candidates: synthesizers with chunks per shard; every collective and size takes the fastest.
         seed: of the synthesizers.
+        execution: the machine's charges on top of the links, or the backend whose shipped ones are
+            meant. Where they are given ``jax.lax`` is a candidate too, around the ranks in order:
+            ``schedule`` is then ``None``, which runs it. None counts the links alone.
 
     Raises:
         PlanError: the mesh does not have as many devices as the network has ranks, or
@@ -170,6 +180,7 @@ class ScheduleCosts(CollectiveCostModel):
         device_order: Sequence[int] | None = None,
         candidates: Sequence[tuple[Synthesizer, int]] = CANDIDATES,
         seed: int = 0,
+        execution: ExecutionCosts | str | None = None,
     ):
         checks.instance(topology, Topology, "topology", PlanError)
         n = checks.instance(mesh, MeshShape, "mesh", PlanError).num_devices
@@ -190,6 +201,8 @@ class ScheduleCosts(CollectiveCostModel):
         self.seed = checks.seed(seed, PlanError)
         self._schedules = functools.cache(self._synthesize)
         self._fastest = functools.cache(self._find_fastest)
+        self._in_order = functools.cache(self._around_ranks)
+        self.execution = costs_of(execution, PlanError)
 
     def groups(self, axis: int) -> tuple[tuple[int, ...], ...]:
         """The devices of every group along an axis."""
@@ -207,11 +220,27 @@ class ScheduleCosts(CollectiveCostModel):
             return None
         return self._fastest(kind, axis, nbytes)[1]
 
-    def _find_fastest(self, kind: str, axis: int, nbytes: int) -> tuple[float, Schedule]:
+    def _find_fastest(self, kind: str, axis: int, nbytes: int) -> tuple[float, Schedule | None]:
         schedules = self._schedules(kind, axis)
-        times = [simulate(schedule, nbytes).time for schedule in schedules]
+        times = [
+            simulate(schedule, nbytes, execution=self.execution).time for schedule in schedules
+        ]
         best = int(np.argmin(times))
+        if self.execution is not None:
+            ranks = self.topology.num_ranks
+            charge = self.execution.native_seconds(kind, nbytes, ranks)
+            if charge is not None:
+                native = charge + simulate(self._in_order(kind, axis), nbytes).time
+                if native <= times[best]:
+                    return native, None
         return times[best], schedules[best]
+
+    def _around_ranks(self, kind: str, axis: int) -> Schedule:
+        """The links that ``jax.lax`` is taken to use: those of a ring of the ranks in order."""
+        collective = Collective(kind, self.topology.num_ranks, 1, self.groups(axis))  # type: ignore[arg-type]
+        ring = Ring(bidirectional=False, order="ranks")
+        maker = Direct() if kind == "all_to_all" else ring
+        return synthesize(self.topology, collective, maker, seed=self.seed)
 
     def _synthesize(self, kind: str, axis: int) -> tuple[Schedule, ...]:
         schedules, reasons = [], []

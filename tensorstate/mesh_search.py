@@ -24,7 +24,7 @@ from tensorstate.hardware import CANDIDATES, CollectiveCostModel, ScheduleCosts
 from tensorstate.ir.graph import Graph
 from tensorstate.ir.placements import MOST_DEVICES, MeshShape
 from tensorstate.plan import Plan
-from tensorstate.step_search import search
+from tensorstate.step_search import hardware_named, search
 from tensorstate.tracing.trace_step import trace
 
 
@@ -158,6 +158,7 @@ def search_mesh(
         if abstract_args is None:
             raise PlanError("abstract_args must be given with a function")
         step, abstract_args = trace(step, abstract_args), None
+    device = hardware_named(search_args.get("hardware", "A100"))
     plans, reason = [], None
     for assignment in mesh_assignments(grid_shape, axes):
         network = ScheduleCosts(
@@ -166,6 +167,7 @@ def search_mesh(
             device_order=assignment.device_order,
             candidates=candidates,
             seed=seed,
+            execution=device.execution,
         )
         sizes = dict(zip(assignment.mesh.names, assignment.mesh.sizes, strict=True))
         try:

@@ -61,7 +61,8 @@ def search(
         abstract_args: its arguments, as ``jax.ShapeDtypeStruct``; not given with a graph.
         mesh: sizes of the mesh axes by name, the last of which varies fastest over devices; or a
             mesh of JAX, of which they are read.
-        topology: the network of the devices; collectives cost what their schedules cost on it.
+        topology: the network of the devices; collectives cost what their schedules cost on it, and
+            what ``hardware`` charges beside it.
         network: a cost model of collectives, instead of ``topology``.
         hardware: a device, or its name in ``HARDWARE``.
         memory_limit: bytes per device, as a number or as a text such as "80GB".
@@ -94,7 +95,8 @@ def search(
     counts = _microbatches(microbatches)
     pin, forbid = checked_pins(pin), checked_forbidden(forbid)
     graph = _graph(step, abstract_args)
-    network, device = _network(sizes, topology, network), _hardware(hardware)
+    device = hardware_named(hardware)
+    network = _network(sizes, topology, network, device)
 
     def problem_for(count: int) -> tuple[Problem, CandidateStrategies]:
         problem = Problem(graph, network, device, count, batch)
@@ -201,19 +203,27 @@ def _graph(step: Callable[..., Any] | Graph, abstract_args: Sequence[Any] | None
 
 
 def _network(
-    mesh: MeshShape, topology: Topology | None, network: CollectiveCostModel | None
+    mesh: MeshShape,
+    topology: Topology | None,
+    network: CollectiveCostModel | None,
+    device: Hardware,
 ) -> CollectiveCostModel:
     if (topology is None) == (network is None):
         raise PlanError("give either topology, whose links are priced, or network")
     if topology is not None:
-        return ScheduleCosts(topology, mesh)
+        return ScheduleCosts(topology, mesh, execution=device.execution)
     checks.instance(network, CollectiveCostModel, "network", PlanError)
     if network is None or network.mesh != mesh:
         raise PlanError(f"the network prices another mesh than {mesh}")
     return network
 
 
-def _hardware(hardware: str | Hardware) -> Hardware:
+def hardware_named(hardware: str | Hardware) -> Hardware:
+    """A device, given itself or its name.
+
+    Raises:
+        PlanError: no device has the name.
+    """
     if isinstance(hardware, Hardware):
         return hardware
     if not isinstance(hardware, str) or hardware not in HARDWARE:

@@ -3,7 +3,8 @@
 A data-parallel network on CPU devices, its gradients summed in as many tasks as asked for. The
 candidates of each task are compiled once; every run then tunes with a seed of its own. The
 chosen candidates are compared with the best by times of all candidates in alternation, taken after
-the runs. Further rows run the tuner's leader alone, on made-up times with 5 % noise.
+the runs. Further rows run the tuner's leader alone, on made-up times with 5 % noise, and tune short
+steps with the one added line of the docs, compilers included.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--candidates", nargs="+", type=int, default=[15, 30])
     parser.add_argument("--runs", type=int, default=20, help="per row (%(default)s)")
     parser.add_argument("--width", type=int, default=256, help="of a layer (%(default)s)")
+    parser.add_argument("--short", type=int, default=3, help="runs of short steps (%(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="of the comparison (%(default)s)")
     options = parser.parse_args(argv)
     report("tune_online_made_up", [made_up(*sizes, options.runs) for sizes in _MADE_UP])
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    report("tune_online_short", [short(run) for run in range(options.short)])
     rows = [
         measure(tasks, most, options.width, options.runs, options.rounds)
         for most in options.candidates
@@ -96,6 +99,37 @@ def measure(tasks: int, most: int, width: int, runs: int, rounds: int) -> dict[s
         "compile s": prepared.seconds,
         "swap ms": statistics.median(outcome["swap_ms"] for outcome in outcomes),
         "lost steps": statistics.median(outcome["lost"] for outcome in outcomes),
+    }
+
+
+# ---------------------------------------------------------------------- short steps
+
+
+def short(run: int) -> dict[str, Any]:
+    """A row: a step of about a millisecond, from its first call until it is settled."""
+    import jax
+
+    from jaxcoll.tune import online
+
+    step, params, batch = network(1, 16)
+    quiet = _run(step, params, batch, 200)[1][100:]
+    jax.clear_caches()
+    tuned, times = online(step, seed=run), []
+    started = time.perf_counter()
+    while not tuned.done:
+        params, taken = _run(tuned, params, batch, 1)
+        times += taken
+    seconds = time.perf_counter() - started
+    found = tuned.report()
+    params, after = _run(tuned, params, batch, 150)
+    return {
+        "step ms": 1e3 * statistics.median(quiet),
+        "seconds until settled": seconds,
+        "steps": len(times),
+        "compile s": found.compile_seconds,
+        "turns s": found.turn_seconds,
+        "settled / quiet": statistics.median(after) / statistics.median(quiet),
+        "jax.lax": "fastest" if found.lax_wins else "not fastest",
     }
 
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from fractions import Fraction
 
 import numpy as np
 
@@ -54,22 +53,10 @@ def least_times(bandwidth: np.ndarray, late: np.ndarray, nbytes: np.ndarray) -> 
     late = np.take_along_axis(late, order, axis=1)
     room = np.where(np.isfinite(late), bandwidth[order], 0.0)
     late = np.where(np.isfinite(late), late, 0.0)
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         total = np.cumsum(room, axis=1)
         times = (nbytes[:, None] + np.cumsum(room * late, axis=1)) / total
-    found = np.min(times, axis=1, initial=np.inf)
-    for row in np.flatnonzero(~np.isfinite(times).all(axis=1)):  # sums too large for floats
-        found[row] = _least_time(room[row], late[row], nbytes[row])
-    return np.where(nbytes > 0, found, 0.0)
-
-
-def _least_time(room: np.ndarray, late: np.ndarray, nbytes: float) -> float:
-    total, moved, best = Fraction(0), Fraction(float(nbytes)), None
-    for bandwidth, moment in zip(map(Fraction, room), map(Fraction, late), strict=True):
-        total, moved = total + bandwidth, moved + bandwidth * moment
-        if total and (best is None or moved / total < best):
-            best = moved / total
-    return np.inf if best is None else float(best)
+    return np.where(nbytes > 0, np.min(times, axis=1, initial=np.inf), 0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -51,4 +51,4 @@ def as_collective(topology: Topology, collective: str | Collective) -> Collectiv
 
 
 def as_size(nbytes: Number) -> Fraction:
-    return as_fraction(checks.positive(nbytes, "nbytes", CollectiveError))
+    return as_fraction(checks.nbytes(nbytes, CollectiveError))

@@ -10,7 +10,7 @@ JAX's internals.
 
 from jax.lax import axis_index, axis_size, ppermute
 
-from jaxcoll.execute.choice.explain import explain_choice
+from jaxcoll.execute.choice.explain import Explanation, explain_choice
 from jaxcoll.execute.choice.stated import use_topology
 from jaxcoll.execute.functions import (
     all_gather,
@@ -25,6 +25,7 @@ from jaxcoll.execute.rooted import broadcast, gather, pbroadcast, reduce, scatte
 from jaxcoll.execute.xla_options import compiler_options
 
 __all__ = [
+    "Explanation",
     "all_gather",
     "all_to_all",
     "axis_index",

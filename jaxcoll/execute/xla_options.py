@@ -92,13 +92,13 @@ def _of_gpu(transport: str | None, schedules: Sequence[Schedule]) -> Options:
 
 
 def _platform(mesh: Mesh | AbstractMesh) -> str:
-    checks.instance(mesh, (Mesh, AbstractMesh), "mesh", TopologyError)
-    if isinstance(mesh, AbstractMesh) or mesh.devices.size == 0:
+    devices = None if isinstance(mesh, AbstractMesh) else getattr(mesh, "devices", None)
+    if not isinstance(devices, np.ndarray) or devices.size == 0:
         raise TopologyError(
-            f"compiler_options needs a mesh with devices, got {mesh!r}; an AbstractMesh does not "
-            "say what it will run on"
+            f"compiler_options needs a mesh with devices, got {checks.shown(mesh)}; an "
+            "AbstractMesh does not say what it will run on"
         )
-    name = str(mesh.devices.flat[0].platform)
+    name = str(devices.flat[0].platform)
     platform = {"cuda": "gpu", "rocm": "gpu"}.get(name, name)
     if platform not in ("cpu", "gpu", "tpu"):
         raise TopologyError(f"no options are known for devices of platform {name!r}")

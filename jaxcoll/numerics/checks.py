@@ -29,6 +29,10 @@ _UNITS = {
 }
 _INT64 = np.iinfo(np.int64).max
 
+# Bytes, bytes per second and seconds are at most so large and, above 0, at least so small: products
+# and quotients of two or three of them are floats then, and no network or buffer is beyond.
+LEAST, MOST = 1e-100, 1e100
+
 
 def optional(value, check: Callable, *args, **limits):
     """None, or what ``check(value, *args, **limits)`` returns."""
@@ -139,6 +143,14 @@ def positive(value, what: str, error: Error) -> Number:
     return _plain(value, exact)
 
 
+def nbytes(value, error: Error, what: str = "nbytes") -> Number:
+    """Bytes, above 0, within ``LEAST`` and ``MOST``."""
+    size = positive(value, what, error)
+    if not LEAST <= size <= MOST:
+        raise error(f"{what} must be from {LEAST:g} to {MOST:g} bytes, got {shown(value)}")
+    return size
+
+
 def nonnegative(value, what: str, error: Error) -> Number:
     """A finite number of at least 0."""
     exact = _as_rational(value)
@@ -186,7 +198,7 @@ def instance(value, kinds: type | tuple[type, ...], what: str, error: Error):
     return value
 
 
-def nbytes(value, what: str, error: Error) -> Number:
+def memory(value, what: str, error: Error) -> Number:
     """A number of bytes above 0, or its text with a unit: 16e9, "16GB" and "16 GB" are the same."""
     if not isinstance(value, str):
         return positive(value, what, error)

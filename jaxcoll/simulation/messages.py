@@ -46,7 +46,7 @@ class Message:
         checks.put(
             self,
             route=route,
-            nbytes=checks.positive(self.nbytes, "nbytes", ScheduleError),
+            nbytes=checks.nbytes(self.nbytes, ScheduleError),
             release=checks.nonnegative(self.release, "release", ScheduleError),
             after=checks.integers(self.after, "after", ScheduleError, least=0),
         )

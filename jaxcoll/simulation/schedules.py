@@ -69,7 +69,8 @@ def simulate(
         kernels.arrivals_needed(
             schedule.step_ptr, chunk, schedule.src, schedule.dst, arrived, needed
         )
-        first = hop_link[hop_ptr[:-1]]
+        # Numbers of 16 bits, as those of most networks' links, are sorted by their digits.
+        first = hop_link[hop_ptr[:-1]].astype(np.min_scalar_type(links))
         queue = np.argsort(first, kind="stable")
         queue_ptr = np.searchsorted(first[queue], np.arange(links + 1))
         arrived[:] = 0
@@ -84,7 +85,7 @@ def simulate(
 def check_request(nbytes: Number, model: str) -> Fraction:
     """The bytes as a rational; refuses what cannot be simulated."""
     checks.choice(model, MODELS, "model", ScheduleError)
-    return as_fraction(checks.positive(nbytes, "nbytes", ScheduleError))
+    return as_fraction(checks.nbytes(nbytes, ScheduleError))
 
 
 def _hops(schedule: Schedule, edge: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -24,8 +24,8 @@ from jaxcoll.topology import Topology
 # Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
 _SENDS, _FEW_PAIRS = 3 * 2**18, 2**14
 _SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
-# All schedules together take so many times the work that one may take.
-_IN_ALL, _IN_ALL_OF_MANY = 6, 2
+# The same of all schedules together: at least, per pair of ranks, and at most.
+_LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 3 * _MOST_SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
@@ -51,6 +51,15 @@ class _Climb:
     def least(self) -> float:
         """The least seconds so far."""
         return min(seconds for _, seconds in self.tried)
+
+    @property
+    def next(self) -> float:
+        """Seconds that the next count may take, by the same law as ``prospect``; not if untried."""
+        if len(self.tried) == 1:
+            count, seconds = self.tried[0]
+            return seconds * count / self.left[0]
+        limit, rest = _limit(*self.tried[-2:])
+        return limit + rest / self.left[0]
 
     @property
     def prospect(self) -> float:
@@ -105,13 +114,12 @@ def _limit(fewer: tuple[int, float], more: tuple[int, float]) -> tuple[float, fl
 class Portfolio(Synthesizer):
     """Tries many synthesizers and keeps the schedule that takes the least simulated time.
 
-    The registry (``jaxcoll.synth.registry``) states the variants. The next candidate has the least
-    product of the work it takes and the time it is likely to reach: a variant with its fewest
-    chunks, for which the registry states how far from a bound it is likely to be, or one that may
-    still win with more chunks, as long as those gain more than the tolerance. So candidates that
-    meet a bound cheaply come first, and the search ends where one is met within the tolerance, or
-    where all the work allowed is done. Of schedules that take equally long the one tried first is
-    kept.
+    The registry (``jaxcoll.synth.registry``) states the variants. The next candidate is the one of
+    the least work, times how far from the bound its times say that it may be, times how seldom its
+    kind meets a bound: a variant with its fewest chunks, or one that may still win with more, as
+    long as those gain more than the tolerance. The search ends where a bound is met within the
+    tolerance, or where all the work allowed is done. Of schedules that take equally long the one
+    tried first is kept.
 
     The certificate names the synthesizer that won, its time, the bound and the whole table.
 
@@ -124,7 +132,8 @@ class Portfolio(Synthesizer):
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
             a microsecond each); when None 786,432 up to 128 ranks, 128 per pair of more
             ranks, at most 8,388,608. Larger ones are passed over; the table says so. All together
-            take at most six times as much, of more than 128 ranks twice.
+            have 4,718,592, or 160 per pair of ranks up to 25,165,824; in proportion where a number
+            is given.
         execution: the machine's charges on top of the links, or the backend whose shipped ones are
             meant; none when None.
         progress: called with every candidate done; see ``Progress``.
@@ -145,7 +154,7 @@ class Portfolio(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset(KINDS)
 
     def __post_init__(self) -> None:
-        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         checks.choice(self.model, MODELS, "model", CollectiveError)
         checks.put(self, names=checks.members(self.names, "names", CollectiveError))
         for name in self.names:
@@ -155,6 +164,7 @@ class Portfolio(Synthesizer):
             raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
         checks.put(self, tolerance=tolerance)
         checks.integer_fields(self, CollectiveError, "work", or_none=True)
+        checks.optional(self.progress, checks.function, "progress", CollectiveError)
         checks.put(self, execution=costs_of(self.execution, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
@@ -276,10 +286,10 @@ class _Race:
         self.tried: dict[tuple[Synthesizer, int], float | None] = {}
         self.works: dict[tuple[Synthesizer, int], float] = {}
         pairs = sum(len(group) ** 2 for group in collective.groups)
-        is_few = pairs <= _FEW_PAIRS
-        most = _SENDS if is_few else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
+        most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
+        in_all = max(_LEAST_IN_ALL, min(_IN_ALL_PER_PAIR * pairs, _MOST_IN_ALL))
         self.work: float = most if portfolio.work is None else portfolio.work
-        self.work_left = self.work * (_IN_ALL if is_few else _IN_ALL_OF_MANY)
+        self.work_left = self.work * in_all / most
 
     @property
     def seconds(self) -> float:
@@ -292,7 +302,7 @@ class _Race:
         return self.seconds <= self.bound * (1 + max(self.portfolio.tolerance, 1e-9))
 
     def finish(self, climbs: list[_Climb], whatever_it_takes: bool = False) -> None:
-        """Try the candidates that may win, in the order of work times the time they may reach.
+        """Try the candidates that may win, the cheap and promising first.
 
         Args:
             whatever_it_takes: whether the fewest chunks are tried even where that is much work.
@@ -310,10 +320,9 @@ class _Race:
             self.run(min(climbs, key=self._price), whatever_it_takes)
 
     def _price(self, climb: _Climb) -> float:
-        """Work of the next chunk count times the seconds that the climb is likely to reach."""
-        if climb.tried:
-            return climb.least * self.work_of(climb)
-        return self.bound * entry_of(climb.synthesizer).above_bound * self.work_of(climb)
+        """Work of the next chunk count, more for a slow one and for what seldom meets a bound."""
+        slow = max(1.0, climb.next / self.bound) if climb.tried else 1.0
+        return slow * entry_of(climb.synthesizer).put_off * self.work_of(climb)
 
     def work_of(self, climb: _Climb, count: int | None = None) -> float:
         """The work that a chunk count of a climb takes, its next one when omitted."""

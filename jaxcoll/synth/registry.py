@@ -58,9 +58,13 @@ _MOST_CHUNKS = 4096  # a shard: the optimum of a network without structure may n
 _MOST_ROOTS = 2**19  # work to find the root of all trees
 _MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
 _OPTIMUM = 0.1  # for each rank and link what finding and packing trees takes without switches
-_MATCHED = 0.6  # the time TACOS takes to match a send, relative to a plain send
+_MATCHED = 1.5  # the time TACOS takes to match a send, relative to a plain send
 _IN_STEP = 0.15  # the same where links run in lockstep
-_BLIND = 4.0  # times a bound that schedules which know nothing of the network are likely to take
+_BLOCKED = 0.25  # work of a send in a message of many shards, relative to a send by itself
+# By how much the work of a kind counts more or less when auto chooses what to try next. Those that
+# meet bounds on 1,024 ranks (the cascade on grids, trees elsewhere) come first, those that know the
+# grid but fill its links only now and then later, those that know nothing of the network last.
+_FIRST, _SOON, _LATER, _LAST = 0.25, 0.5, 2.0, 4.0
 _DOUBLINGS = tuple(2**i for i in range(9))
 
 # A synthesizer, a network and a collective of one chunk per shard -> one or more series of chunk
@@ -185,6 +189,11 @@ def _sends(synthesizer: Synthesizer, topology: Topology, collective: Collective)
     return twice * shards * collective.chunks_per_shard
 
 
+def _in_blocks(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
+    """Blocks of many shards are one message: most of the work is done once a message."""
+    return _BLOCKED * _sends(synthesizer, topology, collective)
+
+
 @functools.lru_cache(maxsize=16)
 def _mean_hops(topology: Topology) -> float:
     return float(hop_distances(topology).mean())
@@ -203,15 +212,19 @@ def _by_arrival(synthesizer: Synthesizer, topology: Topology, collective: Collec
 def _grown(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """For every rank that it adds, MultiTree looks at ranks, or at the ports of a switch."""
     looks = topology.num_ranks / (400 if topology.is_direct else 200)
-    return (1 + looks) * _sends(synthesizer, topology, collective)
+    added = sum(len(group) ** 2 for group in collective.groups)
+    return looks * added + _sends(synthesizer, topology, collective)
 
 
 def _packed(synthesizer: Synthesizer, topology: Topology, collective: Collective) -> float:
     """Where there are no switches, trees are found in time for each rank and link.
 
-    Through switches a send is put in order and simulated on every link of its path.
+    Through switches a send is put in order and simulated on every link of its path. Schedules of
+    few steps are not put in order, and all that a link carries in a step is one message.
     """
     sends = _sends(synthesizer, topology, collective)
+    if synthesizer.order == "steps":  # type: ignore[attr-defined]
+        sends *= _BLOCKED
     if topology.is_direct:
         return _OPTIMUM * topology.num_ranks * topology.num_links + sends
     return max(1.0, _mean_hops(topology) / 2) * sends
@@ -282,8 +295,7 @@ class Entry:
             pieces, as those of one chunk never are.
         sized: whether it has a field ``nbytes``, the bytes of a rank's buffer to be fast for.
         work: see ``Work``.
-        above_bound: about how many times a bound its first try takes on networks that it is for:
-            candidates that are likely to be fast come first.
+        put_off: by how much its work counts more than it is in the order of trying.
         suited: a variant as auto tries it on a network.
     """
 
@@ -293,50 +305,52 @@ class Entry:
     uncut: tuple[Synthesizer, ...] = ()
     sized: bool = False
     work: Work = _sends
-    above_bound: float = 1.0
+    put_off: float = 1.0
     suited: Callable[[Synthesizer, Topology], Synthesizer] = _as_it_is
 
 
 REGISTRY: Mapping[str, Entry] = {
-    "ring": Entry(Ring, _circles, (Ring(), Ring(bidirectional=False)), work=_routed, above_bound=2),
+    "ring": Entry(Ring, _circles, (Ring(), Ring(bidirectional=False)), put_off=_LATER),
     # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
     "nccl_ring": Entry(NcclRing, _channels),
-    "direct": Entry(Direct, variants=(Direct(),), work=_routed, above_bound=_BLIND),
-    "bucket": Entry(Bucket, _parts, (Bucket(),), above_bound=2),
+    "direct": Entry(Direct, variants=(Direct(),), work=_routed, put_off=_LAST),
+    "bucket": Entry(Bucket, _parts, (Bucket(),), work=_in_blocks, put_off=_LATER),
     "rhd": Entry(
         Rhd,
         _with_pieces,
         (Rhd(pieces=_ALL), Rhd(far_first=True, pieces=_ALL)),
         uncut=(Rhd(), Rhd(far_first=True)),
-        above_bound=_BLIND,
-    ),
-    "bruck": Entry(
-        Bruck, _with_pieces, (Bruck(pieces=_ALL),), uncut=(Bruck(),), above_bound=_BLIND
+        put_off=_LAST,
     ),
     "trivance": Entry(
-        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), above_bound=_BLIND
+        Trivance, _dimensions, (Trivance(), Trivance(near_first=True)), work=_routed, put_off=_LATER
     ),
     # Of powers of two the same as a variant of rhd; asked for by name, for its order of addition.
     "halving": Entry(Halving),
+    "bruck": Entry(Bruck, _with_pieces, (Bruck(pieces=_ALL),), uncut=(Bruck(),), put_off=_LAST),
     "double_binary_tree": Entry(
         DoubleBinaryTree,
         _with_pieces,
         (DoubleBinaryTree(), DoubleBinaryTree(pieces=1)),
-        above_bound=_BLIND,
+        put_off=_LAST,
     ),
-    "hierarchical_ring": Entry(HierarchicalRing, only(1, 2), (HierarchicalRing(),), above_bound=2),
+    "hierarchical_ring": Entry(
+        HierarchicalRing, only(1, 2), (HierarchicalRing(),), work=_in_blocks, put_off=_LATER
+    ),
     "hierarchical_tree": Entry(
         HierarchicalTree, _with_pieces, (HierarchicalTree(),), sized=True, work=_by_arrival
     ),
-    "ring_2d": Entry(Ring2D, _parts, (Ring2D(),), above_bound=2),
-    "swing": Entry(Swing, _swing, (Swing(), Swing(pieces=_ALL)), work=_routed, above_bound=_BLIND),
-    "blueconnect": Entry(BlueConnect, _dimensions, (BlueConnect(),), above_bound=2),
-    "themis": Entry(Themis, _dimensions, (Themis(),), above_bound=2),
-    "cascade": Entry(Cascade, _dimensions, (Cascade(),), sized=True),
-    "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),), above_bound=_BLIND),
-    "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1)), above_bound=2),
-    "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(pieces=_ALL),), uncut=(Hdrm(),), above_bound=_BLIND),
-    "bfb": Entry(Bfb, _balanced, (Bfb(),), sized=True),
+    "ring_2d": Entry(Ring2D, _parts, (Ring2D(),), work=_in_blocks, put_off=_LATER),
+    "swing": Entry(Swing, _swing, (Swing(), Swing(pieces=_ALL)), work=_routed, put_off=_LAST),
+    "blueconnect": Entry(
+        BlueConnect, _dimensions, (BlueConnect(),), work=_in_blocks, put_off=_LATER
+    ),
+    "themis": Entry(Themis, _dimensions, (Themis(),), work=_in_blocks, put_off=_LATER),
+    "cascade": Entry(Cascade, _dimensions, (Cascade(),), sized=True, put_off=_FIRST),
+    "c_cube": Entry(CCube, only(*_DOUBLINGS), (CCube(),), put_off=_LAST),
+    "tto": Entry(Tto, _with_pieces, (Tto(), Tto(pieces=1)), put_off=_LATER),
+    "hdrm": Entry(Hdrm, _with_pieces, (Hdrm(pieces=_ALL),), uncut=(Hdrm(),), put_off=_LAST),
+    "bfb": Entry(Bfb, _balanced, (Bfb(),), sized=True, work=_in_blocks),
     "multitree": Entry(MultiTree, variants=(MultiTree(),), work=_grown),
     "tacos": Entry(
         Tacos, only(1, 2, 3, 4, 8, 16), (Tacos(), Tacos(aggregate=None)), sized=True, work=_attempts
@@ -346,6 +360,7 @@ REGISTRY: Mapping[str, Entry] = {
         _forests,
         (ForestColl(fast=True), ForestColl(order="steps", fast=True)),
         work=_packed,
+        put_off=_SOON,
         suited=_any_direct,
     ),
     "min_congestion": Entry(
@@ -359,6 +374,7 @@ REGISTRY: Mapping[str, Entry] = {
         tuple(VanDeGeijn(gather=gather) for gather in (ForestColl(fast=True), Cascade(), Direct())),
         sized=True,
         work=_in_two,
+        put_off=_LATER,
     ),
     "step_milp": Entry(StepMilp, sized=True),
     "sccl": Entry(Sccl),

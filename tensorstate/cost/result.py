@@ -33,7 +33,7 @@ class SearchOptions:
         checks.choice(self.objective, ("sum", "max"), "objective", PlanError)
         checks.flag_fields(self, PlanError, "recompute")
         if not (isinstance(self.memory_limit, float) and self.memory_limit == math.inf):
-            limit = checks.optional(self.memory_limit, checks.nbytes, "memory_limit", PlanError)
+            limit = checks.optional(self.memory_limit, checks.memory, "memory_limit", PlanError)
             checks.put(self, memory_limit=None if limit is None else float(limit))
 
     def value(self, cost: Cost) -> float:

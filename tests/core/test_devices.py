@@ -217,7 +217,7 @@ def test_unknown_kinds_warn_and_say_how_to_state_their_links():
         Topology.from_devices(devices, alpha=1e-6, bandwidth=1e9)
 
 
-@pytest.mark.parametrize("given", [[1, 2], [object()], "ab"])
+@pytest.mark.parametrize("given", [[1, 2], [object()], ["ab"]])
 def test_what_is_no_device_is_refused(given):
     with pytest.raises(TopologyError, match="a device has a device_kind"):
         Topology.from_devices(given)
@@ -299,10 +299,10 @@ def test_every_kind_has_a_source_and_is_reached():
         ([], {}, "at least one device, got none"),
         ([Gpu(0), Gpu(0, "cpu")], {}, r"of one kind, got \['NVIDIA H100 80GB HBM3', 'cpu'\]"),
         ([Gpu(0), Tpu((0,))], {}, "of one kind"),
-        ([Gpu(0)] * 2, {"alpha": -1.0}, "alpha -1.0 s"),
-        ([Gpu(0)] * 2, {"bandwidth": 0}, "bandwidth 0.0 B/s"),
-        ([Gpu(0)] * 2, {"bandwidth": math.nan}, "bandwidth nan"),
-        (box(2, 2), {"alpha": math.inf}, "alpha inf"),
+        ([Gpu(0)] * 2, {"alpha": -1.0}, "alpha must be .* got -1.0"),
+        ([Gpu(0)] * 2, {"bandwidth": 0}, "bandwidth must be .* got 0"),
+        ([Gpu(0)] * 2, {"bandwidth": math.nan}, "bandwidth must be .* got nan"),
+        (box(2, 2), {"alpha": math.inf}, "alpha must be .* got inf"),
     ],
 )
 def test_bad_devices_are_refused(devices, more, match):

@@ -123,7 +123,7 @@ def one_nic_per_host() -> jc.Topology:
     up = [(rank, 8 + rank // 4) for rank in range(8)]
     pairs = [*up, *((b, a) for a, b in up), (8, 9), (9, 8)]
     src, dst = zip(*pairs, strict=True)
-    alpha, bandwidth = [1e-6] * 16 + [2e-5] * 2, [1e10] * 16 + [1.25e8] * 2
+    alpha, bandwidth = [1e-6] * 16 + [2e-5] * 2, [1e10] * 16 + [2.5e7] * 2
     columns = map(np.asarray, (src, dst, alpha, bandwidth))
     return jc.Topology(8, *columns, num_vertices=10)
 

@@ -327,3 +327,10 @@ def test_schedules_that_no_program_holds_are_refused():
 def test_files_are_written_whole(tmp_path: Path):
     with pytest.raises(OSError, match="No such file"):
         msccl.load(tmp_path / "none.xml", jc.topologies.ring(4))
+
+
+def test_a_schedule_is_taken_for_its_program():
+    schedule = jc.synthesize(jc.topologies.ring(4), "all_gather", synthesizer="ring")
+    assert msccl.dumps(schedule) == msccl.dumps(msccl.lower(schedule))
+    with pytest.raises(FormatError, match="program must be a Program"):
+        msccl.dumps(schedule.collective)  # type: ignore[arg-type]

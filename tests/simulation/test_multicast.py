@@ -82,7 +82,7 @@ def test_messages_are_the_load_that_is_counted():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "broadcast"}, "not 'broadcast'"),
+        ({"kind": "broadcast"}, "got 'broadcast'"),
         ({"pieces": 0}, "pieces must be an integer of at least 1"),
         ({"in_flight": 0}, "in_flight must be an integer of at least 1"),
         ({"model": "fast"}, "model must be one of"),

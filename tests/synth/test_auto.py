@@ -270,12 +270,14 @@ def test_what_takes_too_much_work_is_passed_over_and_says_so():
 
 
 def test_all_candidates_together_have_a_limit_of_work():
-    portfolio = Portfolio(MIB, names=("ring", "direct", "multitree", "forestcoll"), work=600)
+    """Of seven schedules of 240 sends six are made; bounds are not met by any."""
+    names = ("ring", "rhd", "bruck", "cascade", "multitree")
+    portfolio = Portfolio(MIB, names=names, work=260)
     said: dict = dict(synthesize(mesh(4, 4), "all_gather", portfolio).provenance.certificate)
-    passed = [row["refused"] for row in said["table"] if "refused" in row]
     sends = [240 * row["chunks"] for row in said["table"] if "time" in row]
-    assert sum(sends) <= 6 * 600
-    assert any("auto allows" in reason for reason in passed)
+    assert 260 < sum(sends) <= 6 * 260
+    passed = [row["refused"] for row in said["table"] if "refused" in row]
+    assert any(not reason.endswith("auto allows 260") for reason in passed)
 
 
 def test_what_knows_the_network_comes_first():

@@ -366,7 +366,7 @@ def search_again(plan):
     ("options", "message"),
     [
         ({"microbatches": 3}, "a batch of 512 cannot be split into 3 equal microbatches"),
-        ({"microbatches": 0}, "cannot be split into 0 equal"),
+        ({"microbatches": 0}, "an integer of at least 1, got 0"),
         ({"microbatches": "many"}, 'microbatches must be numbers or "auto"'),
         ({"microbatches": ()}, "no number of microbatches"),
         ({"microbatches": 2, "batch": "z"}, "batch='z': expected the name of an input"),

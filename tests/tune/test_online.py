@@ -87,6 +87,54 @@ def test_a_step_tunes_itself_and_a_replay_is_bitwise_the_same():
     assert all(str(task) in str(report) for task in report.chosen)
 
 
+def test_it_says_where_jax_lax_is_the_fastest():
+    step, w, x = _step()
+    slow = Config({"algorithm": "ring", "lowering": "scan", "parts": 8})
+    lines = []
+    tuned = online(step, space=_spaces(step, w, x, configs=(slow,)), log=lines.append)
+    _train(tuned, w, x)
+    (chosen,) = tuned.report().chosen.values()
+    said = "jax.lax is the fastest for every collective of this step"
+    assert tuned.report().lax_wins == (chosen is None)  # the default here
+    assert (said in str(tuned.report())) == (chosen is None)
+    assert any(said in line for line in lines) == (chosen is None)
+
+
+def test_a_step_without_collectives_is_left_alone():
+    step = jax.jit(lambda x: 2 * x)
+    tuned = online(step)
+    for _ in range(20):
+        tuned.join()
+        np.testing.assert_array_equal(tuned(np.arange(4.0)), 2 * np.arange(4.0))
+    assert tuned.done
+    assert not tuned.report().recording.candidates
+    assert not tuned.report().lax_wins
+
+
+def test_steps_of_ever_other_shapes_are_those_of_jit():
+    step, w, x = _step()
+    tuned = online(step, space=_spaces(step, w, x))
+    for i in range(1, 40):
+        tuned.join()
+        batch = jnp.ones((8 * i, 16))
+        np.testing.assert_allclose(tuned(w, batch)[0], step(w, batch)[0], rtol=1e-5, atol=1e-6)
+    assert not tuned.report().failures
+    assert len(tuned.report().recording.runs) <= 40
+
+
+def test_an_error_of_the_step_is_its_callers():
+    step, w, x = _step(donate_argnums=0)
+    tuned = online(step, space=_spaces(step, w, x))
+    for i in range(40):
+        tuned.join()
+        if i % 4 == 3:
+            with pytest.raises(TypeError, match="dot_general"):
+                tuned(w, x[:, :3])
+        w, _ = tuned(w, x)
+    assert tuned.done
+    assert not any("failed" in note for note in tuned.report().notes)
+
+
 def test_donation_shardings_and_signature_are_kept():
     step, w, x = _step(donate_argnums=0)
     wanted = step(w.copy(), x)

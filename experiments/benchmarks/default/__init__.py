@@ -1,1 +1,1 @@
-"""The default of ``jc.synthesize`` against an exhaustive search (``default``)."""
+"""The default of ``jc.synthesize`` against an exhaustive search, and on users' networks."""

@@ -21,7 +21,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -93,12 +93,17 @@ class Found:
 
 
 def search(
-    topology: Topology, kind: str, limits: Limits, sizes: Sequence[str] = tuple(SIZES)
+    topology: Topology, kind: str, limits: Limits, sizes: Mapping[str, int] = SIZES
 ) -> Found:
-    """The fastest at some sizes, of every synthesizer with every chunk count."""
-    found = Found({size: _by_default(topology, kind, SIZES[size]) for size in sizes})
+    """The fastest at some sizes, of every synthesizer with every chunk count.
+
+    Args:
+        sizes: bytes of a rank's buffer, by name.
+    """
+    found = Found({size: _by_default(topology, kind, sizes[size]) for size in sizes})
     # Of a found time the rest is searched; a bound ends the search of its size.
-    open_sizes = [size for size, known in found.best.items() if known.synthesizer != "bound"]
+    best = found.best
+    open_sizes = {size: sizes[size] for size in sizes if best[size].synthesizer != "bound"}
     for variant in _variants() if open_sizes else ():
         _climb(variant, topology, kind, limits, found, open_sizes)
     return found
@@ -110,7 +115,7 @@ def _climb(
     kind: str,
     limits: Limits,
     found: Found,
-    sizes: Sequence[str],
+    sizes: Mapping[str, int],
 ) -> None:
     """Try a variant with more and more chunks, as far as the limits and its times let it."""
     started, hopeless = process_time(), 0
@@ -149,16 +154,16 @@ def _try(
     topology: Topology,
     collective: Collective,
     best: dict[str, Best],
-    sizes: Sequence[str],
+    sizes: Mapping[str, int],
 ) -> bool:
     """Time one candidate at some sizes; whether it comes near the best at any."""
     made: dict[Synthesizer, Any] = {}
     promising = False
     for size in sizes:
-        synthesizer = told(variant, SIZES[size])
+        synthesizer = told(variant, sizes[size])
         if synthesizer not in made:
             made[synthesizer] = synthesizer.synthesize(topology, collective)
-        seconds = simulate(made[synthesizer], SIZES[size]).time
+        seconds = simulate(made[synthesizer], sizes[size]).time
         promising |= seconds < _HOPELESS * best[size].seconds
         if seconds < best[size].seconds:
             best[size] = Best(seconds, variant.name, collective.chunks_per_shard)
@@ -169,7 +174,7 @@ def _variants() -> list[Synthesizer]:
     found: list[Synthesizer] = []
     for name, entry in REGISTRY.items():
         if name not in _EXACT:
-            found += [*entry.variants, entry.make()]
+            found += [*entry.variants, *entry.uncut, entry.make()]
     return list(dict.fromkeys(found))
 
 
@@ -193,7 +198,7 @@ def record(
     """
     for kind in kinds:
         known = recorded().get(name, {}).get("best", {}).get(kind, {})
-        sizes = [size for size in SIZES if not (missing and size in known)]
+        sizes = {size: SIZES[size] for size in SIZES if not (missing and size in known)}
         if not sizes:
             continue
         started = process_time()
@@ -207,7 +212,7 @@ def record(
             "commit": _commit(),
             "machine": describe_machine()["cpu"],
             "CPU s": round(process_time() - started, 1),
-            "sizes": sizes,
+            "sizes": list(sizes),
             "stopped before chunks": found.stopped,
         }
         earlier = entry["runs"].get(kind, []) if missing else []

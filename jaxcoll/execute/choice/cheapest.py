@@ -25,17 +25,28 @@ from jaxcoll.numerics.compiled import interpreted
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import simulate
 from jaxcoll.simulation.execution_costs import ExecutionCosts, rounds_of_steps
+from jaxcoll.synth import (
+    Bucket,
+    Direct,
+    DoubleBinaryTree,
+    MinCongestion,
+    NcclRing,
+    Ring,
+    Synthesizer,
+)
 from jaxcoll.synth.registry import REGISTRY, chunk_counts, told
 from jaxcoll.topology import Topology
 from jaxcoll.verifier import verify
 
-# What XLA, NCCL and gloo run, by backend and kind: the synthesizers whose links they use. Rings and
-# double binary trees are NCCL's (its documentation); a TPU slice is crossed dimension by dimension
-# (compiled programs for v5p slices, docs/targets.md).
-_BACKEND_ALGORITHMS = {
-    "cpu": ("ring",),
-    "gpu": ("ring", "double_binary_tree"),
-    "tpu": ("bucket", "ring"),
+# The algorithms whose links gloo, NCCL and XLA use, by backend: for sums and gathers, then for
+# all_to_all. gloo goes around the ranks in order, whatever the links are. NCCL has rings, double
+# binary trees and direct sends (its documentation). A slice of TPUs is crossed dimension by
+# dimension (compiled for v5p slices, docs/targets.md); how XLA routes an all_to_all there is
+# unknown, so that it gets the benefit of the doubt.
+_BACKEND_ALGORITHMS: dict[str, tuple[tuple[Synthesizer, ...], tuple[Synthesizer, ...]]] = {
+    "cpu": ((Ring(bidirectional=False, order="ranks"),), (Direct(),)),
+    "gpu": ((NcclRing(), DoubleBinaryTree()), (Direct(),)),
+    "tpu": ((Bucket(), Ring()), (Direct(), MinCongestion())),
 }
 # Candidates where the network is known, and where only the machine's charges are. Each takes at
 # most 0.15 s at 16 ranks (Python kernels, before any compiled one is loaded).
@@ -44,6 +55,7 @@ _ON_LINKS = (
     "direct",
     "bucket",
     "rhd",
+    "trivance",
     "bruck",
     "double_binary_tree",
     "hierarchical_ring",
@@ -58,8 +70,9 @@ _WITHOUT_LINKS = ("bucket", "ring", "rhd", "direct")
 _FEW_RANKS = 64
 _MOST_CHUNKS = 16
 _MANY = ("ring", "direct", "bucket", "rhd", "hierarchical_ring", "forestcoll")
-# A schedule must be this much cheaper than jax.lax: predictions err by up to a quarter
-# (benchmark execution_costs), and a wrong guess should not cost those who only changed an import.
+# A schedule must be this much cheaper than jax.lax. Predictions for schedules between CPU devices
+# were within a factor of two of most measured times (benchmark execution_costs), and a wrong guess
+# should not cost those who only changed an import.
 MARGIN = 0.75
 
 
@@ -144,7 +157,7 @@ def candidates(
     found = [
         _scheduled(name, each, nbytes, links, costs, topology)
         for name in names
-        for each in _in_chunks(name, collective, links)
+        for each in _in_chunks(REGISTRY[name].make(), collective, links)
     ]
     if is_native(collective.kind):
         native = _native(collective, nbytes, topology, costs, several_axes)
@@ -160,10 +173,10 @@ def taken(found: Iterable[Candidate]) -> Candidate:
     return best if best.seconds < MARGIN * native.seconds else native
 
 
-def _in_chunks(name: str, collective: Collective, topology: Topology) -> list[Collective]:
+def _in_chunks(maker: Synthesizer, collective: Collective, topology: Topology) -> list[Collective]:
     """The collective in one chunk per shard, and in the few that load a network's links evenly."""
-    with interpreted(is_small(collective, name)):
-        series = chunk_counts(REGISTRY[name].make(), topology, collective)
+    with interpreted(is_small(collective, maker.name)):
+        series = chunk_counts(maker, topology, collective)
     counts = {count for some in series for count in some[:2] if count <= _MOST_CHUNKS}
     return [
         dataclasses.replace(collective, chunks_per_shard=count) for count in sorted({1, *counts})
@@ -180,10 +193,12 @@ def _native(
     charge = costs.native_seconds(collective.kind, nbytes, collective.num_ranks) or 0.0
     seconds = 0.0
     if topology is not None:
-        names = _BACKEND_ALGORITHMS[costs.backend]
-        if collective.kind == "all_to_all":
-            names = ("direct",)
-        made = [_made(name, collective, nbytes, topology) for name in names]
+        makers = _BACKEND_ALGORITHMS[costs.backend][collective.kind == "all_to_all"]
+        made = [
+            _made(maker, each, nbytes, topology)
+            for maker in makers
+            for each in _in_chunks(maker, collective, topology)
+        ]
         times = [_on_links(each, nbytes) for each in made if isinstance(each, Schedule)]
         seconds = min(times, default=math.inf)
         if several_axes and costs.backend == "tpu" and collective.kind != "all_reduce":
@@ -200,7 +215,7 @@ def _scheduled(
     costs: ExecutionCosts,
     topology: Topology | None,
 ) -> Candidate:
-    made = _made(name, collective, nbytes, links)
+    made = _made(REGISTRY[name].make(), collective, nbytes, links)
     if (chunks := collective.chunks_per_shard) > 1:
         name = f"{name}, {chunks} chunks"
     if isinstance(made, str):
@@ -216,12 +231,13 @@ def _on_links(schedule: Schedule, nbytes: int) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _made(name: str, collective: Collective, nbytes: int, topology: Topology) -> Schedule | str:
+def _made(
+    maker: Synthesizer, collective: Collective, nbytes: int, topology: Topology
+) -> Schedule | str:
     """A synthesizer's schedule, verified; or why there is none."""
     try:
-        with interpreted(is_small(collective, name)):
-            maker = told(REGISTRY[name].make(), nbytes)
-            schedule = maker.synthesize(topology, collective, 0, float(nbytes))
+        with interpreted(is_small(collective, maker.name)):
+            schedule = told(maker, nbytes).synthesize(topology, collective, 0, float(nbytes))
             verify(schedule)
     except JaxcollError as error:
         return str(error)

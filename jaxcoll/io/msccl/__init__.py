@@ -11,12 +11,22 @@ import os
 
 from jaxcoll.io.files import MAX_BYTES, read_text, write_text
 from jaxcoll.io.msccl.lowering import lower
-from jaxcoll.io.msccl.program import Block, Instruction, Program, dumps, loads
+from jaxcoll.io.msccl.program import Block, Instruction, Program, loads, written
 from jaxcoll.io.msccl.replay import lift
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
 
 __all__ = ["Block", "Instruction", "Program", "dumps", "lift", "load", "loads", "lower", "save"]
+
+
+def dumps(program: Program | Schedule, *, dialect: str = "msccl", max_bytes: int = 2**30) -> str:
+    """The XML of a program, or of that of a schedule; see ``program.written`` and ``lower``.
+
+    Raises:
+        FormatError: another dialect, a bound below 1, or a schedule that no program carries out.
+    """
+    given = lower(program) if isinstance(program, Schedule) else program
+    return written(given, dialect=dialect, max_bytes=max_bytes)
 
 
 def save(
@@ -28,7 +38,7 @@ def save(
         FormatError: a schedule that no program of this format carries out.
         OSError: the file cannot be written.
     """
-    write_text(path, dumps(lower(schedule, name=name, protocol=protocol)))
+    write_text(path, written(lower(schedule, name=name, protocol=protocol)))
 
 
 def load(path: str | os.PathLike, topology: Topology, max_bytes: int = MAX_BYTES) -> Schedule:

@@ -100,7 +100,7 @@ class Program:
 # ---------------------------------------------------------------------- writing
 
 
-def dumps(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30) -> str:
+def written(program: Program, *, dialect: str = "msccl", max_bytes: int = 2**30) -> str:
     """The XML of a program.
 
     Args:

@@ -62,7 +62,7 @@ class Cascade(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_gather", "all_reduce"})
 
     def __post_init__(self) -> None:
-        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         object.__setattr__(self, "shape", checked_shape(self.shape))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

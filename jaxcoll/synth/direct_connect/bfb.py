@@ -14,7 +14,7 @@ from jaxcoll.bounds.moore import Cost, ports_of
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.numerics import checks
-from jaxcoll.numerics.rational import Number, common_denominator
+from jaxcoll.numerics.rational import Number, as_fraction, common_denominator
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Provenance, Schedule
 from jaxcoll.synth.building.base import Synthesizer
@@ -245,7 +245,7 @@ def _ticks(topology: Topology, links: InLinks, chunks: int, nbytes: Number | Non
     ):
         return _Ticks(np.zeros(len(which), np.int64), np.ones(len(which), np.int64))
     # Without bytes only ratios of times matter, and the buffer is one byte.
-    size = Fraction(1) if nbytes is None else checks.rational(nbytes, "nbytes", CollectiveError)
+    size = Fraction(1) if nbytes is None else as_fraction(checks.nbytes(nbytes, CollectiveError))
     share = size / (links.size * chunks)
     delay = {i: Fraction(0) if nbytes is None else alpha for i, (alpha, _) in speeds.items()}
     pace = {i: share / bandwidth for i, (_, bandwidth) in speeds.items()}

@@ -36,7 +36,7 @@ def bfb_times(topology: Topology, nbytes: Number) -> tuple[Fraction, ...]:
     checks.instance(topology, Topology, "topology", TopologyError)
     if not topology.is_direct:
         raise TopologyError(f"bfb is for networks without switches; {topology} has some")
-    size = checks.positive(nbytes, "nbytes", CollectiveError)
+    size = checks.nbytes(nbytes, CollectiveError)
     shard = checks.rational(size, "nbytes", CollectiveError) / topology.num_ranks
     hops = hop_distances(topology)
     ptr, order = topology.in_links

@@ -16,6 +16,8 @@ from jaxcoll.topologies.arguments import latency, speed
 from jaxcoll.topologies.grids import ALPHA, BANDWIDTH
 from jaxcoll.topology import Topology
 
+_MOST_SIDE = 2**22  # as many ranks as a ``Topology`` may have
+
 
 @dataclasses.dataclass(frozen=True)
 class GroupNetwork:
@@ -139,7 +141,7 @@ class GroupNetwork:
         Raises:
             TopologyError: other sides; the message names some that are nearest.
         """
-        sides = checks.integers(sides, "sides", TopologyError, least=1)
+        sides = checks.integers(sides, "sides", TopologyError, least=1, most=_MOST_SIDE)
         k = max(sides[0], 2) if sides else 2
         patterns = ((k, 2 * k), (k, k, 2 * k), (k, 2 * k, 2 * k))
         if sides not in patterns:

@@ -113,7 +113,7 @@ def digraph_flow(
     checks.integer(size, "size", TopologyError, least=2)
     tolerance = float(checks.positive(tolerance, "tolerance", TopologyError))
     graph = _Graph.of(size, tails, heads, capacity)
-    classes = flow_classes(size, graph.tails, graph.heads, graph.whole_capacity)
+    classes = flow_classes(size, graph.tails, graph.heads, graph.capacity_class)
     if len(classes.key) <= MOST_CLASSES:
         return _exact(graph, classes)
     flow, lengths = climb(classes, graph.tails, graph.heads, graph.capacity, tolerance)
@@ -171,14 +171,24 @@ class _Graph:
 
     @property
     def capacity(self) -> np.ndarray:
-        """Of each arc, float64."""
-        return np.asarray([float(c) for c in self.exact])
+        """Of each arc for a solver, which answers in floats; the bounds are exact in any case.
+
+        No rate is above the least capacity out of a vertex, so no arc carries more than that for
+        all pairs of vertices: faster arcs count as so fast. The unit is the slowest arc, unless it
+        is so slow that it is of no use.
+        """
+        out = [Fraction(0)] * self.size
+        for tail, c in zip(self.tails.tolist(), self.exact, strict=True):
+            out[tail] += c
+        most = min(out) * self.size**2
+        unit = max(min(self.exact), most / self.size**4)
+        return np.asarray([float(min(c, most) / unit) for c in self.exact])
 
     @property
-    def whole_capacity(self) -> np.ndarray:
-        """Integers in proportion to the capacities."""
-        unit = common_denominator(self.exact)
-        return np.asarray([int(c * unit) for c in self.exact], np.int64)
+    def capacity_class(self) -> np.ndarray:
+        """Integers that tell unequal capacities apart, int64."""
+        place = {c: i for i, c in enumerate(sorted(set(self.exact)), start=1)}
+        return np.asarray([place[c] for c in self.exact], np.int64)
 
     def capacity_of(self, classes: FlowClasses) -> np.ndarray:
         """Of each class of arcs, float64."""
@@ -192,6 +202,8 @@ class _Graph:
         every = np.arange(self.size)
         total = kernel.total_distance(ptr, arc, self.heads, lengths, every, np.ones_like(every))
         room = sum((c * x for c, x in zip(self.exact, lengths.tolist(), strict=True)), Fraction(0))
+        if not (least and worst and total and room):
+            raise _too_far_apart(self.exact)
         all_flow = np.zeros((self.size, self.given), np.int64)
         all_flow[:, self.kept] = flow
         all_lengths = np.zeros(self.given, np.int64)
@@ -199,13 +211,27 @@ class _Graph:
         return FlowRate(int(least) / worst, room / int(total), all_flow, int(least), all_lengths)
 
 
+def _too_far_apart(capacity: list[Fraction]) -> TopologyError:
+    ratio = float(max(capacity) / min(capacity))
+    return TopologyError(
+        f"capacities of which one is {ratio:g} times another are too far apart for the linear "
+        f"program of all-to-all flows, which is solved in floats"
+    )
+
+
 def _exact(graph: _Graph, classes: FlowClasses) -> FlowRate:
     """The rate where symmetry leaves a small program."""
-    value, dual = _solve(classes, graph.capacity_of(classes))
+    try:
+        value, dual = _solve(classes, graph.capacity_of(classes))
+    except RuntimeError as error:
+        raise _too_far_apart(graph.exact) from error
+    # Circles on fast arcs cost nothing, and may be too large for whole units.
+    if not (value.max() * _unit(graph.size) < 2**62 and 0 < dual.max() < math.inf):
+        raise _too_far_apart(graph.exact)
     capacity = [graph.exact[e] for e in np.unique(classes.arc_class, return_index=True)[1]]
     flow = max(_whole(value, graph.size), key=lambda found: _proved(found, classes, capacity))
     ptr, arc = group_by(graph.tails, graph.size)
-    room = np.asarray([float(c) for c in capacity]) * classes.arc_size
+    room = graph.capacity_of(classes) * classes.arc_size
 
     def bound(lengths: np.ndarray) -> float:
         each = lengths[classes.arc_class]

@@ -51,7 +51,7 @@ class MinCongestion(Synthesizer):
     kinds: ClassVar[frozenset[str]] = frozenset({"all_to_all", "gather", "scatter"})
 
     def __post_init__(self) -> None:
-        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
         checks.integer_fields(self, CollectiveError, "passes")
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

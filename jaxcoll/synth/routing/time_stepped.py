@@ -59,7 +59,7 @@ class TimeStepped(Synthesizer):
         checks.integer_fields(self, CollectiveError, "width", or_none=True)
         checks.put(
             self,
-            nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError),
+            nbytes=checks.nbytes(self.nbytes, CollectiveError),
             tolerance=checks.positive(self.tolerance, "tolerance", CollectiveError),
         )
 
@@ -116,10 +116,10 @@ def _paths(topology: Topology, rate: FlowRate, chunks: int) -> tuple[np.ndarray,
 
 
 def _relative_speed(topology: Topology) -> np.ndarray:
-    """Bandwidths over the least, rounded down, int64 of shape (links,)."""
+    """Bandwidths over the least, rounded down and at most 2**31, int64 of shape (links,)."""
     speeds, which = topology.speeds
     least = min(bandwidth for _, bandwidth in speeds)
-    return np.asarray([bandwidth // least for _, bandwidth in speeds], np.int64)[which]
+    return np.asarray([min(bandwidth // least, 2**31) for _, bandwidth in speeds], np.int64)[which]
 
 
 def _time(step: np.ndarray, path: np.ndarray, alpha: np.ndarray, seconds: np.ndarray) -> float:

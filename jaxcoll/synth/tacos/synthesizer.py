@@ -89,7 +89,7 @@ class Tacos(Synthesizer):
         if not (isinstance(self.degree, str) and self.degree == "best"):
             what = "degree, if not 'best',"
             checks.put(self, degree=checks.integer(self.degree, what, CollectiveError, least=1))
-        checks.put(self, nbytes=checks.positive(self.nbytes, "nbytes", CollectiveError))
+        checks.put(self, nbytes=checks.nbytes(self.nbytes, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
         """A schedule of a collective that does not sum; see ``Synthesizer``."""

@@ -1,7 +1,7 @@
 """The online tuner, in reading order: ``regression`` and ``measure`` (effects of candidates from
 times of steps), ``leader`` (what runs next), ``processes`` (one decision for all), ``programs`` and
 ``comparison`` (candidates compiled and compared with ``jax.lax``), ``profile``, ``preparation``,
-``timing``, ``report``, ``history``, ``replayed``, ``arguments``, ``online_tuner``.
+``timing``, ``interrupts``, ``report``, ``replayed``, ``online_tuner``, ``entry``.
 
 The states of a tuner, each of some steps:
 

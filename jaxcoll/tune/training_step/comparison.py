@@ -64,6 +64,7 @@ class Comparison:
 
     Attributes:
         refused: candidates that cannot be traced or change the type of the result, and why.
+        is_native: whether the default is ``jax.lax`` itself.
     """
 
     def __init__(self, call: Occurrence, configs: Sequence[Config | None]):
@@ -71,7 +72,9 @@ class Comparison:
         sizes = tuple(size for _, size in call.mesh)
         self._call, self._names = call, names
         self._mesh = Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), names)
-        reference = self._type(None if call.task.collective in ROOTED else _NATIVE)
+        rooted = call.task.collective in ROOTED
+        reference = self._type(None if rooted else _NATIVE)
+        self.is_native = not rooted and self._traced(None) == self._traced(_NATIVE)
         self.refused: dict[int, str] = {}
         for i, config in enumerate(configs):
             try:
@@ -114,8 +117,13 @@ class Comparison:
     # ------------------------------------------------------------------ traced
 
     def _type(self, config: Config | None) -> jax.ShapeDtypeStruct:
-        run = self._sharded(lambda _: self._run(self._operand(), config), PartitionSpec())
-        return jax.eval_shape(run, np.int32(0))
+        return jax.eval_shape(self._program(config), np.int32(0))
+
+    def _traced(self, config: Config | None) -> str:
+        return str(jax.make_jaxpr(self._program(config))(np.int32(0)))
+
+    def _program(self, config: Config | None):
+        return self._sharded(lambda _: self._run(self._operand(), config), PartitionSpec())
 
     def _sharded(self, function, out_specs):
         return jax.shard_map(

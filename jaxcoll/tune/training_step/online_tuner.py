@@ -1,18 +1,15 @@
 """The online tuner: a training step that finds its fastest configurations while it trains.
 
 AutoCCL (Xu et al., NSDI 2025, Sec. 5) tunes collectives in the first iterations of training, under
-the interference of its computation. ``online`` does so for a jitted step::
-
-    step = jc.tune.online(step)
-
-All processes run the same steps. At checkpoints, steps that all of them know, the leader decides
-which choices run until the next one (``leader``, ``processes``).
+the interference of its computation. All processes run the same steps. At checkpoints, steps that
+all of them know, the leader decides which choices run until the next one (``leader``,
+``processes``). ``entry.online`` makes one from a step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,11 +23,10 @@ from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.in_use import ByTable, TableWarning, this_machine
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
-from jaxcoll.tune.training_step.arguments import as_switch, check_arguments, table_at
-from jaxcoll.tune.training_step.history import History
+from jaxcoll.tune.training_step.interrupts import Held
 from jaxcoll.tune.training_step.leader import Decision, Leader
-from jaxcoll.tune.training_step.preparation import Preparation, Spaces
-from jaxcoll.tune.training_step.processes import FIRST_TIMEOUT_SECONDS, Coordinator, coordinator
+from jaxcoll.tune.training_step.preparation import Preparation
+from jaxcoll.tune.training_step.processes import FIRST_TIMEOUT_SECONDS, Coordinator
 from jaxcoll.tune.training_step.programs import (
     Background,
     SwitchProgram,
@@ -41,84 +37,12 @@ from jaxcoll.tune.training_step.programs import (
     signature,
 )
 from jaxcoll.tune.training_step.regression import Choice
-from jaxcoll.tune.training_step.report import Report
-from jaxcoll.tune.training_step.timing import Timing
+from jaxcoll.tune.training_step.report import LAX_WINS, History, Report
+from jaxcoll.tune.training_step.timing import Timing, Turns
 
 # After so many steps arguments have the shardings of every later step.
 _FIRST_STEPS = 3
 _TIMED = ("search", "final", "probe")
-
-
-def online(
-    step: Callable,
-    *,
-    space: Spaces | None = None,
-    candidates: int | None = None,
-    table: Table | str | os.PathLike | None = None,
-    seed: int = 0,
-    steps: int | None = None,
-    programs: str = "auto",
-    profile: bool | None = None,
-    watch_steps: int = 200,
-    joined: Coordinator | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-    log: Callable[[str], None] | None = None,
-) -> Online:
-    """A jitted step that tunes the collectives it calls without ``schedule=`` while it runs.
-
-    Call it as the step itself: arguments, results, shardings and donation are the same. It blocks
-    until the step has ended in those steps that it times. Calls by the same sequence of programs
-    give bitwise the same results (``replay``); different schedules add in different orders.
-
-    Args:
-        step: what ``jax.jit`` returns.
-        space: (task) -> the configurations to choose from, ``jax_space`` when omitted; or the
-            configurations themselves, per task.
-        candidates: most configurations per task that are tried, the default among them; when
-            omitted 15, or fewer in steps of many tasks, since all of them are compiled.
-        table: of earlier decisions. Tasks that it answers are not tuned. A path is read at first,
-            where the file exists, and written when the step is settled: one file per tuned step.
-        seed: of the order in which candidates are tried.
-        steps: most steps of a search.
-        programs: "switch" for one program of all candidates, "plain" for one each, as is needed
-            where a conditional ends the overlap of collectives with computation; "auto" is
-            "switch" on CPUs.
-        profile: whether to profile the steps of a search, which tells the tasks apart in fewer
-            steps and costs some time at the end of each; on CPUs alone. When omitted, where a step
-            has several tasks.
-        watch_steps: steps between two probes of the settled step.
-        joined: joins the processes; made by ``processes.coordinator`` when omitted.
-        clock: seconds.
-        log: called with a line at every change of state.
-
-    Raises:
-        TuneError: a step that is not jitted, or arguments of other types or out of range.
-    """
-    check_arguments(step, space, table, clock, log, joined)
-    switch = as_switch(programs)
-    profile = checks.optional(profile, checks.flag, "profile", TuneError)
-    joined = coordinator() if joined is None else joined
-    leader = Leader(
-        seed=checks.seed(seed, TuneError),
-        most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
-        watch_steps=checks.integer(watch_steps, "watch_steps", TuneError, least=1),
-    )
-    most = checks.optional(candidates, checks.integer, "candidates", TuneError, least=1)
-    path = None if table is None or isinstance(table, Table) else os.fspath(table)
-    if path is not None:
-        table = table_at(path, joined.is_leader)
-    return Online(
-        step,
-        leader,
-        prepare=functools.partial(
-            Preparation, step, spaces=space, most=most, as_switch=switch, profile=profile
-        ),
-        table=Table() if table is None else table,  # type: ignore[arg-type]
-        path=path,
-        joined=joined,
-        clock=clock,
-        log=log,
-    )
 
 
 class Online:
@@ -148,6 +72,8 @@ class Online:
         self._machine = this_machine()
         self._base: active.Choices | None = None
         self._work: Background | None = None
+        self._turns: Turns | None = None
+        self._held = Held()
         self._prepared: Preparation | None = None
         self._refused: list[tuple[int, int]] = []
         self._to_compare: dict[int, Sequence[tuple[int, int]]] = {}  # by step
@@ -161,17 +87,26 @@ class Online:
     # ------------------------------------------------------------------ what a caller sees
     def __call__(self, *args, **kwargs):
         """One step."""
+        self._held.deliver()
         if is_traced((args, kwargs)):
             return self._part_of_another(args, kwargs)
         if self._count == 0:
             self._begin()
         if self._count == self._checkpoint:
-            self._meet(args, kwargs)
+            with self._held:
+                self._meet(args, kwargs)
+        # Arguments of other types, such as a last batch: the step's own jit compiles for them.
+        fits = self._state == "settled" or signature(args, kwargs) == self._signature
+        # A compiler must not keep Ctrl-C waiting: nothing is held in the first step, nor in one on
+        # arguments that are known to be others.
+        with self._held if fits and self._count else contextlib.nullcontext():
+            return self._one(fits, args, kwargs)
+
+    def _one(self, fits: bool, args: tuple, kwargs: dict) -> Any:
+        """One step, and what is noted of it."""
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
         program, is_timed = self._program, self._state in _TIMED
-        fits = not (is_timed or program == "switch") or signature(args, kwargs) == self._signature
         if not fits:
-            # Arguments of other types, such as a last batch: the step's own jit compiles for them.
             program, choice = "plain", self._chosen
         outputs = self._timing.run(
             functools.partial(self._run, program, choice, args, kwargs, is_timed),
@@ -182,9 +117,12 @@ class Online:
             profiler=self._preparation.profiler if self._state == "search" else None,
         )
         self._history.ran(self._state, program, choice)
+        wait = functools.partial(self._joined.wait, outputs, f"step {self._count}")
         if pairs := self._to_compare.pop(self._count, ()):
-            self._joined.wait(outputs, f"step {self._count}")
+            wait()
             self._compare(self._preparation, pairs)
+        if self._turns is not None:
+            self._turns.after_step(wait)
         self._count += 1
         return outputs
 
@@ -281,8 +219,11 @@ class Online:
         if self._work is None and self._state == "warm":
             self._types = abstract((args, kwargs))
             self._signature = signature(*self._types)
-            self._work = Background(self._prepared_in_background)
+            self._work_on(self._prepared_in_background)
         is_ready = self._work is None or self._work.done
+        if is_ready and self._turns is not None:
+            self._history.turn_seconds += self._turns.seconds
+            self._turns = None
         error = self._work.error if self._work is not None and is_ready else None
         if error is not None:
             self._history.notes.append(f"tuning stopped: {error}")
@@ -309,18 +250,26 @@ class Online:
         state = decision["state"]
         if state != self._state and self._log is not None:
             self._log(f"step {self._count}: {self._state} -> {state}")
+        was_timed = self._state in ("search", "final")
         self._state, self._program = state, decision["program"]
         self._queue = [tuple(choice) for choice in decision["choices"]]
         self._begun, self._checkpoint = self._count, self._count + decision["steps"]
         self._to_compare = dict(enumerate(decision.get("compare", ()), self._count))
         if "compile" in decision:
             wanted = [tuple(choice) for choice in decision["compile"]]
-            self._work = Background(functools.partial(self._compile, wanted))
+            self._work_on(functools.partial(self._compile, wanted))
         if "chosen" in decision:
             self._chosen = tuple(decision["chosen"])
             self._remember()
+            self._history.lax_wins = was_timed and self._preparation.is_lax(self._chosen)
+            if self._history.lax_wins and self._log is not None:
+                self._log(f"step {self._count}: {LAX_WINS}")
 
     # ------------------------------------------------------------------ in the background
+
+    def _work_on(self, work: Callable[[], Any]) -> None:
+        self._work = Background(work)
+        self._turns = Turns(self._work)
 
     def _prepared_in_background(self) -> Preparation:
         args, kwargs = self._types

@@ -26,6 +26,7 @@ from jaxcoll.tune.tables.table import Table
 from jaxcoll.tune.training_step.comparison import Comparison, Occurrence, Recorder
 from jaxcoll.tune.training_step.profile import Profiler
 from jaxcoll.tune.training_step.programs import SwitchProgram, check_same
+from jaxcoll.tune.training_step.regression import Choice
 
 Spaces = Callable[[Task], Space] | Mapping[Task, Sequence[Config]]
 
@@ -108,6 +109,16 @@ class Preparation:
         self.switch = self._switch(step, args, kwargs, base) if as_switch else None
         self.profiler = self._profiler(len(self.candidates) > 1 if profile is None else profile)
         self.seconds = time.perf_counter() - started
+
+    def is_lax(self, choice: Choice) -> bool:
+        """Whether all tasks run by ``jax.lax`` under a choice."""
+        chosen = zip(self.candidates.items(), choice, strict=True)
+        return all(
+            self.comparisons[task].is_native
+            if config is None
+            else config.get("algorithm") == "native"
+            for config, task in ((configs[i], task) for (task, configs), i in chosen)
+        )
 
     def equal(self, task: Task, candidate: int, wait: Callable[[jax.Array], object]) -> bool:
         """Whether a candidate's result on test buffers is that of ``jax.lax``.

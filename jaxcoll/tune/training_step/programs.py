@@ -251,9 +251,9 @@ class Background:
         """Whether the work has ended, well or not."""
         return not self._thread.is_alive()
 
-    def join(self) -> None:
-        """Wait for the end."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> None:
+        """Wait for the end, for some seconds at most."""
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         lower_priority(self._is_compiler)

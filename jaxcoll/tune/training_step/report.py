@@ -1,8 +1,10 @@
-"""Reports of the online tuner: programs tried, configurations chosen, and their cost."""
+"""Reports of the online tuner, and the history that they are made from."""
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from jaxcoll.task import Task
@@ -11,6 +13,8 @@ from jaxcoll.tune.training_step.regression import Choice
 
 # A program ("plain" or "switch"), a candidate per task, and how many steps in succession ran so.
 Run = tuple[str, Choice, int]
+
+LAX_WINS = "jax.lax is the fastest for every collective of this step"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +46,13 @@ class Report:
         default_seconds: median step by the default, of those that were timed; None if none was.
         tuned_seconds: median step by the choice, likewise.
         overhead_seconds: of the timed steps, beyond as many steps by the default, and of the
-            comparisons and profiles.
+            comparisons, profiles and turns.
         comparison_seconds: of the overhead, those of the comparisons with ``jax.lax``.
         profile_seconds: of the overhead, those in which steps waited for their profiles.
+        turn_seconds: of the overhead, those in which steps waited for the compilers' turns.
         compile_seconds: spent by compilers in the background.
         failures: why a candidate of a task is in quarantine.
+        lax_wins: whether the choice is ``jax.lax`` for every task, by the times of steps.
         recording: what every step ran.
         notes: what else happened, in order.
     """
@@ -59,8 +65,10 @@ class Report:
     overhead_seconds: float
     comparison_seconds: float
     profile_seconds: float
+    turn_seconds: float
     compile_seconds: float
     failures: Mapping[tuple[Task, Config], str]
+    lax_wins: bool
     recording: Recording
     notes: tuple[str, ...]
 
@@ -75,5 +83,64 @@ class Report:
                 "of compilers in the background"
             )
         lines += [f"{task}: {config or 'default'}" for task, config in self.chosen.items()]
+        lines += [LAX_WINS] if self.lax_wins else []
         lines += [f"refused {c} for {task}: {why}" for (task, c), why in self.failures.items()]
         return "\n".join([*lines, *self.notes])
+
+
+class History:
+    """The steps, times and failures of an online tuner, for its report."""
+
+    def __init__(self) -> None:
+        self.steps: Counter[str] = Counter()
+        self.runs: list[tuple[str, Choice, int]] = []
+        self.timed: list[tuple[str, Choice, float]] = []
+        self.failures: dict[tuple[Task, Config], str] = {}
+        self.notes: list[str] = []
+        self.compile_seconds = 0.0
+        self.comparison_seconds = 0.0
+        self.turn_seconds = 0.0
+        self.lax_wins = False
+
+    def ran(self, state: str, program: str, choice: Choice) -> None:
+        """Note what a step ran."""
+        self.steps[state] += 1
+        if self.runs and self.runs[-1][:2] == (program, choice):
+            self.runs[-1] = (program, choice, self.runs[-1][2] + 1)
+        else:
+            self.runs.append((program, choice, 1))
+
+    def report(
+        self, state: str, candidates: dict, chosen: Choice, profile_seconds: float
+    ) -> Report:
+        """The report so far."""
+        default = self._median((0,) * len(candidates))
+        beyond = 0.0 if default is None else sum(s - default for _, _, s in self.timed)
+        return Report(
+            state=state,
+            steps=dict(self.steps),
+            chosen={
+                task: configs[i]
+                for (task, configs), i in zip(candidates.items(), chosen, strict=False)
+            },
+            default_seconds=default,
+            tuned_seconds=self._median(chosen),
+            overhead_seconds=(
+                beyond + self.comparison_seconds + profile_seconds + self.turn_seconds
+            ),
+            comparison_seconds=self.comparison_seconds,
+            profile_seconds=profile_seconds,
+            turn_seconds=self.turn_seconds,
+            compile_seconds=self.compile_seconds,
+            failures=dict(self.failures),
+            lax_wins=self.lax_wins,
+            recording=Recording(
+                {task: tuple(configs) for task, configs in candidates.items()}, tuple(self.runs)
+            ),
+            notes=tuple(self.notes),
+        )
+
+    def _median(self, choice: Choice) -> float | None:
+        """The median time of a plain program."""
+        times = [s for program, c, s in self.timed if program == "plain" and c == choice]
+        return statistics.median(times) if times else None

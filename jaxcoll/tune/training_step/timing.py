@@ -1,4 +1,4 @@
-"""The times of steps: which of them count, and the profiles of those that are searched."""
+"""The times of steps: which count, which are profiled, and when compilers get time of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,50 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from jaxcoll.tune.training_step.profile import Profiler
+from jaxcoll.tune.training_step.programs import Background
 from jaxcoll.tune.training_step.regression import Choice, TaskSeconds, TimedStep
+
+# Steps in which compilers use what the steps leave of the processors. That is enough for steps of
+# 8 ms; in short ones the devices are always at work.
+_PATIENT_STEPS = 1000
+# Seconds of steps between two turns of the compilers, how much longer than these a turn is, and the
+# most that it takes where what is between two steps was not steps.
+_STEPS_SECONDS, _LONGER, _MOST_SECONDS = 0.05, 2.0, 0.5
+
+
+class Turns:
+    """Turns that steps and compilers take, where the compilers get no further otherwise.
+
+    Args:
+        work: of the compilers.
+
+    Attributes:
+        seconds: that steps waited in turns of the compilers.
+    """
+
+    def __init__(self, work: Background):
+        self.seconds = 0.0
+        self._work, self._steps = work, 0
+        self._since = time.perf_counter()
+
+    def after_step(self, wait: Callable[[], object]) -> None:
+        """A step was called; then perhaps a turn of the compilers.
+
+        Args:
+            wait: blocks until the devices are idle.
+        """
+        self._steps += 1
+        started = time.perf_counter()
+        if self._steps == _PATIENT_STEPS:
+            self._since = started
+        if self._steps <= _PATIENT_STEPS or started - self._since < _STEPS_SECONDS:
+            return
+        if not self._work.done:
+            wait()
+            started = time.perf_counter()
+            self._work.join(min(_LONGER * (started - self._since), _MOST_SECONDS))
+        self._since = time.perf_counter()
+        self.seconds += self._since - started
 
 
 class Timing:

@@ -178,7 +178,7 @@ def test_bandwidths_that_only_a_tiny_unit_divides_are_rounded():
 
 
 @pytest.mark.parametrize("name", ["sccl", "step_milp"])
-@pytest.mark.parametrize("speeds", [(1e12, 1e-9), (1e300, 1e-300), (1e12, 1.0)])
+@pytest.mark.parametrize("speeds", [(1e12, 1e-9), (1e100, 1e-100), (1e12, 1.0)])
 def test_speeds_far_apart_are_scaled_or_refused(name, speeds):
     topology = two_ranks(*speeds)
     if name == "sccl":

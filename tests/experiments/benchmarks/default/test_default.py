@@ -109,6 +109,8 @@ def test_a_variant_stops_before_the_chunks_that_its_limits_do_not_allow(monkeypa
     """No more sends than allowed, and no candidate that is estimated to take too long."""
     variants = [Ring(), Tacos(attempts=10**9)]
     monkeypatch.setattr(exhaustive_search, "_variants", lambda: variants)
-    found = exhaustive_search.search(torus(2, 3), "all_reduce", Limits(6 * 5 * 2, 1.0), ["1 MB"])
+    found = exhaustive_search.search(
+        torus(2, 3), "all_reduce", Limits(6 * 5 * 2, 1.0), {"1 MB": 10**6}
+    )
     assert found.best["1 MB"].synthesizer != "bound"
     assert found.stopped == {repr(variants[0]): 3, repr(variants[1]): 1}

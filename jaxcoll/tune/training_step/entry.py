@@ -1,11 +1,13 @@
-"""Arguments of the online tuner, refused before any work."""
+"""``online``: from a jitted step and options to the step that tunes itself."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import numbers
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import jax
 
@@ -15,6 +17,82 @@ from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.in_use import warn_skipped
 from jaxcoll.tune.tables.table import Table
+from jaxcoll.tune.training_step.leader import Leader
+from jaxcoll.tune.training_step.online_tuner import Online
+from jaxcoll.tune.training_step.preparation import Preparation, Spaces
+from jaxcoll.tune.training_step.processes import Coordinator, coordinator
+
+
+def online(
+    step: Callable,
+    *,
+    space: Spaces | None = None,
+    candidates: int | None = None,
+    table: Table | str | os.PathLike | None = None,
+    seed: int = 0,
+    steps: int | None = None,
+    programs: str = "auto",
+    profile: bool | None = None,
+    watch_steps: int = 200,
+    joined: Coordinator | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    log: Callable[[str], None] | None = None,
+) -> Online:
+    """A jitted step that tunes the collectives it calls without ``schedule=`` while it runs.
+
+    Call it as the step itself: arguments, results, shardings and donation are the same. It blocks
+    until the step has ended in those steps that it times. Calls by the same sequence of programs
+    give bitwise the same results (``replay``); different schedules add in different orders.
+
+    Args:
+        step: what ``jax.jit`` returns.
+        space: (task) -> the configurations to choose from, ``jax_space`` when omitted; or the
+            configurations themselves, per task.
+        candidates: most configurations per task that are tried, the default among them; when
+            omitted 15, or fewer in steps of many tasks, since all of them are compiled.
+        table: of earlier decisions. Tasks that it answers are not tuned. A path is read at first,
+            where the file exists, and written when the step is settled: one file per tuned step.
+        seed: of the order in which candidates are tried.
+        steps: most steps of a search.
+        programs: "switch" for one program of all candidates, "plain" for one each, as is needed
+            where a conditional ends the overlap of collectives with computation; "auto" is
+            "switch" on CPUs.
+        profile: whether to profile the steps of a search, which tells the tasks apart in fewer
+            steps and costs some time at the end of each; on CPUs alone. When omitted, where a step
+            has several tasks.
+        watch_steps: steps between two probes of the settled step.
+        joined: joins the processes; made by ``processes.coordinator`` when omitted.
+        clock: seconds.
+        log: called with a line at every change of state.
+
+    Raises:
+        TuneError: a step that is not jitted, or arguments of other types or out of range.
+    """
+    check_arguments(step, space, table, clock, log, joined)
+    switch = as_switch(programs)
+    profile = checks.optional(profile, checks.flag, "profile", TuneError)
+    joined = coordinator() if joined is None else joined
+    leader = Leader(
+        seed=checks.seed(seed, TuneError),
+        most_steps=checks.optional(steps, checks.integer, "steps", TuneError, least=1),
+        watch_steps=checks.integer(watch_steps, "watch_steps", TuneError, least=1),
+    )
+    most = checks.optional(candidates, checks.integer, "candidates", TuneError, least=1)
+    path = None if table is None or isinstance(table, Table) else os.fspath(table)
+    if path is not None:
+        table = table_at(path, joined.is_leader)
+    return Online(
+        step,
+        leader,
+        prepare=functools.partial(
+            Preparation, step, spaces=space, most=most, as_switch=switch, profile=profile
+        ),
+        table=Table() if table is None else table,  # type: ignore[arg-type]
+        path=path,
+        joined=joined,
+        clock=clock,
+        log=log,
+    )
 
 
 def check_arguments(
