@@ -69,7 +69,8 @@ def simulate(
         kernels.arrivals_needed(
             schedule.step_ptr, chunk, schedule.src, schedule.dst, arrived, needed
         )
-        first = hop_link[hop_ptr[:-1]]
+        # Numbers of 16 bits, as those of most networks' links, are sorted by their digits.
+        first = hop_link[hop_ptr[:-1]].astype(np.min_scalar_type(links))
         queue = np.argsort(first, kind="stable")
         queue_ptr = np.searchsorted(first[queue], np.arange(links + 1))
         arrived[:] = 0

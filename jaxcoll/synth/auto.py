@@ -24,8 +24,8 @@ from jaxcoll.topology import Topology
 # Sends of one schedule that auto synthesizes at most: up to 128 ranks, and per pair of more ranks.
 _SENDS, _FEW_PAIRS = 3 * 2**18, 2**14
 _SENDS_PER_PAIR, _MOST_SENDS = 128, 2**23
-# All schedules together take so many times the work that one may take.
-_IN_ALL, _IN_ALL_OF_MANY = 6, 3
+# The same of all schedules together: at least, per pair of ranks, and at most.
+_LEAST_IN_ALL, _IN_ALL_PER_PAIR, _MOST_IN_ALL = 6 * _SENDS, 160, 3 * _MOST_SENDS
 # Parts of a limit that may be reached: of one extrapolated from two times, and of one from more
 # times, less what it changed by with the last.
 _GUESSED, _TRUSTED = 0.8, 0.995
@@ -132,7 +132,8 @@ class Portfolio(Synthesizer):
         work: the most that may be spent on one schedule, in sends to synthesize and simulate (about
             a microsecond each); when None 786,432 up to 128 ranks, 128 per pair of more
             ranks, at most 8,388,608. Larger ones are passed over; the table says so. All together
-            take at most six times as much, of more than 128 ranks three times.
+            have 4,718,592, or 160 per pair of ranks up to 25,165,824; in proportion where a number
+            is given.
         execution: the machine's charges on top of the links, or the backend whose shipped ones are
             meant; none when None.
         progress: called with every candidate done; see ``Progress``.
@@ -163,6 +164,7 @@ class Portfolio(Synthesizer):
             raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
         checks.put(self, tolerance=tolerance)
         checks.integer_fields(self, CollectiveError, "work", or_none=True)
+        checks.optional(self.progress, checks.function, "progress", CollectiveError)
         checks.put(self, execution=costs_of(self.execution, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:
@@ -284,10 +286,10 @@ class _Race:
         self.tried: dict[tuple[Synthesizer, int], float | None] = {}
         self.works: dict[tuple[Synthesizer, int], float] = {}
         pairs = sum(len(group) ** 2 for group in collective.groups)
-        is_few = pairs <= _FEW_PAIRS
-        most = _SENDS if is_few else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
+        most = _SENDS if pairs <= _FEW_PAIRS else min(_SENDS_PER_PAIR * pairs, _MOST_SENDS)
+        in_all = max(_LEAST_IN_ALL, min(_IN_ALL_PER_PAIR * pairs, _MOST_IN_ALL))
         self.work: float = most if portfolio.work is None else portfolio.work
-        self.work_left = self.work * (_IN_ALL if is_few else _IN_ALL_OF_MANY)
+        self.work_left = self.work * in_all / most
 
     @property
     def seconds(self) -> float:
