@@ -310,9 +310,7 @@ class Entry:
 
 
 REGISTRY: Mapping[str, Entry] = {
-    "ring": Entry(
-        Ring, _circles, (Ring(), Ring(bidirectional=False)), work=_routed, put_off=_LATER
-    ),
+    "ring": Entry(Ring, _circles, (Ring(), Ring(bidirectional=False)), put_off=_LATER),
     # Auto leaves it out: ForestColl was faster on hosts, and ring is as fast on links.
     "nccl_ring": Entry(NcclRing, _channels),
     "direct": Entry(Direct, variants=(Direct(),), work=_routed, put_off=_LAST),
