@@ -122,7 +122,7 @@ class Call:
     is_fixed: bool = False
 
     def __post_init__(self) -> None:
-        checks.text(self.lowering, "lowering", CollectiveError)
+        primitives.check_lowering(self.lowering)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype if self.accum_dtype is None else accumulator(self.accum_dtype, x.dtype)

@@ -72,6 +72,16 @@ def rounded(x: Any) -> Any:
     return jax.tree.unflatten(structure, [lax.optimization_barrier(leaf) for leaf in leaves])
 
 
+def rounded_on_rank(x: jax.Array, rank: jax.Array, target: str) -> jax.Array:
+    """``rounded`` of a rank's operand, also where XLA fuses across barriers.
+
+    It does not fuse across a conditional, nor know that ranks are not negative.
+    """
+    if target == "cpu" and jax_internals.FUSES_ACROSS_BARRIERS:
+        return lax.cond(rank >= 0, lambda v: v, lax.neg, x)
+    return rounded(x)
+
+
 def add(a: jax.Array, b: jax.Array) -> jax.Array:
     """The sum, rounded to its dtype."""
     total = lax.add(a, b)

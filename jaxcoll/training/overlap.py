@@ -153,7 +153,6 @@ class _Sum:
         self.add = fixed_order.add if fixed else lax.add
         x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
         x = calls.widened(x, sums.accum_dtype)
-        x = fixed_order.rounded(x) if fixed else x
         self.axes, chosen = calls.resolve("all_reduce", x, sums.axis_name, sums.schedule, fixed)
         self.size, self.divisor = x.size, None
         if sums.mean:
@@ -162,6 +161,8 @@ class _Sum:
         self.same = set(self.axes.over) | (set(self.axes.names) - jax_internals.varying(x))
         self.program = permute_program(chosen)
         self.rank = self.axes.rank()
+        if fixed:
+            x = fixed_order.rounded_on_rank(x, self.rank, jax_internals.platform())
         self.width = -(-x.size // self.program.block_rows)
         x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
         self.buffer = initial_buffer(self.program, x, self.rank, self.width)

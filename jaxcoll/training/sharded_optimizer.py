@@ -78,7 +78,11 @@ def zero(
     check_options(axis_name, mean, bucket_bytes, window)
     if mesh is not None:
         _check_mesh(mesh, axis_name)
-    inner = checks.instance(inner, optax.GradientTransformation, "inner", CollectiveError)
+    # MultiSteps of Optax is an optimizer, and no GradientTransformation.
+    if not callable(getattr(inner, "init", None)) or not callable(getattr(inner, "update", None)):
+        raise CollectiveError(
+            f"inner must be an optimizer with init and update, got {checks.shown(inner)}"
+        )
     full = optax.with_extra_args_support(inner)
     is_fixed(order)
     wire = _Wire(

@@ -192,12 +192,14 @@ def test_gradients_that_jax_has_summed_are_refused():
 def test_bad_arguments_are_refused(arguments, error, match, sharded_state):
     arguments = {"axis_name": "x", **arguments}
     name = arguments.pop("axis_name")
-    if sharded_state:
-        transformation = jc.optax.zero(name, optax.sgd(1.0), **arguments)
-    else:
-        transformation = jc.optax.all_reduce_gradients(name, **arguments)
+
+    def made():
+        if sharded_state:
+            return jc.optax.zero(name, optax.sgd(1.0), **arguments)
+        return jc.optax.all_reduce_gradients(name, **arguments)
+
     with pytest.raises(error, match=match):
-        reduced(transformation, tree())
+        reduced(made(), tree())
 
 
 def step_with(transformation):
