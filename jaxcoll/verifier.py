@@ -20,6 +20,7 @@ from jaxcoll.compact import CompactSchedule, check_compact
 from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.ragged import spans
 from jaxcoll.schedule import Schedule
 from jaxcoll.trees import TreeFlow
 
@@ -36,7 +37,10 @@ _TWICE = 7
 _UNKNOWN = 8
 _MISCOUNTED = 9
 
-_STEPS_AT_ONCE = 64  # of a compact schedule, so that interrupts come through
+# Kernels see no signals, such as those of Ctrl-C: so many steps of a compact schedule, and sends of
+# another, are replayed in a call.
+_STEPS_AT_ONCE = 64
+_SENDS_AT_ONCE = 1 << 22
 
 
 def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
@@ -64,18 +68,20 @@ def verify(schedule: Schedule | CompactSchedule | TreeFlow) -> None:
         text = f"adds chunk {schedule.chunk[send]}, but {collective.kind} does not sum"
         _refuse(schedule, send, int(schedule.src[send]), text)
     held = collective.precondition().astype(np.int32 if collective.is_reducing else np.int8)
-    code, send = _replay(
-        schedule.step_ptr,
-        schedule.edge,
-        schedule.chunk,
-        schedule.reduce,
-        schedule.edges.src,
-        schedule.edges.dst,
-        collective.contributions,
-        held,
-    )
-    if code != _OK:
-        _explain(schedule, code, send, held)
+    edges, step_ptr = schedule.edges, schedule.step_ptr
+    for first, last in spans(step_ptr, _SENDS_AT_ONCE):
+        code, send = _replay(
+            step_ptr[first : last + 1],
+            schedule.edge,
+            schedule.chunk,
+            schedule.reduce,
+            edges.src,
+            edges.dst,
+            collective.contributions,
+            held,
+        )
+        if code != _OK:
+            _explain(schedule, code, send, held)
     _check_end(schedule, held)
 
 

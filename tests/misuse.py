@@ -168,7 +168,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.synthesize_compact,
         {
             "topology": SWITCH, "folder": "never made", "chunks": 1, "rule": "random", "seed": 0,
-            "threads": 1,
+            "threads": 1, "progress": None,
         },
     ),
     # ------------------------------------------------------------------ files

@@ -25,6 +25,8 @@ _MOST_WAYS = 8
 _FLOWS = 2**17
 # Sets of each kind that are looked at, and how many numbers they may take together.
 _MOST_SETS, _NUMBERS = 32, 2**20
+# Distances from the root of a broadcast from which on ranks are in need.
+_MOST_LEVELS = 8
 
 
 def parts(topology: Topology) -> Iterator[np.ndarray]:
@@ -137,12 +139,13 @@ def crossing(
 
 
 def spreading(latencies: Latencies, nbytes: np.ndarray) -> tuple[float, str]:
-    """What ranks copy: each of p parts gets what it needs from a rank of another part.
+    """Copies that ranks make: each of p parts gets the data it needs from a rank of another part.
 
     Switches copy nothing (``jaxcoll.paths``), so every part that needs a byte needs a rank that
     sends it there, over a link out of that rank's part. All links out of parts with ranks together
-    carry those copies. A link is of use from when the first data can have come to it until what it
-    carries is too late for all ranks, so a broadcast of little data is the root's work alone.
+    carry those copies. A link is of use from when the first data can have come to it until it is
+    too late for all ranks in need. Of a broadcast those in need may be the ranks from some distance
+    on only: what reaches them in time before ranks near them have it to pass on is the root's work.
 
     Args:
         nbytes: bytes that rank v needs of rank u at [u, v], the same for all v; float64.
@@ -151,25 +154,29 @@ def spreading(latencies: Latencies, nbytes: np.ndarray) -> tuple[float, str]:
         Seconds, and the parts in words.
     """
     topology, n = latencies.topology, latencies.topology.num_ranks
-    sources, targets = (nbytes > 0).any(axis=1), (nbytes > 0).any(axis=0)
-    early = latencies.from_ranks[sources].min(axis=0, initial=np.inf)
-    onward = latencies.to_ranks[:, targets].min(axis=1, initial=np.inf)
-    late = early[topology.src] + topology.alpha + onward[topology.dst]
-    share = nbytes.max(axis=1)
+    sources = np.flatnonzero((nbytes > 0).any(axis=1))
+    early = latencies.from_ranks[sources].min(axis=0, initial=np.inf)[topology.src] + topology.alpha
+    share, needed = nbytes.max(axis=1), nbytes > 0
     best, name = 0.0, ""
+    levels = np.zeros(1)
+    if len(sources) == 1:
+        away = np.unique(latencies.between[sources[0], needed[sources[0]]])
+        levels = away[:: -(-len(away) // _MOST_LEVELS)]
     for part in parts(topology):
-        ranks = part[:n]
-        numbers, place = np.unique(ranks, return_inverse=True)
-        needed = np.zeros((n, len(numbers)), bool)
-        rows, columns = np.nonzero(nbytes)
-        needed[rows, place[columns]] = True
-        needed[np.arange(n), place] = False
+        numbers, place = np.unique(part[:n], return_inverse=True)
         leaves = (part[topology.src] != part[topology.dst]) & np.isin(part[topology.src], numbers)
-        copies = float(needed.sum(axis=1) @ share)
-        if not copies:
-            continue
-        time = least_times(topology.bandwidth[leaves], late[leaves][None], np.array([copies]))[0]
-        if time > best:
-            whole = "ranks" if len(numbers) == n else f"{len(numbers)} parts of the network"
-            best, name = float(time), whole
+        for level in levels:
+            apart = needed & (latencies.between >= level)
+            targets = apart.any(axis=0)
+            rows, columns = np.nonzero(apart)
+            in_need = np.zeros((n, len(numbers)), bool)
+            in_need[rows, place[columns]] = True
+            in_need[np.arange(n), place] = False
+            onward = latencies.to_ranks[:, targets].min(axis=1, initial=np.inf)
+            late = (early + onward[topology.dst])[leaves]
+            copies = float(in_need.sum(axis=1) @ share)
+            time = least_times(topology.bandwidth[leaves], late[None], np.array([copies]))[0]
+            if time > best:
+                whole = "ranks" if len(numbers) == n else f"{len(numbers)} parts of the network"
+                best, name = float(time), whole
     return best, name

@@ -20,11 +20,13 @@ import numpy as np
 from jaxcoll.bounds import all_reduce_times as sums
 from jaxcoll.bounds.cuts import crossing, narrow_sets, parts, spreading
 from jaxcoll.bounds.distances import transport_bound
+from jaxcoll.bounds.exact import MOST_FLOWS, all_reduce_seconds, arrival_over_time
 from jaxcoll.bounds.flows_over_time import Arrival, Latencies, across, entering, leaving
 from jaxcoll.bounds.needs import as_collective, as_size, needs_of
 from jaxcoll.bounds.throughput import bottleneck
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
+from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number
 from jaxcoll.topology import Topology
 
@@ -35,7 +37,8 @@ class Bound:
 
     Attributes:
         time: seconds.
-        name: "distance", "ingress", "egress", "cut", "traffic" or "meeting".
+        name: "distance", "ingress", "egress", "cut", "traffic" or "meeting"; of the exact ones
+            "flow" and "program", too.
         reason: which ranks it comes from, in words.
     """
 
@@ -44,14 +47,57 @@ class Bound:
     reason: str
 
 
-def bound(topology: Topology, collective: str | Collective, nbytes: Number) -> Bound:
+def bound(
+    topology: Topology, collective: str | Collective, nbytes: Number, *, exact: bool = False
+) -> Bound:
     """The truest that is cheap: the largest of ``lower_bounds``.
 
     Args:
         collective: a kind, or a collective.
         nbytes: bytes of a rank's buffer, above 0.
+        exact: the truest of all that is known, which may take a minute: the worst cut of all,
+            maximum flows over time and the linear programs of all_to_all and all_reduce, where they
+            are not too large (``jaxcoll.bounds.exact``).
     """
-    return max(lower_bounds(topology, collective, nbytes), key=lambda b: b.time)
+    checks.flag(exact, "exact", CollectiveError)
+    found = max(lower_bounds(topology, collective, nbytes), key=lambda b: b.time)
+    if not exact or found.time == 0.0:
+        return found
+    what, size = as_collective(topology, collective), float(as_size(nbytes))
+    if what.kind == "all_reduce":
+        others = _exact_of_sums(topology, what, size)
+    elif what.is_reducing:
+        others = _exact_of_copies(Latencies(topology).transpose(), what.dual(), size, found.time)
+    else:
+        others = _exact_of_copies(Latencies(topology), what, size, found.time)
+    if what.kind not in ("all_to_all", "gather", "scatter") and _is_of_all(what):
+        others.append(cut_bound(topology, what, nbytes))
+    return max([found, *others], key=lambda b: b.time)
+
+
+def _is_of_all(what: Collective) -> bool:
+    return len(what.groups) == 1 and len(what.groups[0]) == what.num_ranks
+
+
+def _exact_of_copies(
+    latencies: Latencies, what: Collective, size: float, known: float
+) -> list[Bound]:
+    """By flows over time to every rank, and of all data together where each rank has its own."""
+    topology, nbytes = latencies.topology, needs_of(what) * size
+    arrived = arrival_over_time(latencies, nbytes, known)
+    found = [Bound(arrived.seconds, "flow", f"a flow over time of the data of rank {arrived.rank}")]
+    if what.kind in ("all_gather", "broadcast"):
+        return found
+    back = arrival_over_time(latencies.transpose(), nbytes.T, known)
+    found.append(Bound(back.seconds, "flow", f"a flow over time of the data for rank {back.rank}"))
+    rest = topology.alpha + latencies.to_a_rank[topology.dst]
+    moved = transport_bound(topology, nbytes, np.minimum(rest, known), MOST_FLOWS)
+    return [*found, Bound(moved.time, "traffic", f"bytes times distance, in {moved.lengths}")]
+
+
+def _exact_of_sums(topology: Topology, what: Collective, size: float) -> list[Bound]:
+    seconds = all_reduce_seconds(topology, size) if _is_of_all(what) else 0.0
+    return [Bound(seconds, "program", "the linear program of ForestColl's App. B.7")]
 
 
 def lower_bounds(
@@ -204,8 +250,8 @@ def cut_bound(topology: Topology, collective: str | Collective, nbytes: Number) 
     """
     what, size = as_collective(topology, collective), as_size(nbytes)
     n = topology.num_ranks
-    group, *others = what.groups
-    if others or len(group) < n:
+    group = what.groups[0]
+    if not _is_of_all(what):
         raise CollectiveError("cuts are bounds for one group of all ranks")
     if n == 1:
         return Bound(0.0, "cut", _NOTHING)

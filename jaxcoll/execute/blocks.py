@@ -14,7 +14,16 @@ from jaxcoll.execute import jax_internals
 
 
 def divide(x: jax.Array, dimension: int, parts: int) -> jax.Array:
-    """Shape (..., parts * s, ...) as (parts, ..., s, ...)."""
+    """Shape (..., parts * s, ...) as (parts, ..., s, ...).
+
+    Axes in Auto mode that shard the dimension are gathered here, once. XLA would gather as many of
+    its shards as make a block, and the rest when a result that is sharded over a part of an axis
+    leaves the program.
+    """
+    if jax_internals.auto_sizes() and not jax_internals.explicit_axes():
+        free = [PartitionSpec.UNCONSTRAINED] * x.ndim
+        free[dimension] = None
+        x = lax.with_sharding_constraint(x, PartitionSpec(*free))
     size = x.shape[dimension] // parts
     shape = (*x.shape[:dimension], parts, size, *x.shape[dimension + 1 :])
     spec = _spec(x)

@@ -98,18 +98,22 @@ def in_buckets(
     leaf_order: Order = "reverse",
     rows: Callable[[jax.Array], jax.Array] | None = None,
     window: int = 0,
+    apart: Callable[[list[jax.Array]], bool] = lambda leaves: False,
 ) -> Any:
     """The tree with a function applied to every leaf, one bucket after another.
 
     Args:
         function: applied to every bucket; it must act on each column alone. Without ``rows`` it
-            keeps shapes, and gets a vector, or the only leaf of a bucket unchanged.
+            keeps shapes, and gets a vector, or the only leaf of a bucket unchanged; with ``apart``
+            it takes lists, too.
         tree: of arrays and numbers; ``float0`` leaves (gradients of integers) stay as they are.
         nbytes, leaf_order: as for ``plan_buckets``.
         rows: reshapes each leaf so that shapes differ in the last dimension only, along which they
             are concatenated. Results are split along it and keep that shape.
         window: most buckets in flight at once: bucket i starts when bucket i - ``window`` is
             complete. 0 for no limit.
+        apart: whether the leaves of a bucket are given to the function as a list, uncopied; those
+            of all such buckets are, in one call without a window.
 
     Raises:
         CollectiveError: as ``plan_buckets``; ``window`` is not an integer of at least 0.
@@ -121,14 +125,22 @@ def in_buckets(
     leaves = [leaf if is_void(leaf) else jnp.asarray(leaf) for _, leaf in found]
     kept = [i for i, leaf in enumerate(leaves) if not is_void(leaf)]
     done: list[list[jax.Array]] = []
+    alone: list[int] = []
     for members in plan_buckets([(found[i][0], leaves[i]) for i in kept], nbytes, leaf_order):
         here = [leaves[kept[i]] for i in members]
+        if apart(here):
+            alone += [kept[i] for i in members]
+            continue
         if 0 < window <= len(done):
             here = after(here, done[-window])
         results = _flat(function, here) if rows is None else _side(function, map(rows, here))
         done.append(results)
         for i, result in zip(members, results, strict=True):
             leaves[kept[i]] = result
+    if alone:
+        shaped = [leaves[i] if rows is None else rows(leaves[i]) for i in sorted(alone)]
+        for i, result in zip(sorted(alone), function(shaped), strict=True):  # type: ignore[arg-type]
+            leaves[i] = result
     return jax.tree.unflatten(structure, leaves)
 
 

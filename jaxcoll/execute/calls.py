@@ -16,6 +16,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import PartitionSpec
 
+from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals, primitives
 from jaxcoll.execute.axes import Axes
@@ -121,7 +122,7 @@ class Call:
     is_fixed: bool = False
 
     def __post_init__(self) -> None:
-        checks.text(self.lowering, "lowering", CollectiveError)
+        primitives.check_lowering(self.lowering)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         dtype = x.dtype if self.accum_dtype is None else accumulator(self.accum_dtype, x.dtype)
@@ -173,7 +174,8 @@ class Call:
             nbytes = self._nbytes(x, self.groups)
             return configured.run(site, x, nbytes, config, lambda: self._chosen(x))
         axes, chosen = self._chosen(x)
-        op = "fixed_sum" if self.is_fixed else self.op
+        is_scheduled = isinstance(chosen, Schedule)
+        op = "fixed_sum" if self.is_fixed and is_scheduled else self.op
         return primitives.bind(
             x, axes, chosen, lowering=self.lowering, invarying=self.invarying, op=op
         )
@@ -201,9 +203,13 @@ class Call:
 
     def _cheapest(self, x: jax.Array) -> Schedule | Native | None:
         """What runs a call that leaves schedule and lowering open; ``None`` for other calls."""
-        if self.choice is not None or self.lowering != "auto" or self.is_fixed:
+        if self.choice is not None or self.lowering != "auto":
             return None
         groups = checked_groups(self.groups, self.axes)
+        if self.is_fixed:
+            # Never by size: one order for buffers of all sizes.
+            native = Native(Collective(self.kind, self.axes.num_ranks, 1, groups))  # type: ignore[arg-type]
+            return native if fixed_order.is_fixed_by_lax() else None
         nbytes = self._nbytes(x, groups)
         return cheapest(self.kind, self.axes, groups, self.root, nbytes, self.op, x.dtype)
 
@@ -256,6 +262,16 @@ def resolve(
     if is_vmapped(names) or not names:
         raise CollectiveError(f"one or more axes of a mesh are needed, got {axis_name!r}")
     return Call(kind, choice, axes_of(names), is_fixed=is_fixed).resolve(x)
+
+
+def is_by_lax(
+    kind: str, x, axis_name: AxisName, choice: Choice, lowering: str, is_fixed: bool
+) -> bool:
+    """Whether ``jax.lax`` runs a collective of ``x``, an array or its shape, without groups."""
+    names = names_of(axis_name)
+    if not names or is_vmapped(names):
+        return True
+    return Call(kind, choice, axes_of(names), lowering=lowering, is_fixed=is_fixed).is_native(x)
 
 
 def joined(call: Call, leaves: list[jax.Array]) -> list[jax.Array]:

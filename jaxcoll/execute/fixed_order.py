@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcoll.errors import CollectiveError, ScheduleError
+from jaxcoll.execute import jax_internals
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.sum_order import sum_orders
 
@@ -38,6 +39,16 @@ def is_fixed(order: str | None) -> bool:
             f"order= is 'fixed', for sums in one order of addition, or None; got {order!r}"
         )
     return order == FIXED
+
+
+def is_fixed_by_lax() -> bool:
+    """Whether ``jax.lax`` itself adds every element in one order, here and at any size.
+
+    XLA does between CPU devices of one process: contributions are added in the order of the ranks,
+    bfloat16 in float32 (JAX 0.10 and 0.12, held by ``tests/execute/test_fixed_order.py``).
+    Between processes gloo adds chunk by chunk, and what NCCL and TPUs do is not documented.
+    """
+    return jax_internals.platform() == "cpu" and jax.process_count() == 1
 
 
 @functools.lru_cache(maxsize=256)
@@ -59,6 +70,16 @@ def rounded(x: Any) -> Any:
     """The same arrays, as values that XLA cannot merge into the operations that use them."""
     leaves, structure = jax.tree.flatten(x)
     return jax.tree.unflatten(structure, [lax.optimization_barrier(leaf) for leaf in leaves])
+
+
+def rounded_on_rank(x: jax.Array, rank: jax.Array, target: str) -> jax.Array:
+    """``rounded`` of a rank's operand, also where XLA fuses across barriers.
+
+    It does not fuse across a conditional, nor know that ranks are not negative.
+    """
+    if target == "cpu" and jax_internals.FUSES_ACROSS_BARRIERS:
+        return lax.cond(rank >= 0, lambda v: v, lax.neg, x)
+    return rounded(x)
 
 
 def add(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -170,7 +170,8 @@ def _reduced(op, x, axis_name, groups, schedule, lowering, accum_dtype=None, ord
         leaves = [counted(leaf, "psum") for leaf in leaves]
         if not any(isinstance(leaf, Tracer) for leaf in leaves):
             return handed(jax.tree.unflatten(structure, leaves))
-    invarying = jax_internals.checks_vma() and groups is None
+    # jax.lax types maxima over groups as it types those over an axis, though groups may differ.
+    invarying = jax_internals.checks_vma() and (groups is None or op != "sum")
     call = Call(
         "all_reduce", schedule, axes, groups, None, lowering, invarying, accum_dtype, op, is_fixed
     )

@@ -31,6 +31,9 @@ INVARYING_UNCHECKED = jax.__version_info__ < (0, 11)
 # Whether jax.reshard between Explicit axes inside a partly manual shard_map makes XLA abort.
 RESHARD_ABORTS = jax.__version_info__ < (0, 11)
 
+# Whether XLA for CPU removes barriers before it fuses operations, and so fuses across them.
+FUSES_ACROSS_BARRIERS = jax.__version_info__ < (0, 11)
+
 # Raised by comparisons that depend on a symbolic dimension of jax.export.
 InconclusiveSize = core.InconclusiveDimensionOperation
 

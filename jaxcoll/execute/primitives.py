@@ -44,6 +44,17 @@ LOWERINGS = {"ssa": ssa.run, "scan": scan.run, "pallas": pallas.run}
 OPS = {"sum": lax.add, "fixed_sum": fixed_order.add, "max": lax.max, "min": lax.min}
 
 
+def check_lowering(lowering: object) -> None:
+    """Refuse other names than those of lowerings.
+
+    Raises:
+        CollectiveError: another name than "auto" and those of ``LOWERINGS``.
+    """
+    if not isinstance(lowering, str) or lowering not in ("auto", *LOWERINGS):
+        known = ", ".join(LOWERINGS)
+        raise CollectiveError(f"unknown lowering {checks.shown(lowering)}; known: auto, {known}")
+
+
 def bind(
     x: jax.Array,
     axes: Axes,
@@ -64,9 +75,7 @@ def bind(
         Shape (g * s, ...), (s, ...), (g * s, ...) and that of ``x``, respectively. For reduce and
         gather zeros on ranks other than the root.
     """
-    if not isinstance(lowering, str) or lowering not in ("auto", *LOWERINGS):
-        known = ", ".join(LOWERINGS)
-        raise CollectiveError(f"unknown lowering {checks.shown(lowering)}; known: auto, {known}")
+    check_lowering(lowering)
     if isinstance(schedule, Schedule):
         _check_indices(x, permute_program(schedule))
     primitive = PRIMITIVES[schedule.collective.kind, op]
@@ -168,7 +177,7 @@ def run(x, *, axes, schedule, lowering, invarying, op="sum", grouped=True, targe
     program = permute_program(schedule)
     into, out = program.blocks
     if op == "fixed_sum":
-        x = fixed_order.rounded(x)
+        x = fixed_order.rounded_on_rank(x, axes.rank(), target)
     if axes.auto and into > 1:
         # Which block is read depends on the rank: XLA would gather a sharded one in every step.
         free = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)

@@ -6,9 +6,25 @@ the number of rows times the longest row.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
+
+
+def spans(ptr: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
+    """Consecutive rows as (first, last + 1), with at most so many values together.
+
+    A longer row is a span of its own. For kernels that work on a span in a call.
+    """
+    rows, cuts = len(ptr) - 1, [0]
+    while cuts[-1] < rows:
+        first = cuts[-1]
+        fitting = int(np.searchsorted(ptr, ptr[first] + most, side="right")) - 1
+        cuts.append(max(first + 1, min(fitting, rows)))
+    return itertools.pairwise(cuts)
 
 
 def distinct_rows(ptr: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,9 @@
 A hop's arrival at the queue of its link is an event (time, message). Events are taken in order of
 time and, at the same time, of message number, so a link serves first come, first served and the
 moment of service is known as soon as the event is taken.
+
+A kernel takes so many events in a call that it ends in a few tenths of a second, and goes on in the
+next one: Python handles signals between two calls.
 """
 
 from __future__ import annotations
@@ -13,8 +16,11 @@ import numpy as np
 
 from jaxcoll.numerics import heap
 from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.ragged import spans
 
 _NONE = -1
+_EVENTS_AT_ONCE = 1 << 18
+_SENDS_AT_ONCE = 1 << 21
 
 
 class Hops(NamedTuple):
@@ -108,7 +114,6 @@ class _Replay(NamedTuple):
     next_waiting: np.ndarray
 
 
-@kernel(cache=True, nogil=True)
 def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
     """Schedule on a network where every message is one hop.
 
@@ -122,7 +127,13 @@ def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
             updated in place.
         start: filled with the start of each message, ticks.
     """
-    for m in range(len(message_ptr) - 1):
+    for some in spans(message_ptr, _SENDS_AT_ONCE):
+        _run_direct(*some, message_ptr, chunk, src, dst, hops, free, available, start)
+
+
+@kernel(cache=True, nogil=True)
+def _run_direct(begin, end, message_ptr, chunk, src, dst, hops, free, available, start):
+    for m in range(begin, end):
         first, last, link = message_ptr[m], message_ptr[m + 1], hops.link[m]
         t = free[link]
         have, get = available[src[m]], available[dst[m]]
@@ -135,7 +146,6 @@ def run_direct(message_ptr, chunk, src, dst, hops, free, available, start):
             get[chunk[i]] = max(get[chunk[i]], arrival)
 
 
-@kernel(cache=True, nogil=True)
 def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
     """For each send, how many arrivals of its chunk at its source stand in earlier steps.
 
@@ -143,6 +153,12 @@ def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
         arrived: zeros, (ranks, chunks), scratch.
         needed: filled, one per send.
     """
+    for first, last in spans(step_ptr, _SENDS_AT_ONCE):
+        _arrivals_needed(step_ptr[first : last + 1], chunk, src, dst, arrived, needed)
+
+
+@kernel(cache=True, nogil=True)
+def _arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
     for t in range(len(step_ptr) - 1):
         for i in range(step_ptr[t], step_ptr[t + 1]):
             needed[i] = arrived[src[i], chunk[i]]
@@ -150,7 +166,6 @@ def arrivals_needed(step_ptr, chunk, src, dst, arrived, needed):
             arrived[dst[i], chunk[i]] += 1
 
 
-@kernel(cache=True, nogil=True)
 def run_routed(queues, hops, num_links, arrived, waiting, start):
     """Schedule whose messages cross several links.
 
@@ -165,18 +180,24 @@ def run_routed(queues, hops, num_links, arrived, waiting, start):
     Messages wait only for messages of earlier steps and for those before them on their link, so
     every one is served.
     """
-    count = len(queues.message_ptr) - 1
     traffic = _traffic(hops, num_links, start)
+    further = np.ones(len(hops.link), np.bool_)
+    further[hops.ptr[:-1]] = False
     is_shared = np.zeros(num_links, np.bool_)
-    for m in range(count):
-        for h in range(hops.ptr[m] + 1, hops.ptr[m + 1]):
-            is_shared[hops.link[h]] = True
-    next_waiting = np.full(count, _NONE, np.int64)
+    is_shared[hops.link[further]] = True
+    next_waiting = np.full(len(hops.ptr) - 1, _NONE, np.int64)
     replay = _Replay(queues.ptr[:-1].copy(), is_shared, arrived, waiting, next_waiting)
-    size = 0
-    for q in range(num_links):
-        size = _join(q, 0, queues, replay, hops, traffic, size)
+    size = _join_all(queues, replay, hops, traffic)
     while size:
+        size = _run_routed(queues, replay, hops, traffic, size)
+
+
+@kernel(cache=True, nogil=True)
+def _run_routed(queues, replay, hops, traffic, size):
+    """Take some events; how many are to come."""
+    taken = 0
+    while size and taken < _EVENTS_AT_ONCE:
+        taken += 1
         now, m = traffic.times[0], traffic.events[0]
         size = _take(m, hops, traffic, size)
         if traffic.hop[m] < hops.ptr[m + 1]:
@@ -184,17 +205,26 @@ def run_routed(queues, hops, num_links, arrived, waiting, start):
             continue
         for i in range(queues.message_ptr[m], queues.message_ptr[m + 1]):  # at its destination
             rank, chunk = queues.dst[m], queues.chunk[i]
-            arrived[rank, chunk] += 1
-            waiter = waiting[rank, chunk]
-            waiting[rank, chunk] = _NONE
+            replay.arrived[rank, chunk] += 1
+            waiter = replay.waiting[rank, chunk]
+            replay.waiting[rank, chunk] = _NONE
             while waiter != _NONE:
-                following = next_waiting[waiter]
+                following = replay.next_waiting[waiter]
                 q = hops.link[hops.ptr[waiter]]
                 size = _join(q, now, queues, replay, hops, traffic, size)
                 waiter = following
+    return size
 
 
 @kernel(cache=True, nogil=True)
+def _join_all(queues, replay, hops, traffic):
+    """Let the first messages of all links join; how many events are to come."""
+    size = 0
+    for q in range(len(replay.head)):
+        size = _join(q, 0, queues, replay, hops, traffic, size)
+    return size
+
+
 def _traffic(hops, num_links, start):
     """No message on any link."""
     count = len(hops.ptr) - 1
@@ -261,7 +291,6 @@ def _join(q, now, queues, replay, hops, traffic, size):
     return size
 
 
-@kernel(cache=True, nogil=True)
 def run_messages(waits, hops, num_links, start, end):
     """Any traffic: messages with release times that wait for other messages.
 
@@ -273,11 +302,29 @@ def run_messages(waits, hops, num_links, start, end):
         Number of messages that arrived.
     """
     traffic = _traffic(hops, num_links, start)
-    size = done = 0
+    size, done = _push_released(waits, traffic), 0
+    while size:
+        size, arrived = _run_messages(waits, hops, traffic, end, size)
+        done += arrived
+    return done
+
+
+@kernel(cache=True, nogil=True)
+def _push_released(waits, traffic):
+    """The messages that wait for none; how many events are to come."""
+    size = 0
     for m in range(len(waits.release)):
         if waits.pending[m] == 0:
             size = heap.push(traffic.times, traffic.events, 0, size, waits.release[m], m)
-    while size:
+    return size
+
+
+@kernel(cache=True, nogil=True)
+def _run_messages(waits, hops, traffic, end, size):
+    """Take some events; how many are to come, and how many messages arrived."""
+    done = taken = 0
+    while size and taken < _EVENTS_AT_ONCE:
+        taken += 1
         now, m = traffic.times[0], traffic.events[0]
         size = _take(m, hops, traffic, size)
         if traffic.hop[m] < hops.ptr[m + 1]:
@@ -290,7 +337,7 @@ def run_messages(waits, hops, num_links, start, end):
             if _is_released(waits, waiter, now):
                 release = waits.release[waiter]
                 size = heap.push(traffic.times, traffic.events, 0, size, release, waiter)
-    return done
+    return size, done
 
 
 @kernel(cache=True, nogil=True, inline="always")
@@ -301,7 +348,28 @@ def _is_released(waits, waiter, now):
     return waits.pending[waiter] == 0
 
 
-@kernel(cache=True, nogil=True)
+class _Served(NamedTuple):
+    """Messages on links that serve them one by one.
+
+    Attributes:
+        subject: what each event is about, by its number: a message, or -1 - a link.
+        times, events: the heap of events.
+        is_busy: whether each link carries a message.
+        first, last: of the queue of each link, or -1.
+        behind: the message behind each in the queue of a link, or -1.
+        hop: the hop that each message takes next.
+    """
+
+    subject: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
+    is_busy: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    behind: np.ndarray
+    hop: np.ndarray
+
+
 def run_events(waits, hops, num_links, start, end):
     """As ``run_messages``, with events at the same time in the order in which they were pushed.
 
@@ -310,21 +378,44 @@ def run_events(waits, hops, num_links, start, end):
     then the moment at which its link is free; a link that becomes free starts the first message of
     its queue. An event is its number, so that the heap of (time, number) keeps that order.
     """
-    count = len(waits.release)
-    subject = np.empty(count + 2 * len(hops.link), np.int64)  # a message, or -1 - a link
-    times = np.empty(count + num_links + 1, np.int64)
-    events = np.empty(count + num_links + 1, np.int64)
-    is_busy = np.zeros(num_links, np.bool_)
-    first, last = np.full(num_links, _NONE, np.int64), np.full(num_links, _NONE, np.int64)
-    behind = np.full(count, _NONE, np.int64)  # the message behind each in the queue of a link
-    hop = hops.ptr[:-1].copy()
-    size = number = done = 0
-    for m in range(count):
-        if waits.pending[m] == 0:
-            subject[number] = m
-            size = heap.push(times, events, 0, size, waits.release[m], number)
-            number += 1
+    count, ahead = len(waits.release), len(waits.release) + num_links + 1
+    state = _Served(
+        subject=np.empty(count + 2 * len(hops.link), np.int64),
+        times=np.empty(ahead, np.int64),
+        events=np.empty(ahead, np.int64),
+        is_busy=np.zeros(num_links, np.bool_),
+        first=np.full(num_links, _NONE, np.int64),
+        last=np.full(num_links, _NONE, np.int64),
+        behind=np.full(count, _NONE, np.int64),
+        hop=hops.ptr[:-1].copy(),
+    )
+    size = number = _inject(waits, state)
+    done = 0
     while size:
+        size, number, arrived = _run_events(waits, hops, state, start, end, size, number)
+        done += arrived
+    return done
+
+
+@kernel(cache=True, nogil=True)
+def _inject(waits, state):
+    """The messages that wait for none; how many events these are."""
+    size = 0
+    for m in range(len(waits.release)):
+        if waits.pending[m] == 0:
+            state.subject[size] = m
+            size = heap.push(state.times, state.events, 0, size, waits.release[m], size)
+    return size
+
+
+@kernel(cache=True, nogil=True)
+def _run_events(waits, hops, state, start, end, size, number):
+    """Take some events; how many are to come, how many were pushed, how many messages arrived."""
+    subject, times, events, hop = state.subject, state.times, state.events, state.hop
+    is_busy, first, last, behind = state.is_busy, state.first, state.last, state.behind
+    done = taken = 0
+    while size and taken < _EVENTS_AT_ONCE:
+        taken += 1
         now, m = times[0], subject[events[0]]
         size = heap.pop(times, events, 0, size)
         if m >= 0 and hop[m] == hops.ptr[m + 1]:
@@ -355,7 +446,7 @@ def run_events(waits, hops, num_links, start, end):
         size = heap.push(times, events, 0, size, now + hops.delay[h], number)
         size = heap.push(times, events, 0, size, now + hops.busy[h], number + 1)
         number += 2
-    return done
+    return size, number, done
 
 
 @kernel(cache=True, nogil=True, inline="always")

@@ -164,6 +164,7 @@ class Portfolio(Synthesizer):
             raise CollectiveError(f"tolerance must be from 0 to below 1, got {tolerance!r}")
         checks.put(self, tolerance=tolerance)
         checks.integer_fields(self, CollectiveError, "work", or_none=True)
+        checks.optional(self.progress, checks.function, "progress", CollectiveError)
         checks.put(self, execution=costs_of(self.execution, CollectiveError))
 
     def solve(self, topology: Topology, collective: Collective, seed: int) -> Schedule:

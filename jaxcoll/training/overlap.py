@@ -36,6 +36,7 @@ from jaxcoll.execute.lowerings.rounds import permute_program
 from jaxcoll.execute.ordering import same, typed_like
 from jaxcoll.execute.primitives import vary
 from jaxcoll.numerics import checks
+from jaxcoll.training.leaf_sums import LeafSums
 from jaxcoll.training.own_gradients import check_options
 
 
@@ -84,10 +85,10 @@ def overlap(
     checks.function(loss, "loss", CollectiveError)
     if not layers:
         raise CollectiveError("overlap needs one or more layers, got none")
-    fixed = is_fixed(order)
+    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order)
 
-    def reduce(leaves: list[jax.Array]) -> _Sum:
-        return _Sum(leaves, axis_name, schedule, mean, accum_dtype, fixed)
+    def reduce(leaves: list[jax.Array]) -> _Sum | _SumByLax:
+        return _SumByLax(sums(leaves)) if sums.apart(leaves) else _Sum(leaves, sums)
 
     def value_and_grad(params: Sequence[Any], x: Any, *arguments: Any) -> tuple[Any, list]:
         if len(params) != len(layers):
@@ -146,22 +147,22 @@ def _backward(pulls: list[Callable], cotangent, bucket_bytes: int, reduce) -> li
 class _Sum:
     """A sum over ranks of some leaves of one dtype, run a step at a time."""
 
-    def __init__(
-        self, leaves: list[jax.Array], axis_name, schedule: Choice, mean, accum_dtype, fixed: bool
-    ):
-        self.like, self.is_cast = leaves, accum_dtype is not None
+    def __init__(self, leaves: list[jax.Array], sums: LeafSums):
+        fixed = is_fixed(sums.order)
+        self.like, self.is_cast = leaves, sums.accum_dtype is not None
         self.add = fixed_order.add if fixed else lax.add
         x = lax.concatenate([leaf.reshape(-1) for leaf in leaves], 0)
-        x = calls.widened(x, accum_dtype)
-        x = fixed_order.rounded(x) if fixed else x
-        self.axes, chosen = calls.resolve("all_reduce", x, axis_name, schedule, fixed)
+        x = calls.widened(x, sums.accum_dtype)
+        self.axes, chosen = calls.resolve("all_reduce", x, sums.axis_name, sums.schedule, fixed)
         self.size, self.divisor = x.size, None
-        if mean:
+        if sums.mean:
             self.divisor = self.axes.num_ranks // len(chosen.collective.groups)
         # Groups that share a schedule share permutes, not results.
         self.same = set(self.axes.over) | (set(self.axes.names) - jax_internals.varying(x))
         self.program = permute_program(chosen)
         self.rank = self.axes.rank()
+        if fixed:
+            x = fixed_order.rounded_on_rank(x, self.rank, jax_internals.platform())
         self.width = -(-x.size // self.program.block_rows)
         x = jnp.pad(vary(x, self.axes.names), (0, self.program.block_rows * self.width - x.size))
         self.buffer = initial_buffer(self.program, x, self.rank, self.width)
@@ -197,6 +198,20 @@ class _Sum:
         return reduced
 
 
+class _SumByLax:
+    """A sum that ``jax.lax`` runs as a whole: it has no steps, and XLA hides it where it can."""
+
+    def __init__(self, total: list[jax.Array]):
+        self.total, self.left, self.in_flight = total, [], []
+
+    def advance(self, arrived: list[jax.Array]) -> None:
+        """Nothing: it was complete when it began."""
+
+    def result(self) -> list[jax.Array]:
+        """The leaves, reduced."""
+        return self.total
+
+
 @dataclasses.dataclass
 class _ActiveSums:
     """The sums that are not complete, oldest first.
@@ -205,9 +220,11 @@ class _ActiveSums:
         sums: each with the list that its leaves go to, and their indices in it.
     """
 
-    sums: list[tuple[_Sum, list, list[int]]] = dataclasses.field(default_factory=list)
+    sums: list[tuple[_Sum | _SumByLax, list, list[int]]] = dataclasses.field(default_factory=list)
 
-    def add(self, leaves: list, members: list[int], start: Callable[[list], _Sum]) -> None:
+    def add(
+        self, leaves: list, members: list[int], start: Callable[[list], _Sum | _SumByLax]
+    ) -> None:
         """Start a sum of some of a layer's leaves, which take their places when it is done."""
         kept = [i for i in members if not is_void(leaves[i])]
         if kept:

@@ -20,6 +20,7 @@ from jaxcoll.execute.calls import AxisName, UnboundAxisError, widened
 from jaxcoll.execute.choice.selection import Choice
 from jaxcoll.execute.fixed_order import is_fixed
 from jaxcoll.numerics import checks
+from jaxcoll.training.leaf_sums import stay_apart
 from jaxcoll.training.own_gradients import check_options, check_own, names_of, tracked
 from jaxcoll.training.sharded_state import ZeroState, as_row, joined_shards, of_row, shards_of
 
@@ -77,7 +78,11 @@ def zero(
     check_options(axis_name, mean, bucket_bytes, window)
     if mesh is not None:
         _check_mesh(mesh, axis_name)
-    inner = checks.instance(inner, optax.GradientTransformation, "inner", CollectiveError)
+    # MultiSteps of Optax is an optimizer, and no GradientTransformation.
+    if not callable(getattr(inner, "init", None)) or not callable(getattr(inner, "update", None)):
+        raise CollectiveError(
+            f"inner must be an optimizer with init and update, got {checks.shown(inner)}"
+        )
     full = optax.with_extra_args_support(inner)
     is_fixed(order)
     wire = _Wire(
@@ -104,27 +109,38 @@ class _Wire:
     def scatter(self, gradients):
         """This rank's shard of every leaf of the averaged (or summed) gradients."""
         n = _ranks(self.axis_name)
-        return self._in_buckets(self._scatter, gradients, lambda x: shards_of(x, n))
+        return self._in_buckets("reduce_scatter", gradients, lambda x: shards_of(x, n))
 
     def gather(self, shards):
         """The shards of all ranks, one row per rank."""
-        return self._in_buckets(self._gather, shards, lambda x: x)
+        return self._in_buckets("all_gather", shards, lambda x: x)
 
-    def _in_buckets(self, function: Callable, tree, rows: Callable):
-        return in_buckets(function, tree, self.bucket_bytes, self.leaf_order, rows, self.window)
+    def _in_buckets(self, kind: str, tree, rows: Callable):
+        function = {"reduce_scatter": self._scatter, "all_gather": self._gather}[kind]
 
-    def _scatter(self, rows: jax.Array) -> jax.Array:
+        def apart(leaves: list[jax.Array]) -> bool:
+            order = self.order if kind == "reduce_scatter" else None
+            return stay_apart(kind, leaves, self.axis_name, self.schedule, self.lowering, order)
+
+        return in_buckets(
+            function, tree, self.bucket_bytes, self.leaf_order, rows, self.window, apart
+        )
+
+    def _scatter(self, rows):
         total = functions.psum_scatter(
-            widened(rows, self.accum_dtype),
+            jax.tree.map(lambda x: widened(x, self.accum_dtype), rows),
             self.axis_name,
             schedule=self.schedule,
             lowering=self.lowering,
             order=self.order,
         )
-        total = total / _ranks(self.axis_name) if self.mean else total
-        return total if self.accum_dtype is None else total.astype(rows.dtype)
+        if self.mean:
+            total = jax.tree.map(lambda x: x / _ranks(self.axis_name), total)
+        if self.accum_dtype is None:
+            return total
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), total, rows)
 
-    def _gather(self, row: jax.Array) -> jax.Array:
+    def _gather(self, row):
         # Ranks of vmap are not tracked by types, so none is needed.
         to = "invarying" if tracked(self.axis_name) else "varying"
         return functions.all_gather(

@@ -21,14 +21,12 @@ and nothing can be checked.
 
 from __future__ import annotations
 
-import jax
 import optax
 
-from jaxcoll.execute import functions
 from jaxcoll.execute.buckets import BUCKET_BYTES, WINDOW, Order, in_buckets
-from jaxcoll.execute.calls import AxisName, widened
+from jaxcoll.execute.calls import AxisName
 from jaxcoll.execute.choice.selection import Choice
-from jaxcoll.execute.fixed_order import is_fixed
+from jaxcoll.training.leaf_sums import LeafSums
 from jaxcoll.training.overlap import overlap
 from jaxcoll.training.own_gradients import check_options, check_own
 from jaxcoll.training.sharded_optimizer import zero
@@ -61,7 +59,8 @@ def all_reduce_gradients(
     """Gradients averaged (or summed) over the ranks of an axis, in buckets.
 
     In place of ``jax.lax.pmean(gradients, axis_name)``; usually first in an ``optax.chain``. The
-    results are typed as the same on all ranks. It has no state.
+    results are typed as the same on all ranks. It has no state. Where ``jax.lax`` would run a
+    bucket, its leaves are not joined: all go to ``jax.lax`` in one call.
 
     Args:
         axis_name: an axis of the mesh, or several.
@@ -82,18 +81,14 @@ def all_reduce_gradients(
         CollectiveError: an unknown ``order``; from ``update``: gradients that are the same on all
             ranks already (see above), or what ``jc.psum`` refuses.
     """
-    is_fixed(order)
     check_options(axis_name, mean, bucket_bytes, window)
 
-    def reduce(x: jax.Array) -> jax.Array:
-        wide = widened(x, accum_dtype)
-        wanted = functions.pmean if mean else functions.psum
-        total = wanted(wide, axis_name, schedule=schedule, lowering=lowering, order=order)
-        return total if accum_dtype is None else total.astype(x.dtype)
+    sums = LeafSums(axis_name, schedule, mean, accum_dtype, order, lowering)
 
     def update(updates, state, params=None):
         del params
         check_own(updates, axis_name)
-        return in_buckets(reduce, updates, bucket_bytes, leaf_order, window=window), state
+        done = in_buckets(sums, updates, bucket_bytes, leaf_order, window=window, apart=sums.apart)
+        return done, state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)

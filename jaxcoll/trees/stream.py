@@ -8,14 +8,46 @@ early.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from jaxcoll.numerics import heap
 from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import followers
 
+# Events of a call: kernels see no signals, and Python handles them between two calls.
+_EVENTS_AT_ONCE, _STEPS_AT_ONCE = 1 << 18, 1 << 21
 
-@kernel(cache=True)
+
+class _Streams(NamedTuple):
+    """Messages that wait for links, and links that are at work.
+
+    Attributes:
+        below: see ``_farthest``; child_ptr, child: the tree edges that carry on what each brings.
+        heap_ptr, key, item, size: every link keeps the messages that wait for it in a heap of its
+            own part of two arrays.
+        hop: the link of its path that each message takes next.
+        begin: when each message starts on its first link.
+        on_link: the message on each link, or -1.
+        times, events: heap of events, by time and link: a link is done with its message, or at
+            first with none.
+    """
+
+    below: np.ndarray
+    child_ptr: np.ndarray
+    child: np.ndarray
+    heap_ptr: np.ndarray
+    key: np.ndarray
+    item: np.ndarray
+    size: np.ndarray
+    hop: np.ndarray
+    begin: np.ndarray
+    on_link: np.ndarray
+    times: np.ndarray
+    events: np.ndarray
+
+
 def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
     """When each message (tree edge x pieces + piece) starts on its first link, in ticks.
 
@@ -26,25 +58,50 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
         before: the tree edge that brings what each tree edge carries on, -1 at the root.
         weight: weight of each tree.
     """
-    count, links, per_tree = len(edge), len(pace), len(edge) // len(weight)
-    below = _farthest(before)
-    child_ptr, child = followers(before)
-    # Every link keeps the messages that wait for it in a heap of its own part of two arrays.
+    count, links = len(edge), len(pace)
     heap_ptr = queue_starts(edge, path_ptr, path_link, links) * pieces
-    key, item = np.empty(heap_ptr[-1], np.int64), np.empty(heap_ptr[-1], np.int64)
-    size = np.zeros(links, np.int64)
-    hop, begin = np.zeros(count * pieces, np.int64), np.zeros(count * pieces, np.int64)
-    for j in range(count):
+    now = _Streams(
+        _farthest(before),
+        *followers(before),
+        heap_ptr=heap_ptr,
+        key=np.empty(heap_ptr[-1], np.int64),
+        item=np.empty(heap_ptr[-1], np.int64),
+        size=np.zeros(links, np.int64),
+        hop=np.zeros(count * pieces, np.int64),
+        begin=np.zeros(count * pieces, np.int64),
+        on_link=np.full(links, -1, np.int64),
+        times=np.zeros(links + 1, np.int64),
+        events=np.arange(links + 1),
+    )
+    _wait_at_roots(edge, path_ptr, path_link, before, pieces, now)
+    pending = links
+    while pending:
+        pending = _stream(edge, path_ptr, path_link, pace, weight, pieces, now, pending)
+    return now.begin
+
+
+@kernel(cache=True)
+def _wait_at_roots(edge, path_ptr, path_link, before, pieces, now):
+    """Let the messages of the roots wait for their first links."""
+    for j in range(len(edge)):
         if before[j] < 0:
             link = path_link[path_ptr[edge[j]]]
             for p in range(pieces):
-                first, message = heap_ptr[link], j * pieces + p
-                size[link] = heap.push(key, item, first, size[link], p - below[j], message)
-    # Events: a link is done with its message, or at first with none. They ascend by time and link.
-    on_link, pending = np.full(links, -1, np.int64), links
-    times, events = np.zeros(links + 1, np.int64), np.arange(links + 1)
-    while pending:
-        now, done = times[0], events[0]
+                first, message = now.heap_ptr[link], j * pieces + p
+                rank = p - now.below[j]
+                now.size[link] = heap.push(now.key, now.item, first, now.size[link], rank, message)
+
+
+@kernel(cache=True, nogil=True)
+def _stream(edge, path_ptr, path_link, pace, weight, pieces, now, pending):
+    """Take some events; how many are to come."""
+    below, child_ptr, child, heap_ptr = now.below, now.child_ptr, now.child, now.heap_ptr
+    key, item, size, hop, begin = now.key, now.item, now.size, now.hop, now.begin
+    on_link, times, events = now.on_link, now.times, now.events
+    per_tree, taken = len(edge) // len(weight), 0
+    while pending and taken < _EVENTS_AT_ONCE:
+        taken += 1
+        time, done = times[0], events[0]
         pending = heap.pop(times, events, 0, pending)
         message = on_link[done]
         on_link[done] = -1
@@ -59,7 +116,7 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
             if a < arrivals:
                 # The message waits for the next link of its path, or its copies for their first.
                 c = j if moves_on else child[child_ptr[j] + a]
-                waiting, rank = c * pieces + p, now if moves_on else p - below[c]
+                waiting, rank = c * pieces + p, time if moves_on else p - below[c]
                 link = path_link[path_ptr[edge[c]] + hop[waiting]]
                 size[link] = heap.push(key, item, heap_ptr[link], size[link], rank, waiting)
             if on_link[link] < 0 and size[link] > 0:
@@ -67,10 +124,10 @@ def stream_order(edge, path_ptr, path_link, pace, before, weight, pieces):
                 size[link] = heap.pop(key, item, heap_ptr[link], size[link])
                 on_link[link] = message
                 if hop[message] == 0:
-                    begin[message] = now
-                end = now + pace[link] * weight[message // pieces // per_tree]
+                    begin[message] = time
+                end = time + pace[link] * weight[message // pieces // per_tree]
                 pending = heap.push(times, events, 0, pending, end, link)
-    return begin
+    return pending
 
 
 @kernel(cache=True, nogil=True)
@@ -91,15 +148,21 @@ def queue_starts(edge, path_ptr, path_link, links):
     return ptr
 
 
-@kernel(cache=True)
 def stream_steps(sequence, before, edge, first_link, links, pieces):
     """The step of each message: after what brings its piece, in sequence on its first link.
 
     Messages of one edge get steps of their own, so that they stay apart.
     """
     step = np.zeros(len(sequence), np.int64)
-    on_link = np.zeros(links, np.int64)
-    on_edge = np.full(len(first_link), -1, np.int64)
+    on_link, on_edge = np.zeros(links, np.int64), np.full(len(first_link), -1, np.int64)
+    for first in range(0, len(sequence), _STEPS_AT_ONCE):
+        some = sequence[first : first + _STEPS_AT_ONCE]
+        _stream_steps(some, before, edge, first_link, pieces, on_link, on_edge, step)
+    return step
+
+
+@kernel(cache=True, nogil=True)
+def _stream_steps(sequence, before, edge, first_link, pieces, on_link, on_edge, step):
     for message in sequence:
         j, p = message // pieces, message % pieces
         e = edge[j]
@@ -107,7 +170,6 @@ def stream_steps(sequence, before, edge, first_link, links, pieces):
         if before[j] >= 0:
             t = max(t, step[before[j] * pieces + p] + 1)
         step[message] = on_link[first_link[e]] = on_edge[e] = t
-    return step
 
 
 @kernel(cache=True)

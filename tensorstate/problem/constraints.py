@@ -22,7 +22,7 @@ def apply_constraints(
     problem: Problem,
     strategies: Sequence[Sequence[Strategy]],
     pin: Mapping[str, Spec],
-    forbid: Mapping[str, Sequence[str]],
+    forbid: Mapping[str, str | Sequence[str]],
 ) -> tuple[tuple[Strategy, ...], ...]:
     """The strategies that satisfy the constraints.
 
@@ -54,7 +54,7 @@ def apply_constraints(
                 if not remaining[class_id]:
                     raise PlanError(f"pin {pattern!r}: {tensor.name} cannot be sharded as {spec}")
     for pattern, axes in forbid.items():
-        numbers = _axes(problem, axes, pattern)
+        numbers = _axes(problem, (axes,) if isinstance(axes, str) else axes, pattern)
         for class_id in _matched(problem, pattern):
             remaining[class_id] = tuple(
                 strategy

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxcoll.bounds.exact import arrival_over_time
 from jaxcoll.bounds.flows_over_time import Latencies, across, entering, least_times, leaving
 from jaxcoll.topology import Topology
 
@@ -94,3 +95,26 @@ def test_no_bound_is_above_the_maximum_flow_over_time(topology, data):
         early = int(np.ceil(found.seconds * (1 - 1e-12))) - 1  # whole seconds before the bound
         short = [gathered(topology, nbytes, v, early) < int(nbytes[:, v].sum()) for v in range(n)]
         assert any(short), found
+
+
+@settings(deadline=None, max_examples=60)
+@given(timed_networks(), st.data())
+def test_the_exact_arrival_is_the_maximum_flow_over_time(topology, data):
+    """Within the tick in which the last of it comes."""
+    n = topology.num_ranks
+    sizes = data.draw(st.lists(st.integers(0, 5), min_size=n * n, max_size=n * n))
+    nbytes = np.asarray(sizes, float).reshape(n, n)
+    np.fill_diagonal(nbytes, 0.0)
+    latencies = Latencies(topology)
+    known = entering(latencies, nbytes).seconds
+    if not known:
+        return
+    found = max(arrival_over_time(latencies, nbytes, known).seconds, known)
+    assert any(
+        gathered(topology, nbytes, v, int(np.ceil(found * (1 - 1e-9))) - 1)
+        < int(nbytes[:, v].sum())
+        for v in range(n)
+    )
+    # No second more than it takes, but for ticks and for data that moves within a second.
+    enough = int(np.ceil(found * 49 / 48)) + 1
+    assert all(gathered(topology, nbytes, v, enough) >= int(nbytes[:, v].sum()) for v in range(n))

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from jaxcoll import topologies
 from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds
-from jaxcoll.collective import Collective
+from jaxcoll.bounds.exact import all_reduce_seconds
+from jaxcoll.collective import KINDS, Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.simulation import MODELS, simulate
 from jaxcoll.synth import BlueConnect, Bruck, Cascade, Direct, ForestColl, Tacos
@@ -326,3 +327,39 @@ def test_bounds_of_duals_are_equal(kind):
         assert bound(skewed, what, nbytes).time == pytest.approx(
             bound(skewed.transpose(), what.dual(), nbytes).time, rel=1e-12
         )
+
+
+# ---------------------------------------------------------------------- exact
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    schedules(
+        tuple(kind for kind in KINDS if kind != "all_reduce"),
+        networks(max_ranks=6, switches=True),
+        max_chunks=2,
+    ),
+    st.sampled_from([10**3, 10**6]),
+)
+def test_no_sound_schedule_beats_an_exact_bound(schedule, nbytes):
+    arguments = (schedule.topology, schedule.collective, nbytes)
+    found = bound(*arguments, exact=True)
+    assert bound(*arguments).time <= found.time
+    assert simulate(schedule, nbytes).time >= found.time * (1 - 1e-9), found
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [topologies.mesh(2, 3), topologies.dgx1(), topologies.star(5), topologies.dragonfly(3, 2)],
+    ids=str,
+)
+def test_the_linear_program_of_an_all_reduce_is_met_without_it(topology):
+    """Cuts and traffic reach what the program of App. B.7 says, latency aside."""
+    seconds = all_reduce_seconds(topology, 1e15)
+    assert bound(topology, "all_reduce", 1e15).time == pytest.approx(seconds, rel=1e-6)
+    assert bound(topology, "all_reduce", 1e15, exact=True).time >= seconds
+
+
+def test_exact_is_a_flag():
+    with pytest.raises(CollectiveError, match="exact"):
+        bound(topologies.ring(3), "all_gather", 1, exact="yes")  # type: ignore[arg-type]

@@ -70,6 +70,22 @@ def test_sums_are_those_of_the_tree(n, size, dtype, lowering):
     assert differing(got, tree_sum(x)) == 0
 
 
+@pytest.mark.parametrize("n", [2, 5, 8])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", [3, 1000, 70_000])
+def test_between_cpu_devices_lax_adds_in_the_order_of_ranks(n, dtype, size):
+    """Of whatever size, which is why it may stand in for a schedule there."""
+    x = numbers(n, size, dtype=dtype, seed=size)
+    wide = x.astype(np.float32) if dtype == "bfloat16" else x
+    chain = functools.reduce(np.add, wide).astype(x.dtype)
+    assert differing(run(lambda v: jc.psum(v, "x", order="fixed"), x, mesh_of(n)), chain) == 0
+    if size % n == 0:
+        parts = run(
+            lambda v: jc.psum_scatter(v, "x", tiled=True, order="fixed"), x, mesh_of(n), P("x")
+        )
+        assert differing(parts, chain) == 0
+
+
 @pytest.mark.parametrize("n", [3, 8])
 @pytest.mark.parametrize("order", [{"order": "fixed"}, FIXED])
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -82,6 +98,24 @@ def test_psum_scatter_and_pmean_agree_with_psum(n, order, check_vma):
     assert differing(parts, total) == 0
     # XLA may divide by multiplying by the inverse, which is exact for powers of two only.
     np.testing.assert_allclose(mean, total / np.float32(n), rtol=0 if n == 8 else 2e-7)
+
+
+def test_groups_add_alike_in_psum_and_psum_scatter():
+    x, groups = numbers(8, 36), [(6, 0, 3, 5), (7, 1, 2, 4)]
+    for options in ({}, {"schedule": "halving"}):
+        kept = {"axis_index_groups": groups, "order": "fixed", **options}
+
+        def both(v, kept=kept):
+            total = jc.psum(v, "x", **kept)
+            part = jc.psum_scatter(v, "x", tiled=True, **kept)
+            return jnp.concatenate([total, part])[None]
+
+        got = run(both, x, mesh_of(8), P("x"))
+        for group in groups:
+            for place, rank in enumerate(group):
+                part = slice(9 * place, 9 * (place + 1))
+                assert differing(got[rank, 36:], got[rank, :36][part]) == 0
+                assert differing(got[rank, :36], got[group[0], :36]) == 0
 
 
 def test_groups_add_in_the_order_of_their_ranks():

@@ -156,6 +156,8 @@ def test_refusals():
         call(lambda v: jc.all_to_all(v, "x", 1, 1, tiled=True, schedule=s))
     with pytest.raises(CollectiveError, match="unknown synthesizer 'rign'"):
         call(lambda v: jc.psum(v, "x", schedule="rign"))
+    with pytest.raises(CollectiveError, match="min_congestion is not defined for all_reduce; it"):
+        call(lambda v: jc.psum(v, "x", schedule="min_congestion"))
 
 
 def paths_around(ring):
@@ -174,6 +176,26 @@ def paths_around(ring):
         np.asarray(edge),
         Fraction(n - 1) / ring.exact_bandwidth[0],
     )
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("name", ["pmax", "pmin"])
+def test_maxima_over_groups_have_the_types_of_lax(name, check_vma):
+    seen = {}
+
+    def called(module, **options):
+        def inner(v):
+            groups = [[0, 3, 1, 2], [4, 5, 7, 6]]
+            out = getattr(module, name)(v, "x", axis_index_groups=groups, **options)
+            seen[module] = jax.typeof(out)
+            if check_vma and not seen[module].mat.varying:
+                out = lax.pcast(out, "x", to="varying")
+            return out
+
+        return sharded(inner, mesh_of(8), P("x"), P("x"), check_vma=check_vma)(np.arange(16))
+
+    np.testing.assert_array_equal(called(jc, schedule="ring"), called(lax))
+    assert seen[jc] == seen[lax]
 
 
 def test_trees_and_duals_are_taken_as_schedules():

@@ -13,6 +13,7 @@ from jaxcoll import FormatError, ScheduleError, TopologyError, aot, finder, io, 
 from jaxcoll.aot.summary import summarize_module
 from jaxcoll.io import msccl, multitree
 from jaxcoll.io.files import load_text
+from jaxcoll.tune import measured_costs
 from jaxcoll.tune.nccl import conf, nccl_tests, ncclx
 from jaxcoll.tune.nccl.rules import NcclRule
 from jaxcoll.tune.spaces.config import Config
@@ -25,6 +26,7 @@ from tests.aot.test_aot import GPU, TPU
 from tests.io.mutations import mutated_bytes, mutated_json, mutated_text
 from tests.tensorstate.report.test_hlo_check import TEXT
 from tests.tune.nccl.test_nccl_tests import NEW, OLD, STATISTICS
+from tests.tune.test_measured_costs import MINE, PLACE
 from tests.tune.test_table import a_table
 
 RING = topologies.ring(4)
@@ -182,6 +184,11 @@ def _tuning() -> dict[str, Kind]:
 
     return {
         "tuner table": Kind(_texts(a_table().dumps(), _unchecked()), _as_json, _use_table),
+        "execution costs": Kind(
+            _texts(measured_costs.dumps({PLACE: MINE})),
+            _as_json,
+            lambda path: measured_costs.dumps(load_text(path, measured_costs.loads)),
+        ),
         "nccl conf": Kind(_texts(conf.dumps(_RULES)), _as_text, _use_rules(conf.loads, conf.dumps)),
         "ncclx csv": Kind(
             _texts(ncclx.dumps_csv(_RULES), ncclx.dumps_csv(_RULES, columns=10)),

@@ -114,11 +114,11 @@ def test_bad_input():
         ScheduleCosts(topologies.ring(8), MESH, device_order=[0] * 8)
     with pytest.raises(PlanError, match="values for 2 axes"):
         AlphaBetaCosts(MESH, (0.0,), (1.0, 1.0))
-    with pytest.raises(PlanError, match="bandwidth must be above 0"):
+    with pytest.raises(PlanError, match=r"bandwidth.1. must be .* above 0"):
         AlphaBetaCosts(MESH, (0.0, 0.0), (1.0, 0.0))
-    with pytest.raises(PlanError, match="alpha must be at least 0"):
+    with pytest.raises(PlanError, match=r"alpha.* must be .* at least 0"):
         AlphaBetaCosts(MESH, (0.0, math.nan), (1.0, 1.0))
-    with pytest.raises(PlanError, match="memory of slow must be above 0"):
+    with pytest.raises(PlanError, match=r"memory of slow must be .* above 0"):
         Hardware("slow", {2: 1.0}, 1.0, 0.0)
     with pytest.raises(PlanError, match="must have a rate"):
         Hardware("none", {}, 1.0, 1.0)

@@ -87,7 +87,7 @@ def test_bad_input():
         search_mesh(traced, topology=topology, grid_shape=(2, 3), axes=("x",))
     with pytest.raises(PlanError, match="distinct names"):
         mesh_assignments((4,), ("x", "x"))
-    with pytest.raises(PlanError, match="grid_shape must be integers of at least 1"):
+    with pytest.raises(PlanError, match=r"grid_shape.* at least"):
         mesh_assignments((), ("x",))
     with pytest.raises(PlanError, match="abstract_args must be given"):
         search_mesh(lambda x: x, topology=topology, grid_shape=(4,), axes=("x",))

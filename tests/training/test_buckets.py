@@ -40,9 +40,9 @@ def gradients() -> list[np.ndarray]:
     return [integers((N, 5 + i), np.float32, i) for i in range(LEAVES)]
 
 
-def reduced(stacked, **options) -> Any:
+def reduced(stacked, schedule="bucket", **options) -> Any:
     """The leaves of all ranks averaged, each in a bucket of its own."""
-    reduction = jc.optax.all_reduce_gradients("x", bucket_bytes=0, **options)
+    reduction = jc.optax.all_reduce_gradients("x", schedule=schedule, bucket_bytes=0, **options)
     return reduction.update([leaf[0] for leaf in stacked], optax.EmptyState())[0]
 
 

@@ -94,6 +94,8 @@ SPECS = (P(), P("x"), P("x"))
         ({"schedule": schedule("tacos"), "bucket_bytes": 0}, False),
         ({"mean": False, "accum_dtype": np.float32}, True),
         ({"schedule": "direct"}, True),
+        ({"schedule": "halving", "order": "fixed"}, True),
+        ({"order": "fixed"}, False),
     ],
 )
 def test_gradients_are_those_of_value_and_grad(options, check_vma):

@@ -109,7 +109,9 @@ def test_sums_may_be_taken_in_a_wider_dtype():
 
 def test_one_collective_a_bucket():
     def collectives(bucket_bytes):
-        transformation = jc.optax.all_reduce_gradients("x", bucket_bytes=bucket_bytes)
+        transformation = jc.optax.all_reduce_gradients(
+            "x", schedule="bucket", bucket_bytes=bucket_bytes
+        )
 
         def step(stacked):
             return updated(transformation, own(stacked))
@@ -190,12 +192,14 @@ def test_gradients_that_jax_has_summed_are_refused():
 def test_bad_arguments_are_refused(arguments, error, match, sharded_state):
     arguments = {"axis_name": "x", **arguments}
     name = arguments.pop("axis_name")
-    if sharded_state:
-        transformation = jc.optax.zero(name, optax.sgd(1.0), **arguments)
-    else:
-        transformation = jc.optax.all_reduce_gradients(name, **arguments)
+
+    def made():
+        if sharded_state:
+            return jc.optax.zero(name, optax.sgd(1.0), **arguments)
+        return jc.optax.all_reduce_gradients(name, **arguments)
+
     with pytest.raises(error, match=match):
-        reduced(transformation, tree())
+        reduced(made(), tree())
 
 
 def step_with(transformation):

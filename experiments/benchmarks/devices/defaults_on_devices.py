@@ -43,7 +43,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
-        with_devices(options.ranks[0], measured(options.sizes, options.repeat))
+        mesh = Mesh(np.asarray(jax.devices()), ("x",))
+        with_devices(options.ranks[0], measured(mesh, options.sizes, options.repeat))
         return
     arguments = ["--repeat", str(options.repeat), "--sizes", *map(str, options.sizes)]
     rows: list[dict[str, Any]] = []
@@ -55,9 +56,8 @@ def main(argv: Sequence[str]) -> None:
     print(f"default / lax: at most {worst:.3f}")
 
 
-def measured(sizes: Sequence[int], repeat: int) -> Iterator[dict[str, Any]]:
-    """The rows of the devices of this process."""
-    mesh = Mesh(np.asarray(jax.devices()), ("x",))
+def measured(mesh: Mesh, sizes: Sequence[int], repeat: int) -> Iterator[dict[str, Any]]:
+    """The rows of a mesh."""
     for nbytes in sizes:
         for name, call in FUNCTIONS.items():
             x = _operand(mesh, nbytes, mesh.size if name == "all_gather" else 1)

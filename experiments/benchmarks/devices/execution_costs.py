@@ -36,7 +36,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
-        with_devices(options.ranks[0], measured(options.repeat))
+        mesh = Mesh(np.asarray(jax.devices()), ("x",))
+        with_devices(options.ranks[0], measured(mesh, SIZES, options.repeat))
         return
     rows: list[dict[str, Any]] = [_costs_row("shipped", costs_of("cpu"))]
     for row in in_processes("execution_costs", options.ranks, ["--repeat", str(options.repeat)]):
@@ -46,14 +47,13 @@ def main(argv: Sequence[str]) -> None:
     report("execution_costs-predicted", [row for row in rows if "predicted" in row])
 
 
-def measured(repeat: int) -> Iterator[dict[str, Any]]:
-    """The rows of the devices of this process."""
-    mesh = Mesh(np.asarray(jax.devices()), ("x",))
+def measured(mesh: Mesh, sizes: Sequence[int], repeat: int) -> Iterator[dict[str, Any]]:
+    """The rows of a mesh."""
     n = mesh.size
     yield _costs_row(f"{n} devices", jc.measure_execution(mesh))
     sharding = NamedSharding(mesh, P("x"))
     network = jc.topologies.torus(2, n // 2) if n > 2 else jc.topologies.ring(2)
-    for nbytes in SIZES:
+    for nbytes in sizes:
         x = jax.device_put(np.ones(n * nbytes // 4, np.float32), sharding)
         calls = {"nothing": _jitted(lambda v: v + 1, mesh)}
         predicted = {}

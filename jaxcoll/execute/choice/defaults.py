@@ -1,4 +1,7 @@
-"""Defaults: the schedule that runs where the user gives none.
+"""Defaults: the schedule that runs where a call leaves it open and ``jax.lax`` does not run.
+
+That is for collectives with a root, for a named lowering, and for maxima of floats on CPU devices,
+where no network is stated (``cheapest`` chooses otherwise).
 
 Between devices of one machine, or behind one switch, time grows with the number of rounds rather
 than with the wires crossed. So the defaults take few rounds: gathers and sums go dimension by
@@ -6,8 +9,7 @@ dimension over a grid whose sides are the prime factors of n, rooted collectives
 tree. For long buffers the copies count, and a ring makes the fewest: each rank forwards a chunk
 unchanged.
 
-``FIRST_ROWS`` says so per backend. They are the first rows of every table of tuning: a tuned row
-(``jc.tune.use``) answers before them.
+``FIRST_ROWS`` says so per backend.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ class Synthesizer(abc.ABC):
             return empty_schedule(topology, collective)
         if self.solves(collective.kind):
             return self.solve(topology, collective, seed)
-        if collective.kind == "all_reduce":
+        phases = any(self.solves(kind) for kind in ("all_gather", "reduce_scatter"))
+        if collective.kind == "all_reduce" and phases:
             return self.two_phases(topology, collective, seed, nbytes)
         if self.solves(collective.dual().kind):
             dual = self.solve(topology.transpose(), collective.dual(), seed)

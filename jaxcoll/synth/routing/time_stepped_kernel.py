@@ -11,6 +11,7 @@ from jaxcoll.numerics import heap
 from jaxcoll.numerics.compiled import kernel
 
 _FAR = np.int64(2**62)
+_CHUNKS_AT_ONCE = 1 << 13  # rerouted in a call: kernels see no signals
 
 
 @kernel(cache=True, nogil=True)
@@ -100,7 +101,6 @@ def _meets_itself(t, tails, walk, length):
     return False
 
 
-@kernel(cache=True, nogil=True)
 def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
     """Reroute chunks on overloaded links, until no link carries more than its target.
 
@@ -115,50 +115,60 @@ def even_out(ptr, path, target, tails, heads, out_ptr, out_link, most, passes):
     Returns:
         ptr and path.
     """
-    size, chunks = len(out_ptr) - 1, len(ptr) - 1
+    size, chunks, length = len(out_ptr) - 1, len(ptr) - 1, np.diff(ptr)
     rows = np.empty((chunks, most), np.int32)
-    length = np.zeros(chunks, np.int64)
-    load = np.zeros(len(tails), np.int64)
-    for c in range(chunks):
-        length[c] = ptr[c + 1] - ptr[c]
+    is_used = np.arange(most) < length[:, None]
+    rows[is_used] = path
+    load = np.bincount(path, minlength=len(tails)).astype(np.int64)
+    cost, into, hop = np.empty((3, size), np.int64)
+    key, item = np.empty((2, len(tails) + 1), np.int64)
+    moved = True
+    while moved and passes:
+        moved, passes = False, passes - 1
+        for first in range(0, chunks, _CHUNKS_AT_ONCE):
+            some = slice(first, first + _CHUNKS_AT_ONCE)
+            moved |= _reroute(
+                rows[some], length[some], load, target, tails, heads, out_ptr, out_link, most,
+                cost, into, hop, key, item,
+            )  # fmt: skip
+    is_used = np.arange(most) < length[:, None]
+    return np.concatenate([[0], np.cumsum(length)]), rows[is_used].astype(np.int64)
+
+
+@kernel(cache=True, nogil=True)
+def _reroute(
+    rows, length, load, target, tails, heads, out_ptr, out_link, most, cost, into, hop, key, item
+):
+    """Reroute some chunks; whether any moved.
+
+    Args:
+        rows, length: the links of each chunk.
+        cost, into, hop, key, item: scratch.
+    """
+    moved = False
+    for c in range(len(length)):
+        over = False
         for i in range(length[c]):
-            rows[c, i] = path[ptr[c] + i]
+            over |= load[rows[c, i]] > target[rows[c, i]]
+        if not over:
+            continue
+        before = np.int64(0)
+        for i in range(length[c]):
+            load[rows[c, i]] -= 1
+        for i in range(length[c]):
+            before += _price(rows[c, i], load, target, len(cost))
+        s, t = tails[rows[c, 0]], heads[rows[c, length[c] - 1]]
+        _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key, item)
+        if cost[t] < before and hop[t] <= most:
+            moved = True
+            length[c] = hop[t]
+            v = t
+            for i in range(hop[t] - 1, -1, -1):
+                rows[c, i] = into[v]
+                v = tails[into[v]]
+        for i in range(length[c]):
             load[rows[c, i]] += 1
-    cost, into = np.empty(size, np.int64), np.empty(size, np.int64)
-    hop = np.empty(size, np.int64)
-    key, item = np.empty(len(tails) + 1, np.int64), np.empty(len(tails) + 1, np.int64)
-    for _ in range(passes):
-        moved = False
-        for c in range(chunks):
-            over = False
-            for i in range(length[c]):
-                over |= load[rows[c, i]] > target[rows[c, i]]
-            if not over:
-                continue
-            before = np.int64(0)
-            for i in range(length[c]):
-                load[rows[c, i]] -= 1
-            for i in range(length[c]):
-                before += _price(rows[c, i], load, target, size)
-            s, t = tails[rows[c, 0]], heads[rows[c, length[c] - 1]]
-            _cheapest(s, t, load, target, heads, out_ptr, out_link, cost, into, hop, key, item)
-            if cost[t] < before and hop[t] <= most:
-                moved = True
-                length[c] = hop[t]
-                v = t
-                for i in range(hop[t] - 1, -1, -1):
-                    rows[c, i] = into[v]
-                    v = tails[into[v]]
-            for i in range(length[c]):
-                load[rows[c, i]] += 1
-        if not moved:
-            break
-    new_ptr = np.zeros(chunks + 1, np.int64)
-    new_ptr[1:] = np.cumsum(length)
-    new_path = np.empty(new_ptr[-1], np.int64)
-    for c in range(chunks):
-        new_path[new_ptr[c] : new_ptr[c + 1]] = rows[c, : length[c]]
-    return new_ptr, new_path
+    return moved
 
 
 @kernel(cache=True, inline="always")

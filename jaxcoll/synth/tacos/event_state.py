@@ -18,6 +18,9 @@ BLOCK = WORD * WORDS
 # time, when the last send so far arrives, sends made, arrivals to come, and ranks that wait.
 WANTED, TIME, FINISH, SENDS, UNDER_WAY, WAITING = range(6)
 
+# Links times slots that are looked at in a call of a kernel, which sees no signals.
+_PLACES_AT_ONCE = 1 << 24
+
 
 class Costs(NamedTuple):
     """The time that sends take, in ticks.
@@ -129,7 +132,6 @@ class Event(NamedTuple):
 # ---------------------------------------------------------------------- before the first event
 
 
-@kernel(cache=True, nogil=True)
 def place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Holdings):
     """Fills empty ``Holdings`` and ``PointToPoint``, but for targets; returns how many chunks move.
 
@@ -138,6 +140,16 @@ def place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Ho
         holder: rank that has each chunk.
         slot: slot of each chunk.
     """
+    wanted = _place_chunks(net, cost, holder, slot, direct, now)
+    links, at_once = len(net.src), max(1, _PLACES_AT_ONCE // max(1, len(slot)))
+    for first in range(0, links, at_once):
+        _mark_onward(net, cost, direct, first, min(first + at_once, links))
+    return wanted
+
+
+@kernel(cache=True, nogil=True)
+def _place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Holdings):
+    """Where chunks are, and distances."""
     wanted = 0
     for v in range(len(now.left)):
         measure(net, cost, v, direct.distance[v])
@@ -151,14 +163,19 @@ def place_chunks(net: Network, cost, holder, slot, direct: PointToPoint, now: Ho
         now.have[block, u, word] |= bit
         for link in range(net.out_ptr[u], net.out_ptr[u + 1]):
             now.offer[link, block >> 6] |= bit_of(block)
-    for link in range(len(net.src)):
+    return wanted
+
+
+@kernel(cache=True, nogil=True)
+def _mark_onward(net: Network, cost, direct: PointToPoint, first, last):
+    """Marks the chunks that some links bring nearer to their targets."""
+    for link in range(first, last):
         u, v = net.src[link], net.dst[link]
-        for s in range(len(slot)):
+        for s in range(len(direct.target)):
             t = direct.target[s]
             if direct.distance[v, t] + cost[link] == direct.distance[u, t]:
                 block, word, bit = place(s, WORDS)
                 direct.onward[block, link, word] |= bit
-    return wanted
 
 
 # ---------------------------------------------------------------------- arrivals

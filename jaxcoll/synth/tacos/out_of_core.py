@@ -57,6 +57,7 @@ def synthesize_compact(
     started = time.perf_counter()
     checks.instance(topology, Topology, "topology", TopologyError)
     threads = checks.optional(threads, checks.integer, "threads", CollectiveError, least=1)
+    checks.optional(progress, checks.function, "progress", CollectiveError)
     seed, code = checks.seed(seed, CollectiveError), rule_named(rule)
     if code not in (Rule.RANDOM, Rule.DOWNSTREAM_NEED):
         raise CollectiveError(f"in lockstep, rule must be random or downstream-need, got {rule!r}")

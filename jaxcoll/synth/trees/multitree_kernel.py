@@ -91,9 +91,10 @@ class Step(NamedTuple):
 # ---------------------------------------------------------------------- Algorithm 1, lines 1-14
 
 
-@kernel(cache=True)
 def grow(graph: Graph, root, wanted, by_height, nearest):
     """All trees, as additions in the order in which they are made.
+
+    A kernel sees no signals: it lets every tree add one rank, and Python handles them in between.
 
     Args:
         root, wanted: see ``Trees``.
@@ -106,68 +107,80 @@ def grow(graph: Graph, root, wanted, by_height, nearest):
         (ptr, links).
     """
     trees = _roots_only(graph, root, wanted)  # lines 1-2
-    total = wanted.sum() - len(root)
+    total = int(wanted.sum()) - len(root)
     step_of, tree_of = np.empty(total, np.int64), np.empty(total, np.int64)
     path_ptr, path = np.zeros(total + 1, np.int64), np.empty(2 * total + 16, np.int64)
     # Without forwarders, children are neighbours.
-    farthest = graph.distance.max() - 1 if (graph.group != graph.group[root[0]]).any() else 0
+    has_forwarders = (graph.group != graph.group[root[0]]).any()
+    farthest = int(graph.distance.max()) - 1 if has_forwarders else 0
     now = _new_step(graph, len(root))
     order = np.arange(len(root))
-    # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
-    src, free, idle, came_by, queue = graph.src, now.free, now.idle, now.came_by, now.queue
-    count, reach, host = trees.count, now.reach, graph.host
-    inside, entered, members, listed = trees.inside, trees.entered, trees.members, trees.listed
     added, time = 0, 0  # line 3
     while added < total:  # line 4
         _begin_step(graph, trees, now, 0 if nearest else farthest)  # line 6
         progress = True
         while progress:  # line 7
-            progress = False
             if by_height:
                 order = np.argsort(-trees.height, kind="mergesort")
-            for t in order:  # line 8
-                if count[t] == wanted[t] or reach[t] > farthest:
-                    continue
-                parent, child = _find_child(graph, trees, now, t, farthest)
-                if child < 0:
-                    continue
-                hops = _way_back(src, came_by, queue, parent, child)
-                path = _take_links(src, free, idle, queue, path, path_ptr[added], hops)
-                path_ptr[added + 1] = path_ptr[added] + hops
-                step_of[added], tree_of[added] = time, t  # line 13
-                _add(inside, entered, members, listed, count, t, child, host[child])
-                if by_height:
-                    _lower(graph, trees, t, child)
-                added += 1
-                progress = True
+            room = int(path_ptr[added]) + len(root) * (farthest + 1)
+            if room > len(path):
+                path = np.concatenate([path, np.empty(room, np.int64)])
+            before = added
+            added = _add_one_each(
+                graph, trees, now, order, farthest, by_height, path_ptr, path, tree_of, added
+            )
+            step_of[before:added] = time  # line 13
+            progress = added > before
         time += 1  # line 5
     return step_of, tree_of, path_ptr, path[: path_ptr[added]]
 
 
-@kernel(cache=True)
+@kernel(cache=True, nogil=True)
+def _add_one_each(
+    graph: Graph, trees: Trees, now: Step, order, farthest, by_height, path_ptr, path, tree_of,
+    added,
+):  # fmt: skip
+    """Lets every tree add one rank, if it finds one; how many additions there are then."""
+    # Fields of a tuple that are read in a loop would be reference-counted in every iteration.
+    src, free, idle, came_by, queue = graph.src, now.free, now.idle, now.came_by, now.queue
+    count, wanted, reach, host = trees.count, trees.wanted, now.reach, graph.host
+    inside, entered, members, listed = trees.inside, trees.entered, trees.members, trees.listed
+    for t in order:  # line 8
+        if count[t] == wanted[t] or reach[t] > farthest:
+            continue
+        parent, child = _find_child(graph, trees, now, t, farthest)
+        if child < 0:
+            continue
+        hops = _way_back(src, came_by, queue, parent, child)
+        _take_links(src, free, idle, queue, path, path_ptr[added], hops)
+        path_ptr[added + 1] = path_ptr[added] + hops
+        tree_of[added] = t
+        _add(inside, entered, members, listed, count, t, child, host[child])
+        if by_height:
+            _lower(graph, trees, t, child)
+        added += 1
+    return added
+
+
 def _roots_only(graph: Graph, root, wanted):
     """Trees that consist of their roots (lines 1-2)."""
-    trees, ranks = len(root), len(graph.host)
+    trees, ranks, every = len(root), len(graph.host), np.arange(len(root))
     inside = np.zeros((trees, ranks), np.bool_)
-    entered = np.zeros((trees, graph.host.max() + 1), np.bool_)
+    inside[every, root] = True
+    entered = np.zeros((trees, int(graph.host.max()) + 1), np.bool_)
+    entered[every, graph.host[root]] = True
     members = np.empty((trees, ranks), np.int64)
-    near = np.empty((trees, ranks), np.int32)
-    lacking = np.zeros((trees, graph.distance.max() + 1), np.int64)
-    height = np.zeros(trees, np.int64)
-    for t in range(trees):
-        inside[t, root[t]] = True
-        entered[t, graph.host[root[t]]] = True
-        members[t, 0] = root[t]
-        near[t] = graph.distance[root[t]]
-        for v in range(ranks):
-            if graph.group[v] == graph.group[root[t]] and v != root[t]:
-                lacking[t, near[t, v]] += 1
-                height[t] = max(height[t], near[t, v])
+    members[:, 0] = root
+    near = np.ascontiguousarray(graph.distance[root], np.int32)
+    lacks = (graph.group[:ranks] == graph.group[root][:, None]) & ~inside
+    lacking = np.zeros((trees, int(graph.distance.max()) + 1), np.int64)
+    for distance in range(lacking.shape[1]):
+        lacking[:, distance] = ((near == distance) & lacks).sum(axis=1)
+    height = np.where(lacks, near, 0).max(axis=1).astype(np.int64)
     listed, count = np.ones(trees, np.int64), np.ones(trees, np.int64)
     return Trees(root, wanted, count, inside, entered, members, listed, near, lacking, height)
 
 
-@kernel(cache=True)
 def _new_step(graph: Graph, trees):
     """Columns for a step that has not begun."""
     vertices = len(graph.ptr) - 1
@@ -295,21 +308,13 @@ def _way_back(src, came_by, queue, parent, child):
 
 @kernel(inline="always")
 def _take_links(src, free, idle, queue, path, used, hops):
-    """Writes the links in ``queue`` behind the ``used`` ones of the column, no longer free.
-
-    Line 12. Returns the column, or a longer copy of it.
-    """
-    if used + hops > len(path):
-        longer = np.empty(2 * (len(path) + hops), np.int64)
-        longer[:used] = path[:used]
-        path = longer
+    """Writes the links in ``queue`` behind ``used`` ones, no longer free (line 12)."""
     for i in range(hops):
         link = queue[hops - 1 - i]
         free[link] -= 1
         if free[link] == 0:
             idle[src[link]] -= 1
         path[used + i] = link
-    return path
 
 
 @kernel(inline="always")

@@ -18,9 +18,12 @@ def positive_seconds(seconds: float) -> float:
         TuneError: not a positive finite number.
     """
     try:
-        return float(checks.positive(seconds, "a time in seconds", TuneError))
-    except TuneError as error:
-        raise TuneError(f"{error}; tell a failed trial with quarantine()") from None
+        return float(checks.positive(seconds, "a time", TuneError))
+    except TuneError:
+        raise TuneError(
+            f"a time must be a positive finite number of seconds, got {checks.shown(seconds)}; "
+            "tell a failed trial with quarantine()"
+        ) from None
 
 
 @dataclasses.dataclass(frozen=True)

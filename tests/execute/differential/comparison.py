@@ -29,7 +29,6 @@ from tests.execute.differential.programs import Run, first_line
 # it.
 BEYOND = {
     "groups": "groups under `check_vma` and under `vmap`",
-    "grouped maxima": "maxima over several groups typed as varying",
     "explicit": "operands sharded over Explicit axes outside the `shard_map`",
     "partly": "sums over axes of which an operand varies over some",
     "pbroadcast": "derivatives and `vmap` of `pbroadcast`, and operands that do not vary",
@@ -92,9 +91,6 @@ def _compare(case: Case) -> tuple[str, str]:
         why = beyond(case)
         return checked_with_numpy(run, why) if why else ("differs", f"only lax refuses: {theirs}")
     if run.types["jc"] != run.types["lax"]:
-        grouped = case.check_vma and "axis_index_groups" in options
-        if case.function in ("pmax", "pmin") and grouped and _vary_more(run.types):
-            return checked_with_numpy(run, "grouped maxima")
         if OLD and _is_negative(options):
             return checked_with_numpy(run, "negative")
         return "differs", f"types {run.types['jc']} not {run.types['lax']}"
@@ -111,12 +107,6 @@ def _compare(case: Case) -> tuple[str, str]:
         if case.rest and not _sharded_alike(got, want):
             return "differs", f"sharding {got.sharding} not {want.sharding}"
     return "same", ""
-
-
-def _vary_more(types: dict[str, list]) -> bool:
-    """Whether types differ only in that ours say of more axes that values differ along them."""
-    both = zip(types["jc"], types["lax"], strict=True)
-    return all(a[:3] == b[:3] and a[3] >= b[3] for a, b in both)
 
 
 def checked_with_numpy(run: Run, why: str) -> tuple[str, str]:

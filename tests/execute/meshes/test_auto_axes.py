@@ -223,3 +223,23 @@ def test_blocks_sharded_over_auto_axes_are_gathered_once():
         "all-to-all",
     ]
     np.testing.assert_array_equal(ours(placed), theirs(placed))
+
+
+@pytest.mark.parametrize("lowering", ["ssa", "scan"])
+def test_what_is_cut_and_sharded_over_auto_axes_is_gathered_once(lowering):
+    x = integers((64, 64, 8), np.float32)
+
+    def counted(scatter, **options):
+        def inner(v):
+            return scatter(v, "x", scatter_dimension=1, tiled=True, **options)
+
+        program = compiled(inner, AUTO, P("x", "y"), P("x"), x)
+        found = [match[0] for match in NATIVE.findall(str(program.as_text()))]
+        return found.count("all-gather"), program(
+            jax.device_put(x, NamedSharding(AUTO, P("x", "y")))
+        )
+
+    ours, got = counted(jc.psum_scatter, schedule="ring", lowering=lowering)
+    theirs, want = counted(lax.psum_scatter)
+    assert ours == theirs == 1
+    np.testing.assert_array_equal(got, want)
