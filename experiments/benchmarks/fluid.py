@@ -1,9 +1,10 @@
-"""The fluid limit of an all_gather on a torus: whether the bound or the schedules are loose.
+"""The fluid limit of a collective on a torus: whether the bound or the schedules are loose.
 
 Data flows over every link in any fractions, at a rate that may change every ``--ticks``-th part of
 the latency, and may be coded; data that has entered a link leaves it after the latency. The linear
-program finds the most bytes that every rank can gather in a time: no schedule with any number of
-chunks gathers more by the link model "astra". Beside it stand ``jc.bound`` for as many bytes, and
+program finds the most bytes that all ranks can gather, or reduce, in a time: no schedule with any
+number of chunks gathers more by the link model "astra". In an all_reduce a rank copies a byte once
+the contributions of all ranks to it have come. Beside it stand ``jc.bound`` for as many bytes, and
 the time of the default's schedule. Where the two bounds agree, no argument about flows gives a
 higher one.
 
@@ -49,49 +50,93 @@ class _Rows:
         return sp.csr_matrix((factor, (row, column)), shape=(len(self.most), variables))
 
 
-def most_bytes(topology: Topology, ticks: int, horizon: int) -> float:
-    """Bytes of a rank's buffer that all ranks can gather in ``horizon`` ticks.
+class _Flows:
+    """Columns of a flow between the root, which is rank 0, and every other rank.
+
+    Attributes:
+        first: the first column.
+        size: how many columns there are.
+    """
+
+    def __init__(self, topology: Topology, ticks: int, steps: int, first: int) -> None:
+        self.topology, self.ticks, self.steps, self.first = topology, ticks, steps, first
+        self.size = topology.num_links * steps * topology.num_ranks
+
+    def sent(self, link: int, step: int, rank: int) -> int:
+        """Data that enters a link for, or of, a rank in a step; of rank 0, the link's load."""
+        return self.first + (link * self.steps + step) * self.topology.num_ranks + rank
+
+    def net(self, vertex: int, step: int, rank: int) -> list[tuple[int, float]]:
+        """Data of a rank's flow that has left a vertex by a step, less the data that has come."""
+        src, dst = self.topology.src.tolist(), self.topology.dst.tolist()
+        terms = []
+        for link in range(self.topology.num_links):
+            if src[link] == vertex:
+                last = min(step + 1, self.steps)
+                terms += [(self.sent(link, s, rank), 1.0) for s in range(last)]
+            if dst[link] == vertex:
+                last = min(step - self.ticks + 1, self.steps)
+                terms += [(self.sent(link, s, rank), -1.0) for s in range(last)]
+        return terms
+
+
+def most_bytes(topology: Topology, kind: str, ticks: int, horizon: int) -> float:
+    """Bytes of a rank's buffer that all ranks can gather, or reduce, in ``horizon`` ticks.
 
     Args:
         topology: a torus whose links are equal.
+        kind: "all_gather" or "all_reduce".
         ticks: in a link's latency.
         horizon: ticks, more than ``ticks``.
     """
-    n, links, steps = topology.num_ranks, topology.num_links, horizon - ticks
-    src, dst = topology.src.tolist(), topology.dst.tolist()
-    shard = links * steps * n  # the variable to maximize, in units of a link's data per tick
-
-    def sent(link: int, step: int, target: int) -> int:
-        """Load of the flow to a target on a link; target 0, the root, is the load of the link."""
-        return (link * steps + step) * n + target
-
+    n, steps = topology.num_ranks, horizon - ticks
+    copies = _Flows(topology, ticks, steps, 0)
+    kinds = [copies]
+    if kind == "all_reduce":
+        kinds.append(_Flows(topology, ticks, steps, copies.size))
+    shard = sum(flows.size for flows in kinds)  # to maximize, in units of a link's data per tick
     rows = _Rows()
-    for link in range(links):
-        for step in range(steps):
-            for v in range(1, n):
-                rows.add(iter([(sent(link, step, v), 1.0), (sent(link, step, 0), -1.0)]))
+    _add_capacity(rows, topology, kinds, steps)
+    others = range(1, n)
+    for v in others:
+        for flows in kinds:
+            for u in set(others) - {v}:
+                for step in range(steps):
+                    rows.add(iter(flows.net(u, step, v)))
+        rows.add(iter([*copies.net(v, horizon, v), (shard, 1.0)]))
+    if kind == "all_reduce":
+        # The data that the root holds complete by each tick; more than the contributions of no rank
+        # has come, and more is not copied.
+        sums, complete = kinds[1], shard + 1
+        for v in others:
+            for tick in range(horizon):
+                rows.add(iter([*sums.net(v, tick, v), (shard, -1.0)]))
+                rows.add(iter([*sums.net(0, tick, v), (complete + tick, 1.0)]))
+                rows.add(iter([*copies.net(0, tick, v), (complete + tick, -1.0)]))
+    columns = shard + 1 + (horizon if kind == "all_reduce" else 0)
+    cost = np.zeros(columns)
+    cost[shard] = -1
+    found = linprog(cost, A_ub=rows.matrix(columns), b_ub=rows.most, method="highs-ipm")
+    if not found.success:
+        raise RuntimeError(f"HiGHS found no optimum: {found.message}")
+    return -found.fun * n * (ALPHA / ticks) * BANDWIDTH
+
+
+def _add_capacity(rows: _Rows, topology: Topology, kinds: Sequence[_Flows], steps: int) -> None:
+    """Loads are at least each rank's flow, and together at most the capacity of a direction."""
+    n, links = topology.num_ranks, topology.num_links
+    for flows in kinds:
+        for link in range(links):
+            for step in range(steps):
+                load = (flows.sent(link, step, 0), -1.0)
+                for v in range(1, n):
+                    rows.add(iter([(flows.sent(link, step, v), 1.0), load]))
     direction = _directions(topology)
     for way in sorted(set(direction)):
         along = [link for link in range(links) if direction[link] == way]
         for step in range(steps):
-            rows.add(((sent(link, step, 0), 1.0) for link in along), len(along) / n)
-    for v in range(1, n):
-        for u in set(range(1, n)) - {v}:
-            out = [link for link in range(links) if src[link] == u]
-            into = [link for link in range(links) if dst[link] == u]
-            for step in range(steps):
-                left = [(sent(e, s, v), 1.0) for e in out for s in range(step + 1)]
-                come = [(sent(e, s, v), -1.0) for e in into for s in range(step - ticks + 1)]
-                rows.add(iter(left + come))
-        ends = [(e, 1.0 if src[e] == v else -1.0) for e in range(links) if v in (src[e], dst[e])]
-        flow = [(sent(e, s, v), sign) for e, sign in ends for s in range(steps)]
-        rows.add(iter([*flow, (shard, 1.0)]))
-    cost = np.zeros(shard + 1)
-    cost[shard] = -1
-    found = linprog(cost, A_ub=rows.matrix(shard + 1), b_ub=rows.most, method="highs-ipm")
-    if not found.success:
-        raise RuntimeError(f"HiGHS found no optimum: {found.message}")
-    return -found.fun * n * (ALPHA / ticks) * BANDWIDTH
+            loads = [(flows.sent(link, step, 0), 1.0) for link in along for flows in kinds]
+            rows.add(iter(loads), len(along) / n)
 
 
 def _directions(topology: Topology) -> list[tuple[int, ...]]:
@@ -101,15 +146,18 @@ def _directions(topology: Topology) -> list[tuple[int, ...]]:
     return [tuple(way) for way in ((at[topology.dst] - at[topology.src]) % sides).tolist()]
 
 
-def measure(topology: Topology, ticks: int, horizons: Sequence[int]) -> Iterator[dict[str, object]]:
+def measure(
+    topology: Topology, kind: str, ticks: int, horizons: Sequence[int]
+) -> Iterator[dict[str, object]]:
     """A row for each horizon."""
     for horizon in horizons:
-        nbytes, seconds = most_bytes(topology, ticks, horizon), horizon * ALPHA / ticks
-        schedule = synthesize(topology, "all_gather", nbytes=nbytes)
+        nbytes, seconds = most_bytes(topology, kind, ticks, horizon), horizon * ALPHA / ticks
+        schedule = synthesize(topology, kind, nbytes=nbytes)
         yield {
+            "collective": kind,
             "KiB": nbytes / 2**10,
             "fluid us": seconds * 1e6,
-            "bound us": bound(topology, "all_gather", nbytes).time * 1e6,
+            "bound us": bound(topology, kind, nbytes).time * 1e6,
             "default us": simulate(schedule, nbytes).time * 1e6,
             "took": taken_by_auto(schedule),
         }
@@ -120,9 +168,13 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="fluid", description=__doc__)
     parser.add_argument("--sides", type=int, nargs="+", default=[2, 4], help="(%(default)s)")
     parser.add_argument("--ticks", type=int, default=4, help="in a latency (%(default)s)")
-    parser.add_argument("--latencies", type=int, nargs="+", default=[4, 5], help="(%(default)s)")
+    parser.add_argument("--collective", choices=("all_gather", "all_reduce"), default="all_gather")
+    parser.add_argument(
+        "--latencies", type=float, nargs="+", help="4 and 5, or 6.5, 7 and 9 (%(default)s)"
+    )
     options = parser.parse_args(argv)
     topology = torus(*options.sides, alpha=ALPHA, bandwidth=BANDWIDTH)
-    horizons = [options.ticks * latencies for latencies in options.latencies]
-    report("fluid", list(measure(topology, options.ticks, horizons)))
+    usual = [4, 5] if options.collective == "all_gather" else [6.5, 7, 9]
+    horizons = [round(options.ticks * latencies) for latencies in options.latencies or usual]
+    report("fluid", list(measure(topology, options.collective, options.ticks, horizons)))
     print("Where fluid and bound agree, no argument about flows gives a higher bound.")

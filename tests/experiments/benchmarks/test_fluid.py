@@ -1,4 +1,4 @@
-"""The fluid limit of an all_gather: closed forms, and never below the bound of as many bytes."""
+"""The fluid limit of a collective: closed forms, and never below the bound of as many bytes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,28 @@ def test_a_pair_gathers_what_its_link_carries_after_the_latency(horizon):
     topology = ring(2, alpha=fluid.ALPHA, bandwidth=fluid.BANDWIDTH)
     carried = (horizon - 2) / 2 * fluid.ALPHA * fluid.BANDWIDTH
     links = len(topology.src) // 2  # one way
-    assert fluid.most_bytes(topology, 2, horizon) == pytest.approx(2 * links * carried)
+    assert fluid.most_bytes(topology, "all_gather", 2, horizon) == pytest.approx(
+        2 * links * carried
+    )
 
 
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
 @pytest.mark.parametrize("sides", [(4,), (2, 3)])
-def test_no_bound_is_above_the_fluid_limit(sides):
+def test_no_bound_is_above_the_fluid_limit(sides, kind):
     topology = torus(*sides, alpha=fluid.ALPHA, bandwidth=fluid.BANDWIDTH)
-    for horizon in (6, 8):
-        nbytes = fluid.most_bytes(topology, 2, horizon)
-        least = bound(topology, "all_gather", nbytes).time
+    for horizon in (12, 14):
+        nbytes = fluid.most_bytes(topology, kind, 2, horizon)
+        least = bound(topology, kind, nbytes).time
         assert least <= horizon / 2 * fluid.ALPHA * (1 + 1e-6)
+
+
+def test_the_bound_of_an_all_reduce_is_the_fluid_limit_on_the_torus():
+    """Of little, middle and much data: latency and load count together."""
+    topology = torus(2, 4, alpha=fluid.ALPHA, bandwidth=fluid.BANDWIDTH)
+    for horizon in (13, 14):
+        nbytes = fluid.most_bytes(topology, "all_reduce", 2, horizon)
+        least = bound(topology, "all_reduce", nbytes).time
+        assert least == pytest.approx(horizon / 2 * fluid.ALPHA, rel=1e-6)
 
 
 def test_it_runs(monkeypatch, tmp_path, capsys):
