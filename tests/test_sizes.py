@@ -20,6 +20,7 @@ KERNEL, PUBLIC = "a compiled kernel, called once per element", "options, by keyw
 PARTS = "the parts of an object, which its factory makes from such options"
 EXEMPT = {
     "jaxcoll/execute/functions.py": {"psum_scatter": PUBLIC},
+    "jaxcoll/execute/jax_internals.py": {"define": "the rules of a primitive, by keyword"},
     "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},

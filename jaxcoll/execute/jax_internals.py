@@ -318,20 +318,22 @@ def define(
     if transpose is not None:
         ad.deflinear2(primitive, transposed)
     batching.fancy_primitive_batchers[primitive] = batched
-
-    def lowering(form: Callable) -> Callable:
-        rule = mlir.lower_fun(form, multiple_results=False)
-
-        def carrying(ctx, *operands, **params):
-            item = carried(ctx.avals_in[0].str_short(), **params)
-            # A program to be exported may carry nothing.
-            if item is not None and not ctx.module_context.lowering_parameters.for_export:
-                ctx.module_context.add_keepalive(item)
-            return rule(ctx, *operands, **params)
-
-        return carrying
-
-    mlir.register_lowering(primitive, lowering(run))
+    mlir.register_lowering(primitive, _carrying(run, carried))
     for platform, on_platform in platforms.items():
-        mlir.register_lowering(primitive, lowering(on_platform), platform=platform)
+        rule = _carrying(on_platform, carried)
+        mlir.register_lowering(primitive, rule, platform=platform)
     return primitive
+
+
+def _carrying(run: Callable, carried: Callable[..., Any]) -> Callable:
+    """The lowering rule of ``run``, which gives the program what it carries."""
+    rule = mlir.lower_fun(run, multiple_results=False)
+
+    def lowered(ctx, *operands, **params):
+        item = carried(ctx.avals_in[0].str_short(), **params)
+        # A program to be exported may carry nothing.
+        if item is not None and not ctx.module_context.lowering_parameters.for_export:
+            ctx.module_context.add_keepalive(item)
+        return rule(ctx, *operands, **params)
+
+    return lowered
