@@ -96,7 +96,8 @@ def results_of(
 def _variants(name: str, model: str) -> Sequence[Synthesizer]:
     if name == Portfolio.name:
         return [Portfolio(model=model, tolerance=0)]
-    return REGISTRY[name].variants or [SYNTHESIZERS[name]()]
+    entry = REGISTRY[name]
+    return (*entry.variants, *entry.uncut) or [SYNTHESIZERS[name]()]
 
 
 def measure(

@@ -21,13 +21,17 @@ def divide(x: jax.Array, dimension: int, parts: int) -> jax.Array:
     leaves the program.
     """
     if jax_internals.auto_sizes() and not jax_internals.explicit_axes():
-        free = [PartitionSpec.UNCONSTRAINED] * x.ndim
+        free: list = [PartitionSpec.UNCONSTRAINED] * x.ndim
         free[dimension] = None
         x = lax.with_sharding_constraint(x, PartitionSpec(*free))
     size = x.shape[dimension] // parts
     shape = (*x.shape[:dimension], parts, size, *x.shape[dimension + 1 :])
     spec = _spec(x)
     if spec is not None:
+        if size % jax_internals.ways(spec[dimension]) and not jax_internals.RESHARD_ABORTS:
+            # The shards of a block would not be equal.
+            spec[dimension] = None
+            x = jax.reshard(x, PartitionSpec(*spec))
         spec.insert(dimension, None)
     return move(_reshape(x, shape, spec), dimension, 0)
 
@@ -41,6 +45,14 @@ def merge(blocks: jax.Array, dimension: int) -> jax.Array:
     if spec is not None:
         del spec[dimension]
     return _reshape(x, shape, spec)
+
+
+def sharded_as(x: jax.Array, like: jax.Array) -> jax.Array:
+    """``x`` sharded over Explicit axes as another array of its shape, which ``divide`` may end."""
+    spec, explicit = jax_internals.explicit_sharding(like)
+    if explicit == jax_internals.explicit_sharding(x)[1] or jax_internals.RESHARD_ABORTS:
+        return x
+    return jax.reshard(x, spec)
 
 
 def move(x: jax.Array, source: int, destination: int) -> jax.Array:

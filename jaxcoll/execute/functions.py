@@ -40,7 +40,7 @@ from jax.core import Tracer
 
 from jaxcoll.errors import CollectiveError
 from jaxcoll.execute import fixed_order, jax_internals
-from jaxcoll.execute.blocks import divide, merge, move
+from jaxcoll.execute.blocks import divide, merge, move, sharded_as
 from jaxcoll.execute.calls import (
     AxisName,
     Call,
@@ -386,7 +386,8 @@ def all_to_all(
                 return lax.all_to_all(leaf, names, split, concat, tiled=True)
             return _untiled_all_to_all(leaf, names, split, concat)
         blocks = call(divide(leaf, split, size) if tiled else move(leaf, split, 0))
-        return merge(blocks, concat) if tiled else move(blocks, 0, concat)
+        out = merge(blocks, concat) if tiled else move(blocks, 0, concat)
+        return sharded_as(out, leaf) if tiled and split == concat else out
 
     return jax.tree.map(one, x)
 

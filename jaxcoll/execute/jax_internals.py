@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -62,6 +63,13 @@ def explicit_sharding(x):
     spec = jax.typeof(x).sharding.spec
     named = (part if isinstance(part, tuple) else (part,) for part in spec)
     return spec, {name for part in named for name in part if name is not None}
+
+
+def ways(part) -> int:
+    """Into how many parts an entry of a spec cuts a dimension."""
+    names = part if isinstance(part, tuple) else (part,)
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return math.prod(sizes[name] for name in names if name is not None)
 
 
 def checks_vma() -> bool:

@@ -20,7 +20,7 @@ from jaxcoll.numerics.ragged import spans
 
 _NONE = -1
 _EVENTS_AT_ONCE = 1 << 18
-_SENDS_AT_ONCE = 1 << 21
+_SENDS_AT_ONCE = 1 << 20
 
 
 class Hops(NamedTuple):

@@ -59,6 +59,7 @@ _MOST_ROOTS = 2**19  # work to find the root of all trees
 _MOST_BALANCED = 4096  # ranks up to which the links into each are balanced to count chunks
 _OPTIMUM = 0.1  # for each rank and link what finding and packing trees takes without switches
 _MATCHED = 1.5  # the time TACOS takes to match a send, relative to a plain send
+_UNWOUND = 3  # the same for each degree of unwound switches, through which it is also simulated
 _IN_STEP = 0.15  # the same where links run in lockstep
 _BLOCKED = 0.25  # work of a send in a message of many shards, relative to a send by itself
 # By how much the work of a kind counts more or less when auto chooses what to try next. Those that
@@ -268,7 +269,7 @@ def _attempts(synthesizer: Synthesizer, topology: Topology, collective: Collecti
     is_alone = synthesizer.aggregate == 1  # type: ignore[attr-defined]
     if topology.is_homogeneous and is_alone and not is_moved:
         return _IN_STEP * matched
-    return _MATCHED * matched * (1 if topology.is_direct else len(degrees(topology)))
+    return _MATCHED * matched * (1 if topology.is_direct else _UNWOUND * len(degrees(topology)))
 
 
 def _as_it_is(synthesizer: Synthesizer, topology: Topology) -> Synthesizer:

@@ -1,13 +1,15 @@
 """The default of ``jc.psum`` and the others on CPU devices, beside ``jax.lax`` itself.
 
 2, 4, 8 and 16 devices, each number in a process of its own; sizes are those of the larger of a
-rank's input and output. Both programs are called in turn; the ratio is that of their medians. Then
-README's torus: ``schedule="auto"``, "bucket" and the default at 256 KiB.
+rank's input and output. Both programs are called in turn; the ratio is that of their medians, and
+``same program`` says whether they are compiled to the same operations. Then README's torus:
+``schedule="auto"``, "bucket" and the default at 256 KiB.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -94,8 +96,15 @@ def _rows(
             "lax ms": 1e3 * times["lax"].median,
             "ms": 1e3 * times[which].median,
             "ratio": times[which].median / times["lax"].median,
+            "same program": _operations(program) == _operations(programs["lax"]),
             "permutes": program.as_text().count(" collective-permute("),
         }
+
+
+def _operations(program) -> list[str]:
+    """The operations of a compiled program, without their places in the source."""
+    lines = (line for line in program.as_text().splitlines() if " = " in line)
+    return [re.sub(r", metadata=\{[^}]*\}", "", line) for line in lines]
 
 
 def _operand(mesh: Mesh, nbytes: int, cut: int) -> jax.Array:

@@ -80,6 +80,18 @@ def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
+def _variables(model: nn.Module, rng: np.random.Generator, *inputs: np.ndarray) -> Any:
+    """Random variables of a model; its own ``init`` would take longer to compile than its step."""
+
+    def one(path, leaf):
+        if path[-1].key in ("scale", "var"):
+            return np.ones(leaf.shape, leaf.dtype)
+        return 0.05 * _normal(rng, *leaf.shape)
+
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)
+    return jax.tree_util.tree_map_with_path(one, shapes)
+
+
 def _update(optimizer, params: Tree, gradients: Tree, state: Tree) -> tuple[Tree, Tree]:
     updates, state = optimizer.update(gradients, state, params)
     return optax.apply_updates(params, updates), state
@@ -109,7 +121,7 @@ def image_classifier(library: Library, rng: np.random.Generator) -> Step:
     """ResNet blocks on 32 x 32 images; batch statistics are averaged with the gradients."""
     model, optimizer = _ResNet(), optax.sgd(0.1, momentum=0.9, nesterov=True)
     batch = {"image": _normal(rng, 32, 32, 32, 3), "label": rng.integers(0, 10, 32)}
-    variables = jax.jit(model.init)(jax.random.key(0), batch["image"][:1])
+    variables = _variables(model, rng, batch["image"][:1])
 
     def run(state, batch):
         params, statistics, inner = state
@@ -158,7 +170,7 @@ def decoder(library: Library, rng: np.random.Generator) -> Step:
     model = _Decoder()
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-4, weight_decay=0.1))
     tokens = rng.integers(0, model.vocabulary, (16, 65))
-    params = jax.jit(model.init)(jax.random.key(0), tokens[:1, :-1])["params"]
+    params = _variables(model, rng, tokens[:1, :-1])["params"]
 
     def run(state, tokens):
         params, inner = state
@@ -198,9 +210,7 @@ def autoencoder(library: Library, rng: np.random.Generator) -> Step:
         "image": rng.random((512, 784)).astype(np.float32),
         "noise": _normal(rng, 512, model.latents),
     }
-    params = jax.jit(model.init)(jax.random.key(0), batch["image"][:1], batch["noise"][:1])[
-        "params"
-    ]
+    params = _variables(model, rng, batch["image"][:1], batch["noise"][:1])["params"]
 
     def run(state, batch):
         params, inner = state
@@ -223,7 +233,7 @@ def autoencoder(library: Library, rng: np.random.Generator) -> Step:
 
 
 class _UNet(nn.Module):
-    widths: tuple[int, ...] = (16, 32)
+    widths: tuple[int, ...] = (8, 16)
 
     @nn.compact
     def __call__(self, x, time):
@@ -232,10 +242,9 @@ class _UNet(nn.Module):
         time = nn.silu(nn.Dense(64)(jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)))
 
         def block(x, width):
-            y = nn.Conv(width, (3, 3))(nn.silu(nn.GroupNorm(8)(x)))
+            y = nn.Conv(width, (3, 3))(nn.silu(nn.GroupNorm(4)(x)))
             y += nn.Dense(width)(time)[:, None, None]
-            y = nn.Conv(width, (3, 3))(nn.silu(nn.GroupNorm(8)(y)))
-            return y + nn.Conv(width, (1, 1))(x)
+            return nn.Conv(width, (3, 3))(nn.silu(y)) + nn.Conv(width, (1, 1))(x)
 
         x, kept = nn.Conv(self.widths[0], (3, 3))(x), []
         for width in self.widths:
@@ -258,7 +267,7 @@ def diffusion(library: Library, rng: np.random.Generator) -> Step:
         "noise": _normal(rng, 16, 16, 16, 3),
         "time": rng.random(16).astype(np.float32),
     }
-    params = jax.jit(model.init)(jax.random.key(0), batch["image"][:1], batch["time"][:1])["params"]
+    params = _variables(model, rng, batch["image"][:1], batch["time"][:1])["params"]
 
     def run(state, batch):
         params, average, inner = state
@@ -305,7 +314,7 @@ def ppo(library: Library, rng: np.random.Generator) -> Step:
         "advantage": _normal(rng, count),
         "value": _normal(rng, count),
     }
-    params = jax.jit(model.init)(jax.random.key(0), batch["observation"][:1])["params"]
+    params = _variables(model, rng, batch["observation"][:1])["params"]
 
     def loss_of(params, part):
         logits, value = model.apply({"params": params}, part["observation"])

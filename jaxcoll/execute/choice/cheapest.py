@@ -174,13 +174,19 @@ def taken(found: Iterable[Candidate]) -> Candidate:
 
 
 def _in_chunks(maker: Synthesizer, collective: Collective, topology: Topology) -> list[Collective]:
-    """The collective in one chunk per shard, and in the few that load a network's links evenly."""
+    """The collective in one chunk per shard, and in the few that load a network's links evenly.
+
+    Where Python kernels answer for one chunk, only counts for which they do: compiling others takes
+    a minute on a fresh machine, while a program is being traced.
+    """
     with interpreted(is_small(collective, maker.name)):
         series = chunk_counts(maker, topology, collective)
     counts = {count for some in series for count in some[:2] if count <= _MOST_CHUNKS}
-    return [
+    found = [
         dataclasses.replace(collective, chunks_per_shard=count) for count in sorted({1, *counts})
     ]
+    small = [each for each in found if is_small(each, maker.name)]
+    return small or found
 
 
 def _native(

@@ -22,6 +22,11 @@ from jaxcoll.execute.lowerings.dataflow import Dataflow, Op, Segment, Variant
 from jaxcoll.execute.lowerings.grouped_permutes import permute_together
 from jaxcoll.execute.lowerings.rounds import PermuteProgram
 
+# XLA's algebraic simplifier moves a reshape of the result past one update each time that it runs,
+# and after 50 times logs an error, that it is stuck (JAX 0.10 and 0.12, CPU). A barrier keeps the
+# reshape where it is.
+MOST_UPDATES = 40
+
 
 class DataflowRun:
     """Runs a dataflow on one rank: holds the values so far, and the rows of the result so far."""
@@ -41,6 +46,7 @@ class DataflowRun:
         self.whole = _whole_value(dataflow)
         self.rows = None if self.whole is not None else _start(program, x, width)
         self.placed = 0  # values that are in the result already
+        self.updates = 0  # of the result
 
     def run(self, target: str) -> jax.Array:
         """The rows of the result; but for CPU steps are kept apart by barriers."""
@@ -58,7 +64,10 @@ class DataflowRun:
                 if arrived and target != "cpu":
                     sources = self._barrier(sources)
         self._place()
-        return self.rows if self.whole is None else self.values[self.whole]  # type: ignore
+        if self.whole is not None:
+            return self.values[self.whole]
+        is_long = self.updates > MOST_UPDATES
+        return lax.optimization_barrier(self.rows) if is_long else self.rows  # type: ignore
 
     def _barrier(self, sources: list[jax.Array]) -> list[jax.Array]:
         """Order later operations after the received values and the sources of the next step."""
@@ -74,6 +83,7 @@ class DataflowRun:
                 for part in runs(self.dataflow.found[value]):
                     where = resolve(part, self._look)
                     self.rows = put(self.rows, self.values[value], part, where, self.width)
+                    self.updates += 1
         self.placed = len(self.values)
 
     def _prepare(self, ops: tuple[Op, ...]) -> list[jax.Array]:

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import jaxcoll as jc
 from jaxcoll.execute import primitives
 from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.lowerings import ssa_dataflow
 from jaxcoll.execute.lowerings.rounds import permute_program
 from tests.execute.harness import expected, integers, mesh_of, schedule_of, sharded
 
@@ -56,3 +58,18 @@ def test_same_values(case, target):
         want = expected(schedule.collective, x)
         for got in sharded(body, mesh_of(8), P("x"), P("x"))(x):
             np.testing.assert_array_equal(got, want, err_msg=str(trailing))
+
+
+@pytest.mark.parametrize("most", [3, 10**6])
+def test_a_result_of_many_updates_stays_before_its_reshape(most, monkeypatch):
+    monkeypatch.setattr(ssa_dataflow, "MOST_UPDATES", most)
+    schedule = schedule_of("torus", 8, "all_gather", "bucket", 4)
+    gathered = sharded(
+        lambda v: jc.all_gather(v[0], "x", schedule=schedule, lowering="ssa")[None],
+        mesh_of(8),
+        P("x"),
+        P("x"),
+        check_vma=False,
+    )
+    text = gathered.lower(jnp.zeros((8, 12))).as_text()
+    assert ("optimization_barrier" in text) == (most == 3)

@@ -17,7 +17,7 @@ def test_rows_of_the_defaults(capsys):
     rows = list(defaults_on_devices.measured(EIGHT, [1 << 10], 3))
     assert {row["function"] for row in rows} >= set(defaults_on_devices.FUNCTIONS)
     defaults = [row for row in rows if row["runs"] == "default"]
-    assert all(row["permutes"] == 0 for row in defaults)
+    assert all(row["same program"] for row in defaults)
     by_name = {row["runs"]: row for row in rows if "README" in row["function"]}
     assert 0 < by_name["auto"]["permutes"] <= 2 * by_name["bucket"]["permutes"]
     on_cpu_devices.with_devices(len(jax.devices()), rows)
