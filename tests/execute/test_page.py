@@ -46,7 +46,8 @@ REFUSALS = {
 }
 
 
-def test_the_code_prints_what_its_comments_say(capsys):
+def test_the_code_prints_what_its_comments_say(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # it writes a file
     code = "".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL))
     said = re.findall(r"print\(.*\)  # (.*)", code)
     assert said

@@ -208,7 +208,8 @@ def main(argv: Sequence[str]) -> None:
         values = [row[column] for row in rows]
         print(f"{column}: median {statistics.median(values):.3f}, most {max(values):.3f}")
     above = [str(row["case"]) for row in rows if row["/ best"] > WITHIN]
-    print(f"Above {WITHIN} of the best: {', '.join(above) or 'none'} of {len(rows)}.")
+    cases = ", ".join(f"case {number}" for number in above) or "none"
+    print(f"Above {WITHIN} of the best, of {len(rows)} cases: {cases}.")
 
 
 def _compile(limits: Limits) -> None:
