@@ -194,12 +194,16 @@ class Call:
     def is_left_to_lax(self, x: jax.Array) -> bool:
         """Whether the call can be handed to ``jax.lax`` as it stands.
 
-        Groups, several axes and operands that Explicit axes shard go by the primitives: ``jax.lax``
-        lacks some of their derivatives, batching rules and types. With several processes all go by
+        Groups, several axes, operands that Explicit axes shard and empty ones go by the primitives:
+        ``jax.lax`` lacks some of their derivatives, batching rules and types, and its psum_scatter
+        beside Explicit axes fails in JAX 0.12. With several processes all go by
         the primitives, whose programs carry what the processes compare (``processes``).
         """
         is_plain = self.groups is None and len(self.axes.names) == 1 and jax.process_count() == 1
-        return is_plain and not jax_internals.explicit_sharding(x)[1] and self.is_native(x)
+        beside = jax_internals.explicit_sharding(x)[1]
+        if self.kind == "reduce_scatter":
+            beside = jax_internals.explicit_axes()
+        return is_plain and not beside and not is_same(x.size, 0) and self.is_native(x)
 
     def _cheapest(self, x: jax.Array) -> Schedule | Native | None:
         """What runs a call that leaves schedule and lowering open; ``None`` for other calls."""

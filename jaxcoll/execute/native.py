@@ -11,6 +11,7 @@ import dataclasses
 
 import jax
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxcoll.collective import ROOTED, Collective
 from jaxcoll.errors import CollectiveError
@@ -67,5 +68,11 @@ def run(x: jax.Array, axes: Axes, collective: Collective, op: str) -> jax.Array:
         if kind == "all_gather":
             return lax.all_gather(x, names, axis_index_groups=groups, tiled=True)
         if kind == "reduce_scatter":
-            return lax.psum_scatter(x, names, axis_index_groups=groups, tiled=True)
+
+            def scattered(x):
+                return lax.psum_scatter(x, names, axis_index_groups=groups, tiled=True)
+
+            if jax_internals.explicit_axes():  # beside them that of JAX 0.12 fails to lower
+                return jax_internals.as_auto_axes(scattered, PartitionSpec())(x)
+            return scattered(x)
         return lax.all_to_all(x, names, 0, 0, axis_index_groups=groups, tiled=True)

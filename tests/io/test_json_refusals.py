@@ -164,13 +164,13 @@ def test_refused_content_names_its_cause(obj, fields, match, cause):
 def test_infinity_by_overflow_is_refused():
     for field, text in (("alpha", dumps(RING)), ("bandwidth", dumps(RING))):
         at = text.index(f'"{field}": [') + len(f'"{field}": [')
-        with pytest.raises(FormatError, match=rf"topology\.{field}\[0\] must be a finite number"):
+        with pytest.raises(FormatError, match="'1e999' is larger than any float"):
             loads(text[:at] + "1e999," + text[at:])
     text = dumps(SCHEDULE_3).replace('"seconds":0.25', '"seconds":1e999')
-    with pytest.raises(FormatError, match=r"provenance\.seconds must be a finite number"):
+    with pytest.raises(FormatError, match=r"'1e999' is larger than any float"):
         loads(text)
     text = dumps(SCHEDULE_3).replace('["random",1]', '["random",1e999]')
-    with pytest.raises(FormatError, match=r"parameters\.order\[1\] must be a finite number"):
+    with pytest.raises(FormatError, match=r"'1e999' is larger than any float"):
         loads(text)
 
 

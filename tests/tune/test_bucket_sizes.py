@@ -19,7 +19,7 @@ LEAVES = {name: jnp.arange(8.0) for name in "abcd"}
 
 def step_of(nbytes: int):
     """The sum of every leaf, in buckets; donates them."""
-    summed = optax.all_reduce_gradients("x", mean=False, bucket_bytes=nbytes)
+    summed = optax.all_reduce_gradients("x", mean=False, bucket_bytes=nbytes, schedule="ring")
 
     def step(leaves):
         return summed.update(leaves, summed.init(leaves))[0]

@@ -98,8 +98,9 @@ def test_ring_steps(both, steps):
     assert (ring.edges.hops == 1).all()
 
 
-def test_ring_is_blind_and_routed():
-    schedule = synthesize(topologies.torus(3, 3), "all_gather", Ring(bidirectional=False))
+def test_ring_in_order_of_ranks_is_blind_and_routed():
+    ring = Ring(bidirectional=False, order="ranks")
+    schedule = synthesize(topologies.torus(3, 3), "all_gather", ring)
     ahead = (schedule.dst - schedule.src) % 9
     assert (ahead == 1).all()
     assert set(schedule.edges.hops[np.unique(schedule.edge)]) == {1, 2}

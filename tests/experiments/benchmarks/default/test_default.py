@@ -40,7 +40,10 @@ def test_what_is_recorded_is_no_faster_than_the_bound():
         for kind, best in network["best"].items():
             for size, found in best.items():
                 least = bound(topology, kind, SIZES[size]).time
-                assert found["seconds"] >= least * (1 - 1e-9)
+                if found["synthesizer"] == "bound":  # of that day, and met within the tolerance
+                    assert found["seconds"] <= least * (1 + 1e-9)
+                else:
+                    assert found["seconds"] >= least * (1 - 1e-9)
 
 
 def test_the_search_ends_at_bounds_and_finds_no_less_than_the_default(monkeypatch):
