@@ -140,7 +140,9 @@ def test_other_threads_hold_nothing(rung):
     assert seen == [before]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+# How many are lost depends on what else the machine does, so it is no test of every run.
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
 def test_arrays_outlive_interrupts_at_any_moment(seed):
     came, lost = in_another_process(TRAINING, seed)
     # Python itself loses what a call returned if a handler raises before it is stored.
