@@ -38,4 +38,4 @@ def test_the_benchmark_writes_its_rows(monkeypatch, tmp_path, capsys):
     users_networks.main(["--cases", "2", "--sends", "256", "--seconds", "0.1"])
     rows = json.loads((tmp_path / "results/bench/users_networks.json").read_text())["rows"]
     assert [row["case"] for row in rows] == [0, 1]
-    assert "of the best: " in capsys.readouterr().out
+    assert "of the best, of 2 cases: " in capsys.readouterr().out
