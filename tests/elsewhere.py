@@ -1,9 +1,11 @@
-"""What code prints in processes of its own, whose hashes of strings differ."""
+"""Code in processes of its own: what it prints, and files that it is writing."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,3 +24,22 @@ def printed_elsewhere(code: str) -> set[str]:
         ).stdout
         for seed in ("1", "2")
     }
+
+
+@contextlib.contextmanager
+def writing_elsewhere(code: str, path: Path) -> Iterator[subprocess.Popen]:
+    """A process in the middle of writing a path, its argument; killed in the end.
+
+    Args:
+        code: prints "writing" when it has begun.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, path], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "writing\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()

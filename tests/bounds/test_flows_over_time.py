@@ -74,14 +74,20 @@ def gathered(topology: Topology, nbytes: np.ndarray, target: int, seconds: int) 
     return nx.maximum_flow_value(graph, "all", (target, seconds)) if seconds else 0
 
 
+@st.composite
+def bytes_between(draw, n: int) -> np.ndarray:
+    """Bytes that each rank has for each other one, of shape (n, n)."""
+    sizes = draw(st.lists(st.integers(0, 5), min_size=n * n, max_size=n * n))
+    nbytes = np.asarray(sizes, float).reshape(n, n)
+    np.fill_diagonal(nbytes, 0.0)
+    return nbytes
+
+
 @settings(deadline=None, max_examples=150)
 @given(timed_networks(), st.data())
 def test_no_bound_is_above_the_maximum_flow_over_time(topology, data):
     """Of a gather to every rank: any cut over time, whatever was cut, and any set of vertices."""
-    n = topology.num_ranks
-    sizes = data.draw(st.lists(st.integers(0, 5), min_size=n * n, max_size=n * n))
-    nbytes = np.asarray(sizes, float).reshape(n, n)
-    np.fill_diagonal(nbytes, 0.0)
+    n, nbytes = topology.num_ranks, data.draw(bytes_between(topology.num_ranks))
     latencies = Latencies(topology)
     inside = np.asarray(data.draw(st.lists(st.booleans(), min_size=topology.num_vertices,
                                            max_size=topology.num_vertices)))  # fmt: skip
@@ -101,10 +107,7 @@ def test_no_bound_is_above_the_maximum_flow_over_time(topology, data):
 @given(timed_networks(), st.data())
 def test_the_exact_arrival_is_the_maximum_flow_over_time(topology, data):
     """Within the tick in which the last of it comes."""
-    n = topology.num_ranks
-    sizes = data.draw(st.lists(st.integers(0, 5), min_size=n * n, max_size=n * n))
-    nbytes = np.asarray(sizes, float).reshape(n, n)
-    np.fill_diagonal(nbytes, 0.0)
+    n, nbytes = topology.num_ranks, data.draw(bytes_between(topology.num_ranks))
     latencies = Latencies(topology)
     known = entering(latencies, nbytes).seconds
     if not known:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 import stat
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jaxcoll.compact import drafts
 from jaxcoll.io.files import read_text, write_bytes, write_text
+from tests.elsewhere import writing_elsewhere
 
 # Contents that tell whether all of one was written.
 WRITING = """
@@ -28,22 +25,6 @@ for i in range(10**9):
 """
 
 
-@contextlib.contextmanager
-def writer_of(path: Path) -> Iterator[subprocess.Popen]:
-    """Another process that writes a file over and over; killed in the end."""
-    root = Path(__file__).parents[2]
-    child = subprocess.Popen(
-        [sys.executable, "-c", WRITING, path], stdout=subprocess.PIPE, text=True, cwd=root
-    )
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "writing\n"
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
-
-
 def is_whole(text: str) -> bool:
     return len(text) == 900_000 and text == text[:9] * 100_000
 
@@ -53,7 +34,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path, seed):
     path = tmp_path / "x"
     write_text(path, "000000000" * 100_000)
     for _ in range(2):
-        with writer_of(path) as child:
+        with writing_elsewhere(WRITING, path) as child:
             time.sleep(random.Random(seed).uniform(0, 0.05))
             child.send_signal(signal.SIGKILL)
             child.wait()
@@ -76,7 +57,7 @@ def test_drafts_of_the_living_and_of_other_files_stay(tmp_path):
 
 def test_several_writers_of_one_file(tmp_path):
     path = tmp_path / "x"
-    with writer_of(path), writer_of(path):
+    with writing_elsewhere(WRITING, path), writing_elsewhere(WRITING, path):
         for _ in range(20):
             write_text(path, "000000001" * 100_000)
             assert is_whole(read_text(path))

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +27,7 @@ from jaxcoll.io import open_compact
 from jaxcoll.synth import Tacos
 from jaxcoll.topologies import hypercube, mesh, ring, switch, torus
 from tests import strategies
+from tests.elsewhere import writing_elsewhere
 
 
 @pytest.mark.parametrize("rule", ["random", "downstream-need"])
@@ -126,27 +122,12 @@ with CompactWriter(sys.argv[1], ring(4), Collective("all_gather", 4), np.arange(
 """
 
 
-@contextlib.contextmanager
-def someone_writing(folder: Path) -> Iterator[subprocess.Popen]:
-    """Another process in the middle of writing a folder; killed in the end."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", WRITING, folder], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "writing\n"
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
-
-
 def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path):
-    with someone_writing(tmp_path / "s") as child:
+    with writing_elsewhere(WRITING, tmp_path / "s") as child:
         child.terminate()
         child.wait()
     (left,) = tmp_path.iterdir()
-    with someone_writing(tmp_path / "other"), someone_writing(tmp_path / "s"):
+    with writing_elsewhere(WRITING, tmp_path / "other"), writing_elsewhere(WRITING, tmp_path / "s"):
         at_work = {path for path in tmp_path.iterdir() if path != left}
         assert not left.exists()
         assert len(at_work) == 2
