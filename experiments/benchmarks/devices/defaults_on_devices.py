@@ -8,7 +8,6 @@ rank's input and output. Both programs are called in turn; the ratio is that of 
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,11 +19,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from experiments.benchmarks.devices.on_cpu_devices import in_processes, with_devices
+from experiments.benchmarks.devices.on_cpu_devices import in_processes, parser_of, with_devices
 from experiments.benchmarks.report import report, write
 from experiments.timing import compare
 
-RANKS = (2, 4, 8, 16)
 SIZES = (1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 FUNCTIONS: dict[str, Callable] = {
     "psum": lambda m, v: m.psum(v, "x"),
@@ -38,11 +36,9 @@ README_BYTES = 256 << 10
 
 def main(argv: Sequence[str]) -> None:
     """Prints and writes the table."""
-    parser = argparse.ArgumentParser(prog="defaults_on_devices")
-    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    parser = parser_of("defaults_on_devices")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--repeat", type=int, default=41, help="calls of each up to 1 MiB")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
         mesh = Mesh(np.asarray(jax.devices()), ("x",))

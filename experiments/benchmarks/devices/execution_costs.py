@@ -7,7 +7,6 @@ shipped costs and timed.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,22 +17,19 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
-from experiments.benchmarks.devices.on_cpu_devices import in_processes, with_devices
+from experiments.benchmarks.devices.on_cpu_devices import in_processes, parser_of, with_devices
 from experiments.benchmarks.report import report, write
 from experiments.timing import compare
 from jaxcoll.simulation.execution_costs import costs_of
 
-RANKS = (2, 4, 8, 16)
 SIZES = (1 << 10, 256 << 10, 4 << 20)
 SCHEDULES = ("bucket", "ring", "rhd", "bfb")
 
 
 def main(argv: Sequence[str]) -> None:
     """Prints and writes both tables."""
-    parser = argparse.ArgumentParser(prog="execution_costs")
-    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    parser = parser_of("execution_costs")
     parser.add_argument("--repeat", type=int, default=20, help="calls of each schedule")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:
         mesh = Mesh(np.asarray(jax.devices()), ("x",))

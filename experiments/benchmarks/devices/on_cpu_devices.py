@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -16,6 +17,15 @@ _MALLOC = {
     "MALLOC_ARENA_MAX": "1",
 }
 _ROW = "row: "
+RANKS = (2, 4, 8, 16)
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """The arguments that ``in_processes`` gives to a benchmark and its processes."""
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    return parser
 
 
 def in_processes(
