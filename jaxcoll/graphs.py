@@ -8,7 +8,7 @@ from fractions import Fraction
 import networkx as nx
 import numpy as np
 
-from jaxcoll.errors import TopologyError
+from jaxcoll.errors import TopologyError, shown
 
 
 def make_graph(
@@ -75,7 +75,7 @@ def _is_switch(node, attributes: dict) -> bool:
     kind = attributes.get("kind", "rank")
     if str(kind).lower() not in ("rank", "switch"):
         raise TopologyError(
-            f"node {node!r:.40} has kind={kind!r:.40}; a kind is 'rank' or 'switch', and a node "
+            f"node {shown(node)} has kind={shown(kind)}; a kind is 'rank' or 'switch', and a node "
             "without one is a rank"
         )
     return str(kind).lower() == "switch"

@@ -4,8 +4,8 @@ Read in this order: ``functions`` and ``rooted`` (the public functions), ``calls
 to a primitive), ``axes``, ``choice/`` (which schedule runs, or ``jax.lax``, by ``native``),
 ``primitives`` (typing, transpose, batching), ``layout`` and ``blocks`` (operands as rows),
 ``lowerings/`` (schedules as JAX operations), ``buckets`` and ``ordering`` (used by training),
-``processes``, ``transports`` and ``xla_options``, and ``jax_internals``, the only file that touches
-JAX's internals.
+``processes`` and ``xla_options``, and ``jax_internals``, the only file that touches JAX's
+internals.
 """
 
 from jax.lax import axis_index, axis_size, ppermute

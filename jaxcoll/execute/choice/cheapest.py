@@ -121,9 +121,7 @@ def cheapest(
         shard = nbytes // len(place.collective.groups[0])
         return default_schedule(place.collective, shard, place.platform)
     found = candidates(place.collective, nbytes, place.topology, place.costs, len(axes.names) > 1)
-    if loses_nans(op, dtype, place.platform):
-        found = tuple(each for each in found if not isinstance(each.runs, Native))
-    chosen = taken(found).runs
+    chosen = taken(found, by_lax=not loses_nans(op, dtype, place.platform)).runs
     if isinstance(chosen, Native):
         return Native(Collective(kind, axes.num_ranks, 1, groups, root))  # type: ignore[arg-type]
     return chosen or default_schedule(place.collective, 0, place.platform)
@@ -165,9 +163,13 @@ def candidates(
     return tuple(found)
 
 
-def taken(found: Iterable[Candidate]) -> Candidate:
-    """The candidate that runs: ``jax.lax``, unless a schedule is cheaper beyond doubt."""
-    found = list(found)
+def taken(found: Iterable[Candidate], by_lax: bool = True) -> Candidate:
+    """The candidate that runs: ``jax.lax``, unless a schedule is cheaper beyond doubt.
+
+    Args:
+        by_lax: whether ``jax.lax`` may run it; the cheapest schedule does if not.
+    """
+    found = [each for each in found if by_lax or not isinstance(each.runs, Native)]
     best = min(found, key=lambda candidate: candidate.seconds)
     native = next((each for each in found if isinstance(each.runs, Native)), best)
     return best if best.seconds < MARGIN * native.seconds else native
@@ -207,9 +209,9 @@ def _native(
         ]
         times = [_on_links(each, nbytes) for each in made if isinstance(each, Schedule)]
         seconds = min(times, default=math.inf)
-        if several_axes and costs.backend == "tpu" and collective.kind != "all_reduce":
-            # XLA sums zero-padded buffers instead (compiled for v5p): twice the bytes.
-            seconds *= 2 if collective.kind in ("all_gather", "reduce_scatter") else 1
+        is_padded = several_axes and costs.backend == "tpu"
+        if is_padded and collective.kind in ("all_gather", "reduce_scatter"):
+            seconds *= 2  # XLA sums zero-padded buffers instead (compiled for v5p)
     return Candidate("jax.lax", Native(collective), seconds, charge)
 
 

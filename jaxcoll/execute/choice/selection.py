@@ -16,7 +16,6 @@ from jaxcoll.execute.axes import Axes
 from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.cheapest import candidates, taken
 from jaxcoll.execute.choice.defaults import default_schedule, default_topology, synthesized
-from jaxcoll.execute.native import Native
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.synth import Synthesizer, synthesizer_named
@@ -95,7 +94,7 @@ def on_network(
             return _synthesized_on(place, choice, max(nbytes, 1))
     elif place.topology is not None:
         found = candidates(place.collective, nbytes, place.topology, place.costs)
-        return taken([each for each in found if not isinstance(each.runs, Native)]).runs  # type: ignore[return-value]
+        return taken(found, by_lax=False).runs  # type: ignore[return-value]
     return choice
 
 

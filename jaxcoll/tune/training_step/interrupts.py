@@ -85,7 +85,7 @@ class Held:
             self._came.append(number)
 
     def _send(self) -> None:
-        """Send the signals to this process again."""
+        """Send the signals to the main thread again, which also ends a sleep there."""
         came, self._came = self._came, []
         for number in came:
-            signal.pthread_kill(threading.main_thread().ident or 0, number)  # ends a sleep there
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
