@@ -150,6 +150,11 @@ def kind_of(device) -> DeviceKind:
     return next((kind for kind in DEVICE_KINDS if words_of(kind.match) <= words), UNKNOWN_KIND)
 
 
+def backend_of(platform: str) -> str:
+    """The backend of a platform: GPUs are named after their driver in some places of JAX."""
+    return "gpu" if platform in ("cuda", "rocm") else platform
+
+
 def words_of(text: object) -> frozenset[str]:
     """Runs of letters and digits of a text, in lower case."""
     return frozenset(re.findall("[a-z0-9]+", str(text).lower()))

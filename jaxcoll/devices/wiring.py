@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from jaxcoll.devices.kinds import UNKNOWN_KIND, DeviceKind, kind_of
+from jaxcoll.devices.kinds import UNKNOWN_KIND, DeviceKind, backend_of, kind_of
 from jaxcoll.errors import AssumptionWarning, TopologyError, warn_user
 from jaxcoll.grid import Grid, Placement
 from jaxcoll.numerics import checks
@@ -54,7 +54,7 @@ def describe_devices(
     }
     kind = dataclasses.replace(kind, **given)
     # GPUs, as far as a compiler describes them, have coordinates too: their number in their host.
-    is_gpu = getattr(devices[0], "platform", "") in ("gpu", "cuda", "rocm")
+    is_gpu = backend_of(getattr(devices[0], "platform", "")) == "gpu"
     if not is_gpu and any(getattr(device, "coords", None) is not None for device in devices):
         return _tpu_slice(devices, kind, wrap, _slice_of(devices) if within is None else within)
     return _hosts(devices, kind)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from jaxcoll.devices.kinds import backend_of
 from jaxcoll.errors import CollectiveError, ScheduleError, TopologyError
 from jaxcoll.execute.choice.transports import TRANSPORTS, check_cliques, check_transport
 from jaxcoll.execute.lowerings.rounds import permute_program
@@ -99,7 +100,7 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
             "AbstractMesh does not say what it will run on"
         )
     name = str(devices.flat[0].platform)
-    platform = {"cuda": "gpu", "rocm": "gpu"}.get(name, name)
+    platform = backend_of(name)
     if platform not in ("cpu", "gpu", "tpu"):
         raise TopologyError(f"no options are known for devices of platform {name!r}")
     return platform

@@ -31,6 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
+from jaxcoll.devices.kinds import backend_of
 from jaxcoll.errors import FormatError, JaxcollError, TuneError
 from jaxcoll.execute import functions
 from jaxcoll.execute.choice.defaults import default_topology
@@ -95,7 +96,7 @@ def measure_execution(
     if len(devices) < 2:
         raise TuneError("execution costs are measured between two devices or more, got one")
     platform = devices[0].platform
-    backend = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    backend = backend_of(platform)
     if backend not in BACKENDS:
         raise TuneError(f"devices of {platform!r}; execution costs are of {', '.join(BACKENDS)}")
     if jax.process_count() > 1:

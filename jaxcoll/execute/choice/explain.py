@@ -14,11 +14,10 @@ from jaxcoll.execute.choice import active, stated
 from jaxcoll.execute.choice.cheapest import MARGIN, Candidate, candidates, taken
 from jaxcoll.mesh.axes import axis_groups
 from jaxcoll.numerics import checks
-from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
+from jaxcoll.simulation.execution_costs import NATIVE_KINDS, ExecutionCosts, costs_of
 from jaxcoll.topology import Topology
 
 _MOST_LINES, _WIDTH = 24, 100
-_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 _FUNCTIONS = {
     "psum": "all_reduce",
     "pmean": "all_reduce",
@@ -122,7 +121,7 @@ def explain_choice(
     """
     checks.instance(mesh, Mesh, "mesh", CollectiveError)
     kind = _FUNCTIONS.get(collective, collective) if isinstance(collective, str) else collective
-    checks.choice(kind, _KINDS, "collective", CollectiveError)
+    checks.choice(kind, NATIVE_KINDS, "collective", CollectiveError)
     size = max(1, round(float(checks.positive(nbytes, "nbytes", CollectiveError))))
     checks.optional(topology, checks.instance, Topology, "topology", CollectiveError)
     names = mesh.axis_names if axis_name is None else axis_name

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import jax
 
 from jaxcoll.collective import Collective
+from jaxcoll.devices.kinds import backend_of
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute import jax_internals
 from jaxcoll.execute.axes import Axes
@@ -130,7 +131,7 @@ def costs_for(execution: ExecutionCosts | None, platform: str) -> ExecutionCosts
     Raises:
         CollectiveError: they are another backend's, or were measured on another machine.
     """
-    backend = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    backend = backend_of(platform)
     if execution is None:
         return costs_of(backend if backend in BACKENDS else "cpu")  # type: ignore[return-value]
     machine = f"{hardware()}, jax {jax.__version__}"
