@@ -7,50 +7,30 @@
 - ``io`` (files), ``draw`` (figures), ``optax`` (training), ``aot`` (compiling for other machines),
   ``tune`` (choosing configurations by measured times).
 
-Importing this package does not import jax; the functions that run schedules on devices do, when
-they are first used.
+Importing this package imports nothing but the standard library: every name is loaded when it is
+first used. NumPy, SciPy, networkx and Numba come with the first network or schedule, jax with the
+first function that runs schedules on devices.
 """
 
 import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING
 
-from jaxcoll import synth, topologies
-from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
-from jaxcoll.bounds.throughput import Optimum, optimum
-from jaxcoll.collective import Collective
-from jaxcoll.compact import CompactSchedule
-from jaxcoll.errors import (
-    AssumptionWarning,
-    CollectiveError,
-    FormatError,
-    JaxcollError,
-    ScheduleError,
-    TopologyError,
-    TuneError,
-)
-from jaxcoll.grid import Grid, Placement
-from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
-from jaxcoll.paths import Edges, shortest_routes
-from jaxcoll.schedule import Provenance, Schedule, concatenate
-from jaxcoll.simulation import (
-    Framing,
-    Message,
-    MessageTimes,
-    Timeline,
-    simulate,
-    simulate_messages,
-    simulate_multicast,
-    sum_orders,
-)
-from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
-from jaxcoll.synth import SYNTHESIZERS, synthesize
-from jaxcoll.synth.tacos.out_of_core import synthesize_compact
-from jaxcoll.topology import Topology
-from jaxcoll.trees import TreeFlow
-from jaxcoll.verifier import verify
-
 if TYPE_CHECKING:
+    from jaxcoll import synth, topologies
+    from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
+    from jaxcoll.bounds.throughput import Optimum, optimum
+    from jaxcoll.collective import Collective
+    from jaxcoll.compact import CompactSchedule
+    from jaxcoll.errors import (
+        AssumptionWarning,
+        CollectiveError,
+        FormatError,
+        JaxcollError,
+        ScheduleError,
+        TopologyError,
+        TuneError,
+    )
     from jaxcoll.execute import (
         Explanation,
         all_gather,
@@ -72,16 +52,79 @@ if TYPE_CHECKING:
         scatter,
         use_topology,
     )
+    from jaxcoll.grid import Grid, Placement
+    from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
+    from jaxcoll.paths import Edges, shortest_routes
+    from jaxcoll.schedule import Provenance, Schedule, concatenate
+    from jaxcoll.simulation import (
+        Framing,
+        Message,
+        MessageTimes,
+        Timeline,
+        simulate,
+        simulate_messages,
+        simulate_multicast,
+        sum_orders,
+    )
+    from jaxcoll.simulation.execution_costs import ExecutionCosts, NativeCost
+    from jaxcoll.synth import SYNTHESIZERS, synthesize
+    from jaxcoll.synth.tacos.out_of_core import synthesize_compact
+    from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
+    from jaxcoll.trees import TreeFlow
     from jaxcoll.tune.measured_costs import measure_execution
+    from jaxcoll.verifier import verify
 
-# Public folders that are loaded when first used: aot, execute and tune need jax, draw Matplotlib;
-# the finder reads tables.
-_FOLDERS = frozenset(("aot", "draw", "execute", "finder", "io", "tune"))
-
-# Names of jaxcoll.execute, which needs jax.
-_NEED_JAX = frozenset(
+# Modules and folders, loaded when first used: aot, execute and tune need jax, draw Matplotlib.
+_MODULES = frozenset(
     (
+        "aot",
+        "bounds",
+        "collective",
+        "compact",
+        "devices",
+        "draw",
+        "errors",
+        "execute",
+        "finder",
+        "grid",
+        "io",
+        "mesh",
+        "numerics",
+        "paths",
+        "provenance",
+        "schedule",
+        "simulation",
+        "synth",
+        "task",
+        "topologies",
+        "topology",
+        "training",
+        "trees",
+        "tune",
+        "verifier",
+    )
+)
+
+# Those that are meant to be used by their names.
+_PUBLIC = frozenset(("aot", "draw", "execute", "finder", "io", "tune"))
+
+# The public names by the module that has them.
+_NAMES = {
+    "bounds": ("Bound", "bound", "cut_bound", "ideal", "lower_bounds", "step_bound"),
+    "bounds.throughput": ("Optimum", "optimum"),
+    "collective": ("Collective",),
+    "compact": ("CompactSchedule",),
+    "errors": (
+        "AssumptionWarning",
+        "CollectiveError",
+        "FormatError",
+        "JaxcollError",
+        "ScheduleError",
+        "TopologyError",
+        "TuneError",
+    ),
+    "execute": (
         "Explanation",
         "all_gather",
         "all_to_all",
@@ -101,8 +144,30 @@ _NEED_JAX = frozenset(
         "reduce",
         "scatter",
         "use_topology",
-    )
-)
+    ),
+    "grid": ("Grid", "Placement"),
+    "mesh.axes": ("axis_groups", "axis_schedule", "reorder"),
+    "paths": ("Edges", "shortest_routes"),
+    "schedule": ("Provenance", "Schedule", "concatenate"),
+    "simulation": (
+        "Framing",
+        "Message",
+        "MessageTimes",
+        "Timeline",
+        "simulate",
+        "simulate_messages",
+        "simulate_multicast",
+        "sum_orders",
+    ),
+    "simulation.execution_costs": ("ExecutionCosts", "NativeCost"),
+    "synth": ("SYNTHESIZERS", "synthesize"),
+    "synth.tacos.out_of_core": ("synthesize_compact",),
+    "topology": ("Topology",),
+    "trees": ("TreeFlow",),
+    "tune.measured_costs": ("measure_execution",),
+    "verifier": ("verify",),
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "SYNTHESIZERS",
@@ -180,12 +245,10 @@ _EXTRAS = {"draw": ("matplotlib", "draw"), "optax": ("optax", "training")}
 def __getattr__(name: str):
     if name == "optax":  # left out of __all__: a star import must not need the package optax
         return _loaded(name, "jaxcoll.training.transforms")
-    if name in _FOLDERS:
+    if name in _MODULES:
         return _loaded(name, f"jaxcoll.{name}")
-    if name == "measure_execution":
-        return importlib.import_module("jaxcoll.tune.measured_costs").measure_execution
-    if name in _NEED_JAX:
-        return getattr(importlib.import_module("jaxcoll.execute"), name)
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"jaxcoll.{_MODULE_OF[name]}"), name)
     if name == "__version__":
         return importlib.metadata.version("jaxcoll")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -205,4 +268,4 @@ def _loaded(name: str, module: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_FOLDERS, "optax", "__doc__", "__version__"})
+    return sorted({*__all__, *_PUBLIC, "optax", "__doc__", "__version__"})

@@ -76,3 +76,21 @@ except ImportError as error:
     assert done.stdout == (
         f"jaxcoll.{name} needs the package {package}: pip install 'jaxcoll[{extra}]'\n"
     )
+
+
+def test_importing_it_loads_no_other_package():
+    program = (
+        "import sys; before = set(sys.modules); import jaxcoll; "
+        "print(sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    heavy = ("jax", "numba", "scipy", "networkx", "highspy", "numpy")
+    assert not [name for name in heavy if f"'{name}'" in done.stdout]
+
+
+def test_every_public_name_is_loaded_from_where_it_is():
+    for name in jc.__all__:
+        assert getattr(jc, name) is not None
+    assert set(jc.__all__) <= set(dir(jc))

@@ -79,7 +79,7 @@ def test_bfb_schedules_come_back(digraph, kind: str, tmp_path):
         schedule = jc.synthesize(topology, kind, synthesizer="bfb", chunks=Bfb.chunks(topology))
     except jc.CollectiveError:
         pytest.skip("not one schedule for both halves")
-    msccl.save(schedule, tmp_path / "program.xml")
+    msccl.save(tmp_path / "program.xml", schedule)
     back = msccl.load(tmp_path / "program.xml", topology)
     jc.verify(back)
     assert back.topology == topology

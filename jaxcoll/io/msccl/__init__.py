@@ -30,7 +30,7 @@ def dumps(program: Program | Schedule, *, dialect: str = "msccl", max_bytes: int
 
 
 def save(
-    schedule: Schedule, path: str | os.PathLike, *, name: str = "jaxcoll", protocol: str = "Simple"
+    path: str | os.PathLike, schedule: Schedule, *, name: str = "jaxcoll", protocol: str = "Simple"
 ) -> None:
     """Write the program of a schedule, all or nothing; see ``lower``.
 
