@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -207,9 +207,9 @@ class Instruction:
 
             return nb.int64(nb.uint64), generate
 
-        made = intrinsic(typed)
-        cpu_target.typing_context.refresh()  # so that it knows what was made after its start
-        return cpu_target.typing_context.resolve_value_type(made)
+        made, context = intrinsic(typed), cast(Any, cpu_target.typing_context)
+        context.refresh()  # so that it knows what was made after its start
+        return context.resolve_value_type(made)
 
 
 @functools.cache
