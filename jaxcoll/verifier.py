@@ -13,7 +13,6 @@ it is replayed, with one bit per (rank, chunk).
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.compact import CompactSchedule, check_compact
@@ -227,21 +226,21 @@ def _replay_compact(ptr, active, sent, order, src, dst, held, count):
                 if i == ptr[t + 1]:
                     return _MISCOUNTED, t, link, -1
                 if sent[i] >= len(order):
-                    return _UNKNOWN, t, link, nb.int64(sent[i])
-                place = nb.int64(order[sent[i]])
+                    return _UNKNOWN, t, link, np.int64(sent[i])
+                place = np.int64(order[sent[i]])
                 bit = np.uint64(1) << np.uint64(place & 63)
                 if held[place >> 9, src[link], (place >> 6) & 7] & bit == np.uint64(0):
-                    return _INCOMPLETE, t, link, nb.int64(sent[i])
+                    return _INCOMPLETE, t, link, np.int64(sent[i])
                 i += 1
         if i != ptr[t + 1]:
             return _MISCOUNTED, t, -1, -1
         i = ptr[t]
         for link in range(links):
             if active[t, link >> 3] >> (link & 7) & 1:
-                place, v = nb.int64(order[sent[i]]), dst[link]
+                place, v = np.int64(order[sent[i]]), dst[link]
                 bit = np.uint64(1) << np.uint64(place & 63)
                 if held[place >> 9, v, (place >> 6) & 7] & bit != np.uint64(0):
-                    return _ALREADY, t, link, nb.int64(sent[i])
+                    return _ALREADY, t, link, np.int64(sent[i])
                 held[place >> 9, v, (place >> 6) & 7] |= bit
                 count[v] += 1
                 i += 1

@@ -1,11 +1,20 @@
-"""Compiled kernels, and small problems on which they run as Python.
+"""Kernels: functions of arrays that run as Python at first and are compiled once that pays.
 
-Numba compiles a kernel in seconds where its cache is empty, and loads it in tens of milliseconds.
-For eight ranks the Python of most kernels takes less than either. Callers that know a problem to be
-small run its kernels as Python: ``with interpreted(): ...``. The results are identical.
+Numba takes half a second to compile a median kernel and several for a large one, nearly all of it
+in its own front end, and a first answer uses fifty kernels: half a minute of silence, for work that
+as Python takes a twentieth of a second on eight ranks. So every kernel is treated as a skier who
+does not know how long the season will be: it runs as Python until that has taken as long as
+compiling it would, and is compiled then. Nothing takes more than twice the time of the better
+choice, small problems never even import Numba, and the results are identical.
 
-A kernel sees no signals; Python handles them before and after it. Kernels that may run for longer
-than about a second therefore do a part of their work per call, and their state is in arrays.
+    the rate of a kernel: seconds of Python per element of its arguments, from its own calls
+    a call runs as Python   if   spent so far + rate x elements <= what compiling takes
+
+Where the cache on disk holds the kernel, "compiling" is loading it, some 20 ms. A call within
+``interpreted()`` always runs as Python.
+
+A compiled kernel sees no signals; Python handles them before and after it. Kernels that may run for
+longer than about a second therefore do a part of their work per call, and their state is in arrays.
 """
 
 from __future__ import annotations
@@ -13,18 +22,34 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import os
+import sys
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
-import numba as nb
 import numpy as np
-
-from jaxcoll.numerics.array_results import make_without_python
-
-make_without_python()
 
 # Sends up to which kernels are faster as Python: all synthesizers together take under a second.
 FEW_SENDS = 2048
+
+# Set in the environment, it has every kernel compiled at its first call: for benchmarks of work
+# that is done a thousand times, and for programs in which no call may be slower than the others.
+COMPILED_AT_ONCE = "JAXCOLL_COMPILE"
+
+# What a kernel waits for, in seconds (Numba 0.68, 2026): importing Numba takes 0.45, loading a
+# kernel from the cache 0.02; compiling takes 0.3 to 4 with the kernels that it calls.
+_IMPORT, _LOAD, _COMPILE = 0.5, 0.02, 1.0
+# The season is longer than a process: from this many seconds on they are kept beside Numba's cache,
+# so that a kernel used for half a second in every process is compiled in the second or third.
+_NOTED, _SECONDS = 0.05, ".seconds"
+# Seconds of Python per element of the arguments, before a kernel's first call is timed: measured
+# over the tests of the synthesizers, 47 of 50 kernels are below. Those whose work grows faster than
+# their arguments say so (``superlinear``); for these it is the factor of the square.
+_RATE, _SQUARE_RATE = 30e-6, 1e-6
+# With fewer elements a call takes what it takes to call, which says nothing of a rate.
+_FEW_ELEMENTS = 64
 
 _is_interpreted: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "jaxcoll_interpreted", default=False
@@ -32,14 +57,18 @@ _is_interpreted: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 
 class Kernel:
-    """A function that Numba compiles at its first call, unless it is interpreted."""
+    """A function that runs as Python until compiling it pays."""
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]):
+    def __init__(self, function: Callable[..., Any], superlinear: bool, options: dict[str, Any]):
         functools.update_wrapper(self, function)
         self._function = function
-        self._dispatcher = nb.njit(**options)(function)
-        # Under this name Numba looks up how other kernels call this one.
-        self._numba_type_ = nb.typeof(self._dispatcher)
+        self._options = options
+        self._superlinear = superlinear
+        self._is_settled = False  # compiled from now on
+        self._seconds = 0.0  # spent in Python, with the kernels that it called
+        self._elements = 0  # of the arguments of all calls
+        self._largest = 0  # of those of one call
+        self._next_note = _NOTED
         self._checked = 0
 
     def __call__(self, *args: Any) -> Any:
@@ -50,10 +79,90 @@ class Kernel:
         """
         if _is_interpreted.get():
             return self._function(*args)
+        if not self._is_settled:
+            elements = sum(map(_elements, args))
+            if self._seconds + self._predicted(elements) <= self._patience():
+                return self._as_python(args, elements)
+            self._is_settled = True
         result = self._dispatcher(*args)
         if self._checked < len(self._dispatcher.overloads):
             self._check_results()
         return result
+
+    def _predicted(self, elements: int) -> float:
+        """Seconds that a call is expected to take as Python."""
+        if not self._elements:
+            return (_SQUARE_RATE * elements if self._superlinear else _RATE) * elements
+        growth = max(1.0, elements / self._largest) if self._superlinear else 1.0
+        return self._seconds / self._elements * elements * growth
+
+    def _patience(self) -> float:
+        """Seconds of Python that a kernel may take in this process before it is compiled."""
+        if os.environ.get(COMPILED_AT_ONCE):
+            return 0.0
+        if "numba" not in sys.modules and Kernel._seconds_in_all <= _IMPORT:
+            return _IMPORT
+        return _LOAD if self._is_cached else _COMPILE - self._earlier
+
+    # Of all kernels: while Numba is not imported, what importing it must be worth.
+    _seconds_in_all = 0.0
+
+    def _as_python(self, args: tuple[Any, ...], elements: int) -> Any:
+        started = time.perf_counter()
+        try:
+            with interpreted():
+                return self._function(*args)
+        finally:
+            seconds = time.perf_counter() - started
+            Kernel._seconds_in_all += seconds
+            self._seconds += seconds
+            elements = max(elements, _FEW_ELEMENTS)
+            self._elements += elements
+            self._largest = max(self._largest, elements)
+            if self._seconds >= self._next_note and "numba" in sys.modules:
+                self._note()
+
+    def _note(self) -> None:
+        """Keep the seconds of Python for later processes, at each doubling of them."""
+        self._next_note = 2 * self._seconds
+        if self._index is not None and not self._index.exists():
+            earlier = self._earlier  # read before the file is replaced
+            with contextlib.suppress(OSError):  # where the cache cannot be written either
+                draft = self._index.with_suffix(f".{os.getpid()}.draft")
+                draft.write_text(repr(earlier + self._seconds))
+                os.replace(draft, self._index.with_suffix(_SECONDS))
+
+    @functools.cached_property
+    def _earlier(self) -> float:
+        """Seconds of Python in earlier processes; 0 where nothing or nonsense is kept."""
+        try:
+            kept = float(self._index.with_suffix(_SECONDS).read_text()) if self._index else 0.0
+        except (OSError, ValueError):
+            return 0.0
+        return kept if 0 <= kept < float("inf") else 0.0
+
+    @property
+    def _is_cached(self) -> bool:
+        return self._index is not None and self._index.exists()
+
+    @functools.cached_property
+    def _index(self) -> Path | None:
+        """The file in which Numba lists the versions on disk; it has no public way to ask.
+
+        None if nothing is kept: the kernel is only called by others, or this Numba is another.
+        """
+        cache = getattr(getattr(self._dispatcher, "_cache", None), "_cache_file", None)
+        index = getattr(cache, "_index_path", None)
+        return None if index is None else Path(index)
+
+    @functools.cached_property
+    def _dispatcher(self) -> Any:
+        return numba().njit(**self._options)(self._function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """Under this name Numba looks up how other kernels call this one."""
+        return numba().typeof(self._dispatcher)
 
     def _check_results(self) -> None:
         """Refuse named tuples among the results, once per compiled version.
@@ -75,15 +184,71 @@ class Kernel:
         return getattr(self._dispatcher, name)
 
 
+class Instruction:
+    """A function of a uint64 that gives an int64: one instruction of the machine when compiled."""
+
+    def __init__(self, function: Callable[[Any], Any], emit: Callable[[Any, Any], Any]):
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._emit = emit
+
+    def __call__(self, word: Any) -> Any:
+        return self._function(word)
+
+    @functools.cached_property
+    def _numba_type_(self) -> Any:
+        nb = numba()
+        from numba.core.registry import cpu_target
+        from numba.extending import intrinsic
+
+        def typed(_typing: Any, word: Any) -> Any:
+            def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+                return self._emit(builder, arguments[0])
+
+            return nb.int64(nb.uint64), generate
+
+        made, context = intrinsic(typed), cast(Any, cpu_target.typing_context)
+        context.refresh()  # so that it knows what was made after its start
+        return context.resolve_value_type(made)
+
+
+@functools.cache
+def numba() -> Any:
+    """The module numba, imported when the first kernel is compiled."""
+    import numba as nb
+
+    from jaxcoll.numerics.array_results import make_without_python
+
+    make_without_python()
+    return nb
+
+
+def _elements(argument: Any) -> int:
+    if isinstance(argument, np.ndarray):
+        return argument.size
+    return sum(map(_elements, argument)) if isinstance(argument, tuple) else 1
+
+
 def _has_names(result: Any) -> bool:
     """Whether a type is a named tuple or holds one."""
-    is_named = isinstance(result, nb.types.BaseNamedTuple)
+    is_named = isinstance(result, numba().types.BaseNamedTuple)
     return is_named or any(map(_has_names, getattr(result, "types", ())))
 
 
-def kernel(**options: Any) -> Callable[[Callable[..., Any]], Kernel]:
-    """Decorates a function that Numba compiles, with the options of ``numba.njit``."""
-    return functools.partial(Kernel, options=options)
+def kernel(*, superlinear: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Kernel]:
+    """Decorates a function that Numba may compile.
+
+    Args:
+        superlinear: whether its work may grow faster than the elements of its arguments: its
+            first call runs as Python only for small ones.
+        options: those of ``numba.njit``.
+    """
+    return lambda function: Kernel(function, superlinear, options)
+
+
+def instruction(emit: Callable[[Any, Any], Any]) -> Callable[[Callable[[Any], Any]], Instruction]:
+    """Decorates a function of a uint64 with how LLVM's builder emits it."""
+    return lambda function: Instruction(function, emit)
 
 
 @contextlib.contextmanager

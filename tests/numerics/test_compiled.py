@@ -15,6 +15,7 @@ import pytest
 from jaxcoll.collective import Collective
 from jaxcoll.errors import CollectiveError, TopologyError
 from jaxcoll.execute.choice.defaults import default_topology, is_small
+from jaxcoll.numerics import compiled
 from jaxcoll.numerics.compiled import interpreted, kernel
 from jaxcoll.synth.registry import REGISTRY
 from jaxcoll.synth.tacos.bitset import count_bits, lowest_bit
@@ -38,7 +39,15 @@ def _both(x):
     return _twice(_next(x))
 
 
-def test_a_kernel_is_compiled_unless_it_is_interpreted():
+@pytest.fixture
+def loaded(monkeypatch):
+    """As after the first kernel that was compiled, and without a wish to compile all."""
+    assert compiled.numba()
+    monkeypatch.delenv(compiled.COMPILED_AT_ONCE, raising=False)
+
+
+def test_a_kernel_is_compiled_unless_it_is_interpreted(monkeypatch):
+    monkeypatch.setenv(compiled.COMPILED_AT_ONCE, "1")
     with interpreted():
         assert _both(1) == 4
         with interpreted(False):
@@ -53,6 +62,127 @@ def test_a_kernel_is_compiled_unless_it_is_interpreted():
     with interpreted(False):
         assert _both(1.5) == 5.0
     assert len(_both.signatures) == 2
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_kernel_is_compiled_once_python_took_as_long_as_compiling(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(compiled.time, "perf_counter", lambda: clock[0])
+
+    @kernel()
+    def total(x):
+        clock[0] += 0.3
+        return x.sum()
+
+    values = np.arange(100)
+    for _ in range(3):
+        assert total(values) == 4950
+    assert not total.signatures
+    # A fourth call would bring Python to 1.2 seconds, with the rate of those before.
+    with pytest.raises(Exception, match=r"clock|setitem|reflected"):
+        total(values)  # Numba cannot compile what it does to the clock
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    ("superlinear", "few", "many"), [(False, 30_000, 40_000), (True, 900, 1100)]
+)
+def test_the_first_call_is_python_only_for_few_elements(superlinear, few, many):
+    def first(x):
+        return x[0]
+
+    kernels = [kernel(superlinear=superlinear)(first) for _ in range(2)]
+    for each, elements in zip(kernels, (few, many), strict=True):
+        assert each(np.arange(1, elements + 1)) == 1
+    assert [len(each.signatures) for each in kernels] == [0, 1]
+
+
+@pytest.mark.usefixtures("loaded")
+def test_after_a_call_its_rate_decides_about_larger_ones(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(compiled.time, "perf_counter", lambda: clock[0])
+    seconds = {100: 0.01, 1000: 0.1}
+
+    def made(superlinear):
+        def body(x):
+            clock[0] += seconds[x.size]
+            return x[0]
+
+        each = kernel(superlinear=superlinear)(body)
+        each(np.arange(100))
+        return each
+
+    # 0.01 s for 100 elements: 0.1 s for 1,000, or 1 s if it grows with their square.
+    assert made(False)(np.arange(1000)) == 0
+    with pytest.raises(Exception, match=r"clock|setitem|reflected|Untyped|getitem"):
+        made(True)(np.arange(1000))
+
+
+# Calls a kernel twice in a process that imports Numba, where each call takes half the seconds that
+# the argument says, and prints how many versions of it are compiled then.
+SEASON = """
+import sys, time
+from jaxcoll.numerics import compiled
+import kept
+
+compiled.numba()
+clock, seconds = [0.0], float(sys.argv[1])
+time.perf_counter = lambda: clock.append(clock[-1] + seconds / 2) or clock[-1]
+for _ in range(2):
+    assert kept.one(1) == 2
+print(len(kept.one.signatures))
+"""
+
+
+def test_seconds_of_python_are_kept_for_later_processes(tmp_path):
+    """Four calls of 0.25 s in two processes are as long as compiling, so the third compiles."""
+    (tmp_path / "kept.py").write_text(
+        "from jaxcoll.numerics.compiled import kernel\n"
+        "@kernel(cache=True)\ndef one(x):\n    return x + 1\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    environment |= {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    environment.pop(compiled.COMPILED_AT_ONCE, None)
+    found = []
+    for _ in range(4):
+        process = subprocess.run(
+            [sys.executable, "-c", SEASON, "0.5"],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        found.append(int(process.stdout))
+    assert found == [0, 0, 1, 1]
+    (kept,) = (tmp_path / "cache").rglob("*.seconds")
+    assert float(kept.read_text()) == 1.0
+    for nonsense in ("", "nan", "-1", "x"):
+        kept.write_text(nonsense)
+        assert subprocess.run(
+            [sys.executable, "-c", SEASON, "0.5"], env=environment, check=True, capture_output=True
+        )
+
+
+def test_a_first_answer_imports_no_numba():
+    """Half a minute of compiling, for what takes Python a tenth of a second on eight ranks."""
+    program = """
+import sys
+import jaxcoll as jc
+
+topology = jc.topologies.torus(2, 4, alpha=0.5e-6, bandwidth=50e9)
+for kind in ("all_reduce", "all_gather", "reduce_scatter"):
+    schedule = jc.synthesize(topology, kind, nbytes=64e6)
+    jc.verify(schedule)
+    jc.simulate(schedule, nbytes=64e6)
+    jc.bound(topology, kind, nbytes=64e6)
+print("numba" in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment.pop(compiled.COMPILED_AT_ONCE, None)
+    printed = subprocess.run(
+        [sys.executable, "-c", program], env=environment, check=True, capture_output=True, text=True
+    )
+    assert printed.stdout.split() == ["False"]
 
 
 @pytest.mark.parametrize("name", [name for name, entry in REGISTRY.items() if entry.variants])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxcoll.numerics.array_results import TRIED
-from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.compiled import COMPILED_AT_ONCE, kernel
 from jaxcoll.synth.tacos.event_state import Event
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +173,8 @@ def _after_next(event):
     return later.time
 
 
-def test_no_kernel_returns_a_named_tuple_to_python():
+def test_no_kernel_returns_a_named_tuple_to_python(monkeypatch):
+    monkeypatch.setenv(COMPILED_AT_ONCE, "1")
     event = Event(np.int64(1), 0, 0, 0, 0)
     assert _after_next(event) == 3  # among kernels it is allowed
     with pytest.raises(TypeError, match="_next returns a named tuple to Python"):

@@ -13,7 +13,7 @@ _FAR = np.int64(2**62)
 _NEGLIGIBLE = 40.0
 
 
-@kernel(cache=True, nogil=True)
+@kernel(cache=True, nogil=True, superlinear=True)
 def lifted(value, key, pair_colour, arc_colour, tails, heads):
     """The flow of every source over every arc, from one value per class; int64 (sources, arcs)."""
     size = pair_colour.shape[0]

@@ -147,7 +147,7 @@ def _first_colours(first, second):
     return out
 
 
-@kernel(cache=True, nogil=True)
+@kernel(cache=True, nogil=True, superlinear=True)
 def _refined(pair, arc, tails, heads, out_ptr, out_arc, in_ptr, in_arc):
     """One round: every pair sees the pairs next to it, every arc all flows over it."""
     size = pair.shape[0]

@@ -10,7 +10,7 @@ from jaxcoll.numerics.compiled import kernel
 _FAR = np.int64(2**62)
 
 
-@kernel(cache=True, nogil=True)
+@kernel(cache=True, nogil=True, superlinear=True)
 def route(ptr, link, link_src, link_dst, busy, delay, source, target, batch_ptr, passes):
     """The link into every vertex, on the tree of paths that each batch of chunks takes.
 

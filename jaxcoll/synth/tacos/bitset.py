@@ -4,49 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba as nb
 import numpy as np
-from llvmlite import ir
-from numba.extending import intrinsic, overload
 
-from jaxcoll.numerics.compiled import kernel
+from jaxcoll.numerics.compiled import instruction, kernel
 
 
-@intrinsic
-def _lowest_bit(_typing, word):
-    def generate(_context, builder, _signature, arguments):
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+def _trailing_zeros(builder: Any, word: Any) -> Any:
+    from llvmlite import ir  # as Numba: imported when the first kernel is compiled
 
-    return nb.int64(nb.uint64), generate
+    return builder.cttz(word, ir.Constant(ir.IntType(1), 1))
 
 
-@intrinsic
-def _count_bits(_typing, word):
-    def generate(_context, builder, _signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return nb.int64(nb.uint64), generate
-
-
+@instruction(_trailing_zeros)
 def lowest_bit(word: Any) -> Any:
     """Position of the lowest bit set in a uint64, int64; undefined for 0."""
     bits = int(word)
     return np.int64((bits & -bits).bit_length() - 1)
 
 
+@instruction(lambda builder, word: builder.ctpop(word))
 def count_bits(word: Any) -> Any:
     """Number of bits set in a uint64, int64."""
     return np.int64(int(word).bit_count())
-
-
-@overload(lowest_bit, inline="always")
-def _lowest_bit_compiled(word):
-    return lambda word: _lowest_bit(word)  # pyright: ignore[reportCallIssue]
-
-
-@overload(count_bits, inline="always")
-def _count_bits_compiled(word):
-    return lambda word: _count_bits(word)  # pyright: ignore[reportCallIssue]
 
 
 @kernel(inline="always")
@@ -67,7 +46,7 @@ def next_random(x):
 @kernel(inline="always")
 def random_below(x, count):
     """A number 0..count-1, int64, from the upper half of a random uint64; count < 2**32."""
-    return nb.int64(((x >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
+    return np.int64(((x >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32))
 
 
 @kernel(inline="always")
@@ -79,12 +58,12 @@ def draw_bit(candidates, words, x):
         words: how many there are; a constant makes it fast.
         x: a random uint64.
     """
-    count = nb.int64(0)
+    count = np.int64(0)
     for q in range(words):
         count += count_bits(candidates[q])
     draw = random_below(x, count)
     # Which word the draw falls into is as good as random: without a branch nobody need guess it.
-    count = before = q = nb.int64(0)
+    count = before = q = np.int64(0)
     for i in range(words - 1):
         count += count_bits(candidates[i])
         if count <= draw:

@@ -11,7 +11,6 @@ slots are those of ``state``.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
@@ -82,12 +81,12 @@ def expand(
     limit, moves, relays = goal.limit, len(direct.onward) > 0, len(relay) > 0
     wanted, time, finish = at[WANTED], at[TIME], at[FINISH]
     sends, size, count = at[SENDS], at[UNDER_WAY], at[WAITING]
-    room, looks = nb.int64(0), nb.int64(0)
+    room, looks = np.int64(0), np.int64(0)
     while wanted > 0:
         room = sends + _most_sends(in_ptr, waiting, left, count, goal.most, moves, len(target))
         if room > len(slot) or looks >= _AT_ONCE:
             break
-        room, looks = nb.int64(0), looks + count
+        room, looks = np.int64(0), looks + count
         block = _shuffle(waiting, random, count, have.shape[0])
         needs_all = limit < _NEVER and not moves and not relays
         if needs_all and not _is_in_time(net, costs, waiting, left, goal, count, time):
@@ -97,7 +96,7 @@ def expand(
         finish = max(finish, last_arrival)
         if size == 0 or times[0] >= limit:
             break
-        time, count = times[0], nb.int64(0)
+        time, count = times[0], np.int64(0)
         while size > 0 and times[0] == time:
             link = arrivals[0]
             size = pop(times, arrivals, size)
@@ -136,7 +135,7 @@ def _shuffle(waiting, random, count, blocks):
 @kernel(inline="always")
 def _most_sends(in_ptr, waiting, left, count, most, moves, slots):
     """The most sends that the links into the waiting ranks can take."""
-    room = nb.int64(0)
+    room = np.int64(0)
     for i in range(count):
         v = waiting[i]
         ports = in_ptr[v + 1] - in_ptr[v]
@@ -204,14 +203,14 @@ def _match(net, now, direct, costs, work, goal, event, columns):
     first, last, planes, carry, random = work.first, work.last, work.planes, work.carry, work.random
     onward, target, distance, rate = direct.onward, direct.target, direct.distance, costs.rate
     moves, most, time, rule = len(direct.onward) > 0, goal.most, event.time, goal.rule
-    sends, size, finish = event.sends, event.size, nb.int64(0)
+    sends, size, finish = event.sends, event.size, np.int64(0)
     start, edge, slot = columns.start, columns.edge, columns.slot
     for w in range(event.count):
         v = work.waiting[w]
         work.waits[v] = False
         if left[v] == 0:
             continue
-        idle, given = _idle_links(in_ptr, in_link, first, last, links, random, v), nb.int64(0)
+        idle, given = _idle_links(in_ptr, in_link, first, last, links, random, v), np.int64(0)
         for j in range(idle):
             load[j], number[j], head[j] = alpha[links[j]], 0, -1
         while True:
@@ -262,7 +261,7 @@ def _match(net, now, direct, costs, work, goal, event, columns):
 @kernel(inline="always")
 def _idle_links(in_ptr, in_link, first, last, links, random, v):
     """The idle links into rank v, in random order, into ``links``; their number."""
-    idle, x = nb.int64(0), random[0]
+    idle, x = np.int64(0), random[0]
     for i in range(in_ptr[v], in_ptr[v + 1]):
         link = in_link[i]
         if first[link] == last[link]:
@@ -355,7 +354,7 @@ def retime(net: Network, costs: Costs, step_ptr, edge, slot, available, start):
         When the last one arrives.
     """
     free = np.zeros(len(net.src), np.int64)
-    finish = nb.int64(0)
+    finish = np.int64(0)
     for t in range(len(step_ptr) - 1):
         i = step_ptr[t]
         while i < step_ptr[t + 1]:

@@ -10,7 +10,6 @@ Time is O(sends) in practice, memory one bit per (rank, chunk) where every rank 
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
@@ -35,7 +34,7 @@ _ZERO = np.uint64(0)
 # ---------------------------------------------------------------------- Algorithm 2
 
 
-@kernel(cache=True, nogil=True)
+@kernel(cache=True, nogil=True, superlinear=True)
 def expand(net, now: Holdings, wanted, planes, random, chunk_of_slot, edge, chunk, sends):
     """Expands the network in time, step by step (Algorithm 2), for as many steps as asked for.
 
@@ -124,7 +123,7 @@ def match(net, now: Holdings, planes, random, start, ranks, carried):
         for i in range(degree):
             link = order[i]
             u = src[link]
-            slot = nb.int64(-1)
+            slot = np.int64(-1)
             block = next_block(offer, link, start, start, blocks)
             while block >= 0:
                 if seen_by[block] != v:
@@ -178,8 +177,8 @@ def _exchange(have, free, seen_by, src, order, i, v, carried):
                     lowest = lowest_bit(other)
                     free[block, q] &= ~bit_of(lowest)
                     carried[order[j]] = block * BLOCK + 64 * q + lowest
-                    return nb.int64(slot)
-    return nb.int64(-1)
+                    return np.int64(slot)
+    return np.int64(-1)
 
 
 @kernel(cache=True, nogil=True)

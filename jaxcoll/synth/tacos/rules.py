@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.errors import CollectiveError
@@ -110,7 +109,7 @@ def keep_rarest(candidates, block, copies):
         while word != _ZERO:
             slot = ((block * len(candidates) + q) << 6) + lowest_bit(word)
             if copies[slot] < best:
-                best, kept = nb.int64(copies[slot]), _ZERO
+                best, kept = np.int64(copies[slot]), _ZERO
                 _clear(candidates, q)
             if copies[slot] == best:
                 kept |= bit_of(slot)
@@ -131,7 +130,7 @@ def keep_scarcest(candidates, net, have, link, v, block, rate):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
             bit = word & (~word + _ONE)
-            others = nb.int64(0)
+            others = np.int64(0)
             for i in range(in_ptr[v], in_ptr[v + 1]):
                 other = in_link[i]
                 if other != link and have[block, src[other], q] & bit != _ZERO:
@@ -153,7 +152,7 @@ def keep_farthest(candidates, block, distance, target):
         distance: from the receiver to every rank, of shape (ranks,).
         target: the rank that wants the chunk of each slot.
     """
-    best = nb.int64(-1)
+    best = np.int64(-1)
     for q in range(len(candidates)):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
@@ -182,7 +181,7 @@ def keep_fewest_ways(candidates, net, onward, link, block):
         word, kept = candidates[q], _ZERO
         while word != _ZERO:
             bit = word & (~word + _ONE)
-            ways = nb.int64(0)
+            ways = np.int64(0)
             for other in range(out_ptr[u], out_ptr[u + 1]):
                 ways += onward[block, other, q] & bit != _ZERO
             if ways < best:

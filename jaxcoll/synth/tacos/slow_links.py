@@ -8,7 +8,6 @@ one fast link away, and no other rank keeps that link from bringing it.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
@@ -36,10 +35,10 @@ def faster_ranks(net: Network, cost):
     in_ptr, in_link = net.in_ptr, net.in_link
     ranks, links = len(in_ptr) - 1, len(net.src)
     first, last = np.zeros(links, np.int64), np.zeros(links, np.int64)
-    found, count = np.empty(1024, np.int64), nb.int64(0)
+    found, count = np.empty(1024, np.int64), np.int64(0)
     distance, near = np.full(ranks, _NEVER), np.empty(ranks, np.int64)
     for v in range(ranks):
-        fastest, slowest = _NEVER, nb.int64(0)
+        fastest, slowest = _NEVER, np.int64(0)
         for i in range(in_ptr[v], in_ptr[v + 1]):
             fastest = min(fastest, cost[in_link[i]])
             slowest = max(slowest, cost[in_link[i]])
@@ -77,7 +76,7 @@ def _measure_back(net, cost, target, limit, distance, near):
     """
     in_ptr, in_link, src = net.in_ptr, net.in_link, net.src
     distance[target], near[0] = 0, target
-    known, done = nb.int64(1), nb.int64(0)
+    known, done = np.int64(1), np.int64(0)
     while done < known and done <= _MOST:
         nearest = done
         for j in range(done + 1, known):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 
 from jaxcoll.numerics.compiled import kernel
@@ -63,8 +62,8 @@ def place(slot, words):
     """Block, word in the block, and bit of a slot, in blocks of ``words`` words, a power of two."""
     # Without a sign, a division is a shift: Numba's // minds negative numbers, and it shows.
     word = np.uint64(slot) >> np.uint64(6)
-    block = nb.int64(word // np.uint64(words))
-    return block, nb.int64(word) & (words - 1), bit_of(slot)
+    block = np.int64(word // np.uint64(words))
+    return block, np.int64(word) & (words - 1), bit_of(slot)
 
 
 # ---------------------------------------------------------------------- before the first step
@@ -179,14 +178,14 @@ def next_block(offer, link, block, start, blocks):
             if word != _ZERO:
                 return block + lowest_bit(word)
             block = ((block >> 6) + 1) << 6
-        block = nb.int64(0)
+        block = np.int64(0)
     while block < start:
         word = offer[link, block >> 6] >> np.uint64(block & 63)
         if word != _ZERO:
             block += lowest_bit(word)
-            return block if block < start else nb.int64(-1)
+            return block if block < start else np.int64(-1)
         block = ((block >> 6) + 1) << 6
-    return nb.int64(-1)
+    return np.int64(-1)
 
 
 # ---------------------------------------------------------------------- after the last step

@@ -65,7 +65,7 @@ def depths(over):
     return depth
 
 
-@kernel(cache=True)
+@kernel(cache=True, superlinear=True)
 def _below(spare, mass, over, source, height):
     """Whether all trees can be made no higher than ``height``, and what becomes of them.
 

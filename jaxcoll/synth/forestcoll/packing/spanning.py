@@ -68,7 +68,7 @@ def arcs_of(num_ranks: int, capacity: dict[tuple[int, int], int]) -> Arcs:
     )
 
 
-@kernel(cache=True)
+@kernel(cache=True, superlinear=True)
 def shortest_trees(arcs, roots, weights):
     """A breadth-first tree from each root: weights, and the arc into each rank, -1 out of reach.
 

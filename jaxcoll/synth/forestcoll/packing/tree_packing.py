@@ -112,7 +112,7 @@ def _neighbours(left: np.ndarray) -> Iterator[np.ndarray]:
         yield listed
 
 
-@kernel(cache=True)
+@kernel(cache=True, superlinear=True)
 def _pack(left, roots, weights, neighbour):
     """Algorithm 4. ``left`` is the capacity of each pair, and becomes what is left of it.
 
