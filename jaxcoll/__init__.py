@@ -17,7 +17,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxcoll import synth, topologies
+    from jaxcoll import aot, draw, execute, finder, io, synth, topologies, tune  # noqa: F401
     from jaxcoll.bounds import Bound, bound, cut_bound, ideal, lower_bounds, step_bound
     from jaxcoll.bounds.throughput import Optimum, optimum
     from jaxcoll.collective import Collective

@@ -20,6 +20,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Processes that tests start import the studies too, which no wheel installs.
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+os.environ["PYTHONPATH"] = os.pathsep.join([_ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
 _FLAGS = {
     "--xla_force_host_platform_device_count": "16",
     "--xla_backend_optimization_level": "0",

@@ -12,9 +12,16 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-import cvxpy as cp
 import numpy as np
 import scipy.sparse as sp
+
+try:
+    import cvxpy as cp
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "the linear program of an all_reduce needs the package cvxpy: pip install 'jaxcoll[lp]'",
+        name="cvxpy",
+    ) from error
 
 from jaxcoll.bounds.dual_variables import (
     DualVariables,

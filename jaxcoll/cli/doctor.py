@@ -1,0 +1,156 @@
+"""``doctor``: installed versions, the devices, and the links that they are assumed to have."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from typing import Any
+
+import click
+
+from jaxcoll.cli.exploring import network_facts
+from jaxcoll.cli.networks import NetworkName, named_network
+from jaxcoll.cli.quantities import bandwidth_text, time_text
+from jaxcoll.cli.schedules import as_json
+from jaxcoll.cli.terminal import one_line, print_json, working
+
+_NEEDED = ("jax", "jaxlib", "numpy", "scipy", "networkx", "numba", "highspy", "click")
+# Package -> its purpose, and how it is installed.
+_OPTIONAL = {
+    "matplotlib": ("drawings", "pip install 'jaxcoll[draw]'"),
+    "optax": ("jc.optax", "pip install 'jaxcoll[training]'"),
+    "cvxpy": ("exact bounds of all_reduce", "pip install 'jaxcoll[lp]'"),
+    "libtpu": ("compiling for TPU slices", "pip install 'jaxcoll[tpu]'"),
+}
+
+
+@click.command()
+@click.option("--network", type=NetworkName(), help="Also: the device of each rank of this one.")
+@as_json
+def doctor(network, as_json) -> int:
+    """Devices, their guessed network, the order of ranks, versions, missing packages.
+
+    Exit code 1 if a package is missing that the library needs.
+
+    \b
+    jaxcoll doctor
+    jaxcoll doctor --network torus:2x4
+    """
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "jaxcoll": _version("jaxcoll"),
+        "packages": {name: _version(name) for name in _NEEDED},
+        "optional": {name: _version(name) for name in _OPTIONAL},
+        "devices": None,
+    }
+    if _can_import("jax"):
+        with working("looking for devices"):
+            found["devices"] = _devices(network)
+    missing = [name for name, version in found["packages"].items() if version is None]
+    if as_json:
+        print_json({**found, "missing": missing})
+    else:
+        click.echo("\n".join([*_version_lines(found), *_device_lines(found["devices"])]))
+    return int(bool(missing))
+
+
+def _version(name: str) -> str | None:
+    if name != "jaxcoll" and not _can_import(name):
+        return None
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _can_import(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _devices(network: str | None) -> dict[str, Any]:
+    """The devices of JAX, and the network that the library assumes between them."""
+    import warnings
+
+    try:
+        import jax
+
+        import jaxcoll as jc
+
+        devices = jax.devices()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            guessed = jc.Topology.from_devices(devices)
+    except Exception as error:  # a driver may fail in any way, and that is what doctor is asked
+        return {"error": f"{type(error).__name__}: {one_line(error)}"}
+    facts: dict[str, Any] = {
+        "count": len(devices),
+        "kind": str(devices[0].device_kind),
+        "platform": devices[0].platform,
+        "processes": jax.process_count(),
+        "network": network_facts(guessed),
+        "assumptions": [one_line(each.message) for each in caught],
+        "coordinates": [getattr(device, "coords", None) for device in devices][:64],
+    }
+    if network is not None:
+        order = jc.reorder(devices, named_network(network))
+        facts["rank_order"] = [int(device.id) for device in order]
+    return facts
+
+
+def _version_lines(found: dict[str, Any]) -> list[str]:
+    lines = [f"Python {found['python']} ({sys.executable})", f"jaxcoll {found['jaxcoll']}"]
+    for name, version in found["packages"].items():
+        lines.append(f"{name} {version or f'is missing; type: pip install {name}'}")
+    for name, version in found["optional"].items():
+        purpose, install = _OPTIONAL[name]
+        lines.append(f"{name} {version or f'is not installed ({purpose}); type: {install}'}")
+    return lines
+
+
+def _device_lines(devices: dict[str, Any] | None) -> list[str]:
+    if devices is None:
+        return ["no devices, as there is no JAX: schedules are made, proved and timed without it"]
+    if "error" in devices:
+        return [f"JAX found no devices: {devices['error']}"]
+    network = devices["network"]
+    lines = [
+        f"{devices['count']} devices, {devices['kind']} ({devices['platform']}), "
+        f"{devices['processes']} process{'es' if devices['processes'] > 1 else ''}",
+        f"guessed network: {network['name']}, {network['ranks']} ranks, "
+        f"{network['switches']} switches, {network['links']} links",
+    ]
+    lines += [
+        f"  {each['links']} links of {time_text(each['alpha_seconds'])} and "
+        f"{bandwidth_text(each['bytes_per_second'])}"
+        for each in network["speeds"]
+    ]
+    lines += [f"  {assumption}" for assumption in devices["assumptions"]]
+    if "rank_order" in devices:
+        lines.append(f"device of each rank: {', '.join(map(str, devices['rank_order']))}")
+    return lines
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell) -> int:
+    """Print the script for completion in a shell.
+
+    \b
+    bash:  jaxcoll completion bash >> ~/.bashrc
+    zsh:   jaxcoll completion zsh >> ~/.zshrc
+    fish:  jaxcoll completion fish > ~/.config/fish/completions/jaxcoll.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from jaxcoll.cli.application import application
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.UsageError(f"no completion for {shell}; type bash, zsh or fish")
+    click.echo(found(application, {}, "jaxcoll", "_JAXCOLL_COMPLETE").source())
+    return 0

@@ -1,0 +1,191 @@
+"""``find`` and ``show``: networks to build; networks and schedules as text and drawings."""
+
+from __future__ import annotations
+
+import io
+import os
+from typing import Any
+
+import click
+
+from jaxcoll.cli.files import check_target, is_xml, read_schedule, write
+from jaxcoll.cli.networks import NetworkName, named_network, network_names
+from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES, bandwidth_text, time_text
+from jaxcoll.cli.schedules import as_json, described
+from jaxcoll.cli.terminal import print_json, working
+
+_PICTURES = (".png", ".svg", ".pdf")
+_MOST_SHOWN = 64  # ranks of a network, steps of a schedule, that are listed one by one
+
+
+@click.command()
+@click.argument("ranks", type=click.IntRange(2))
+@click.argument("degree", type=click.IntRange(1))
+@click.option("--links", type=click.Choice(("one_way", "both_ways")), default="one_way",
+              help="Whether every link needs one back.")  # fmt: skip
+@click.option("--parallel/--no-parallel", default=True, help="Several links between two ranks.")
+@click.option("--rates/--no-rates", default=True, help="Measure all-to-all rates (slower).")
+@click.option("--take", type=click.IntRange(1), help="Write this row of the table as a network.")
+@click.option("--output", "-o", help="Where --take writes it, as JSON.")
+@as_json
+def find(ranks, degree, links, parallel, rates, take, output, as_json) -> int:
+    """Direct-connect networks of a size and degree with the best schedules.
+
+    \b
+    jaxcoll find 32 4
+    jaxcoll find 32 4 --take 1 -o network.json
+    """
+    import jaxcoll as jc
+
+    if (take is None) != (output is None):
+        raise click.UsageError("--take and --output belong together; type --take 1 -o network.json")
+    form = check_target(output)
+    with working("searching") as progress:
+        found = jc.finder.find(
+            ranks, degree, links=links, parallel=parallel, rates=rates,
+            progress=lambda done, sizes: progress.note(f"searching, size {done} of {sizes}"),
+        )  # fmt: skip
+        table = "" if as_json else str(found)
+    if take is not None and take > len(found.points):
+        raise click.UsageError(f"there are {len(found.points)} networks; --take 1 is the first")
+    if as_json:
+        print_json({"ranks": ranks, "degree": degree, "points": [
+            {"topology": str(point.construction), "steps": point.cost.steps,
+             "inverse_bandwidth": float(point.cost.inverse_bandwidth)}
+            for point in found.points
+        ]})  # fmt: skip
+    else:
+        click.echo(table)
+    if take is not None and output is not None:
+        write(output, found.points[take - 1].digraph.topology(), form or "json")
+        click.echo(f"{found.points[take - 1].construction} written to {output}", err=as_json)
+    return 0
+
+
+@click.command()
+@click.argument("what", required=False, type=NetworkName())
+@click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us.")
+@click.option("--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s.")
+@click.option("--network", "network_name", type=NetworkName(), help="Of MSCCL XML.")
+@click.option("--output", "-o", help="Draw it: FILE.png, .svg or .pdf.")
+@click.option("--names", is_flag=True, help="List the names that networks have.")
+@as_json
+def show(what, alpha, bandwidth, network_name, output, names, as_json) -> int:
+    """A network or schedule as text, or drawn to a file.
+
+    \b
+    jaxcoll show torus:4x4
+    jaxcoll show schedule.json -o loads.png
+    """
+    if names:
+        print_json(network_names()) if as_json else click.echo("\n".join(network_names()))
+        return 0
+    if what is None:
+        raise click.UsageError("say what to show: a network or a file, or --names")
+    if output is not None and os.path.splitext(output)[1].lower() not in _PICTURES:
+        raise click.UsageError(f"{output!r} has no suffix of a picture; end it with .png or .svg")
+    check_target(output, "picture")
+    obj = _read(what, network_name, (alpha, bandwidth))
+    if output is not None:
+        with working("drawing"):
+            _draw(obj, output)
+    is_network = not hasattr(obj, "collective")
+    facts = network_facts(obj) if is_network else described(obj)
+    if as_json:
+        print_json({**facts, "output": output})
+    elif output is not None:
+        click.echo(f"drawn to {output}")
+    else:
+        click.echo("\n".join(_network_lines(obj, facts) if is_network else _schedule_lines(obj)))
+    return 0
+
+
+def _read(what: str, network_name: str | None, speeds) -> Any:
+    import jaxcoll as jc
+
+    if os.path.isdir(what) or is_xml(what):
+        return read_schedule(what, named_network(network_name) if network_name else None)
+    if os.path.isfile(what):
+        found = jc.io.load(what)
+        if isinstance(found, jc.Topology | jc.Schedule):
+            return found
+        raise click.UsageError(f"{what} holds a {type(found).__name__}; show networks or schedules")
+    return named_network(what, *speeds)
+
+
+def _draw(obj: Any, path: str) -> None:
+    """The picture as one write, so that an interrupt leaves no half of a file."""
+    import jaxcoll as jc
+    from jaxcoll.io.files import write_bytes
+
+    is_network = isinstance(obj, jc.Topology)
+    figure = jc.draw.draw_topology(obj) if is_network else jc.draw.draw_heatmap(obj)
+    content = io.BytesIO()
+    figure.savefig(content, format=os.path.splitext(path)[1][1:].lower(), bbox_inches="tight")
+    write_bytes(path, content.getvalue())
+
+
+def network_facts(topology) -> dict[str, Any]:
+    """A network in numbers: ranks, switches, and its links by speed."""
+    counts: dict[tuple[float, float], int] = {}
+    pairs = zip(topology.alpha.tolist(), topology.bandwidth.tolist(), strict=True)
+    for speed in pairs:
+        counts[speed] = counts.get(speed, 0) + 1
+    grid = topology.placement.grid if topology.placement else None
+    return {
+        "name": str(topology.name) or "unnamed",
+        "ranks": topology.num_ranks,
+        "switches": topology.num_vertices - topology.num_ranks,
+        "links": topology.num_links,
+        "grid": None if grid is None else list(map(int, grid.shape)),
+        "wraps": None if grid is None else [bool(wrap) for wrap in grid.wrap],
+        "speeds": [
+            {"links": count, "alpha_seconds": alpha, "bytes_per_second": bandwidth}
+            for (alpha, bandwidth), count in sorted(counts.items(), reverse=True)
+        ],
+    }
+
+
+def _network_lines(topology, facts: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{facts['name']}: {facts['ranks']} ranks, {facts['switches']} switches, "
+        f"{facts['links']} links"
+    ]
+    if facts["grid"]:
+        sides = zip(facts["grid"], facts["wraps"], strict=True)
+        closed = " x ".join(f"{side}{' (ring)' if wrap else ''}" for side, wrap in sides)
+        lines.append(f"grid {closed}")
+    lines += [
+        f"{each['links']} links of {time_text(each['alpha_seconds'])} and "
+        f"{bandwidth_text(each['bytes_per_second'])}"
+        for each in facts["speeds"][:_MOST_SHOWN]
+    ]
+    neighbours: dict[int, list[int]] = {}
+    for src, dst in zip(topology.src.tolist(), topology.dst.tolist(), strict=True):
+        neighbours.setdefault(src, []).append(dst)
+    for vertex in sorted(neighbours)[:_MOST_SHOWN]:
+        name = f"rank {vertex}" if vertex < facts["ranks"] else f"switch {vertex}"
+        lines.append(f"{name:>10} -> {', '.join(map(str, neighbours[vertex][:_MOST_SHOWN]))}")
+    if len(neighbours) > _MOST_SHOWN:
+        lines.append(f"{'...':>10}    {len(neighbours) - _MOST_SHOWN} more")
+    return lines
+
+
+def _schedule_lines(schedule) -> list[str]:
+    made = described(schedule)
+    lines = [
+        f"{made['collective']} of {made['ranks']} ranks on {made['network']} by "
+        f"{made['synthesizer']}: {made['steps']} steps, {made['sends']} sends"
+    ]
+    for step in range(min(made["steps"], _MOST_SHOWN)):
+        first, end = int(schedule.step_ptr[step]), int(schedule.step_ptr[step + 1])
+        sends = [
+            f"{schedule.src[i]}->{schedule.dst[i]}:{schedule.chunk[i]}"
+            + ("+" if schedule.reduce[i] else "")
+            for i in range(first, min(end, first + 8))
+        ]
+        more = f" and {end - first - 8} more" if end - first > 8 else ""
+        lines.append(f"step {step:3}: {end - first} sends: {' '.join(sends)}{more}")
+    if made["steps"] > _MOST_SHOWN:
+        lines.append(f"... {made['steps'] - _MOST_SHOWN} more steps")
+    return [*lines, "(source->destination:chunk, + where the receiver adds)"]

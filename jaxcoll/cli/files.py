@@ -1,0 +1,104 @@
+"""Schedules and networks in files of every format, told apart by their content and suffix."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+FORMATS = {"json": (".json",), "msccl": (".xml",), "multitree": (".txt", ".tables")}
+
+
+def read_schedule(path: str, network: Any = None):
+    """The schedule of a file, in memory; see ``open_schedule``."""
+    import jaxcoll as jc
+
+    found = open_schedule(path, network)
+    return found if isinstance(found, jc.Schedule) else found.to_schedule()
+
+
+def open_schedule(path: str, network: Any = None):
+    """The schedule of a file: jaxcoll's JSON, MSCCL XML on ``network``, or a compact folder.
+
+    Raises:
+        click.UsageError: no schedule, or XML without its network.
+        ValueError: see ``jc.io.load`` and ``jc.io.msccl.load``.
+        OSError: the file cannot be read.
+    """
+    import jaxcoll as jc
+
+    if os.path.isdir(path) or is_xml(path):
+        kind, load = ("MSCCL XML", jc.io.msccl.load)
+        if os.path.isdir(path):
+            kind, load = ("a folder of columns", jc.io.open_compact)
+        if network is None:
+            raise click.UsageError(
+                f"{path} is {kind}, which does not name the network; add --network, as in "
+                "--network torus:4x4"
+            )
+        return load(path, network)
+    found = jc.io.load(path)
+    if not isinstance(found, jc.Schedule):
+        raise click.UsageError(
+            f"{path} holds a {type(found).__name__}, not a schedule; make one: jaxcoll synth"
+        )
+    return found
+
+
+def is_xml(path: str) -> bool:
+    """Whether a file begins as XML does. Pipes and devices are left to who reads them."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(256).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<")
+
+
+def format_of(path: str, wanted: str | None) -> str:
+    """The format to write: the one that is wanted, or by the suffix.
+
+    Raises:
+        click.UsageError: neither says it.
+    """
+    if wanted is not None:
+        return wanted
+    if path == "-":
+        return "json"
+    suffix = os.path.splitext(path)[1].lower()
+    found = [name for name, suffixes in FORMATS.items() if suffix in suffixes]
+    if not found:
+        raise click.UsageError(
+            f"the suffix of {path!r} says no format; end it with .json, .xml (MSCCL) or .txt "
+            "(MultiTree), or add --format"
+        )
+    return found[0]
+
+
+def check_target(path: str | None, wanted: str | None = None) -> str | None:
+    """The format of an output file, refused before any work where it could not be written."""
+    if path is None:
+        return None
+    folder = os.path.dirname(os.path.abspath(path))
+    if path != "-" and not os.path.isdir(folder):
+        raise click.UsageError(f"there is no folder {folder}; type: mkdir -p {folder}")
+    if path != "-" and os.path.isdir(path):
+        raise click.UsageError(f"{path} is a folder; give the path of a file")
+    return format_of(path, wanted)
+
+
+def write(path: str, obj: Any, form: str) -> None:
+    """Write an object, whole or not at all; ``-`` is stdout.
+
+    Raises:
+        ValueError: the format cannot hold it.
+        OSError: the file cannot be written.
+    """
+    import jaxcoll as jc
+
+    module = {"json": jc.io, "msccl": jc.io.msccl, "multitree": jc.io.multitree}[form]
+    if form != "json" and not isinstance(obj, jc.Schedule):
+        raise click.UsageError(f"{form} holds schedules, not networks; type --format json")
+    if path == "-":
+        click.echo(module.dumps(obj), nl=False)
+    else:
+        module.save(path, obj)

@@ -1,0 +1,290 @@
+"""Networks by name: "torus:4x4", "dgx-h100:4", "v5p:4x4x8", a product of others, or a file.
+
+A name is a family of ``jc.topologies`` with hyphens, a colon and its numbers with x between them.
+TPU slices are wired by the library's table of devices, without the TPU compiler: a chip is any
+object with a ``device_kind`` and ``coords``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES
+
+# Ranks up to which a family with a link between every two ranks is built, and all others: more
+# would take more memory than most machines have.
+_MOST_JOINED, _MOST_RANKS = 2**11, 2**16
+_SIDES = re.compile(r"[0-9]{1,6}(x[0-9]{1,6})*")
+
+Speeds = tuple[Sequence[float], Sequence[float]]  # alphas in seconds, bandwidths in B/s
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """A family of networks with a short form.
+
+    Attributes:
+        function: its name in ``jc.topologies``, or in ``jc.topologies.generative``.
+        numbers: names of its numbers; the last one may be repeated where it ends with "...".
+        links: "same" for one latency and bandwidth, "levels" for one or as many as it has kinds of
+            links, "hosts" for those inside hosts and between them, "digraph" for direct-connect
+            families.
+        ranks: how many ranks it has, at least.
+        joined: whether links grow with the square of the ranks.
+    """
+
+    function: str
+    numbers: str
+    links: str = "levels"
+    ranks: Callable[..., int] = lambda *numbers: math.prod(numbers)
+    joined: bool = False
+
+
+def _sum_of_hosts(*sizes: int) -> int:
+    return sum(sizes)
+
+
+FAMILIES: dict[str, Family] = {
+    "ring": Family("ring", "RANKS", "same"),
+    "mesh": Family("mesh", "SIDE..."),
+    "torus": Family("torus", "SIDE..."),
+    "hypercube": Family("hypercube", "DIMENSIONS", ranks=lambda d: 2 ** min(d, 40)),
+    "star": Family("star", "RANKS", "same"),
+    "fully-connected": Family("fully_connected", "RANKS", "same", joined=True),
+    "switch": Family("switch", "RANKS", "same"),
+    "switch-2d": Family("switch_2d", "INNERxOUTER"),
+    "multi-rail": Family("multi_rail", "HOSTSxRANKS"),
+    "ring-fc-switch": Family("ring_fc_switch", "RINGxFCxSWITCH"),
+    "dgx1": Family("dgx1", "", "same", ranks=lambda: 8),
+    "dgx2": Family("dgx2", "", "same", ranks=lambda: 16),
+    "dgx-a100": Family("dgx_a100", "HOSTS", "hosts", ranks=lambda hosts: 8 * hosts),
+    "dgx-h100": Family("dgx_h100", "HOSTS", "hosts", ranks=lambda hosts: 8 * hosts),
+    "mi250": Family("mi250", "HOSTS", "hosts", ranks=lambda hosts: 16 * hosts),
+    "nvswitch-hosts": Family("nvswitch_hosts", "RANKS...", "hosts", _sum_of_hosts),
+    "dragonfly": Family("dragonfly", "GROUPSxROUTERS", joined=True),
+    "fat-tree": Family("fat_tree", "ARITYxLEVELS", "same", lambda k, n: k ** min(n, 40)),
+    "leaf-spine": Family("leaf_spine", "LEAVESxRANKSxSPINES", "same"),
+    "bigraph": Family("bigraph", "RANKSxSWITCHES", "same"),
+    "flattened-butterfly": Family("flattened_butterfly", "SIDE...", "same", joined=True),
+    "twisted-torus": Family("twisted_torus", "SIDE...", "digraph"),
+    "twisted-hypercube": Family(
+        "twisted_hypercube", "DIMENSIONS", "digraph", lambda d: 2 ** min(d, 40)
+    ),
+    "circulant": Family("circulant", "RANKSxOFFSET...", "digraph", lambda n, *offsets: n),
+    "shifted-ring": Family("shifted_ring", "RANKS", "digraph"),
+    "hamming": Family("hamming", "LETTERSxALPHABET", "digraph", lambda n, q: q ** min(n, 40)),
+    "kautz": Family(
+        "kautz", "DEGREExLETTERS", "digraph", lambda d, n: d ** min(n, 40) * (d + 1)
+    ),
+    "generalized-kautz": Family("generalized_kautz", "DEGREExRANKS", "digraph", lambda d, m: m),
+    "de-bruijn": Family("de_bruijn", "DEGREExLETTERS", "digraph", lambda d, n: d ** min(n, 40)),
+    "complete-bipartite": Family(
+        "complete_bipartite", "DEGREE", "digraph", lambda d: 2 * d, joined=True
+    ),
+    "double-binary-tree": Family("double_binary_tree", "RANKS", "digraph"),
+    "distance-regular": Family("distance_regular", "DEGREExRANKS", "digraph", lambda d, m: m),
+    "diamond": Family("diamond", "", "digraph", ranks=lambda: 8),
+}  # fmt: skip
+
+# Generations of TPU by the device_kind of their chips. Of v2 and v3 a chip is two devices.
+SLICES = {
+    "v4": "TPU v4",
+    "v5e": "TPU v5 lite",
+    "v5p": "TPU v5",
+    "v6e": "TPU v6 lite",
+    "v7x": "TPU7x",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chip:
+    """What ``Topology.from_devices`` reads of a device of a TPU slice."""
+
+    device_kind: str
+    coords: tuple[int, ...]
+    process_index: int = 0
+    platform: str = "tpu"
+    core_on_chip: int = 0
+
+
+def network_names() -> list[str]:
+    """The short forms, as help and errors list them."""
+    forms = [_form(name, family.numbers) for name, family in FAMILIES.items()]
+    return [*forms, *(f"{name}:AxB[xC]" for name in SLICES), "product:NETWORK,NETWORK"]
+
+
+def _form(name: str, numbers: str) -> str:
+    repeated = {"SIDE...": "AxB..", "RANKS...": "RANKSxRANKS.."}
+    text = repeated.get(numbers, numbers.replace("...", ".."))
+    return f"{name}:{text}" if text else name
+
+
+def named_network(text: str, alpha: Sequence[float] = (), bandwidth: Sequence[float] = ()):
+    """The network of a name or file.
+
+    Raises:
+        click.UsageError: neither a name nor a file, or numbers or links that it does not take.
+        ValueError: the library's refusal of the numbers.
+    """
+    name, _, rest = text.partition(":")
+    if name in FAMILIES:
+        return _of_family(name, _numbers(name, rest), (alpha, bandwidth))
+    if name in SLICES:
+        return _slice(name, _numbers(name, rest), (alpha, bandwidth))
+    if name == "product":
+        import jaxcoll as jc
+
+        parts = rest.split(",")
+        if len(parts) < 2:
+            raise click.UsageError("a product has two or more networks; type product:ring:4,ring:8")
+        return jc.topologies.product(*(named_network(part, alpha, bandwidth) for part in parts))
+    if os.path.exists(text) or os.sep in text or text.endswith(".json"):
+        return _of_file(text, (alpha, bandwidth))
+    near = difflib.get_close_matches(name, [*FAMILIES, *SLICES], n=1)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    raise click.UsageError(
+        f"no network is called {text[:60]!r} and there is no such file; {meant}"
+        "names and files are listed by: jaxcoll show --names"
+    )
+
+
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    form = _form(name, FAMILIES[name].numbers) if name in FAMILIES else f"{name}:AxB[xC]"
+    if text and not _SIDES.fullmatch(text):
+        raise click.UsageError(f"{name}:{text[:40]} has numbers with x between them; type {form}")
+    numbers = tuple(map(int, text.split("x"))) if text else ()
+    if name in FAMILIES:
+        wanted = FAMILIES[name].numbers
+        count = len(wanted.split("x")) if wanted else 0
+        enough = len(numbers) >= count if wanted.endswith("...") else len(numbers) == count
+        if not enough:
+            raise click.UsageError(f"{name} was given {len(numbers)} numbers; type {form}")
+    return numbers
+
+
+def _of_family(name: str, numbers: tuple[int, ...], speeds: Speeds):
+    import jaxcoll as jc
+
+    family = FAMILIES[name]
+    ranks, most = family.ranks(*numbers), _MOST_JOINED if family.joined else _MOST_RANKS
+    if ranks > most:
+        raise click.UsageError(f"{name} of {ranks} ranks is too large; it is built up to {most}")
+    if family.links == "digraph":
+        alpha, bandwidth = (_single(name, each) for each in speeds)
+        make = getattr(jc.topologies.generative, family.function)
+        arguments = (numbers[0], numbers[1:]) if name == "circulant" else numbers
+        return make(*arguments).topology(**_given(alpha=alpha), **_given(link_bandwidth=bandwidth))
+    make = getattr(jc.topologies, family.function)
+    if family.links == "hosts":
+        return _of_hosts(name, make, numbers, speeds)
+    if family.links == "same":
+        alpha, bandwidth = (_single(name, each) for each in speeds)
+    else:
+        alpha, bandwidth = (each[0] if len(each) == 1 else each or None for each in speeds)
+    return make(*numbers, **_given(alpha=alpha, bandwidth=bandwidth))
+
+
+def _of_hosts(name: str, make: Callable[..., Any], numbers: tuple[int, ...], speeds: Speeds):
+    """Inside hosts and between them: two values, or the first alone."""
+    if max(map(len, speeds)) > 2:
+        raise click.UsageError(
+            f"{name} has links inside hosts and between them; give at most two values"
+        )
+    (alpha, network_alpha), (inside, network) = ((*each, None, None)[:2] for each in speeds)
+    if name == "nvswitch-hosts":
+        if inside is None or network is None:
+            raise click.UsageError(
+                f"{name} needs the bandwidths inside hosts and between them; type "
+                "--bandwidth 450GB/s,50GB/s"
+            )
+        return make(
+            numbers, inside=inside, network=network,
+            **_given(alpha=alpha, network_alpha=network_alpha),
+        )  # fmt: skip
+    return make(
+        *numbers,
+        **_given(inside=inside, network=network, alpha=alpha, network_alpha=network_alpha),
+    )
+
+
+def _single(name: str, values: Sequence[float]) -> float | None:
+    if len(values) > 1:
+        raise click.UsageError(f"all links of {name} are the same; give one value, not several")
+    return values[0] if values else None
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _slice(name: str, sides: tuple[int, ...], speeds: Speeds):
+    import itertools
+
+    import jaxcoll as jc
+
+    flat = name in ("v5e", "v6e")
+    if len(sides) not in ((2,) if flat else (2, 3)) or 0 in sides:
+        example = "4x8" if flat else "4x4x8"
+        raise click.UsageError(
+            f"a slice of {name} is named by its sides in chips; type {name}:{example}"
+        )
+    if math.prod(sides) > _MOST_RANKS:
+        raise click.UsageError(f"a slice has at most {_MOST_RANKS} chips")
+    whole = (*sides, *(1,) * (3 - len(sides)))
+    chips = [_Chip(SLICES[name], at) for at in itertools.product(*map(range, whole))]
+    alpha, bandwidth = (_single(name, each) for each in speeds)
+    return jc.Topology.from_devices(chips, **_given(alpha=alpha, bandwidth=bandwidth))
+
+
+def _of_file(path: str, speeds: Speeds):
+    import jaxcoll as jc
+
+    if any(speeds):
+        raise click.UsageError("a file states its links; leave --alpha and --bandwidth out")
+    found = jc.io.load(path)
+    if isinstance(found, jc.Schedule):
+        return found.topology
+    if not isinstance(found, jc.Topology):
+        raise click.UsageError(f"{path} holds a {type(found).__name__}, not a network")
+    return found
+
+
+class NetworkName(click.ParamType):
+    """A network's name or file, read when its links are known; completes names and files."""
+
+    name = "network"
+
+    def shell_complete(self, ctx, param, incomplete):
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in (*FAMILIES, *SLICES) if name.startswith(incomplete)]
+        items = [CompletionItem(f"{name}:") for name in names]
+        return [*items, CompletionItem(incomplete, type="file")]
+
+
+def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument NETWORK with --alpha and --bandwidth; the command gets ``network``."""
+
+    @functools.wraps(command)
+    def with_network(network: str, alpha: Sequence[float], bandwidth: Sequence[float], **others):
+        return command(network=named_network(network, alpha, bandwidth), **others)
+
+    for decorate in (
+        click.option(
+            "--bandwidth", type=BANDWIDTH_LIST, default=(), help="Of links, as 50GB/s; "
+            "several with commas: per dimension, or inside hosts and between.",
+        ),
+        click.option("--alpha", type=TIMES, default=(), help="Latency of links, as 0.5us."),
+        click.argument("network", type=NetworkName()),
+    ):  # fmt: skip
+        with_network = decorate(with_network)
+    return with_network

@@ -1,0 +1,252 @@
+"""``synth``, ``verify``, ``simulate``, ``convert``: a schedule made, proved, timed, written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from jaxcoll.cli.files import FORMATS, check_target, is_xml, open_schedule, read_schedule, write
+from jaxcoll.cli.networks import NetworkName, named_network, network_options
+from jaxcoll.cli.quantities import SIZE, SIZES, bandwidth_text, size_text, time_text
+from jaxcoll.cli.terminal import Table, print_json, working
+
+KINDS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all",
+    "broadcast", "reduce", "gather", "scatter",
+)  # fmt: skip
+BUCKET = 25 * 2**20  # bytes of a buffer where none is given: the bucket of gradients
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+execution_option = click.option(
+    "--execution", type=click.Choice(("cpu", "gpu", "tpu")),
+    help="Charge what such a machine takes beside the links.",
+)  # fmt: skip
+collective_argument = click.argument(
+    "collective", type=click.Choice(KINDS), default="all_reduce", metavar="[COLLECTIVE]"
+)
+
+
+class SynthesizerName(click.ParamType):
+    """A synthesizer's name; completed from the list of all."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
+        import difflib
+
+        from jaxcoll import SYNTHESIZERS
+
+        if value not in SYNTHESIZERS:
+            near = difflib.get_close_matches(str(value), SYNTHESIZERS, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            self.fail(
+                f"no synthesizer is called {str(value)[:40]!r}; {meant}known: "
+                f"{', '.join(SYNTHESIZERS)}", param, ctx,
+            )  # fmt: skip
+        return value
+
+    def shell_complete(self, ctx, param, incomplete):
+        from click.shell_completion import CompletionItem
+
+        from jaxcoll import SYNTHESIZERS
+
+        return [CompletionItem(name) for name in SYNTHESIZERS if name.startswith(incomplete)]
+
+
+@click.command()
+@network_options
+@collective_argument
+@click.option("--size", type=SIZE, default=BUCKET, help="Buffer of a rank; 25MiB by default.")
+@click.option("--synthesizer", "-s", type=SynthesizerName(), default="auto", help="By name.")
+@click.option("--chunks", type=click.IntRange(1, 2**16), help="Chunks per shard, to fix them.")
+@click.option("--root", type=click.IntRange(0), help="Rank of the root, for broadcast and such.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of every random choice."
+)
+@execution_option
+@click.option("--output", "-o", help="Write the schedule: FILE.json, .xml (MSCCL), .txt, or -.")
+@click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
+@as_json
+def synth(network, collective, size, output, form, as_json, **options) -> int:
+    """Make a schedule for a network: the fastest found for a size, verified.
+
+    \b
+    jaxcoll synth torus:4x4 all_reduce --size 1MiB -o schedule.json
+    jaxcoll synth dgx-h100:2 all_gather -s forestcoll -o schedule.xml
+    """
+    import jaxcoll as jc
+
+    form = check_target(output, form)
+    name, costs = options.pop("synthesizer"), options["execution"]
+    with working(f"making a schedule by {name}"):
+        schedule = jc.synthesize(network, collective, name, nbytes=size, **options)
+    with working("timing it"):
+        run = jc.simulate(schedule, size, execution=costs)
+        least = jc.bound(network, schedule.collective, size).time
+    if output is not None and form is not None:
+        write(output, schedule, form)
+    made = described(schedule)
+    percent = _percent(least, run.time)
+    if as_json:
+        if output != "-":
+            timed = {"nbytes": size, "seconds": run.time, "bound_seconds": least}
+            print_json({**made, **timed, "percent_of_bound": percent, "output": output})
+        return 0
+    click.echo(
+        f"{made['collective']} of {made['ranks']} ranks by {made['synthesizer']}: {made['steps']} "
+        f"steps, {made['sends']} sends, {made['chunks_per_shard']} chunks per shard",
+        err=output == "-",
+    )
+    click.echo(
+        f"{size_text(size)}: {time_text(run.time)}, {bandwidth_text(run.algbw)}"
+        + (f", {percent:.1f} % of the bound" if percent is not None else ""),
+        err=output == "-",
+    )
+    if output not in (None, "-"):
+        click.echo(f"written to {output}")
+    return 0
+
+
+def described(schedule) -> dict[str, Any]:
+    """A schedule in numbers."""
+    what = schedule.collective
+    return {
+        "collective": what.kind,
+        "ranks": what.num_ranks,
+        "synthesizer": schedule.provenance.synthesizer or "unknown",
+        "steps": int(schedule.num_steps),
+        "sends": len(schedule.chunk),
+        "chunks_per_shard": what.chunks_per_shard,
+        "network": str(schedule.topology.name) or "unnamed",
+    }
+
+
+def _percent(least: float, seconds: float) -> float | None:
+    return 100.0 * least / seconds if seconds else None
+
+
+_network_of_file = click.option(
+    "--network", "network_name", type=NetworkName(), help="Of MSCCL XML, which does not say it."
+)
+
+
+def _network(name: str | None):
+    return named_network(name) if name else None
+
+
+@click.command()
+@click.argument("schedule", type=click.Path())
+@_network_of_file
+@as_json
+def verify(schedule, network_name, as_json) -> int:
+    """Prove that a schedule carries out its collective; exit code 1 if it does not.
+
+    \b
+    jaxcoll verify schedule.json
+    jaxcoll verify program.xml --network torus:4x4
+    """
+    import jaxcoll as jc
+
+    try:
+        with working("reading and replaying the schedule"):
+            read = open_schedule(schedule, _network(network_name))
+            jc.verify(read)
+    except jc.ScheduleError as error:
+        place = {"rank": error.rank, "chunk": error.chunk, "step": error.step}
+        if as_json:
+            print_json({"proved": False, "why": str(error), **_plain(place)})
+        else:
+            click.echo(f"not proved: {' '.join(str(error).split())}")
+        return 1
+    what = read.collective
+    if as_json:
+        print_json({"proved": True, "collective": what.kind, "ranks": what.num_ranks})
+    else:
+        click.echo(
+            f"proved: every rank of {what.num_ranks} ends with exactly what {what.kind} asks for"
+        )
+    return 0
+
+
+def _plain(place: dict[str, Any]) -> dict[str, int | None]:
+    return {name: None if at is None else int(at) for name, at in place.items()}
+
+
+@click.command()
+@click.argument("schedule", type=click.Path())
+@click.option("--size", type=SIZES, default=(BUCKET,), help="Of a rank's buffer: 64KiB,1MiB,1GiB.")
+@click.option("--model", type=click.Choice(("astra", "tacos")), default="astra", help="Of links.")
+@execution_option
+@_network_of_file
+@as_json
+def simulate(schedule, size, model, execution, network_name, as_json) -> int:
+    """Time a schedule link by link at one or more sizes.
+
+    \b
+    jaxcoll simulate schedule.json --size 64KiB,1MiB,1GiB
+    """
+    import jaxcoll as jc
+
+    read = read_schedule(schedule, _network(network_name))
+    table, rows = Table((10, 12, 14, 14, 10)), []
+    if not as_json:
+        table.row("size", "time", "algbw", "busbw", "of bound")
+    for nbytes in size:
+        with working(f"timing {size_text(nbytes)}"):
+            run = jc.simulate(read, nbytes, model, execution=execution)
+            least = jc.bound(read.topology, read.collective, nbytes).time
+        percent = _percent(least, run.time)
+        rows.append({
+            "nbytes": nbytes, "seconds": run.time, "algbw": run.algbw, "busbw": run.busbw,
+            "bound_seconds": least, "percent_of_bound": percent,
+        })  # fmt: skip
+        if not as_json:
+            table.row(
+                size_text(nbytes), time_text(run.time), bandwidth_text(run.algbw),
+                bandwidth_text(run.busbw), "" if percent is None else f"{percent:.1f} %",
+            )  # fmt: skip
+    if as_json:
+        print_json({**described(read), "model": model, "rows": rows})
+    return 0
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target", type=click.Path())
+@click.option("--format", "form", type=click.Choice(list(FORMATS)), help="Instead of the suffix.")
+@_network_of_file
+@as_json
+def convert(source, target, form, network_name, as_json) -> int:
+    """Write a network or a schedule in another format.
+
+    \b
+    jaxcoll convert torus:4x4 network.json
+    jaxcoll convert schedule.json program.xml
+    jaxcoll convert program.xml schedule.json --network torus:4x4
+    """
+    form = check_target(target, form) or "json"
+    with working(f"converting {source}"):
+        obj = _source(source, network_name)
+        write(target, obj, form)
+    if target == "-":
+        return 0
+    if as_json:
+        print_json({"source": source, "target": target, "format": form, "kind": _kind(obj)})
+    else:
+        click.echo(f"{_kind(obj)} written to {target}")
+    return 0
+
+
+def _source(source: str, network_name: str | None):
+    import os
+
+    import jaxcoll as jc
+
+    if is_xml(source) or os.path.isdir(source):
+        return read_schedule(source, _network(network_name))
+    return jc.io.load(source) if os.path.exists(source) else named_network(source)
+
+
+def _kind(obj) -> str:
+    return "network" if type(obj).__name__ == "Topology" else type(obj).__name__.lower()

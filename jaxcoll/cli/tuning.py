@@ -1,0 +1,144 @@
+"""``tune``: collectives measured on the devices that are here, and the tables that this makes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+from jaxcoll.cli.files import check_target
+from jaxcoll.cli.quantities import SIZES, size_text, time_text
+from jaxcoll.cli.schedules import as_json
+from jaxcoll.cli.terminal import print_json, working
+
+_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+@click.group()
+def tune() -> None:
+    """Measure collectives on these devices; read, compare and merge tables.
+
+    \b
+    jaxcoll tune run -o table.json --size 64KiB,1MiB
+    jaxcoll tune show table.json
+    """
+
+
+class _Collectives(click.ParamType):
+    name = "collectives"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None):
+        found = tuple(part.strip() for part in str(value).split(","))
+        unknown = [name for name in found if name not in _COLLECTIVES]
+        if unknown:
+            self.fail(f"{unknown[0]!r} is not one of {', '.join(_COLLECTIVES)}", param, ctx)
+        return found
+
+
+@tune.command()
+@click.option("--output", "-o", required=True, help="The table to write or add to, as JSON.")
+@click.option("--collectives", type=_Collectives(), default="all_reduce", help="With commas.")
+@click.option("--size", type=SIZES, default=(2**16, 2**20), help="64KiB,1MiB by default.")
+@click.option("--evaluations", type=click.IntRange(1, 10**6), default=75, help="Per task.")
+@click.option("--devices", type=click.IntRange(2, 1024), help="Virtual CPU devices, to try it.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of every choice.")
+@as_json
+def run(output, collectives, size, evaluations, devices, seed, as_json) -> int:
+    """Measure collectives over all devices, and write the table that JAX calls read.
+
+    \b
+    jaxcoll tune run -o table.json --collectives all_reduce,all_gather
+    """
+    check_target(output, "json")
+    if devices is not None:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}"
+        os.environ["JAX_PLATFORMS"] = "cpu"
+    import jax
+
+    import jaxcoll as jc
+
+    with working("looking for devices"):
+        found = jax.devices()
+    if len(found) < 2:
+        raise click.UsageError(
+            f"there is {len(found)} device, and nothing to reduce; add --devices 8 to try it on "
+            "virtual CPU devices"
+        )
+    earlier = jc.tune.Table.load(output) if os.path.exists(output) else None
+    rows: list[dict[str, Any]] = []
+
+    def report(outcome) -> None:
+        progress.note(f"tuned {len(rows) + 1} of {len(collectives) * len(size)}")
+        row = {
+            "collective": outcome.task.collective, "nbytes": outcome.task.nbytes,
+            "seconds": outcome.seconds, "native_seconds": outcome.native_seconds,
+            "tried": outcome.tried, "failed": len(outcome.failed), "config": str(outcome.config),
+        }  # fmt: skip
+        rows.append(row)
+        if not as_json:
+            click.echo(
+                f"{row['collective']} {size_text(row['nbytes'])}: {time_text(row['seconds'])}, "
+                f"jax.lax {time_text(row['native_seconds'])}; {row['tried']} tried: {row['config']}"
+            )
+
+    with working(f"measuring on {len(found)} devices") as progress:
+        table = jc.tune.offline(
+            jax.sharding.Mesh(found, ("rank",)), "rank", collectives, [int(n) for n in size],
+            evaluations=evaluations, seed=seed, table=earlier, log=report,
+        )  # fmt: skip
+    table.save(output)
+    if as_json:
+        print_json({"devices": len(found), "output": output, "rows": rows})
+    else:
+        click.echo(f"written to {output}; a program reads it by jc.tune.use")
+    return 0
+
+
+@tune.command()
+@click.argument("table", type=click.Path())
+@as_json
+def show(table, as_json) -> int:
+    """Print a table of tuning."""
+    read = _table(table)
+    click.echo(read.dumps() if as_json else read.show())
+    return 0
+
+
+@tune.command()
+@click.argument("before", type=click.Path())
+@click.argument("after", type=click.Path())
+@as_json
+def diff(before, after, as_json) -> int:
+    """Print what changes from a table to another; exit code 1 if anything does."""
+    difference = _table(before).diff(_table(after))
+    if as_json:
+        print_json({"same": not difference, "lines": difference.splitlines()})
+    elif difference:
+        click.echo(difference)
+    return int(bool(difference))
+
+
+@tune.command()
+@click.argument("result", type=click.Path())
+@click.argument("tables", nargs=-1, required=True, type=click.Path())
+@as_json
+def merge(result, tables, as_json) -> int:
+    """Write what several tables hold to one file."""
+    check_target(result, "json")
+    first, *others = [_table(path) for path in tables]
+    for each in others:
+        first = first.merge(each)
+    first.save(result)
+    if as_json:
+        print_json({"output": result, "tables": list(tables)})
+    else:
+        click.echo(f"written to {result}")
+    return 0
+
+
+def _table(path: str):
+    import jaxcoll as jc
+
+    return jc.tune.Table.load(path)

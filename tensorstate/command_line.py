@@ -1,0 +1,76 @@
+"""``jaxcoll plan``: the placements of a training step's tensors, on the command line.
+
+jaxcoll's command line finds this by its name, as jaxcoll stands below tensorstate.
+"""
+
+from __future__ import annotations
+
+import click
+
+from jaxcoll.cli.files import check_target
+from jaxcoll.cli.functions import arguments_of, load_function, said_of
+from jaxcoll.cli.networks import NetworkName, named_network
+from jaxcoll.cli.quantities import SIZE
+from jaxcoll.cli.schedules import as_json
+from jaxcoll.cli.terminal import print_json, working
+
+
+class MeshShape(click.ParamType):
+    """Sizes of mesh axes: "data=2,model=4"."""
+
+    name = "mesh"
+
+    def convert(self, value, param: click.Parameter | None, ctx: click.Context | None):
+        parts = [part.partition("=") for part in str(value).split(",")]
+        is_good = all(name.isidentifier() and size.isdecimal() for name, _, size in parts)
+        if not is_good or len({name for name, _, _ in parts}) < len(parts):
+            self.fail(f"{str(value)[:60]!r} is not a mesh; type data=2,model=4", param, ctx)
+        return {name: int(size[:9]) for name, _, size in parts}
+
+
+@click.command()
+@click.argument("function", metavar="MODULE:FUNCTION")
+@click.argument("shapes", nargs=-1)
+@click.option("--mesh", type=MeshShape(), required=True, help="Its axes: data=2,model=4.")
+@click.option("--network", type=NetworkName(), help="Of the devices: torus:2x4.")
+@click.option("--args", "maker", help="MODULE:FUNCTION that returns the arguments.")
+@click.option("--hardware", default="A100", help="A100, H100, 'TPU v5p', CPU, ...")
+@click.option("--memory-limit", type=SIZE, help="Of a device: 16GB.")
+@click.option("--recompute", is_flag=True, help="Activations may be recomputed.")
+@click.option("--output", "-o", help="Also write the plan as a page, FILE.html.")
+@as_json
+def plan(function, shapes, mesh, network, maker, output, as_json, **options) -> int:
+    """Choose the placements of every tensor of a training step on a mesh.
+
+    \b
+    jaxcoll plan train:step 'f32[64,64]' 'f32[32,64]' --mesh data=2,model=4 --network torus:2x4
+    jaxcoll plan train:step --args train:example --mesh data=8 --network ring:8
+    """
+    check_target(output, "html")
+    topology = named_network(network) if network else None
+    if topology is None:
+        raise click.UsageError("a plan is priced on a network; add --network torus:2x4")
+    import tensorstate
+    from tensorstate.hardware import HARDWARE
+
+    if options["hardware"] not in HARDWARE:
+        raise click.UsageError(
+            f"no hardware is called {options['hardware'][:40]!r}; known: {', '.join(HARDWARE)}"
+        )
+    arguments, step = arguments_of(shapes, maker), load_function(function)
+    with working(f"tracing {function}"), said_of(f"tracing {function}"):
+        graph = tensorstate.trace(step, arguments)
+    with working("searching") as progress:
+        found = tensorstate.search(
+            graph, mesh=mesh, topology=topology,
+            progress=lambda *state: progress.note("searching"), **options,
+        )  # fmt: skip
+    if output is not None:
+        from jaxcoll.io.files import write_bytes
+
+        write_bytes(output, found.html(function).encode())
+    if as_json:
+        print_json({"mesh": mesh, "plan": str(found).splitlines(), "output": output})
+    else:
+        click.echo(str(found) + (f"\nwritten to {output}" if output else ""))
+    return 0

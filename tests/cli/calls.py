@@ -1,0 +1,47 @@
+"""How the tests of the command line call it: in this process, and in one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxcoll.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+# What a process runs first so that JAX cannot be imported in it.
+WITHOUT_JAX = "import sys; sys.modules.update(dict.fromkeys(('jax', 'jaxlib', 'flax', 'optax')))\n"
+
+
+def called(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command."""
+    code = main([str(argument) for argument in arguments])
+    done = capsys.readouterr()
+    return code, done.out, done.err
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line of a command that is refused with exit code 2."""
+    code, out, err = called(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("jaxcoll: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def process(*arguments: str, first: str = "", cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, which may run something first."""
+    program = f"{first}import sys; from jaxcoll.cli import main; sys.exit(main(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )

@@ -1,0 +1,267 @@
+"""Every command does what it says, prints one JSON document, and refuses in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import jaxcoll as jc
+from jaxcoll.cli.application import COMMANDS, application
+from tests.cli.calls import called, refused
+
+TORUS = jc.topologies.torus(2, 2)
+
+
+@pytest.fixture
+def schedule(tmp_path):
+    path = tmp_path / "schedule.json"
+    jc.io.save(path, jc.synthesize(TORUS, "all_reduce", "bucket"))
+    return path
+
+
+def as_json(capsys, *arguments):
+    code, out, err = called(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_fits_a_screen(capsys, name):
+    code, out, err = called(capsys, name, "--help")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) <= 32
+    assert all(len(line) <= 100 for line in out.splitlines())
+    assert f"jaxcoll {name}" in out
+
+
+def test_the_list_of_commands_fits_a_screen_and_without_one_it_is_printed(capsys):
+    code, out, _ = called(capsys)
+    assert code == 0
+    assert len(out.splitlines()) <= 30
+    assert called(capsys, "--help")[1] == out
+    assert set(application.list_commands(None)) == set(COMMANDS)  # type: ignore[arg-type]
+
+
+def test_version(capsys):
+    assert called(capsys, "--version")[1] == f"jaxcoll {jc.__version__}\n"
+
+
+def test_synth_writes_what_it_says(capsys, tmp_path):
+    path = tmp_path / "schedule.json"
+    made = as_json(capsys, "synth", "torus:2x2", "all_gather", "--size", "1MiB", "-o", path)
+    read = jc.io.load(path)
+    assert isinstance(read, jc.Schedule)
+    assert (made["collective"], made["ranks"]) == ("all_gather", 4)
+    assert made["sends"] == len(read.chunk)
+    assert made["seconds"] == jc.simulate(read, 2**20).time
+    assert made["bound_seconds"] <= made["seconds"]
+    code, out, _ = called(capsys, "synth", "torus:2x2", "-s", "bucket", "--size", "1MiB")
+    assert code == 0
+    assert "all_reduce of 4 ranks by bucket" in out
+
+
+def test_synth_to_stdout_is_the_file_alone(capsys):
+    code, out, err = called(capsys, "synth", "ring:4", "-s", "ring", "-o", "-")
+    assert code == 0
+    assert isinstance(jc.io.loads(out), jc.Schedule)
+    assert "4 ranks by ring" in err
+
+
+def test_verify(capsys, schedule):
+    assert as_json(capsys, "verify", schedule) == {
+        "proved": True, "collective": "all_reduce", "ranks": 4,
+    }  # fmt: skip
+    assert called(capsys, "verify", schedule)[1].startswith("proved: every rank of 4")
+
+
+def test_verify_fails_with_1_and_names_the_place(capsys, schedule):
+    text = schedule.read_text().splitlines()
+    made = jc.io.load(schedule)
+    assert isinstance(made, jc.Schedule)
+    end = int(made.step_ptr[-2])
+    jc.io.save(
+        schedule,
+        jc.Schedule(
+            made.topology, made.collective, made.edges, made.step_ptr[:-1], made.edge[:end],
+            made.chunk[:end], made.reduce[:end],
+        ),
+    )  # fmt: skip
+    assert text != schedule.read_text().splitlines()
+    code, out, err = called(capsys, "verify", schedule)
+    assert (code, err) == (1, "")
+    assert out.startswith("not proved: ")
+    assert out.count("\n") == 1
+    code, out, _ = called(capsys, "verify", schedule, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert found["proved"] is False
+    assert isinstance(found["rank"], int)
+
+
+def test_simulate(capsys, schedule):
+    rows = as_json(capsys, "simulate", schedule, "--size", "1KiB,1MiB")["rows"]
+    read = jc.io.load(schedule)
+    assert isinstance(read, jc.Schedule)
+    assert [row["nbytes"] for row in rows] == [1024, 2**20]
+    assert rows[1]["seconds"] == jc.simulate(read, 2**20).time
+    slower = as_json(capsys, "simulate", schedule, "--size", "1KiB", "--execution", "gpu")["rows"]
+    assert slower[0]["seconds"] > rows[0]["seconds"]
+    assert "of bound" in called(capsys, "simulate", schedule)[1]
+
+
+def test_convert_there_and_back(capsys, schedule, tmp_path):
+    xml, back = tmp_path / "program.xml", tmp_path / "back.json"
+    assert called(capsys, "convert", schedule, xml)[0] == 0
+    assert "--network torus:4x4" in refused(capsys, "verify", xml)
+    assert called(capsys, "verify", xml, "--network", "torus:2x2")[0] == 0
+    assert called(capsys, "convert", xml, back, "--network", "torus:2x2")[0] == 0
+    first, again = jc.io.load(schedule), jc.io.load(back)
+    assert isinstance(first, jc.Schedule)
+    assert isinstance(again, jc.Schedule)
+    assert jc.simulate(again, 2**20).time == jc.simulate(first, 2**20).time
+    network = tmp_path / "network.json"
+    made = as_json(capsys, "convert", "torus:2x2", network)
+    assert made["kind"] == "network"
+    assert jc.io.load(network) == TORUS
+    assert called(capsys, "bound", network)[0] == 0
+    assert called(capsys, "convert", "ring:4", "-")[1] == jc.io.dumps(jc.topologies.ring(4))
+    tables = tmp_path / "tables.txt"
+    made = tmp_path / "multitree.json"
+    assert called(capsys, "synth", "torus:2x2", "-s", "multitree", "-o", made)[0] == 0
+    assert called(capsys, "convert", made, tables)[0] == 0
+    assert jc.io.multitree.load(tables)
+
+
+def test_schedules_on_disk(capsys, tmp_path):
+    jc.synthesize_compact(TORUS, tmp_path / "compact")
+    network = ["--network", "torus:2x2"]
+    assert as_json(capsys, "verify", tmp_path / "compact", *network)["collective"] == "all_gather"
+    assert called(capsys, "show", tmp_path / "compact", *network)[0] == 0
+    assert called(capsys, "simulate", tmp_path / "compact", *network)[0] == 0
+    back = tmp_path / "back.json"
+    assert called(capsys, "convert", tmp_path / "compact", back, *network)[0] == 0
+    assert called(capsys, "verify", back)[0] == 0
+
+
+def test_compare(capsys):
+    found = as_json(capsys, "compare", "ring:4", "--size", "1MiB", "--only", "ring,c_cube,auto")
+    ring, refusal, auto = found["rows"]
+    schedule = jc.synthesize(jc.topologies.ring(4), "all_reduce", "ring", nbytes=2**20)
+    assert ring["seconds"] == jc.simulate(schedule, 2**20).time
+    assert "DGX-1" in refusal["refused"]
+    assert auto["percent_of_bound"] >= ring["percent_of_bound"]
+    _, out, _ = called(capsys, "compare", "ring:4", "--size", "1MiB", "--only", "ring,direct")
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "synthesizer", "(bound)", "ring", "direct", "fastest",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_compare_tries_all_but_the_exact_searches(capsys):
+    for kind in ("all_reduce", "all_to_all", "broadcast"):
+        rows = as_json(capsys, "compare", "torus:2x2", kind, "--size", "64KiB")["rows"]
+        assert {row["synthesizer"] for row in rows} == set(jc.SYNTHESIZERS) - {"sccl", "step_milp"}
+        assert sum("seconds" in row for row in rows) > 3
+
+
+def test_bound(capsys):
+    found = as_json(capsys, "bound", "dgx-h100:2", "--size", "1GB", "--all")["bounds"]
+    least = jc.bound(jc.topologies.dgx_h100(2), "all_reduce", 10**9)
+    assert found[0] == {"seconds": least.time, "name": least.name, "reason": least.reason}
+    assert len(found) > 2
+    assert called(capsys, "bound", "ring:4", "--exact", "--size", "1MB")[0] == 0
+
+
+def test_find(capsys, tmp_path):
+    points = as_json(capsys, "find", 8, 2, "--no-rates")["points"]
+    assert [point["steps"] for point in points] == sorted(point["steps"] for point in points)
+    path = tmp_path / "found.json"
+    code, out, _ = called(capsys, "find", 8, 2, "--no-rates", "--take", 1, "-o", path)
+    assert code == 0
+    assert "bound" in out
+    network = jc.io.load(path)
+    assert isinstance(network, jc.Topology)
+    assert network.num_ranks == 8
+
+
+def test_show(capsys, schedule, tmp_path):
+    facts = as_json(capsys, "show", "dgx-h100:2")
+    assert (facts["ranks"], facts["switches"]) == (16, 3)
+    assert sum(each["links"] for each in facts["speeds"]) == facts["links"]
+    assert "grid 2 x 4 (ring)" in called(capsys, "show", "torus:2x4")[1]
+    assert "step   0: " in called(capsys, "show", schedule)[1]
+    assert "torus:AxB.." in called(capsys, "show", "--names")[1]
+    for what in ("torus:2x2", schedule):
+        picture = tmp_path / "picture.png"
+        assert called(capsys, "show", what, "-o", picture)[0] == 0
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        picture.unlink()
+
+
+def test_tables_of_tuning(capsys, tmp_path):
+    path, merged = tmp_path / "table.json", tmp_path / "merged.json"
+    jc.tune.Table().save(path)
+    assert called(capsys, "tune", "diff", path, path)[:2] == (0, "")
+    assert as_json(capsys, "tune", "merge", merged, path, path)["tables"] == [str(path)] * 2
+    assert called(capsys, "tune", "show", merged)[0] == 0
+
+
+def test_completion(capsys):
+    for shell in ("bash", "zsh", "fish"):
+        code, out, _ = called(capsys, "completion", shell)
+        assert code == 0
+        assert "_JAXCOLL_COMPLETE" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sinth"], "No such command 'sinth'"),
+        (["synth"], "Missing argument 'NETWORK'"),
+        (["synth", "torus:4x4", "all_reduced"], "all_reduce"),
+        (["synth", "torus:4x4", "--size", "big"], "type 256KiB"),
+        (["synth", "torus:4x4", "--size", "-1"], "type 256KiB"),
+        (["synth", "torus:4x4", "--alpha", "soon"], "type 0.5us"),
+        (["synth", "torus:4x4", "--bandwidth", "0"], "above 0"),
+        (["synth", "torus:4x4", "-s", "tacoz"], "did you mean tacos?"),
+        (["synth", "torus:2x2", "-s", "c_cube"], "DGX-1"),
+        (["synth", "torus:2x2", "-o", "schedule"], "end it with .json"),
+        (["synth", "torus:2x2", "-o", "/no/such/folder/s.json"], "type: mkdir -p"),
+        (["synth", "torus:2x2", "broadcast", "--root", "99"], "root"),
+        (["synth", "torus:2x2", "--chunks", "0"], "--chunks"),
+        (["synth", "/dev/null/x.json"], "/dev/null/x.json"),
+        (["verify", "/nowhere.json"], "No such file"),
+        (["verify", "/dev/null"], "device"),
+        (["verify", "/"], "--network"),
+        (["simulate", "/nowhere.json", "--size", "1MiB"], "No such file"),
+        (["compare", "torus:2x2", "--only", "ring,blind"], "no synthesizer is called 'blind'"),
+        (["compare", "torus:2x2", "--size", "1KiB,"], "type 256KiB"),
+        (["bound", "torus:2x2", "--size", "1e99999"], "is not a size"),
+        (["find", "1", "4"], "RANKS"),
+        (["find", "8", "2", "--take", "1"], "belong together"),
+        (["find", "40000", "4"], "32768"),
+        (["show"], "say what to show"),
+        (["show", "torus:2x2", "-o", "picture.jpeg"], "end it with .png"),
+        (["convert", "torus:2x2", "out.xml"], "holds schedules"),
+        (["tune", "run"], "--output"),
+        (["tune", "run", "-o", "t.json", "--collectives", "sum"], "is not one of"),
+        (["tune", "show", "/nowhere.json"], "No such file"),
+        (["completion", "tcsh"], "bash"),
+        (["doctor", "--network", "toru:4"], "did you mean"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_that_says_what_to_type(
+    capsys, monkeypatch, tmp_path, arguments, said
+):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "\0\0", "<algo>", '{"format": "x"}', "é" * 9])
+@pytest.mark.parametrize("command", ["verify", "simulate", "show", "bound"])
+def test_files_that_hold_something_else(capsys, tmp_path, command, content):
+    path = tmp_path / "file.json"
+    path.write_text(content)
+    assert str(path) in refused(capsys, command, path) or content == "<algo>"

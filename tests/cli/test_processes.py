@@ -1,0 +1,167 @@
+"""The command line as a process: without JAX, interrupted, its reader gone, an extra missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli.calls import ROOT, WITHOUT_JAX, process
+
+
+def test_commands_that_need_no_jax_run_without_it(tmp_path):
+    path = str(tmp_path / "schedule.json")
+    for arguments in (
+        ["synth", "torus:2x2", "-s", "bucket", "-o", path],
+        ["verify", path],
+        ["simulate", path],
+        ["compare", "torus:2x2", "--only", "ring,bucket", "--size", "1MiB"],
+        ["bound", "v5p:4x4x4", "--size", "1MiB"],
+        ["find", "8", "2", "--no-rates"],
+        ["show", "v5e:4x8"],
+        ["convert", path, str(tmp_path / "program.xml")],
+    ):
+        done = process(*arguments, first=WITHOUT_JAX)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+
+
+def test_doctor_says_what_is_missing():
+    done = process("doctor", "--json", first=WITHOUT_JAX)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["missing"] == ["jax", "jaxlib"]
+    assert "type: pip install jax" in process("doctor", first=WITHOUT_JAX).stdout
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "said"),
+    [
+        ("matplotlib", ["show", "ring:4", "-o", "x.png"], "pip install 'jaxcoll[draw]'"),
+        ("jax", ["tune", "run", "-o", "t.json"], "pip install jax"),
+        ("jax", ["targets"], "pip install jax"),
+        ("jax", ["plan", "m:f", "f32[8]", "--mesh", "a=2", "--network", "ring:2"], "install jax"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_type(tmp_path, package, arguments, said):
+    first = f"import sys; sys.modules[{package!r}] = None\n"
+    done = process(*arguments, first=first, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_quiet_where_nobody_waits():
+    done = process("synth", "torus:4x4", "-s", "tacos")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_loads_neither_numpy_nor_jax():
+    program = (
+        "import sys; from jaxcoll.cli import main; main(['synth', '--help']); "
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'jax', 'numba')))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT)
+
+
+def test_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxcoll", "show", "ring:4", "--json"],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["ranks"] == 4
+
+
+def started(*arguments: str, cwd) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxcoll", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
+def test_ctrl_c_is_one_line_and_leaves_no_file(tmp_path):
+    running = started(
+        "synth", "torus:8x8x8", "-s", "tacos", "--size", "1GiB", "-o", "schedule.json", cwd=tmp_path
+    )
+    time.sleep(3)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, b"")
+    assert err == b"jaxcoll: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    running = started("compare", "torus:2x2", "--size", "1KiB", cwd=tmp_path)
+    assert running.stdout is not None
+    assert running.stdout.readline().startswith(b"synthesizer")
+    running.stdout.close()
+    assert running.wait(timeout=240) == 141
+    assert running.stderr is not None
+    assert running.stderr.read() == b""
+
+
+def test_shells_complete_commands_and_names():
+    def completed(words: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxcoll"], capture_output=True, text=True, cwd=ROOT,
+            env={
+                **os.environ, "_JAXCOLL_COMPLETE": "bash_complete", "COMP_WORDS": words,
+                "COMP_CWORD": str(len(words.split(" ")) - 1),
+            },
+        )  # fmt: skip
+        return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+    assert completed("jaxcoll ver") == ["verify"]
+    assert "torus:" in completed("jaxcoll synth tor")
+    assert completed("jaxcoll synth torus:2x2 -s tac") == ["tacos"]
+
+
+def test_functions_of_the_user(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def step(w, x):\n    return w - jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)\n"
+        "def example():\n"
+        "    return jnp.zeros((8, 8)), jnp.zeros((4, 8))\n"
+        "def bad(w):\n    raise KeyError('mine')\n"
+    )
+    rest = ["--mesh", "data=2", "--network", "ring:2"]
+    shapes = ["f32[8,8]", "float32[4,8]"]
+    done = process("plan", "train:step", *shapes, *rest, "-o", "plan.html", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["mesh"] == {"data": 2}
+    assert (tmp_path / "plan.html").read_text().lstrip().lower().startswith("<!doctype html")
+    done = process("plan", "train:step", "--args", "train:example", *rest, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for arguments, said in (
+        (["train:bad", "f32[8]", *rest], "KeyError: 'mine'"),
+        (["train:stop", "f32[8]", *rest], "it has"),
+        (["nowhere:step", "f32[8]", *rest], "No module named 'nowhere'"),
+        (["train", "f32[8]", *rest], "type, say, train:step"),
+        (["train:step", "8x8", *rest], "type 'float32[32,128]'"),
+        (["train:step", "q8[8]", *rest], "is not a dtype"),
+        (["train:step", *rest], "--args MODULE:FUNCTION"),
+        (["train:step", *shapes, *rest, "--hardware", "B7"], "known: A100"),
+        (["train:step", *shapes, "--mesh", "data:2"], "type data=2,model=4"),
+        (["train:step", *shapes, "--mesh", "data=2"], "add --network"),
+        (["train:step", *shapes, "--mesh", "data=4", "--network", "ring:2"], "devices"),
+    ):
+        done = process("plan", *arguments, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, ""), arguments
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_tuning_on_virtual_devices(tmp_path):
+    arguments = ["tune", "run", "-o", "t.json", "--devices", "2", "--size", "1KiB"]
+    done = process(*arguments, "--evaluations", "2", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["rows"][0]["nbytes"] == 1024
+    assert (tmp_path / "t.json").exists()
+    done = process("tune", "run", "-o", "t.json", "--devices", "1", cwd=tmp_path)
+    assert done.returncode == 2
