@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ["scripts/run", "scripts/test", "scripts/bench", "scripts/pictures", ".ci/run"]
+COMMANDS = [
+    "scripts/run",
+    "scripts/test",
+    "scripts/bench",
+    "scripts/pictures",
+    "scripts/docs",
+    ".ci/run",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -15,11 +15,13 @@ SCRIPTS = ROOT / "scripts"
 COMMANDS = sorted(path.name for path in SCRIPTS.iterdir() if not path.name.startswith("_"))
 
 # Of each command the arguments of its runs. `test` is what runs this test, and `pictures` draws
-# into the documentation: of both, what they would start is looked at instead.
+# into the documentation: of both, what they would start is looked at instead. `docs` installs
+# Sphinx; tests/test_site.py builds the site where it is installed.
 SMALLEST = ("synth.names=[ring]", "topology.sides=[2,2]", "sizes=[1024]", "elements=5")
 UNTRAINED = ("train.steps=1", "train.hidden=[8]", "train.accuracy_wanted=0")
 RUNS = {
     "bench": [(), ("simulator", "--help")],
+    "docs": [],
     "pictures": [],
     "run": [("--help",), (*SMALLEST, *UNTRAINED)],
     "test": [],

@@ -119,7 +119,7 @@ def _device_lines(devices: dict[str, Any] | None) -> list[str]:
         return [f"JAX found no devices: {devices['error']}"]
     network = devices["network"]
     lines = [
-        f"{devices['count']} devices, {devices['kind']} ({devices['platform']}), "
+        f"{devices['count']} device{'s' if devices['count'] > 1 else ''}, {devices['kind']} ({devices['platform']}), "
         f"{devices['processes']} process{'es' if devices['processes'] > 1 else ''}",
         f"guessed network: {network['name']}, {network['ranks']} ranks, "
         f"{network['switches']} switches, {network['links']} links",
