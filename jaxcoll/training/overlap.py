@@ -72,7 +72,8 @@ def overlap(
     Returns:
         A function of ``(params, x, *arguments)``, ``params`` having one pytree per layer, which
         returns this rank's loss and the gradients: a list of pytrees that are the same on all
-        ranks. Parameters may be typed as the same on all ranks; ``check_vma`` does not change the result.
+        ranks. Parameters may be typed as the same on all ranks; ``check_vma`` does not change
+        the result.
 
     Raises:
         CollectiveError: no layers, an unknown ``order``; from the function returned: another number
