@@ -16,6 +16,7 @@ COMMANDS = [
     "scripts/bench",
     "scripts/pictures",
     "scripts/mutants",
+    "scripts/docs",
     ".ci/run",
 ]
 

@@ -15,11 +15,14 @@ SCRIPTS = ROOT / "scripts"
 COMMANDS = sorted(path.name for path in SCRIPTS.iterdir() if not path.name.startswith("_"))
 
 # Of each command the arguments of its runs. `test` is what runs this test, and `pictures` draws
-# into the documentation: of both, the commands they would start are read instead.
+# into the documentation: of both, the commands they would start are read instead. `docs` installs
+# Sphinx; tests/test_site.py builds the site where it is installed. `mutants` runs tests in turn.
 SMALLEST = ("synth.names=[ring]", "topology.sides=[2,2]", "sizes=[1024]", "elements=5")
 UNTRAINED = ("train.steps=1", "train.hidden=[8]", "train.accuracy_wanted=0")
 RUNS = {
     "bench": [(), ("simulator", "--help")],
+    "docs": [],
+    "mutants": [],
     "pictures": [],
     "run": [("--help",), (*SMALLEST, *UNTRAINED)],
     "test": [],

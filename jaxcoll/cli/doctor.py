@@ -118,9 +118,14 @@ def _device_lines(devices: dict[str, Any] | None) -> list[str]:
     if "error" in devices:
         return [f"JAX found no devices: {devices['error']}"]
     network = devices["network"]
+    counted, processes = "device", "process"
+    if devices["count"] > 1:
+        counted = "devices"
+    if devices["processes"] > 1:
+        processes = "processes"
     lines = [
-        f"{devices['count']} devices, {devices['kind']} ({devices['platform']}), "
-        f"{devices['processes']} process{'es' if devices['processes'] > 1 else ''}",
+        f"{devices['count']} {counted}, {devices['kind']} ({devices['platform']}), "
+        f"{devices['processes']} {processes}",
         f"guessed network: {network['name']}, {network['ranks']} ranks, "
         f"{network['switches']} switches, {network['links']} links",
     ]

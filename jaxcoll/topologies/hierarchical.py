@@ -80,8 +80,7 @@ def ring_fc_switch(
 
     The TACOS paper's 3D-RFS (Table IV; 2 x 4 x 8 at 200, 100 and 50 GB/s in Sec. VI-B.1). Ranks of
     a ring are consecutive: rank = (outer * fc_side + group) * ring_side + index. The times of
-        Direct
-    and RHD in its Table V are those of ``shared=True, degree=1``.
+    Direct and RHD in its Table V are those of ``shared=True, degree=1``.
 
     Args:
         ring_side, fc_side, switch_side: ranks along each dimension.

@@ -64,15 +64,16 @@ def overlap(
 
     Args:
         layers: functions of (params, x) that return the next x, first to last; x may be a pytree.
-        loss: a function of (last x, *arguments) that returns a scalar, this rank's.
+        loss: a function of ``(last x, *arguments)`` that returns a scalar, this rank's.
         axis_name: an axis of the mesh, or several.
         schedule, mean, bucket_bytes, accum_dtype, order: as for ``all_reduce_gradients``, of each
             layer.
 
     Returns:
-        A function of (params, x, *arguments), ``params`` having one pytree per layer, which returns
-        this rank's loss and the gradients: a list of pytrees that are the same on all ranks.
-        Parameters may be typed as the same on all ranks; ``check_vma`` does not change the result.
+        A function of ``(params, x, *arguments)``, ``params`` having one pytree per layer, which
+        returns this rank's loss and the gradients: a list of pytrees that are the same on all
+        ranks. Parameters may be typed as the same on all ranks; ``check_vma`` does not change
+        the result.
 
     Raises:
         CollectiveError: no layers, an unknown ``order``; from the function returned: another number

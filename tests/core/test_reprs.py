@@ -79,6 +79,6 @@ def test_one_speed_for_all_links_is_refused_in_one_sentence(name):
     with pytest.raises(TopologyError) as refusal:
         jc.Topology(3, [0, 1, 2], [1, 2, 0], **columns)
     assert str(refusal.value) == (
-        f"{name} must have one number per link, got 5.0; "
+        f"{name} must be one column of numbers, one per link, got 5.0; "
         "where all links are equal, repeat it: [value] * len(src)"
     )

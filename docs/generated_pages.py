@@ -1,0 +1,163 @@
+"""Pages of the site that are made from the code: synthesizers, commands, and the API."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jaxcoll import SYNTHESIZERS
+from jaxcoll.cli.application import COMMANDS, application
+from jaxcoll.synth import REGISTRY
+
+# Modules whose ``__all__`` is public, with a line for the list of them.
+MODULES = {
+    "jaxcoll": "networks, collectives, schedules, proofs, times, and the functions of jax.lax",
+    "jaxcoll.topologies": "families of networks",
+    "jaxcoll.topologies.generative": "direct-connect families, and expansions of them",
+    "jaxcoll.synth": "synthesizers",
+    "jaxcoll.bounds": "least times and costs",
+    "jaxcoll.io": "files",
+    "jaxcoll.io.msccl": "programs of MSCCL",
+    "jaxcoll.draw": "drawings",
+    "jaxcoll.finder": "the search for networks of a size and degree",
+    "jaxcoll.tune": "tuning by measured times",
+    "jaxcoll.aot": "compiling for machines that are not here",
+    "jaxcoll.training.transforms": "transforms of gradients, as jc.optax",
+    "tensorstate": "plans of training steps",
+}
+
+
+def write_pages(folder: Path) -> None:
+    """Write all pages; a file whose text stays is left alone, so that Sphinx need not read it."""
+    pages = {
+        "synthesizers.md": _synthesizer_list(),
+        "commands.md": _commands(),
+        "api.md": _api_list(),
+        **{f"synthesizers/{name}.md": _synthesizer(name) for name in SYNTHESIZERS},
+    }
+    described: dict[int, str] = {}
+    for name in MODULES:
+        pages[f"api/{name}.md"] = _module(name, described)
+    for name, text in pages.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def _tree(entries: list[str]) -> str:
+    return "\n".join(["```{toctree}", ":hidden:", "", *entries, "```", ""])
+
+
+def _first_line(documented: Any) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0].replace("``", "`")
+
+
+def _synthesizer_list() -> str:
+    rows = [
+        f"| [{name}](synthesizers/{name}.md) | {_first_line(made)} | {_kinds(name)} |"
+        for name, made in SYNTHESIZERS.items()
+    ]
+    head = [
+        "# Synthesizers",
+        "",
+        "By `auto`, all that apply are tried and the fastest is kept.",
+        "",
+    ]
+    table = ["| name | what it does | collectives |", "|---|---|---|", *rows, ""]
+    return "\n".join([*head, *table, _tree([f"synthesizers/{name}" for name in SYNTHESIZERS])])
+
+
+def _kinds(name: str) -> str:
+    return ", ".join(getattr(SYNTHESIZERS[name](), "kinds", ())) or "all that its parts offer"
+
+
+def _synthesizer(name: str) -> str:
+    made = SYNTHESIZERS[name]
+    module = inspect.getdoc(inspect.getmodule(made)) or ""
+    tried = name in REGISTRY and bool(REGISTRY[name].variants)
+    use = "`auto` tries it." if tried or name == "auto" else "By name only: `auto` leaves it out."
+    lines = [
+        f"# {name}",
+        "",
+        f"Collectives: {_kinds(name)}. {use}",
+        "",
+        "```python",
+        f'jc.synthesize(topology, "{_example_kind(name)}", "{name}")',
+        "```",
+        "",
+        "## The idea",
+        "",
+        "```{eval-rst}",
+        module,
+        "```",
+        "",
+        "## Guarantee, options and source",
+        "",
+        "```{eval-rst}",
+        f".. autoclass:: {made.__module__}.{made.__qualname__}",
+        "   :no-index:",
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _example_kind(name: str) -> str:
+    kinds = getattr(SYNTHESIZERS[name](), "kinds", ()) or ("all_reduce",)
+    return "all_reduce" if "all_reduce" in kinds else sorted(kinds)[0]
+
+
+def _commands() -> str:
+    lines = ["# Commands", "", "```text", _help("jaxcoll", application), "```", ""]
+    for name in COMMANDS:
+        command = application.get_command(click.Context(application), name)
+        if command is None:
+            continue
+        lines += [f"## {name}", "", "```text", _help(f"jaxcoll {name}", command), "```", ""]
+        for inner, each in getattr(command, "commands", {}).items():
+            text = _help(f"jaxcoll {name} {inner}", each)
+            lines += [f"### {name} {inner}", "", "```text", text, "```", ""]
+    return "\n".join(lines)
+
+
+def _help(path: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=path, max_content_width=100, terminal_width=100)
+    return command.get_help(context)
+
+
+def _api_list() -> str:
+    rows = [f"- [`{name}`](api/{name}.md): {line}" for name, line in MODULES.items()]
+    return "\n".join(["# API", "", *rows, "", _tree([f"api/{name}" for name in MODULES])])
+
+
+def _module(name: str, described: dict[int, str]) -> str:
+    """The names of a module; ``described`` says under which name an object stands already."""
+    module = importlib.import_module(name)
+    lines = [f"# {name}", "", "```{eval-rst}", inspect.getdoc(module) or "", "```", ""]
+    for member in getattr(module, "__all__", _own_names(module)):
+        found = getattr(module, member)
+        kind = "autoclass" if inspect.isclass(found) else "autofunction"
+        if inspect.ismodule(found) or not callable(found):
+            continue
+        if id(found) in described:
+            lines += [f"`{name}.{member}` is `{described[id(found)]}`.", ""]
+            continue
+        described[id(found)] = f"{name}.{member}"
+        lines += ["```{eval-rst}", f".. {kind}:: {name}.{member}"]
+        if kind == "autoclass":
+            lines.append("   :members:")
+        lines += ["```", ""]
+    return "\n".join(lines)
+
+
+def _own_names(module: Any) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
+    ]

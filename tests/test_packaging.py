@@ -1,0 +1,138 @@
+"""The wheel and the sdist: their files, and that they run in an environment of their own."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def settings() -> configparser.ConfigParser:
+    parsed = configparser.ConfigParser()
+    parsed.read(ROOT / "setup.cfg")
+    return parsed
+
+
+def requirements() -> set[str]:
+    lines = settings()["options"]["install_requires"].strip().splitlines()
+    return {line.strip() for line in lines if not line.strip().startswith("#")}
+
+
+def test_one_version_everywhere():
+    version = settings()["metadata"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version} " in (ROOT / "CHANGELOG.md").read_text()
+    recipe = (ROOT / "packaging/conda/recipe.yaml").read_text()
+    assert f'version: "{version}"' in recipe
+
+
+def test_the_recipe_requires_what_the_package_does():
+    recipe = (ROOT / "packaging/conda/recipe.yaml").read_text()
+    run = re.findall(r"^    - (.*)$", recipe.partition("  run:\n")[2].partition("tests:")[0], re.M)
+    assert {line.replace(" ", "") for line in run} - {"python>=3.11"} == requirements()
+    page = (ROOT / "docs/install.md").read_text()
+    for requirement in requirements():
+        name, _, lowest = requirement.partition(">=")
+        assert f"| {name} | {lowest} |" in page
+
+
+def test_what_one_file_or_the_studies_need_is_not_installed_with_the_package():
+    names = {re.split(r"[<>=]", line)[0] for line in requirements()}
+    assert names == {"jax", "numpy", "scipy", "networkx", "numba", "highspy", "click"}
+    extras = settings()["options.extras_require"]
+    for extra in ("lp", "test", "experiments"):
+        assert "cvxpy" in extras[extra]
+
+
+BUILD = """
+import sys
+from setuptools import build_meta
+out = sys.argv.pop()
+build_meta.build_wheel(out)
+build_meta.build_sdist(out)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory) -> tuple[Path, Path]:
+    """The wheel and the sdist of the files that git knows, built without a network."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("built")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True).stdout.split(b"\0")
+    for name in filter(None, map(os.fsdecode, names)):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes((ROOT / name).read_bytes())
+    subprocess.run(
+        [sys.executable, "-c", BUILD, out], cwd=tree, check=True, capture_output=True, text=True
+    )
+    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, sdist
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_two_packages_alone(built):
+    names = zipfile.ZipFile(built[0]).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    version = settings()["metadata"]["version"]
+    assert tops == {"jaxcoll", "tensorstate", f"jaxcoll-{version}.dist-info"}
+    assert {"jaxcoll/py.typed", "tensorstate/py.typed"} <= set(names)
+    assert {"jaxcoll/aot/h100.txtpb", "jaxcoll/finder/paper.json"} <= set(names)
+    with tarfile.open(built[1]) as sdist:
+        inside = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"setup.cfg", "pyproject.toml", "README.md", "LICENSE", "jaxcoll/py.typed"} <= inside
+
+
+SMOKE = """
+import sys
+import jaxcoll as jc, tensorstate
+from pathlib import Path
+assert Path(jc.__file__).is_relative_to(sys.prefix), jc.__file__
+assert Path(tensorstate.__file__).is_relative_to(sys.prefix)
+topology = jc.topologies.torus(2, 2)
+schedule = jc.synthesize(topology, "all_reduce", nbytes=1e6)
+jc.io.save("schedule.json", schedule)
+assert jc.io.load("schedule.json") == schedule
+jc.finder.find(8, 2, rates=False)
+import importlib.util
+assert importlib.util.find_spec("experiments") is None
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1], ids=["wheel", "sdist"])
+def test_it_runs_in_an_environment_of_its_own(built, which, tmp_path):
+    """Dependencies are those of this environment; the package is the one that was built."""
+    home = tmp_path / "home"
+    venv.create(home, with_pip=True)
+    site = next((home / "lib").glob("python*/site-packages"))
+    # A path without .pth files of its own, so that an editable install here stays out of sight.
+    (site / "dependencies.pth").write_text(f"{Path(np.__file__).parents[1]}\n")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+
+    def run(*command: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    python = home / "bin/python"
+    install = ["install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
+    run(python, "-m", "pip", *install, "--ignore-installed", built[which])
+    run(python, "-c", SMOKE)
+    done = run(home / "bin/jaxcoll", "--version")
+    assert done.stdout == f"jaxcoll {settings()['metadata']['version']}\n"
+    run(home / "bin/jaxcoll", "verify", "schedule.json")

@@ -1,0 +1,64 @@
+"""The site: pages made from the code, every page in its contents, built without warnings."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxcoll as jc
+from jaxcoll.cli.application import COMMANDS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory) -> Path:
+    spec = importlib.util.spec_from_file_location("generated_pages", DOCS / "generated_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder = tmp_path_factory.mktemp("reference")
+    module.write_pages(folder)
+    return folder
+
+
+def test_every_synthesizer_has_a_page_that_says_what_it_is_for(generated):
+    pages = {path.stem for path in (generated / "synthesizers").iterdir()}
+    assert pages == set(jc.SYNTHESIZERS)
+    for path in (generated / "synthesizers").iterdir():
+        text = path.read_text(encoding="utf-8")
+        idea = text.partition("## The idea")[2].partition("## Guarantee")[0]
+        assert len(idea) > 40, path
+        assert "Collectives: " in text
+
+
+def test_every_command_and_public_name_is_described(generated):
+    commands = (generated / "commands.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\w+)$", commands, re.MULTILINE) == list(COMMANDS)
+    names = (generated / "api/jaxcoll.md").read_text(encoding="utf-8")
+    for name in set(jc.__all__) - {"SYNTHESIZERS", "synth", "topologies"}:
+        assert f":: jaxcoll.{name}\n" in names or f"`jaxcoll.{name}` is `" in names
+
+
+def test_every_page_stands_in_the_contents():
+    contents = re.findall(r"^[\w/-]+$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    assert pages == {name for name in contents if not name.startswith("reference/")}
+
+
+@pytest.mark.slow
+def test_it_is_built_without_warnings(tmp_path):
+    if any(importlib.util.find_spec(name) is None for name in ("sphinx", "myst_parser", "furo")):
+        pytest.skip("Sphinx is not installed: scripts/docs")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", DOCS, tmp_path]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "quick-start.html").is_file()
