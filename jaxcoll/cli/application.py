@@ -114,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(_missing(error), 2)
     except MemoryError:
         return _failed("not enough memory for a network or schedule of this size", 2)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        named = error.strerror and error.filename is not None
+        return _failed(f"{error.filename}: {error.strerror}" if named else one_line(error), 2)
+    except ValueError as error:
         return _failed(one_line(error), 2)
     return code if isinstance(code, int) else 0
 

@@ -49,7 +49,8 @@ def compare(network, collective, size, only, seed, execution, as_json) -> int:
 
     names = only or [name for name in jc.SYNTHESIZERS if name not in (*_SEARCHES, "auto")]
     names = [*names, *(() if only else ("auto",))]
-    least = [jc.bound(network, collective, nbytes).time for nbytes in size]
+    with working("finding bounds"):
+        least = [jc.bound(network, collective, nbytes).time for nbytes in size]
     table = Table((20, *(18 for _ in size)))
     if not as_json:
         table.row("synthesizer", *(size_text(nbytes) for nbytes in size))

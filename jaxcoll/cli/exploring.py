@@ -85,7 +85,8 @@ def show(what, alpha, bandwidth, network_name, output, names, as_json) -> int:
     if output is not None and os.path.splitext(output)[1].lower() not in _PICTURES:
         raise click.UsageError(f"{output!r} has no suffix of a picture; end it with .png or .svg")
     check_target(output, "picture")
-    obj = _read(what, network_name, (alpha, bandwidth))
+    with working("reading"):
+        obj = _read(what, network_name, (alpha, bandwidth))
     if output is not None:
         with working("drawing"):
             _draw(obj, output)

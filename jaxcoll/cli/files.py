@@ -31,7 +31,7 @@ def open_schedule(path: str, network: Any = None):
     if os.path.isdir(path) or is_xml(path):
         kind, load = ("MSCCL XML", jc.io.msccl.load)
         if os.path.isdir(path):
-            kind, load = ("a folder of columns", jc.io.open_compact)
+            kind, load = ("a folder, read as a schedule on disk,", jc.io.open_compact)
         if network is None:
             raise click.UsageError(
                 f"{path} is {kind}, which does not name the network; add --network, as in "

@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, TIMES
+from jaxcoll.cli.terminal import working
 
 # Ranks up to which a family with a link between every two ranks is built, and all others: more
 # would take more memory than most machines have.
@@ -276,7 +277,9 @@ def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_network(network: str, alpha: Sequence[float], bandwidth: Sequence[float], **others):
-        return command(network=named_network(network, alpha, bandwidth), **others)
+        with working("building the network"):
+            built = named_network(network, alpha, bandwidth)
+        return command(network=built, **others)
 
     for decorate in (
         click.option(

@@ -68,6 +68,29 @@ def test_help_loads_neither_numpy_nor_jax():
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, cwd=ROOT)
 
 
+def test_a_terminal_shows_what_is_awaited(tmp_path):
+    """On a terminal of its own, a command of seconds says what it does, and wipes that away."""
+    script = (
+        "import os, pty, sys, time; os.environ['COLUMNS'] = '100'\n"
+        "code = pty.spawn([sys.executable, '-c', sys.argv[1]])\n"
+        "sys.exit(os.waitstatus_to_exitcode(code))"
+    )
+    waits = (
+        "import time; from jaxcoll.cli.terminal import working\n"
+        "with working('searching') as progress:\n"
+        "    time.sleep(1)\n"
+        "    progress.note('nearly done')\n"
+        "    time.sleep(1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, waits],
+        capture_output=True, text=True, check=True, cwd=ROOT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "searching (1 s)" in done.stdout
+    assert "nearly done" in done.stdout
+    assert done.stdout.endswith("\x1b[K")
+
+
 def test_as_a_module():
     done = subprocess.run(
         [sys.executable, "-m", "jaxcoll", "show", "ring:4", "--json"],
@@ -85,9 +108,7 @@ def started(*arguments: str, cwd) -> subprocess.Popen[bytes]:
 
 
 def test_ctrl_c_is_one_line_and_leaves_no_file(tmp_path):
-    running = started(
-        "synth", "torus:8x8x8", "-s", "tacos", "--size", "1GiB", "-o", "schedule.json", cwd=tmp_path
-    )
+    running = started("synth", "torus:16x16x8", "-s", "tacos", "-o", "schedule.json", cwd=tmp_path)
     time.sleep(3)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=60)
