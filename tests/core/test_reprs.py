@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ def values(tmp_path_factory) -> dict[str, object]:
         "cpu", 1e-6, 1e-6, 1e-10, 1e-10, native=(jc.NativeCost("all_gather", 1e-5, 1e-10),)
     )
     message = jc.Message(tuple(range(7)), 1e6)
-    line = jc.Topology(7, range(6), range(1, 7), [1e-6] * 6, [1e9] * 6, allow_unreachable=True)
+    columns_of_a_line: Any = (range(6), range(1, 7), [1e-6] * 6, [1e9] * 6)
+    line = jc.Topology(7, *columns_of_a_line, allow_unreachable=True)
     candidate = Candidate("ring", schedule, 1e-3)
     listed = [
         topology,
@@ -65,7 +67,8 @@ def test_a_line_shows_each(values):
 
 
 def test_a_line_shows_each_synthesizer():
-    for synthesizer in jc.SYNTHESIZERS.values():
+    classes: Any = jc.SYNTHESIZERS.values()
+    for synthesizer in classes:
         text = repr(synthesizer())
         assert "\n" not in text
         # One that is made of two others shows both, which is what it is.
@@ -75,9 +78,15 @@ def test_a_line_shows_each_synthesizer():
 
 @pytest.mark.parametrize("name", ["alpha", "bandwidth"])
 def test_one_speed_for_all_links_is_refused_in_one_sentence(name):
-    columns = {"alpha": [1e-6] * 3, "bandwidth": [5e10] * 3} | {name: 5.0}
+    columns: dict[str, Any] = {
+        "src": [0, 1, 2],
+        "dst": [1, 2, 0],
+        "alpha": [1e-6] * 3,
+        "bandwidth": [5e10] * 3,
+        name: 5.0,
+    }
     with pytest.raises(TopologyError) as refusal:
-        jc.Topology(3, [0, 1, 2], [1, 2, 0], **columns)
+        jc.Topology(3, **columns)
     assert str(refusal.value) == (
         f"{name} must be one column of numbers, one per link, got 5.0; "
         "where all links are equal, repeat it: [value] * len(src)"
