@@ -49,7 +49,7 @@ def float_column(values, what: str) -> np.ndarray:
 
 
 def _refuse_a_single_number(values, what: str) -> None:
-    if np.ndim(values) == 0 and isinstance(values, (numbers.Number, np.ndarray)):
+    if isinstance(values, numbers.Number) or (isinstance(values, np.ndarray) and not values.ndim):
         raise TopologyError(
             f"{what} must be one column of numbers, one per link, got {checks.shown(values)}; "
             "where all links are equal, repeat it: [value] * len(src)"
