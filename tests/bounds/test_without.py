@@ -116,3 +116,20 @@ def test_a_cut_by_a_lost_rank_is_named():
 def test_what_does_not_exist_is_refused(lost, text):
     with pytest.raises(TopologyError, match=text):
         ring(4).without(**lost)
+
+
+def test_a_link_and_a_rank_are_lost_together():
+    """Also the link between two lost ranks, and one that is named and goes to a lost rank."""
+    whole = torus(3, 3)
+    left = whole.without(links=[(0, 1), (8, 2), (5, 8)], ranks=[8, 7])
+    stays = [link for link in links_of(whole) if max(link[:2]) < 7 and link[:2] != (0, 1)]
+    assert links_of(left) == set(stays)
+    assert left.num_links == len(stays)
+    assert (left.num_ranks, left.num_vertices) == (7, 7)
+
+
+def test_a_name_says_that_something_failed():
+    assert torus(3, 3).without(ranks=[0]).name == "torus 3x3 after failures"
+    whole = torus(3, 3)
+    nameless = Topology(9, whole.src, whole.dst, whole.alpha, whole.bandwidth)
+    assert nameless.without(ranks=[0]).name == ""

@@ -180,3 +180,44 @@ def test_bad_collectives_are_refused(change, match):
     good = {"kind": "all_gather", "num_ranks": 4}
     with pytest.raises(CollectiveError, match=match):
         Collective(**(good | change))
+
+
+@pytest.mark.parametrize("shares", [(1, 2), (1, 2, 3, 4), (0, 0, 0), (0, 0)])
+def test_shares_are_one_per_rank_and_not_all_zero(shares):
+    with pytest.raises(CollectiveError, match="3 in all and not all 0"):
+        Collective("all_gather", 3, shares=shares)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_a_common_factor_of_shares_is_chunks(chunks):
+    collective = Collective("all_gather", 3, chunks, shares=(6, 12, 18))
+    assert (collective.chunks_per_shard, collective.shares) == (6 * chunks, (1, 2, 3))
+    assert Collective("all_gather", 3, chunks, shares=(5, 5, 5)).chunks_per_shard == 5 * chunks
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunks", "groups", "deliveries"),
+    [
+        # All pairs of ranks of a group, and each chunk once to every rank but its owner.
+        ("all_gather", 2, ((0, 1, 2), (3, 4)), 2 * (3 * 2 + 2 * 1)),
+        ("all_to_all", 1, ((0, 1, 2), (3, 4)), 3 * 2 + 2 * 1),
+        ("all_gather", 3, None, 3 * 5 * 4),
+    ],
+)
+def test_every_schedule_has_a_send_per_delivery(kind, chunks, groups, deliveries):
+    assert Collective(kind, 5, chunks, groups=groups).num_deliveries == deliveries
+
+
+def test_sizes_of_groups_are_listed_up_to_four():
+    def shown(*sizes: int) -> str:
+        ends = np.cumsum(sizes).tolist()
+        groups = tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
+        return repr(Collective("all_gather", ends[-1], groups=groups))
+
+    assert "in 4 groups of 1/2/3/4," in shown(1, 2, 3, 4)
+    assert "in 5 groups of 1 to 5," in shown(1, 2, 3, 4, 5)
+
+
+def test_the_first_rank_out_of_range_is_named():
+    with pytest.raises(CollectiveError, match=r"groups name rank 7; ranks are 0\.\.2"):
+        Collective("all_gather", 3, groups=((0, 7), (1, 9)))

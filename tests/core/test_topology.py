@@ -318,3 +318,22 @@ def test_seconds_and_bytes_per_second_are_not(alpha, bandwidth):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         topologies.ring(4, alpha=alpha, bandwidth=bandwidth)
+
+
+def test_columns_made_from_a_network_cannot_be_written_to():
+    network = ring(4)
+    for column in (network.src, network.bandwidth, network.transpose_links()):
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 1
+
+
+def test_exact_bandwidths_are_given_as_bandwidths_only():
+    network = ring(3)
+    columns = (network.src, network.dst, network.alpha, network.bandwidth)
+    with pytest.raises(TypeError, match="_exact_bandwidth"):
+        Topology(3, *columns, _exact_bandwidth=())  # type: ignore[call-arg]
+
+
+def test_an_object_that_is_not_a_mesh_is_refused():
+    with pytest.raises(TopologyError, match=r"takes a jax\.sharding\.Mesh"):
+        Topology.from_mesh([1, 2])
