@@ -1,4 +1,4 @@
-"""Families of networks, one family per file: free functions that return a ``Topology``.
+"""Families of networks, each file those of one construction: free functions that return a ``Topology``.
 
 Start with ``grids`` (rings, meshes, tori) and ``product``, which builds most of the others;
 ``arguments`` holds the checks that all of them share.
@@ -7,18 +7,15 @@ Start with ``grids`` (rings, meshes, tori) and ``product``, which builds most of
 """
 
 from jaxcoll.topologies import generative
-from jaxcoll.topologies.bigraph import bigraph
-from jaxcoll.topologies.complete import fully_connected, star
+from jaxcoll.topologies.complete import fully_connected, star, switch
 from jaxcoll.topologies.dgx import DGX1_CIRCLES, dgx1, dgx2
 from jaxcoll.topologies.dragonfly import dragonfly
-from jaxcoll.topologies.fat_tree import fat_tree
 from jaxcoll.topologies.gpu_clusters import dgx_a100, dgx_h100, mi250, nvswitch_hosts
 from jaxcoll.topologies.grids import hypercube, mesh, ring, torus
 from jaxcoll.topologies.hierarchical import multi_rail, ring_fc_switch, switch_2d
-from jaxcoll.topologies.leaf_spine import leaf_spine
 from jaxcoll.topologies.product import product
 from jaxcoll.topologies.routers import behind_routers, flattened_butterfly
-from jaxcoll.topologies.switched import switch
+from jaxcoll.topologies.switch_tiers import bigraph, fat_tree, leaf_spine
 
 __all__ = [
     "DGX1_CIRCLES",

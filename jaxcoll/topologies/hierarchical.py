@@ -9,10 +9,9 @@ from jaxcoll.grid import per_dimension
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import as_fraction
 from jaxcoll.topologies.arguments import count, latencies, speeds
-from jaxcoll.topologies.complete import fully_connected
+from jaxcoll.topologies.complete import fully_connected, switch
 from jaxcoll.topologies.grids import ALPHA, ring
 from jaxcoll.topologies.product import product
-from jaxcoll.topologies.switched import switch
 from jaxcoll.topology import Topology
 
 

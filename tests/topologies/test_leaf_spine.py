@@ -9,7 +9,7 @@ import pytest
 from jaxcoll import TopologyError, optimum
 from jaxcoll.paths import hop_distances
 from jaxcoll.synth.forestcoll import forest
-from jaxcoll.topologies.leaf_spine import leaf_spine
+from jaxcoll.topologies.switch_tiers import leaf_spine
 
 
 def test_shape():
