@@ -85,7 +85,7 @@ class Grid:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Placement:
     """A grid, and the rank at each of its positions.
 
@@ -111,6 +111,9 @@ class Placement:
     def is_in_order(self) -> bool:
         """Whether the rank at position i is i, so that the grid alone describes the placement."""
         return self.ranks == tuple(range(len(self.ranks)))
+
+    def __repr__(self) -> str:
+        return f"Placement({len(self.ranks)} ranks on {self.grid})"
 
     def relabel(self, permutation: np.ndarray) -> Placement:
         """The same positions when rank r is called ``permutation[r]``."""

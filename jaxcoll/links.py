@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import numbers
 from collections.abc import Iterable
 from fractions import Fraction
 
@@ -37,6 +38,7 @@ def vertex_column(values, what: str) -> np.ndarray:
 
 def float_column(values, what: str) -> np.ndarray:
     """Numbers, finite or not, as float64; ``check_links`` judges them."""
+    _refuse_a_single_number(values, what)
     try:
         column = np.asarray(checks.bounded(values, what, TopologyError), dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
@@ -46,12 +48,21 @@ def float_column(values, what: str) -> np.ndarray:
     return column + 0.0  # replaces -0.0 by 0.0: equal values must be equal bytes
 
 
+def _refuse_a_single_number(values, what: str) -> None:
+    if isinstance(values, numbers.Number) or (isinstance(values, np.ndarray) and not values.ndim):
+        raise TopologyError(
+            f"{what} must be one column of numbers, one per link, got {checks.shown(values)}; "
+            "where all links are equal, repeat it: [value] * len(src)"
+        )
+
+
 def exact_column(values, what: str) -> tuple[Fraction, ...] | None:
     """The values as fractions if some float cannot hold one of them, else None."""
     if isinstance(values, np.ndarray) and values.dtype.kind == "f":
         return None
+    _refuse_a_single_number(values, what)
+    given = checks.members(values, what, TopologyError)
     try:
-        given = checks.members(values, what, TopologyError)
         known = {value: as_fraction(value) for value in given}
     except (TypeError, ValueError) as error:
         raise TopologyError(f"{what}: {error}") from None

@@ -36,7 +36,7 @@ def whole_numbers(values, dtype: type, what: str) -> np.ndarray:
     return column
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Edges:
     """Connections that sends use, each from a rank to a rank over a path of links.
 
@@ -76,6 +76,9 @@ class Edges:
 
     def __len__(self) -> int:
         return len(self.src)
+
+    def __repr__(self) -> str:
+        return f"Edges({len(self)} edges over {len(self.path_link)} links of paths)"
 
     @functools.cached_property
     def hops(self) -> np.ndarray:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from jaxcoll import fields
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Provenance:
     """Where a schedule comes from. Not part of its content: equal schedules may differ here.
 
@@ -25,6 +25,12 @@ class Provenance:
     seed: int | None = None
     seconds: float = 0.0
     certificate: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"Provenance({self.synthesizer or 'unnamed'}, {len(self.parameters)} parameters, "
+            f"seed {self.seed}, {self.seconds:.3g} s, {len(self.certificate)} claims)"
+        )
 
 
 def encode_provenance(provenance: Provenance) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Code in processes of its own: what it prints, and files that it is writing."""
+"""Code in processes of its own: its output, and files that it is writing."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-# Functions that the caller writes are called as they are; what they raise is his.
+# Functions that the caller writes are called as they are; their errors are the caller's.
 OWN_FUNCTIONS = frozenset(("function", "progress", "rows", "step", "step_of", "valid", "where"))
 
 

@@ -23,7 +23,7 @@ CASES = {
 ALWAYS_REFUSED = {"synthesize_compact", *tuning.REFUSED, *plans.REFUSED, *programs.REFUSED}
 MOST_CHARACTERS = 500
 
-# Public names that are no part of the list: results, which a caller reads and does not make;
+# Public names that are not in the list: results, which a caller reads and does not make;
 # abstract classes; names whose misuse is tried under another one.
 RESULTS = {
     "jaxcoll": {

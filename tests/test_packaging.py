@@ -1,4 +1,4 @@
-"""The wheel and the sdist: what they hold, and that they run in an environment of their own."""
+"""The wheel and the sdist: their files, and that they run in an environment of their own."""
 
 from __future__ import annotations
 

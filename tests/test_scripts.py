@@ -15,13 +15,14 @@ SCRIPTS = ROOT / "scripts"
 COMMANDS = sorted(path.name for path in SCRIPTS.iterdir() if not path.name.startswith("_"))
 
 # Of each command the arguments of its runs. `test` is what runs this test, and `pictures` draws
-# into the documentation: of both, what they would start is looked at instead. `docs` installs
-# Sphinx; tests/test_site.py builds the site where it is installed.
+# into the documentation: of both, the commands they would start are read instead. `docs` installs
+# Sphinx; tests/test_site.py builds the site where it is installed. `mutants` runs tests in turn.
 SMALLEST = ("synth.names=[ring]", "topology.sides=[2,2]", "sizes=[1024]", "elements=5")
 UNTRAINED = ("train.steps=1", "train.hidden=[8]", "train.accuracy_wanted=0")
 RUNS = {
     "bench": [(), ("simulator", "--help")],
     "docs": [],
+    "mutants": [],
     "pictures": [],
     "run": [("--help",), (*SMALLEST, *UNTRAINED)],
     "test": [],
@@ -61,7 +62,7 @@ def test_a_command_runs(command, arguments, tmp_path):
 
 @pytest.mark.parametrize("command", ["_env", *COMMANDS])
 def test_the_python_in_a_script_runs(command):
-    """What a script asks our own packages while it installs: nothing else would run it here."""
+    """A script asks our own packages while it installs: nothing else would run that code here."""
     text = (SCRIPTS / command).read_text(encoding="utf-8")
     ours = [code for code in re.findall(r"-c '([^']+)'", text) if "jaxcoll" in code]
     assert bool(ours) == (command == "_env")

@@ -51,7 +51,7 @@ class Scaling:
         return self.U / self.k
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Optimum:
     """The fastest that any schedule can gather, with the cut that proves it.
 
@@ -114,6 +114,12 @@ class Optimum:
             raise TopologyError(f"the certificate is not one of {topology}: {self}")
         if Fraction(weight) / leaving != self.inverse:
             raise TopologyError(f"weight {weight} over {leaving} B/s is not {self.inverse}")
+
+    def __repr__(self) -> str:
+        return (
+            f"Optimum({len(self.weights)} ranks, algbw {float(self.algbw) / 1e9:.6g} GB/s, "
+            f"k {self.k}, cut of {len(self.cut_ranks)} ranks)"
+        )
 
     def __str__(self) -> str:
         ranks = ", ".join(map(str, self.cut_ranks[:8])) + (", ..." if self.cut_ranks[8:] else "")

@@ -31,7 +31,7 @@ from jaxcoll.numerics.rational import Number
 from jaxcoll.topology import Topology
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Bound:
     """A time that no schedule can beat.
 
@@ -45,6 +45,10 @@ class Bound:
     time: float
     name: str
     reason: str
+
+    def __repr__(self) -> str:
+        reason = self.reason if len(self.reason) <= 80 else f"{self.reason[:77]}..."
+        return f"Bound({self.time * 1e6:.6g} us by {self.name}: {reason})"
 
 
 def bound(

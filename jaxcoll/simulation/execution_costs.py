@@ -49,7 +49,7 @@ class NativeCost:
         _put_prices(self, ("seconds", "per_byte"), f"the native cost of {self.kind}")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class ExecutionCosts:
     """The costs of running collectives on devices of one backend, beside the time on their links.
 
@@ -100,6 +100,12 @@ class ExecutionCosts:
         checks.flag_fields(self, TuneError, "shared")
         for name in ("source", "machine"):
             checks.text(getattr(self, name), name, TuneError)
+
+    def __repr__(self) -> str:
+        return (
+            f"ExecutionCosts({self.backend}: {self.permute * 1e6:.3g} us per round, "
+            f"{self.copied * 1e9:.3g} s per GB copied, {len(self.native)} native costs)"
+        )
 
     def native_seconds(self, kind: str, nbytes: Number, ranks: int) -> float | None:
         """Seconds of a collective of ``jax.lax`` beside links; ``None`` for a kind without cost.

@@ -52,7 +52,7 @@ class Message:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class MessageTimes:
     """When each message starts and arrives.
 
@@ -77,6 +77,10 @@ class MessageTimes:
     def time(self) -> float:
         """When the last message arrives, in seconds."""
         return float(self.exact_time)
+
+    def __repr__(self) -> str:
+        count = len(self.start)
+        return f"MessageTimes({count} messages, {self.time * 1e6:.3f} us by model {self.model!r})"
 
 
 def simulate_messages(

@@ -1,8 +1,8 @@
 """The size of gradient buckets, tuned for a whole step.
 
-A task is one collective, so buckets of another size are other tasks, and their size is no parameter
-of a task's configuration. It is chosen first, by the time of the step; ``offline`` or ``online``
-then tunes the collectives that it leads to.
+A task is one collective, so buckets of another size are other tasks, and their size is not a
+parameter of a task's configuration. It is chosen first, by the time of the step; ``offline`` or
+``online`` then tunes the collectives that it leads to.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes, times and bandwidths: read exactly, written so that they are read again."""
+"""Sizes, times and bandwidths: read exactly, written so that reading returns them."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ BAD = [
     ({"bandwidth": [Fraction(1, 10**400), 1]}, r"bandwidth 0.0 B/s.*above 0"),
     ({"bandwidth": [10**400, 1]}, "bandwidth must be one column of numbers"),
     ({"bandwidth": ["fast", 1]}, "bandwidth: .*got 'fast'"),
-    ({"bandwidth": 1.0}, "bandwidth: "),
+    ({"bandwidth": 1.0}, "^bandwidth must be one column of numbers, one per link, got 1.0"),
     ({"vertex_names": ("a",)}, "one name for each of 2 vertices, got 1"),
     ({"grid": Grid((3,), (False,))}, r"shape \(3,\) has 3 ranks, the network has 2"),
     ({"generators": ((0, 0),)}, "permutation of the vertices"),

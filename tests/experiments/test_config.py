@@ -37,7 +37,7 @@ def test_every_experiment_has_a_configuration():
     ("arguments", "expected"),
     [
         ([], "which experiment.*known: quickstart"),
-        (["experiment=quick"], "no experiment 'quick'; known: quickstart"),
+        (["experiment=quick"], "no experiment 'quick'; known: quickstart"),  # words: ok
         (["experiment="], "which experiment"),
         ([QUICKSTART, "fast"], "key=value, got 'fast'"),
         ([QUICKSTART, "sed=1"], "sed"),
@@ -94,11 +94,11 @@ def test_a_mapping_is_asked_for():
 
 
 def test_the_command_says_what_is_wrong_in_one_line(capsys):
-    assert command.main(["experiment=quick"]) == 2
+    assert command.main(["experiment=quick"]) == 2  # words: ok
     captured = capsys.readouterr()
     assert captured.out == ""
     known = ", ".join(EXPERIMENTS)
-    assert captured.err == f"error: there is no experiment 'quick'; known: {known}\n"
+    assert captured.err == f"error: there is no experiment 'quick'; known: {known}\n"  # words: ok
 
 
 def test_the_command_line_comes_after_the_size():

@@ -1,4 +1,4 @@
-"""Misuse of tensorstate: of searches, of what they are given, and of plans."""
+"""Misuse of tensorstate: of searches, of their arguments, and of plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Execution costs: what is charged, by counts made in another way, and what is refused."""
+"""Execution costs: the charges, by counts made in another way, and refusals."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from jaxcoll.synth import (
     Tacos,
     synthesize,
 )
-from jaxcoll.synth.auto import taken_by_auto
+from jaxcoll.synth.auto import _Climb, taken_by_auto
 from jaxcoll.synth.registry import chunk_counts, told
 from jaxcoll.topologies import (
     dgx_a100,
@@ -363,3 +363,36 @@ def test_bad_arguments_are_refused_before_any_work(arguments):
         synthesize(torus(2, 2), Collective("all_gather", 4), chunks=1)
     with pytest.raises(TopologyError):
         synthesize(torus(2, 2), Collective("all_gather", 5))
+
+
+def is_done_after(*seconds: float, left: int = 3, tolerance: float = 0.01) -> bool:
+    """Whether more chunks are not tried, after these times with ever more of them."""
+    counts = range(1, len(seconds) + left + 1)
+    climb = _Climb(Ring(), counts)
+    for count, time in zip(counts, seconds, strict=False):
+        climb.record(count, time)
+    return climb.is_done(tolerance)
+
+
+def test_more_chunks_are_tried_until_a_loss_follows_gains():
+    """A pipeline only gets slower past its best count: two gains and a loss end the climb."""
+    assert is_done_after(10.0, 8.0, 6.0, 6.1)
+    # The two latest gain more than the tolerance, so that only the loss can end it.
+    assert not is_done_after(10.0, 8.0, 6.0, 5.0)
+    # A loss after fewer gains may be rounding: the best still improves by two counts.
+    assert not is_done_after(8.0, 10.0, 6.0, 7.0)
+    assert not is_done_after(10.0, 8.0, 9.0)
+    assert not is_done_after(10.0, 6.0, 6.0, 5.0)
+
+
+def test_more_chunks_are_not_tried_where_two_counts_gain_less_than_the_tolerance():
+    assert is_done_after(10.0, 8.0, 7.96, 7.93)
+    assert not is_done_after(10.0, 8.0, 7.96, 7.91)
+    assert not is_done_after(10.0, 8.0, 7.96, 7.93, tolerance=0.001)
+
+
+def test_the_climb_ends_with_its_counts_and_with_a_first_refusal():
+    assert is_done_after(10.0, 5.0, left=0)
+    climb = _Climb(Ring(), range(1, 5))
+    climb.record(1, None)
+    assert climb.left == []

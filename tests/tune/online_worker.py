@@ -1,7 +1,7 @@
 """One of several processes on the loopback that tune a step of training while they run it.
 
-Arguments: port, processes, this process's number, what it does, steps, a table that process 0
-alone has. Prints the programs that its steps ran, a digest of its result, and what was chosen; or
+Arguments: port, processes, this process's number, its part, steps, a table that process 0
+alone has. Prints the programs that its steps ran, a digest of its result, and the choices; or
 the error it met and the seconds since the last process was lost.
 
 - ``trains``: until the tuner is done, under random delays.

@@ -1,6 +1,6 @@
 """One of several processes on the loopback that switch programs at the decisions of a coordinator.
 
-Arguments: port, processes, this process's number, what it does, checkpoints. Prints the programs
+Arguments: port, processes, this process's number, its part, checkpoints. Prints the programs
 it ran, or the error it met and the seconds until then.
 
 - ``switches``: checkpoints under random delays. The leader draws a program at each, and the

@@ -1,4 +1,4 @@
-"""Tables in use: what a table says is what is traced, and nothing in a table stops training."""
+"""Tables in use: the configuration in a table is traced, and nothing in a table stops training."""
 
 from __future__ import annotations
 

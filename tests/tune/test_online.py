@@ -294,7 +294,7 @@ def test_few_candidates_are_compared_per_step_and_the_table_knows_them_before(
 ):
     step, w, x = _step()
     path, compared = tmp_path / "table.json", []
-    at_changes = []  # of state: what the file has in quarantine
+    at_changes = []  # of state: configurations that the file has in quarantine
     tuned = online(
         step,
         space=_spaces(step, w, x, configs=SOME),

@@ -77,7 +77,7 @@ def test_a_step_is_tuned_by_all_processes_together(processes, tmp_path):
     table = tmp_path / "table.json"
     printed = start(processes, "trains", 4000, "online_worker.py", str(table))
     assert all(text.rstrip().endswith("OK") for text in printed), "\n".join(printed)
-    # The programs that ran, the parameters bit by bit, and what was chosen.
+    # The programs that ran, the parameters bit by bit, and the choices.
     (said,) = {tuple(text.splitlines()[-4:]) for text in printed}
     assert said[2].startswith("settled")
     assert "switch" in said[0]

@@ -63,7 +63,7 @@ def a_table() -> Table:
     table.record(TASK, RING, 2e-3, HERE)
     table.record(TASK, RING, 1e-3, HERE)
     table.choose(TASK, DEFAULT, RING, 1e-3, HERE)
-    table.quarantine(TASK, DEFAULT, "hung for\n30 s", HERE)
+    table.quarantine(TASK, DEFAULT, "hung for\n30 s", HERE)  # words: ok
     return table
 
 

@@ -25,7 +25,7 @@ _FUNCTIONS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Explanation:
     """The candidates for a call without ``schedule=``; prints in one screen.
 
@@ -64,6 +64,10 @@ class Explanation:
             f"jax.lax: {best.name} is predicted to take {share:.0%} of its time; a schedule runs "
             f"below {MARGIN:.0%}"
         )
+
+    def __repr__(self) -> str:
+        kind, most = self.collective.kind, len(self.candidates)
+        return f"Explanation({kind}, {self.nbytes} B, {most} candidates, runs {self.chosen.name})"
 
     def __str__(self) -> str:
         size, count = len(self.collective.groups[0]), len(self.collective.groups)

@@ -1,4 +1,4 @@
-"""NCCL's rules: which algorithm, protocol, channels and chunk a collective of some size runs with.
+"""NCCL's rules: algorithm, protocol, channels and chunk size of each collective, by its size.
 
 The words, and the algorithm and protocol that NCCL runs where a rule is silent, follow
 ``src/include/nccl_tuner.h`` and ``src/graph/tuning.cc`` of NCCL 2.30. A tuner of NCCL holds a list

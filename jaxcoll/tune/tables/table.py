@@ -277,7 +277,7 @@ class Table:
 
 
 def _checked_key(machine: Machine, task: Task, *config: Config) -> tuple:
-    """The key of an entry: what is kept is what can be written.
+    """The key of an entry: only keys that a file can hold are kept.
 
     Raises:
         TuneError: a machine, task or configuration that is none.

@@ -103,7 +103,7 @@ class Online:
             return self._one(fits, args, kwargs)
 
     def _one(self, fits: bool, args: tuple, kwargs: dict) -> Any:
-        """One step, and what is noted of it."""
+        """One step, and the notes about it."""
         choice = self._queue[(self._count - self._begun) % len(self._queue)]
         program, is_timed = self._program, self._state in _TIMED
         if not fits:

@@ -40,7 +40,7 @@ _ABOVE = 0.3
 # Degrees of freedom of Student's t.
 _TAIL = 16.0
 _ITERATIONS = 12
-# Iterations before which the correlations are chosen anew.
+# Iterations before which the correlations are chosen again.
 _CHOOSING = (3, 7)
 # Correlations, beside none, of the effects of equal configurations of equal tasks.
 _KINSHIPS = (0.6, 0.9)

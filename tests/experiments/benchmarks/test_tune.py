@@ -18,7 +18,7 @@ ASKED = ("--collectives", "all_gather", "--sizes", "1 KB", "--evaluations", "3")
 
 @pytest.fixture
 def few(monkeypatch, tmp_path):
-    """Rows without measuring anything; what was asked for is in the list."""
+    """Rows without measuring anything; the sizes asked for are in the list."""
     asked: list[tuple[str, str]] = []
 
     def measure(kind, size, evaluations, seed):

@@ -1,4 +1,4 @@
-"""What the tables and figures on direct-connect topologies claim, of our own numbers."""
+"""Claims of the tables and figures on direct-connect topologies claim, of our own numbers."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_an_iteration_by_hand():
     times = {"all_gather": lambda n: Fraction(n), "reduce_scatter": lambda n: Fraction(2 * n)}
     work = layers(1, 3)
     assert fsdp.iteration(work, times, overlap=False) == 12 + 2 * (1 + 3) + 2 * (1 + 3)
-    # Gathered at 1; forward to 3, while 1..4 gathers the next; forward 4..6, gathered again 4..7;
+    # Gathered at 1; forward to 3, while 1..4 gathers the next; forward 4..6, again gathered 4..7;
     # backward 7..11, gathered 7..8, summed 11..17; backward 11..15, summed 17..19.
     assert fsdp.iteration(work, times, overlap=True) == 19
 

@@ -63,3 +63,35 @@ def test_what_is_taken_back_leaves_every_rank_every_tree(topology):
         kept = network.most_of(splits)
         assert network.holds(kept)
         assert kept == splits or not network.holds(splits)
+
+
+def paired_with_first(name: str, place: int) -> set[int]:
+    """The ports out that port 0 meets at a switch of five hosts with two ports of a capacity."""
+    ports = dict.fromkeys(range(10), 1)
+    group = {v: v // 2 for v in ports}
+    level = dict.fromkeys(ports, 0)
+    return {t for u, t, _ in pairing(name, ports, ports, group, level, 1, place) if u == 0}
+
+
+def test_switches_of_a_tier_rotate_narrow_ports_by_different_groups():
+    """A port of capacity 1 takes part in one rotation: the switch's place says in which.
+
+    There are four rotations, by 1 to 4 of the five hosts; the fifth switch begins again.
+    """
+    met = [paired_with_first("spread", place) for place in range(5)]
+    assert met == [{2}, {4}, {6}, {8}, {2}]
+    singly = [paired_with_first("spread singly", place) for place in range(10)]
+    assert singly == [{1 + place % 9} for place in range(10)]
+
+
+def test_wide_ports_take_part_in_every_rotation_wherever_their_switch_is():
+    ports = dict.fromkeys(range(5), 4)
+    arguments = (ports, ports, {v: v for v in ports}, dict.fromkeys(ports, 0), 1)
+    first, other = (sorted(pairing("spread", *arguments, place)) for place in (0, 3))
+    assert first == other == sorted((u, t, 1) for u in ports for t in ports if u != t)
+
+
+def test_one_rotation_is_the_same_at_every_place():
+    assert {frozenset(paired_with_first("rotated", place)) for place in range(5)} == {
+        frozenset({2})
+    }

@@ -52,7 +52,7 @@ def test_volumes_of_zero(name, volume):
     """2, 2 and 3 times the parameters (Rajbhandari et al., 2020, section 7).
 
     An all_reduce moves its buffer twice. The backward pass needs neither biases nor the first
-    kernel, so those are not gathered again.
+    kernel, so a second gather of those is not needed.
     """
     cost = solve_baseline(problem_of("mlp", "data", DEVICES), name).cost
     assert cost.bytes_by_collective == {(kind, 0): nbytes for kind, nbytes in volume.items()}
@@ -158,7 +158,7 @@ def test_what_runs_again_has_its_operands_when_it_does():
     plan = solve_baseline(problem, "fsdp").decisions
     for number, group in enumerate(problem.tensor_groups):
         live_ranges = problem.live_ranges(number)
-        sooner = (live_ranges.resharded_for_recompute > 0) & (
+        is_earlier = (live_ranges.resharded_for_recompute > 0) & (
             live_ranges.resharded_after_forward == 0
         )
         consumers = {e for each in group.consumers for nodes in each for e in nodes}
@@ -168,11 +168,11 @@ def test_what_runs_again_has_its_operands_when_it_does():
         recomputed_nodes = (frozenset[int](), recomputed)
         reshards = [[*reshard_plans(problem, plan, one, number)] for one in recomputed_nodes]
         assert not any(reshard.for_recompute.steps for reshard in reshards[0])
-        if not sooner.any() or not all(reshard.for_recompute.steps for reshard in reshards[1]):
+        if not is_earlier.any() or not all(reshard.for_recompute.steps for reshard in reshards[1]):
             continue
         pairs = zip(reshards, recomputed_nodes, strict=True)
         once, twice = (bytes_by_point(problem, number, plan.strategies, *pair)[3] for pair in pairs)
-        assert (twice[sooner] > once[sooner]).all()
+        assert (twice[is_earlier] > once[is_earlier]).all()
         assert (twice >= once).all()
         found += 1
     assert found > 3

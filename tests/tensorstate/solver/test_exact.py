@@ -139,7 +139,7 @@ def test_in_microbatches_nothing_that_fits_is_better(data):
 @given(st.data(), st.booleans(), OBJECTIVES)
 @settings(max_examples=6)
 def test_one_axis_at_a_time_is_between_the_bound_and_nothing_at_all(data, recompute, objective):
-    """Descent is no better than the exact search, its bound no higher, and it keeps limits."""
+    """Descent is not better than the exact search, its bound no higher, and it keeps limits."""
     problem = data.draw(problems(("linear", "residual"), MESHES[-1:]))
     candidates = [strategies.all for strategies in problem.strategies]
     options = {"recompute": recompute, "objective": objective}

@@ -1,4 +1,4 @@
-"""NCCL's files: what is written answers as the table did, what NCCL would refuse is refused."""
+"""NCCL's files: files answer as the table did, and rules that NCCL would refuse are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each search and what it is known for."""
+"""Each search and its known properties."""
 
 from __future__ import annotations
 

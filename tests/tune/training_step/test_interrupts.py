@@ -68,7 +68,7 @@ print(came, lost)
 
 
 class Rung(Exception):
-    """What the handlers of these tests raise."""
+    """Raised by the handlers of these tests."""
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_other_threads_hold_nothing(rung):
     assert seen == [before]
 
 
-# How many are lost depends on what else the machine does, so it is no test of every run.
+# How many are lost depends on what else the machine does, so not every run tests it.
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_arrays_outlive_interrupts_at_any_moment(seed):

@@ -173,7 +173,7 @@ def test_the_slowest_process_counts():
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_the_slowest_process_counts_for_each_task(slow):
-    """Of two tasks, of which the candidates of a process are all alike."""
+    """Of two tasks, of which the candidates of a process are all equal."""
     leader = Leader(most_steps=30)
     task = Task("all_reduce", 4, "float32", 8).to_json()
     other = Task("all_gather", 4, "float32", 8).to_json()

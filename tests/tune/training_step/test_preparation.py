@@ -1,4 +1,4 @@
-"""What is compiled before the search of the online tuner."""
+"""Programs that are compiled before the search of the online tuner."""
 
 from __future__ import annotations
 

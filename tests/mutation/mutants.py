@@ -1,0 +1,204 @@
+"""Mutants: would the tests notice if a line were wrong?
+
+Cosmic Ray proposes the faults (another operator, another comparison, a number off by one, a loop
+that is never entered), this file draws some of them, one per place in the source, writes each into
+a copy of the tree and runs the test files that should notice. A mutant that they let pass points at
+a line nobody holds to anything.
+
+    scripts/mutants                      the files of TARGETS, 30 mutants of each
+    scripts/mutants --count 10 FILE ...  fewer, of some of them
+
+Cosmic Ray's own runner changes the files of the tree it is called in, one mutant at a time, and
+runs every variant of every operator; here its operators alone are used. mutmut is not, because it
+wraps every function in one that picks the mutant at run time, which Numba cannot compile.
+
+Left out are faults that nothing can notice: in annotations and decorators (a kernel without its
+decorator is the same function, slower), and ``is`` in place of ``==``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import concurrent.futures
+import os
+import queue
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cosmic_ray import plugins  # pyright: ignore[reportMissingImports]
+from cosmic_ray.ast import get_ast  # pyright: ignore[reportMissingImports]
+from cosmic_ray.mutating import MutationVisitor  # pyright: ignore[reportMissingImports]
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("jaxcoll", "tensorstate", "experiments", "tests")
+
+# The test files that should notice a fault of each file, those that find most of them first.
+TARGETS = {
+    "jaxcoll/topology.py": (
+        "tests/core/test_topology.py",
+        "tests/core/test_topology_networkx.py",
+        "tests/bounds/test_without.py",
+        "tests/core/test_devices.py",
+    ),
+    "jaxcoll/collective.py": ("tests/core/test_collective.py",),
+    "jaxcoll/schedule.py": ("tests/core/test_schedule.py", "tests/core/test_verifier.py"),
+    "jaxcoll/verifier.py": ("tests/core/test_verifier.py",),
+    "jaxcoll/simulation/kernels.py": ("tests/simulation/test_schedules.py",),
+    "jaxcoll/simulation/schedules.py": (
+        "tests/simulation/test_schedules.py",
+        "tests/simulation/test_framing.py",
+    ),
+    "jaxcoll/bounds/times.py": ("tests/bounds/test_times.py", "tests/bounds/test_without.py"),
+    "jaxcoll/synth/building/base.py": (
+        "tests/synth/test_placement.py",
+        "tests/synth/test_extremes.py",
+        "tests/synth/building",
+    ),
+    "jaxcoll/execute/choice/selection.py": (
+        "tests/execute/test_functions.py",
+        "tests/execute/test_direct_connect.py",
+    ),
+    "tensorstate/problem/liveness.py": (
+        "tests/tensorstate/problem/test_liveness.py",
+        "tests/tensorstate/cost/test_memory.py",
+        "tests/tensorstate/problem",
+    ),
+    "tensorstate/cost/cost.py": ("tests/tensorstate/cost",),
+}
+
+# Operators whose mutants mostly are the same program, and two that take arguments.
+EQUIVALENT = ("_Is", "_IsNot", "/RemoveDecorator", "/VariableInserter", "/VariableReplacer")
+
+Place = tuple[int, int]
+
+
+def blind_spots(source: str) -> Iterator[tuple[Place, Place]]:
+    """Where no test can notice a fault: annotations and decorators, as (start, end) places."""
+    for node in ast.walk(ast.parse(source)):
+        parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        for part in (*parts, *getattr(node, "decorator_list", ())):
+            if isinstance(part, ast.expr):
+                end = (part.end_lineno or part.lineno, part.end_col_offset or 0)
+                yield (part.lineno, part.col_offset), end
+
+
+def draw(source: str, count: int, seed: int) -> list[tuple[Place, str, str]]:
+    """Up to ``count`` mutants of a source, as (place, operator, source), one per place."""
+    blind = list(blind_spots(source))
+    found: dict[Place, list[tuple[str, int]]] = {}
+    tree = get_ast(source)
+    for name in sorted(plugins.operator_names()):
+        if name.endswith(EQUIVALENT):
+            continue
+        operator, occurrence = plugins.get_operator(name)(), 0
+        for node in _nodes(tree):
+            for start, _ in operator.mutation_positions(node):
+                if not any(low <= start < high for low, high in blind):
+                    found.setdefault(start, []).append((name, occurrence))
+                occurrence += 1
+    random_source = random.Random(seed)
+    places = random_source.sample(sorted(found), min(count, len(found)))
+    mutants = []
+    for place in sorted(places):
+        name, occurrence = random_source.choice(found[place])
+        mutated = MutationVisitor.mutate_code(source, plugins.get_operator(name)(), occurrence)
+        mutants.append((place, name.removeprefix("core/"), mutated))
+    return mutants
+
+
+def _nodes(node) -> Iterator:
+    """Nodes in the order in which Cosmic Ray counts occurrences."""
+    yield node
+    for child in getattr(node, "children", ()):
+        yield from _nodes(child)
+
+
+def passes(tree: Path, tests: Sequence[str], seconds: float) -> bool:
+    """Whether the tests pass in a tree; those that take longer count as failed."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    # Numba's cache notices a change of a kernel's own file only, not of kernels that it calls.
+    with tempfile.TemporaryDirectory() as cache:
+        environment = os.environ | {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": cache}
+        try:
+            process = subprocess.run(
+                ["nice", "-n", "19", *command],
+                cwd=tree,
+                env=environment | {"PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+    return process.returncode == 0
+
+
+def survivors(path: str, count: int, seed: int, trees: queue.Queue[Path], jobs: int):
+    """The mutants of a file that its tests let pass, and how many were tried.
+
+    Raises:
+        RuntimeError: the tests fail without a mutant.
+    """
+    source = (ROOT / path).read_text(encoding="utf-8")
+    tree, started = trees.get(), time.monotonic()
+    if not passes(tree, TARGETS[path], 900):
+        raise RuntimeError(f"the tests of {path} fail as it is")
+    limit = 30 + 4 * (time.monotonic() - started)
+    trees.put(tree)
+
+    def survives(mutant: tuple[Place, str, str]) -> bool:
+        tree = trees.get()
+        try:
+            (tree / path).write_text(mutant[2], encoding="utf-8")
+            return passes(tree, TARGETS[path], limit)
+        finally:
+            (tree / path).write_text(source, encoding="utf-8")
+            trees.put(tree)
+
+    mutants = draw(source, count, seed)
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        survived = list(pool.map(survives, mutants))
+    return [m for m, alive in zip(mutants, survived, strict=True) if alive], len(mutants)
+
+
+def main() -> int:
+    """Prints killed and total per file and what survived; 1 where less than 90 % died."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("files", nargs="*", help=f"of {', '.join(TARGETS)}")
+    parser.add_argument("--count", type=int, default=30, help="mutants per file")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at the same time")
+    options = parser.parse_args()
+    if unknown := set(options.files) - TARGETS.keys():
+        parser.error(f"{', '.join(sorted(unknown))}: not among the files with known tests")
+    killed = total = 0
+    with tempfile.TemporaryDirectory() as folder:
+        trees: queue.Queue[Path] = queue.Queue()
+        for job in range(options.jobs):
+            tree = Path(folder, str(job))
+            for package in PACKAGES:
+                ignore = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / package, tree / package, ignore=ignore)
+            for name in ("setup.cfg", "pyproject.toml"):
+                shutil.copy(ROOT / name, tree)
+            trees.put(tree)
+        for path in options.files or TARGETS:
+            alive, tried = survivors(path, options.count, options.seed, trees, options.jobs)
+            killed, total = killed + tried - len(alive), total + tried
+            print(f"{path}: {tried - len(alive)} of {tried} killed", flush=True)
+            for (line, column), operator, mutated in alive:
+                text = mutated.splitlines()[line - 1].strip()
+                print(f"    {line}:{column} {operator}: {text}", flush=True)
+    print(f"{killed} of {total} killed ({killed / total:.0%})")
+    return killed < 0.9 * total
+
+
+if __name__ == "__main__":
+    sys.exit(main())
