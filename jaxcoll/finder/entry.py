@@ -203,13 +203,17 @@ class Frontiers(Mapping):
         Raises:
             OSError: the file cannot be written.
         """
+        write_text(path, self.dumps())
+
+    def dumps(self) -> str:
+        """The frontiers as JSON text."""
         rows = [
             [size, c.steps, *c.bandwidth.as_integer_ratio(), c.has, c.construction.said()]
             for size, candidates in self.cells.items()
             for c in candidates
         ]
         said = {"format": FORMAT, "version": VERSION, "largest": self.largest}
-        write_text(path, json.dumps({**said, "degree": self.degree, "candidates": rows}))
+        return json.dumps({**said, "degree": self.degree, "candidates": rows})
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Frontiers:
@@ -223,7 +227,7 @@ class Frontiers(Mapping):
 
     @classmethod
     def loads(cls, text: str) -> Frontiers:
-        """The frontiers of JSON text, as ``save`` writes it.
+        """The frontiers of JSON text, as ``dumps`` writes it.
 
         Raises:
             FormatError: other content, or another version.

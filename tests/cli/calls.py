@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,5 +42,4 @@ def process(*arguments: str, first: str = "", cwd: Path = ROOT) -> subprocess.Co
         text=True,
         timeout=240,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
