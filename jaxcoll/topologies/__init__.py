@@ -1,4 +1,4 @@
-"""Families of networks, each file those of one construction: free functions that return a ``Topology``.
+"""Families of networks, a file per construction: free functions that return a ``Topology``.
 
 Start with ``grids`` (rings, meshes, tori) and ``product``, which builds most of the others;
 ``arguments`` holds the checks that all of them share.
