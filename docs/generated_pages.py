@@ -79,7 +79,7 @@ def _kinds(name: str) -> str:
     offered = solved | {DUALS[kind] for kind in solved}
     if "all_gather" in offered:
         offered.add("all_reduce")
-    return ", ".join(kind for kind in KINDS if kind in offered) or "those of what it tries"
+    return ", ".join(kind for kind in KINDS if kind in offered) or "those of its candidates"
 
 
 def _synthesizer(name: str) -> str:
