@@ -11,6 +11,7 @@ import click
 
 from jaxcoll import SYNTHESIZERS
 from jaxcoll.cli.application import COMMANDS, application
+from jaxcoll.collective import DUALS, KINDS
 from jaxcoll.synth import REGISTRY
 
 # Modules whose ``__all__`` is public, with a line for the list of them.
@@ -73,7 +74,12 @@ def _synthesizer_list() -> str:
 
 
 def _kinds(name: str) -> str:
-    return ", ".join(getattr(SYNTHESIZERS[name](), "kinds", ())) or "all that its parts offer"
+    """The collectives of a synthesizer: those it solves, and those that follow by reversal."""
+    solved = set(getattr(SYNTHESIZERS[name](), "kinds", ()))
+    offered = solved | {DUALS[kind] for kind in solved}
+    if "all_gather" in offered:
+        offered.add("all_reduce")
+    return ", ".join(kind for kind in KINDS if kind in offered) or "those of its candidates"
 
 
 def _synthesizer(name: str) -> str:
