@@ -7,7 +7,7 @@ their properties; costs of expansions are predicted by the theorems of Table 3.3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 
 from jaxcoll.bounds.moore import bandwidth_optimum
@@ -17,7 +17,6 @@ from jaxcoll.finder.construction import Construction, line_graph, product
 from jaxcoll.numerics import checks
 
 Cell = tuple[int, int]
-Cells = Mapping[Cell, Sequence[Candidate]]
 Progress = Callable[[int, int], None]
 
 # Candidates of equal cost that a cell keeps though another has all their properties: their

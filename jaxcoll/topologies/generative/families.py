@@ -177,10 +177,6 @@ def _doubled_odd(n: int, d: int) -> Iterator[Arguments]:
     return _only(3 <= d <= 10 and n == 2 * math.comb(2 * d - 1, d - 1), d)
 
 
-def _crown(n: int, d: int) -> Iterator[Arguments]:
-    return _only(d >= 2 and n == 2 * (d + 1), d)
-
-
 def _of_order(size_of: Callable[[int], int], degree_over_order: int, largest: int = 64):
     """Geometries over GF(q) whose degree is q plus a constant."""
 
