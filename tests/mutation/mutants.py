@@ -50,7 +50,10 @@ TARGETS = {
     "jaxcoll/collective.py": ("tests/core/test_collective.py",),
     "jaxcoll/schedule.py": ("tests/core/test_schedule.py", "tests/core/test_verifier.py"),
     "jaxcoll/verifier.py": ("tests/core/test_verifier.py",),
-    "jaxcoll/simulation/kernels.py": ("tests/simulation/test_schedules.py",),
+    "jaxcoll/simulation/kernels.py": (
+        "tests/simulation/test_schedules.py",
+        "tests/simulation/test_messages.py",
+    ),
     "jaxcoll/simulation/schedules.py": (
         "tests/simulation/test_schedules.py",
         "tests/simulation/test_framing.py",
