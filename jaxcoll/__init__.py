@@ -92,6 +92,7 @@ _MODULES = frozenset(
         "mesh",
         "numerics",
         "paths",
+        "progress",
         "provenance",
         "schedule",
         "simulation",
