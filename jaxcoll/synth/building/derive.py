@@ -1,21 +1,72 @@
-"""Schedules run backwards in the order in which their simulated run would be played backwards.
+"""The collectives that follow from others, by one law: a schedule run backwards is of the dual.
+
+Reversed, with every link the other way, an all_gather is a reduce_scatter, a broadcast a reduce,
+and a scatter a gather (TACOS, Sec. IV-E). A reduce_scatter and then an all_gather are an
+all_reduce. On three ranks in a line, where the broadcast of rank 0 sends 0->1 and then 1->2, the
+reduce sends 2->1 and then 1->0.
 
 Played backwards, the run of an all_gather is a run of the reduce_scatter that takes as long: every
 message leaves at the end of the run less its arrival. On a direct network the reversed order of the
 steps is that order. Behind switches it is not: steps order the links that messages leave a rank by,
-and in the reversed run those are the links that they arrived by, where switches chose the order.
+and in the reversed run those are the links that they arrived by, where switches chose the order. So
+there the reversed schedule is put in the order of the simulated run (``reverse_in_time``).
 """
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
+from jaxcoll.collective import DUALS
+from jaxcoll.errors import ScheduleError
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.schedule import Schedule
+from jaxcoll.numerics.rational import Number
+from jaxcoll.schedule import Schedule, concatenate
 from jaxcoll.simulation import simulate
 
 
-def reverse_in_time(schedule: Schedule, nbytes: float) -> Schedule:
+def derive(
+    schedule: Schedule, kind: str, nbytes: Number | None = None, scatter: Schedule | None = None
+) -> Schedule:
+    """The schedule of another kind that follows from a schedule; of its own kind, itself.
+
+    Args:
+        nbytes: bytes of a rank's buffer for which a reversed schedule is put in order; when None
+            the order of the steps is reversed.
+        scatter: of an all_reduce, the reduce_scatter before ``schedule``. When omitted that is
+            derived too, which takes a network that is its own transpose.
+
+    Returns:
+        A schedule on the transposed network, where only the dual is asked for. Its provenance is
+        that of ``schedule``, whose certificate stands under that one's kind.
+
+    Raises:
+        ScheduleError: it does not follow.
+    """
+    given = schedule.collective.kind
+    if given == kind:
+        return schedule
+    takes = {kind, DUALS[kind]}
+    if kind == "all_reduce":
+        takes |= {"all_gather", "reduce_scatter"}
+    if given not in takes:
+        raise ScheduleError(
+            f"{kind} cannot run {schedule}: it takes a schedule of {' or '.join(sorted(takes))}"
+        )
+    if scatter is not None:
+        found = concatenate(scatter, schedule)
+    else:
+        found = schedule.reverse() if nbytes is None else reverse_in_time(schedule, nbytes)
+        if kind == "all_reduce":
+            is_last = given == "all_gather"
+            found = concatenate(*((found, schedule) if is_last else (schedule, found)))
+    claims = schedule.provenance.certificate
+    certificate = {given: claims} if claims else {}
+    return found.with_provenance(dataclasses.replace(schedule.provenance, certificate=certificate))
+
+
+def reverse_in_time(schedule: Schedule, nbytes: Number) -> Schedule:
     """The schedule run backwards, each link in the order of the simulated run played backwards.
 
     Args:
