@@ -15,7 +15,7 @@ from jaxcoll.errors import ScheduleError
 from jaxcoll.links import group_by
 from jaxcoll.numerics import checks
 from jaxcoll.numerics.compiled import kernel
-from jaxcoll.numerics.hops import hops_from
+from jaxcoll.numerics.connectivity import hops_from
 from jaxcoll.numerics.rational import as_fraction, common_denominator
 from jaxcoll.topology import Topology, connected
 

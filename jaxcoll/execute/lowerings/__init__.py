@@ -9,5 +9,5 @@ Read in this order:
   one after another along its leading dimension, ``y`` those of its output. "pallas" takes flat
   arrays.
 - ``buffer``: the array that holds a rank's rows; ``grouped_permutes``: the permutes of one step.
-- ``dataflow``, ``ssa_dataflow``: straight-line code that needs no buffer.
+- ``dataflow``: which values are sent and combined where straight-line code needs no buffer.
 """
