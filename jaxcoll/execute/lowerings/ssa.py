@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxcoll.execute.axes import Axes
+from jaxcoll.execute.axes import Axes, permute_together
 from jaxcoll.execute.layout import at_least
 from jaxcoll.execute.lowerings.buffer import (
     blank,
@@ -28,9 +28,7 @@ from jaxcoll.execute.lowerings.buffer import (
     source,
 )
 from jaxcoll.execute.lowerings.dataflow import Dataflow, Op, Segment, Variant, dataflow_of
-from jaxcoll.execute.lowerings.grouped_permutes import permute_together
-from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round
-from jaxcoll.execute.lowerings.step_splitting import split_long_steps
+from jaxcoll.execute.lowerings.rounds import PermuteProgram, Round, split_long_steps
 
 # A permute between CPU devices takes about as long as copying this many bytes.
 LONG_ROW_BYTES = 1 << 18
