@@ -179,6 +179,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "io.multitree.loads": (multitree.loads, {"text": multitree.dumps(TABLES)}),
     # ------------------------------------------------------------------ drawings
     "draw_topology": (draw.draw_topology, {"topology": RING, "schedule": SCHEDULE, "chunk": 1}),
+    "draw_loads": (draw.draw_loads, {"schedule": SCHEDULE}),
     "draw_heatmap": (tuple_of(draw.draw_heatmap), {"args": (SCHEDULE,), "labels": ("ring",)}),
     "link_loads": (draw.link_loads, {"schedule": SCHEDULE}),
     "draw_algbw": (
