@@ -251,7 +251,7 @@ def _tiers(num_ranks: int, num_vertices: int, src: np.ndarray, dst: np.ndarray) 
     """Ranks at the bottom, and switches in rows by their distance from the ranks.
 
     A row is ordered by the middle of what each switch joins below, as fat trees are drawn. Where
-    ranks are many, those of one switch hang below it in a block.
+    ranks are many, those of one switch stand below it as a block.
     """
     near = _neighbours(num_vertices, src, dst)
     tier = _tier_of(num_ranks, num_vertices, near)
