@@ -92,6 +92,25 @@ def host_names(names: Sequence[str], hosts: Sequence[Sequence[int]]) -> list[str
     return found
 
 
+def short_names(
+    names: Sequence[str], num_ranks: int, num_vertices: int, layout: Layout
+) -> list[str]:
+    """What fits into the vertices: a rank's number, a switch's name without that of its host."""
+    prefix = {
+        v: name
+        for name, host in zip(host_names(names, layout.hosts), layout.hosts, strict=True)
+        for v in host
+    }
+    short = []
+    for vertex in range(num_vertices):
+        name = names[vertex] if names else str(vertex)
+        if vertex >= num_ranks:
+            name = name.removeprefix(prefix.get(vertex, "")).strip()
+        most = 4 if vertex < num_ranks else 14
+        short.append(name if name and len(name) <= most else str(vertex))
+    return short
+
+
 # ---------------------------------------------------------------------- grids
 
 

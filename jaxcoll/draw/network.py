@@ -15,7 +15,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch
 from jaxcoll.draw.heatmap import link_loads
 from jaxcoll.draw.style import FAINT, INK, LOADS, PALETTE, PAPER, label_of
 from jaxcoll.errors import ScheduleError
-from jaxcoll.layout import RADIUS, bows, curve_middles, host_names, layout
+from jaxcoll.layout import RADIUS, bows, curve_middles, host_names, layout, short_names
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.topology import Topology
@@ -120,7 +120,7 @@ class _Sheet:
         self.axes = self.figure.add_subplot()
         names = host_names(topology.vertex_names, self.layout.hosts)
         self._draw_frames(names)
-        self.vertices = self._draw_vertices(owner, names)
+        self.vertices = self._draw_vertices(owner)
 
     @property
     def scale(self) -> float:
@@ -197,15 +197,15 @@ class _Sheet:
                 ha="center" if is_round else "left",
             )  # fmt: skip
 
-    def _draw_vertices(self, owner: int, hosts: Sequence[str]) -> list[Patch]:
+    def _draw_vertices(self, owner: int) -> list[Patch]:
         drawn: list[Patch] = []
-        prefix = {
-            v: name for name, host in zip(hosts, self.layout.hosts, strict=True) for v in host
-        }
+        topology = self.topology
+        names = short_names(
+            topology.vertex_names, topology.num_ranks, topology.num_vertices, self.layout
+        )
         font = min(10.0, 72 * self.inches * RADIUS * 0.95)
         for vertex, (x, y) in enumerate(self.layout.place.tolist()):
-            is_rank = vertex < self.topology.num_ranks
-            text = _short_name(self.topology, vertex, prefix.get(vertex, ""))
+            is_rank, text = vertex < topology.num_ranks, names[vertex]
             patch: Patch = Circle((x, y), RADIUS)
             if not is_rank:
                 side = 1.5 * RADIUS
@@ -228,15 +228,6 @@ class _Sheet:
                 zorder=6,
             )  # fmt: skip
         return drawn
-
-
-def _short_name(topology: Topology, vertex: int, host: str) -> str:
-    """What fits: a rank's number, a switch's name without that of its host."""
-    name = topology.vertex_names[vertex] if topology.vertex_names else str(vertex)
-    if vertex >= topology.num_ranks:
-        name = name.removeprefix(host).strip() or str(vertex)
-        return name if len(name) <= 14 else str(vertex)
-    return name if len(name) <= 4 else str(vertex)
 
 
 def _speed_styles(sheet: _Sheet) -> tuple[list[str], np.ndarray]:
