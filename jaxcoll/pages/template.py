@@ -61,4 +61,6 @@ def as_script(data: Mapping[str, Any]) -> str:
 
 
 def _asset(name: str) -> str:
-    return (importlib.resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+    return (importlib.resources.files("jaxcoll.pages") / "assets" / name).read_text(
+        encoding="utf-8"
+    )
