@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from jaxcoll.task import Task
 from jaxcoll.tune import nccl
+from jaxcoll.tune.search.fitted import Fitted
 from jaxcoll.tune.spaces.config import Config, Parameter
 from jaxcoll.tune.spaces.space import Space, Subspace
 from jaxcoll.tune.tables.machine import Machine
@@ -49,6 +50,7 @@ _NEED_JAX = {
 __all__ = [
     "BucketSizes",
     "Config",
+    "Fitted",
     "Machine",
     "Outcome",
     "Parameter",
