@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from jaxcoll.tune.spaces.backend_space import jax_space
     from jaxcoll.tune.tables.in_use import this_machine, use
     from jaxcoll.tune.task import tasks_of
-    from jaxcoll.tune.training_step.entry import online
-    from jaxcoll.tune.training_step.replayed import replay
-    from jaxcoll.tune.training_step.report import Recording, Report
+    from jaxcoll.tune.training_step.online_tuner import online
+    from jaxcoll.tune.training_step.report import Recording, Report, replay
 
 # Names that need jax, by their modules.
 _NEED_JAX = {
@@ -40,8 +39,8 @@ _NEED_JAX = {
     "bucket_bytes": "bucket_sizes",
     "jax_space": "spaces.backend_space",
     "offline": "offline_tuner",
-    "online": "training_step.entry",
-    "replay": "training_step.replayed",
+    "online": "training_step.online_tuner",
+    "replay": "training_step.report",
     "tasks_of": "task",
     "this_machine": "tables.in_use",
     "use": "tables.in_use",
