@@ -12,10 +12,8 @@ from jaxcoll.numerics import checks
 from jaxcoll.numerics.rational import Number, as_fraction
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation import kernels
-from jaxcoll.simulation.clock import Clock
 from jaxcoll.simulation.execution_costs import ExecutionCosts, costs_of
-from jaxcoll.simulation.framing import Framing
-from jaxcoll.simulation.timeline import MODELS, Timeline
+from jaxcoll.simulation.timeline import MODELS, Clock, Framing, Timeline
 from jaxcoll.topology import Topology
 
 _ZERO = Fraction(0)
@@ -159,3 +157,20 @@ def _distinct(values: np.ndarray, space: int) -> tuple[np.ndarray, np.ndarray, n
     index = np.zeros(space, np.int64)
     index[used] = np.arange(len(used))
     return used, index[values], counts[used]
+
+
+def steady_seconds(schedule: Schedule) -> Fraction:
+    """Seconds per byte of a rank's buffer on the link that is busy longest, exact.
+
+    No run of the schedule is faster, and one with many pipeline segments may come close: the
+    throughput that schedules of trees are compared by (dissertation on ForestColl, Fig. 4.14).
+    """
+    checks.instance(schedule, Schedule, "schedule", ScheduleError)
+    weight, total = common_parts(schedule.collective)
+    on_edge = np.zeros(len(schedule.edges), np.int64)
+    np.add.at(on_edge, schedule.edge, weight[schedule.chunk])
+    load = np.zeros(schedule.topology.num_links, np.int64)
+    np.add.at(load, schedule.edges.path_link, np.repeat(on_edge, schedule.edges.hops))
+    speed = schedule.topology.exact_bandwidth
+    times = (Fraction(int(x)) / b for x, b in zip(load, speed, strict=True))
+    return max(times, default=Fraction(0)) / total

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxcoll.links import group_by
-from jaxcoll.numerics.hops import hops_from
+from jaxcoll.numerics.connectivity import hops_from
 
 
 @given(st.data())
