@@ -6,8 +6,8 @@ before training, ``online`` a training step while it trains, ``bucket_bytes`` th
 gradient buckets.
 
 To be read in this order: ``spaces`` (what may be chosen), ``models`` and ``search`` (how to
-choose), ``tables``; ``clock``, ``trial`` and ``offline_tuner``; ``bucket_sizes``;
-``training_step`` (the online tuner); ``nccl``.
+choose), ``tables``; ``trial`` and ``offline_tuner``; ``bucket_sizes``; ``training_step`` (the
+online tuner); ``nccl``.
 """
 
 import importlib

@@ -10,17 +10,13 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from jaxcoll.errors import JaxcollError, TuneError
+from jaxcoll.errors import JaxcollError, TableWarning, TuneError
 from jaxcoll.execute.choice import active, stated
 from jaxcoll.numerics import checks
 from jaxcoll.task import Task
 from jaxcoll.tune.spaces.config import Config
 from jaxcoll.tune.tables.machine import Machine
 from jaxcoll.tune.tables.table import Table
-
-
-class TableWarning(UserWarning):
-    """A table, or a row of one, that is not used."""
 
 
 def warn_skipped(reason: str) -> None:

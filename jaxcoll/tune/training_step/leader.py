@@ -36,7 +36,7 @@ _FINAL_ERROR = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """What a search chooses from: candidates per task, what is refused of them, and their program.
+    """A search's choice: candidates per task, those that are refused, and their program.
 
     Attributes:
         related: ``kinship`` of the candidates.
@@ -77,7 +77,7 @@ class Leader:
     # ------------------------------------------------------------------ events
 
     def _event_after(self, reports: Sequence[Progress]) -> Event:
-        """What the reports of all processes mean in this state."""
+        """The meaning of all processes' reports in this state."""
         times = _slowest([report.steps for report in reports])
         is_ready = all(report.is_ready for report in reports)
         candidates = [[configs for _, configs in report.candidates] for report in reports]
@@ -203,7 +203,7 @@ class Leader:
     # ------------------------------------------------------------------ decisions
 
     def _decision_in(self, state: State, before: State, event: Event) -> Decision:
-        """What the steps of a state run until the next checkpoint."""
+        """The programs of a state, until the next checkpoint."""
         match state:
             case State.WARM:
                 compare = self._next_comparisons() if event is Event.TO_COMPARE else ()

@@ -83,7 +83,7 @@ class Start(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Progress(Message):
-    """What a process tells the leader at a checkpoint.
+    """A process's report to the leader at a checkpoint.
 
     Attributes:
         is_ready: whether its background has nothing more to do.

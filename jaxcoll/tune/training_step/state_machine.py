@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 
 class State(enum.StrEnum):
-    """What the steps until the next checkpoint are for."""
+    """The purpose of the steps until the next checkpoint."""
 
     WARM = "warm"
     SEARCH = "search"
@@ -39,7 +39,7 @@ RUNS: Mapping[State, str] = {
 
 
 class Event(enum.Enum):
-    """What the leader finds at a checkpoint, by the reports of all processes."""
+    """The leader's finding at a checkpoint, by the reports of all processes."""
 
     COMPILING = "compilers are at work"
     TO_COMPARE = "candidates are not compared with `jax.lax` yet"
