@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
+from jaxcoll.io.nccl.rules import COLLECTIVES, MAX_BYTES, NcclRule, checked_rules
 from jaxcoll.numerics import checks
-from jaxcoll.tune.nccl.rules import COLLECTIVES, MAX_BYTES, NcclRule, checked_rules
 
 COLUMNS = (
     "collective",

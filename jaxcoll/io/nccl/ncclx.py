@@ -23,8 +23,8 @@ from typing import Literal
 from jaxcoll import fields as readers
 from jaxcoll.errors import FormatError, TuneError
 from jaxcoll.fields import glimpse
+from jaxcoll.io.nccl.rules import COLLECTIVES, NcclRule, checked_rules
 from jaxcoll.numerics import checks
-from jaxcoll.tune.nccl.rules import COLLECTIVES, NcclRule, checked_rules
 
 _KINDS = {word: kind for kind, word in COLLECTIVES.items()}
 _INT64 = 2**63 - 1

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.tune.models.model import THREAD_BYTES, Bandwidth
-from jaxcoll.tune.spaces.config import Config, Parameter
+from jaxcoll.tune import Config, Parameter, Space
 from jaxcoll.tune.spaces.nccl_space import ALGORITHM, PROTOCOL, THREADS, TRANSPORT, nccl_config
-from jaxcoll.tune.spaces.space import Space
 
 _GB = 1e9
 # Between which NC, NT and C lie where they begin to cost more than they gain.
@@ -142,6 +141,7 @@ class Landscape:
         space: of NCCL's parameters.
         bandwidths: one function of channels, threads and chunk bytes per subspace.
         noise: relative standard deviation of a measurement.
+        is_lognormal: whether noise is that of the logarithm, with a tail on both sides.
         seed: of the noise.
         nbytes: of the message that is timed.
 
@@ -155,6 +155,7 @@ class Landscape:
         bandwidths: tuple[Callable[[Any, Any, Any], Any], ...],
         *,
         noise: float = 0.02,
+        is_lognormal: bool = False,
         seed: int = 0,
         nbytes: float = 80e6,
     ):
@@ -167,6 +168,7 @@ class Landscape:
         self.bandwidths = dict(zip(space.subspaces, bandwidths, strict=True))
         self.noise = float(checks.nonnegative(noise, "noise", TuneError))
         self.nbytes = float(checks.positive(nbytes, "nbytes", TuneError))
+        self.is_lognormal = is_lognormal
         self.measurements = 0
         self._rng = np.random.default_rng(checks.seed(seed, TuneError))
 
@@ -178,7 +180,8 @@ class Landscape:
     def measure(self, config: Config) -> float:
         """Seconds of one message, with noise."""
         self.measurements += 1
-        factor = max(1 + self.noise * self._rng.standard_normal(), 0.1)
+        drawn = self.noise * self._rng.standard_normal()
+        factor = math.exp(drawn) if self.is_lognormal else max(1 + drawn, 0.1)
         return self.nbytes / (self.bandwidth(config) * factor)
 
     def best(self) -> tuple[Config, float]:
@@ -239,6 +242,113 @@ def coupled(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
         )
 
     return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+
+
+# ---------------------------------------------------------------------- forms that no search models
+
+
+@dataclasses.dataclass(frozen=True)
+class Cliff:
+    """A hill that falls to a share of its height where the bytes in flight outgrow a buffer.
+
+    Attributes:
+        hill: without the cliff.
+        capacity: bytes, NC x C, above which bandwidth is ``left`` times that of the hill.
+        left: in (0, 1).
+    """
+
+    hill: Hill
+    capacity: float
+    left: float
+
+    def __call__(self, channels, threads, chunk_bytes):
+        """Bandwidth in B/s; arrays broadcast."""
+        fits = channels * chunk_bytes <= self.capacity
+        return self.hill(channels, threads, chunk_bytes) * np.where(fits, 1.0, self.left)
+
+
+@dataclasses.dataclass(frozen=True)
+class Highest:
+    """The highest of several bandwidths at every point, such as two peaks far apart."""
+
+    parts: tuple[Hill, ...]
+
+    def __call__(self, channels, threads, chunk_bytes):
+        """Bandwidth in B/s; arrays broadcast."""
+        heights = [part(channels, threads, chunk_bytes) for part in self.parts]
+        return np.maximum.reduce(np.broadcast_arrays(*heights))
+
+
+@dataclasses.dataclass(frozen=True)
+class Needle:
+    """A plateau, and a box of resources where bandwidth is a multiple of the plateau's.
+
+    Attributes:
+        level: of the plateau, B/s.
+        least, most: NC, NT and C of the box.
+        gain: of the box; 1 where there is no needle.
+    """
+
+    level: float
+    least: tuple[float, float, float]
+    most: tuple[float, float, float]
+    gain: float
+
+    def __call__(self, channels, threads, chunk_bytes):
+        """Bandwidth in B/s; arrays broadcast."""
+        resources = (channels, threads, chunk_bytes)
+        inside = True
+        for values, least, most in zip(resources, self.least, self.most, strict=True):
+            inside = inside & (least <= values) & (values <= most)
+        return self.level * np.where(inside, self.gain, 1.0)
+
+
+def cliff(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+    """Hills that are cut off: the best point is at the edge, or on the slope before it."""
+    rng = np.random.default_rng([seed, 5])
+
+    def drawn() -> Cliff:
+        hill = _drawn(rng)[1]
+        optimum = hill.optimum[0] * hill.optimum[2]
+        return Cliff(hill, optimum * _log_uniform(rng, 0.05, 1.0), rng.uniform(0.2, 0.6))
+
+    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+
+
+def two_peaks(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+    """Two hills per subspace; the lower one has 60 to 95 % of the height of the other."""
+    rng = np.random.default_rng([seed, 6])
+
+    def drawn() -> Highest:
+        first, second = _drawn(rng)[1], _drawn(rng)[1]
+        return Highest((first, Hill(first.peak * rng.uniform(0.6, 0.95), second.optimum)))
+
+    return Landscape(space, tuple(drawn() for _ in space.subspaces), noise=noise, seed=seed)
+
+
+def noisy(space: Space, seed: int, *, noise: float = 0.15) -> Landscape:
+    """The bandwidths of ``coupled`` with lognormal noise, several times what a search is told."""
+    quiet = coupled(space, seed)
+    functions = tuple(quiet.bandwidths.values())
+    return Landscape(space, functions, noise=noise, is_lognormal=True, seed=seed)
+
+
+def needle(space: Space, seed: int, *, noise: float = 0.02) -> Landscape:
+    """Plateaus of nearly the same height; a third of the range of each resource of one is fast."""
+    rng = np.random.default_rng([seed, 7])
+    chosen = int(rng.integers(len(space.subspaces)))
+
+    def drawn(number: int) -> Needle:
+        middles = [_log_uniform(rng, *ends) for ends in _KNEES]
+        spans = [(ends[1] / ends[0]) ** (1 / 6) for ends in _KNEES]
+        least, most = (
+            tuple(m * s**sign for m, s in zip(middles, spans, strict=True)) for sign in (-1, 1)
+        )
+        level = _GB * rng.uniform(19, 21)
+        return Needle(level, least, most, 2.0 if number == chosen else 1.0)  # type: ignore[arg-type]
+
+    functions = tuple(drawn(number) for number in range(len(space.subspaces)))
+    return Landscape(space, functions, noise=noise, seed=seed)
 
 
 def _drawn(rng: np.random.Generator) -> tuple[Bandwidth, Hill]:

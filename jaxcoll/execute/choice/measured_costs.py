@@ -21,6 +21,7 @@ import functools
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -32,16 +33,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxcoll import fields as readers
 from jaxcoll.collective import Collective
 from jaxcoll.devices.kinds import backend_of
-from jaxcoll.errors import FormatError, JaxcollError, TuneError
-from jaxcoll.execute import functions
+from jaxcoll.errors import FormatError, JaxcollError, TableWarning, TuneError
+from jaxcoll.execute import clock, functions
+from jaxcoll.execute.choice import stated
 from jaxcoll.execute.choice.defaults import default_topology
 from jaxcoll.io.files import load_text, write_text
 from jaxcoll.numerics import checks
 from jaxcoll.schedule import Schedule
 from jaxcoll.simulation.execution_costs import BACKENDS, ExecutionCosts, NativeCost
 from jaxcoll.synth import synthesize
-from jaxcoll.tune import clock
-from jaxcoll.tune.tables.in_use import this_machine, warn_skipped
 
 FORMAT = "jaxcoll.execution-costs/1"
 _MOST_BYTES = 1 << 20  # of a file: one entry takes less than a thousand
@@ -104,7 +104,7 @@ def measure_execution(
             "execution costs are measured in one process, since all processes must choose by the "
             "same; measure between the devices of one host, and state these in every process"
         )
-    machine = str(this_machine())
+    machine = stated.machine()
     place = f"{machine}, {len(devices)} ranks"
     kept = {} if cache is None else _load_usable(cache)
     if kept is not None and place in kept:
@@ -307,5 +307,6 @@ def _load_usable(path: str | os.PathLike) -> dict[str, ExecutionCosts] | None:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        warn_skipped(f"skipped the execution costs {os.fspath(path)}: {error}")
+        reason = f"skipped the execution costs {os.fspath(path)}: {error}"
+        warnings.warn(TableWarning(reason), stacklevel=3)
         return None

@@ -29,9 +29,8 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
+from jaxcoll.tune import Config, Space, Subspace
 from jaxcoll.tune.search.base import Search, Steps
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.spaces.space import Space, Subspace
 
 FIRST_RATE = 0.01
 

@@ -1,4 +1,6 @@
-"""AFNFA as AutoCCL evaluates it: a random forest on a sample, one configuration for all tasks.
+"""Searches that decide what to measure before they measure: everything, or a random sample.
+
+AFNFA as AutoCCL evaluates it: a random forest on a sample, one configuration for all tasks.
 
 Wang, Zhou, Tian, Wang and Chen, APNet 2023; AutoCCL, sections 6.1 and 7: 1 % of the space is
 measured offline, a random forest predicts the rest, and the result is set by environment variables,
@@ -16,15 +18,42 @@ import numpy as np
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
+from jaxcoll.tune import Config, Space
 from jaxcoll.tune.search.base import Search, Steps
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.spaces.space import Space
 
 # Configurations of which the forest predicts the times; larger spaces are sampled.
 _PREDICTED = 50_000
 _TREES = 100
 
 Measured = Sequence[tuple[Config, float]]
+
+
+class Exhaustive(Search):
+    """Measures every valid configuration ``repeats`` times, in rounds over the whole space.
+
+    Args:
+        space: what to choose from.
+        seed: unused, since nothing is random; all searches take one.
+        repeats: measurements per configuration.
+
+    Raises:
+        TuneError: fewer than one repeat.
+    """
+
+    name: ClassVar[str] = "exhaustive"
+
+    def __init__(self, space: Space, *, seed: int = 0, repeats: int = 1):
+        super().__init__(space, seed=seed)
+        self.repeats = checks.integer(repeats, "repeats", TuneError, least=1)
+
+    def options(self) -> dict[str, Any]:
+        return {"repeats": self.repeats}
+
+    def _search(self) -> Steps:
+        for _ in range(self.repeats):
+            for config in self.space.configs():
+                if config not in self.failures:
+                    yield config
 
 
 class Afnfa(Search):

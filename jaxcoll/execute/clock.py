@@ -1,4 +1,4 @@
-"""The clock of offline tuning: calls in alternation, and which is faster beyond noise."""
+"""A clock for programs: calls in alternation, and which is faster beyond noise."""
 
 from __future__ import annotations
 

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.autoccl.bandwidth import THREAD_BYTES, Bandwidth, fit_bandwidth
+from experiments.autoccl.searches.landscapes import (
+    coupled,
+    equations,
+    hills,
+    landscape_space,
+    ramps,
+)
 from jaxcoll.errors import TuneError
-from jaxcoll.tune.models.fit import fit_bandwidth
-from jaxcoll.tune.models.landscape import coupled, equations, hills, landscape_space, ramps
-from jaxcoll.tune.models.model import THREAD_BYTES, Bandwidth
 from jaxcoll.tune.spaces.nccl_space import nccl_config
 
 MODEL = Bandwidth((2e-6, 4e-6), (20e9, 30e9), 1e-7, (0.7, 0.6, 0.9))

@@ -12,10 +12,6 @@ from collections.abc import Iterable
 
 from jaxcoll.errors import TuneError
 from jaxcoll.numerics import checks
-from jaxcoll.task import Task
-from jaxcoll.tune.spaces.config import Config
-from jaxcoll.tune.tables.machine import Machine
-from jaxcoll.tune.tables.table import Table
 
 # NCCL's words for the collectives that a tuner decides, in the order of ncclFunc_t.
 COLLECTIVES = {
@@ -148,74 +144,6 @@ def checked_rules(rules: Iterable[NcclRule]) -> tuple[NcclRule, ...]:
     return tuple(
         checks.instance(rule, NcclRule, f"rules[{i}]", TuneError)
         for i, rule in enumerate(checks.members(rules, "rules", TuneError))
-    )
-
-
-def rules_of(table: Table, machine: Machine, nodes: int | None = None) -> tuple[NcclRule, ...]:
-    """The rules that a table of NCCL's configurations implies, by collective, ranks and size.
-
-    Every configuration answers for the sizes of ``Table.ranges``. A configuration has the
-    parameters ``algorithm`` and ``protocol``, and may have ``channels`` and ``chunk_bytes``; what
-    else it has, NCCL's interface cannot set per collective (``environment``).
-
-    Args:
-        nodes: hosts of the communicators; None for any.
-
-    Raises:
-        TuneError: a table without decisions for the machine, a configuration without an algorithm
-            or a protocol, one that NCCL never runs; tasks of several dtypes that differ in their
-            configurations, since NCCL's rules do not depend on the dtype.
-    """
-    checks.instance(table, Table, "table", TuneError)
-    checks.instance(machine, Machine, "machine", TuneError)
-    checks.optional(nodes, checks.integer, "nodes", TuneError, least=1)
-    families: dict[tuple, list[Task]] = {}
-    for where, task in table.decisions:
-        if where == machine:
-            families.setdefault((task.collective, task.group_size), []).append(task)
-    if not families:
-        raise TuneError(f"the table has no decisions for {machine}; tune there first")
-    rules: list[NcclRule] = []
-    for (collective, ranks), tasks in sorted(families.items()):
-        ranges = {table.ranges(task, machine) for task in tasks}
-        if len(ranges) > 1:
-            raise TuneError(
-                f"{collective} on {ranks} ranks was tuned apart for several dtypes, topologies or "
-                "numbers of groups, which NCCL's rules cannot tell from each other; give a table "
-                "of one of them"
-            )
-        for part in ranges.pop():
-            sizes = part.min_bytes, part.max_bytes
-            rules.append(_rule(collective, sizes, part.config, nodes, ranks))
-    return tuple(rules)
-
-
-def _rule(
-    collective: str,
-    sizes: tuple[int, int | None],
-    config: Config,
-    nodes: int | None,
-    ranks: int,
-) -> NcclRule:
-    for name in ("algorithm", "protocol"):
-        if name not in config:
-            raise TuneError(
-                f"a configuration for NCCL has an algorithm and a protocol, ({config}) no {name}"
-            )
-    if config["algorithm"] not in ALGORITHMS:
-        raise TuneError(
-            f"NCCL has no algorithm {config['algorithm']!r}; only tables that were tuned on NCCL's "
-            "own configurations (Space.nccl()) can be written for it"
-        )
-    options: dict = {name: config[name] for name in ("channels", "chunk_bytes") if name in config}
-    return NcclRule(
-        collective,
-        *sizes,
-        str(config["algorithm"]),
-        str(config["protocol"]),
-        nodes=nodes,
-        ranks=ranks,
-        **options,
     )
 
 

@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcoll as jc
 from jaxcoll import CollectiveError, FormatError, TuneError
+from jaxcoll.errors import TableWarning
+from jaxcoll.execute.choice import measured_costs
+from jaxcoll.execute.choice.measured_costs import dumps, loads, measure_execution
 from jaxcoll.simulation.execution_costs import costs_of
-from jaxcoll.tune import measured_costs
-from jaxcoll.tune.measured_costs import dumps, loads, measure_execution
-from jaxcoll.tune.tables.in_use import TableWarning, this_machine
+from jaxcoll.tune import this_machine
 
 FOUR = Mesh(np.array(jax.devices()[:4]), ("x",))
 CPU = costs_of("cpu")
