@@ -74,8 +74,12 @@ def simulate(
         queue = np.argsort(first, kind="stable")
         queue_ptr = np.searchsorted(first[queue], np.arange(links + 1))
         arrived[:] = 0
-        queues = kernels.Queues(message_ptr, chunk, needed, src, dst, queue_ptr, queue)
-        kernels.run_routed(queues, hops, links, arrived, np.full(shape, -1, np.int64), start)
+        out = np.argsort(schedule.topology.src, kind="stable")
+        out_ptr = np.searchsorted(schedule.topology.src[out], np.arange(shape[0] + 1))
+        queues = kernels.Queues(
+            message_ptr, chunk, needed, src, dst, queue_ptr, queue, out_ptr, out
+        )
+        kernels.run_routed(queues, hops, links, arrived, start)
     charge = _ZERO if costs is None else costs.seconds(schedule, size)
     return Timeline(
         schedule, size, model, clock, hop_ptr, hop_link, start, busy, delay, framing, charge
