@@ -20,6 +20,7 @@ from jaxcoll.provenance import Provenance
 from jaxcoll.topology import Topology
 
 _UNKNOWN = Provenance()
+_MOST_FREE = 2**26  # (rank, chunk) pairs of a schedule of whatever few sends
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -216,6 +217,22 @@ class Schedule:
             f"Schedule({self.collective.kind}{by} on {self.topology.name or self.topology}: "
             f"{self.num_steps} steps, {self.num_messages} messages, {self.num_sends} sends)"
         )
+
+    def check_claims(self) -> None:
+        """Refuse a collective that is too large to be looked at for the few sends there are.
+
+        Whoever verifies or times a schedule keeps a number for each rank and chunk.
+
+        Raises:
+            ScheduleError: fewer sends than a collective of millions of chunks takes.
+        """
+        ranks, chunks = self.collective.num_ranks, self.collective.num_chunks
+        least = self.collective.num_deliveries
+        if ranks * chunks > _MOST_FREE and self.num_sends < least:
+            raise ScheduleError(
+                f"{ranks} ranks and {chunks} chunks take at least {least} sends; the schedule has "
+                f"{self.num_sends}"
+            )
 
     # ------------------------------------------------------------------ others from this one
 

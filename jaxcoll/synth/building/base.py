@@ -85,7 +85,8 @@ class Synthesizer(abc.ABC):
         """The seed, if it is one and the collective is for the topology's ranks.
 
         Raises:
-            CollectiveError: a bad seed, or unequal shards that the algorithm is not defined for.
+            CollectiveError: a bad seed, unequal shards that the algorithm is not defined for, or
+                too many chunks (``Collective.check_listed``).
             TopologyError: another number of ranks.
         """
         connected(topology)
@@ -95,6 +96,7 @@ class Synthesizer(abc.ABC):
                 f"the collective is for {collective.num_ranks} ranks, {topology} has "
                 f"{topology.num_ranks}"
             )
+        collective.check_listed()
         if not self.takes_shares:
             collective.with_equal_shards(self.name)
         return checks.seed(seed, CollectiveError)
