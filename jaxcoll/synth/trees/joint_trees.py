@@ -10,7 +10,7 @@ chunks. Here every chunk gets one pair of its own, and few chunks come within pe
    rise exponentially with their load (as for concurrent flows: Plotkin, Shmoys and Tardos, "Fast
    approximation algorithms for fractional packing and covering problems", 1995), and with a price
    per hop, so that trees are low.
-2. *Regrow*: every pair anew, beside all others as they are, with prices that rise more steeply from
+2. *Regrow*: every pair again, beside all others as they are, with prices that rise more steeply from
    pass to pass; the pass of the least load is kept.
 3. *Order*: all sends are list-scheduled, sums and copies of different chunks in turns, and the plan
    is improved backwards and forwards (``list_scheduling``).
@@ -24,7 +24,6 @@ Proved of a schedule, as of any, is that it is correct; how close it comes to th
 from __future__ import annotations
 
 import dataclasses
-from fractions import Fraction
 from typing import ClassVar, Self
 
 import numpy as np
@@ -68,8 +67,8 @@ class JointTrees(Synthesizer):
     out-trees alone; reduce_scatter and reduce are theirs backwards. Groups run at the same time,
     and ranks of other groups forward.
 
-    Trees: prices exponential in load, after Plotkin, Shmoys and Tardos (1995). Optimum: dissertation
-    on ForestColl, App. B.7, eq. (B.10). Order: Li and Willis (1992).
+    Sources: the optimum by the dissertation on ForestColl, App. B.7; prices exponential in load by
+    Plotkin, Shmoys and Tardos (1995); the order by Li and Willis (1992).
 
     Attributes:
         nbytes: bytes of a rank's buffer to be fast for: latency makes trees low.
@@ -135,9 +134,7 @@ class JointTrees(Synthesizer):
             found[mine, 1:] = choice.choice(members, (len(mine), self.tries - 1))
         return found
 
-    def _ordered(
-        self, topology: Topology, collective: Collective, sends: LinkedSends
-    ) -> Schedule:
+    def _ordered(self, topology: Topology, collective: Collective, sends: LinkedSends) -> Schedule:
         """The sends in the order of the best plan, by simulation where links are shared inside."""
         hops = int(sends.edges.hops[sends.edge].sum())
         nbytes = as_fraction(self.nbytes)
@@ -216,7 +213,7 @@ class _Growth:
     def _pass(
         self, trees: kernel.Trees, roots: np.ndarray, load: np.ndarray, doublings: float
     ) -> None:
-        """Grow all trees anew; prices double so many times per unit of time."""
+        """Grow each tree again; prices double so many times per unit of time."""
         v = self.topology.num_vertices
         # Beyond some hundred doublings a price only says never.
         rise = np.exp2(np.minimum(doublings * self.seconds, 200.0))
@@ -274,9 +271,7 @@ def linked(topology: Topology, collective: Collective, trees: kernel.Trees) -> L
     size = sizes[collective.group_of_chunk]
     counts = sides * (size - 1)
     first = np.concatenate([[0], np.cumsum(counts)])
-    links = sum(
-        int(trees.way_ptr[np.arange(len(size)), s, size - 1].sum()) for s in range(sides)
-    )
+    links = sum(int(trees.way_ptr[np.arange(len(size)), s, size - 1].sum()) for s in range(sides))
     sends = int(first[-1])
     path_ptr, path = np.zeros(sends + 1, np.int64), np.empty(links, np.int64)
     before_count = kernel.write_sends(

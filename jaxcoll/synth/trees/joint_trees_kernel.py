@@ -82,7 +82,7 @@ def replace(
     first, last, grown, back, forth, member, group, trees, roots, load, seconds, fine, rise, level,
     hop_price, most_links, search, spare,
 ):  # fmt: skip
-    """Grow the trees of chunks ``first..last - 1`` anew, each beside all others as they are.
+    """Grow the trees of chunks ``first..last - 1`` again, beside all others as they are.
 
     Args:
         grown: chunks below this one have trees, whose load is taken off first.
@@ -94,7 +94,7 @@ def replace(
         seconds: how long a chunk takes on each link, in units of the usual link.
         fine: by how many ``_FINE``-ths of a doubling a price rises per unit of time.
         rise: factor by which the price of each link rises with a chunk; level: ones.
-        hop_price: what a link between root and rank costs beside its price.
+        hop_price: price of each link between root and rank, beside that of its load.
         most_links: of a way from rank to rank.
         spare: trees of one chunk, scratch.
     """
