@@ -10,8 +10,8 @@ chunks. Here every chunk gets one pair of its own, and few chunks come within pe
    rise exponentially with their load (as for concurrent flows: Plotkin, Shmoys and Tardos, "Fast
    approximation algorithms for fractional packing and covering problems", 1995), and with a price
    per hop, so that trees are low.
-2. *Regrow*: every pair again, beside all others as they are, with prices that rise more steeply from
-   pass to pass; the pass of the least load is kept.
+2. *Regrow*: every pair again, beside all others as they are, with prices that rise more steeply
+   from pass to pass; the pass of the least load is kept.
 3. *Order*: all sends are list-scheduled, sums and copies of different chunks in turns, and the plan
    is improved backwards and forwards (``list_scheduling``).
 
@@ -47,7 +47,7 @@ from jaxcoll.topology import Topology
 # by how much more from pass to pass. Of passes, as long as two have not failed to lower the load.
 # Over tori, hosts and random networks with slow links 24 and 3 came closest to the bound.
 _FIRST_STEEPNESS, _STEEPER, _PASSES, _FAILURES = 24.0, 3.0, 6, 2
-# The price of a hop, in those of a chunk on the fullest link: it decides where prices are alike.
+# The price of a hop, in those of a chunk on the fullest link: it decides where loads are equal.
 _HOP = 0.02
 # Urgency of chunks by their number, in parts of the time that each adds to a run.
 _PACES = (0.1, 0.2, 0.4, 0.8)
@@ -98,7 +98,7 @@ class JointTrees(Synthesizer):
         return (cls(),)
 
     def chunk_counts(self, problem: Problem) -> tuple[Counts, ...]:
-        """More chunks share the load more evenly, and fill the links sooner."""
+        """More chunks share the load more evenly, in a shorter pipeline."""
         return (DOUBLINGS,)
 
     def work(self, problem: Problem) -> float:
