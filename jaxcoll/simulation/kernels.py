@@ -107,7 +107,7 @@ class _Replay(NamedTuple):
         is_shared: whether each link also serves messages that other links bring.
         arrived: arrivals of every chunk at every rank, (ranks, chunks).
         lacks: the chunk that the next message of each first link waits for, or -1. One column per
-            rank and chunk in its place would be most of what a run reads.
+            rank and chunk in its place would be most of the data that a run reads.
     """
 
     head: np.ndarray
