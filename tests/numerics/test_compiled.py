@@ -185,7 +185,7 @@ print("numba" in sys.modules)
     assert printed.stdout.split() == ["False"]
 
 
-@pytest.mark.parametrize("name", [name for name, entry in REGISTRY.items() if entry.variants])
+@pytest.mark.parametrize("name", [name for name, kind in REGISTRY.items() if kind.variants()])
 @pytest.mark.parametrize(
     ("kind", "chunks"), [("all_reduce", 1), ("all_gather", 3), ("all_to_all", 1)]
 )
@@ -198,7 +198,7 @@ def test_interpreted_kernels_give_the_same_schedules(name, kind, chunks):
         with interpreted(when):
             try:
                 wanted = dataclasses.replace(collective, chunks_per_shard=chunks)
-                schedule = REGISTRY[name].variants[0].synthesize(default_topology(8), wanted)
+                schedule = REGISTRY[name].variants()[0].synthesize(default_topology(8), wanted)
                 verify(schedule)
                 digests.append(schedule.digest)
             except (CollectiveError, TopologyError) as error:

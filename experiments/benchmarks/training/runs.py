@@ -21,7 +21,7 @@ from experiments.benchmarks.training.network import network
 from jaxcoll.tune import Config, Report, online, replay, tasks_of
 from jaxcoll.tune.training_step.online_tuner import Online
 from jaxcoll.tune.training_step.preparation import candidates_each
-from jaxcoll.tune.training_step.replayed import Replayed
+from jaxcoll.tune.training_step.report import Replayed
 
 Row = dict[str, Any]
 
