@@ -1,25 +1,90 @@
-"""Fig. A.4: the construction of the fastest all_reduce at every number of ranks."""
+"""Large topologies made of small ones: line graphs (Fig. 3.3) and the fastest (Fig. A.4)."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.config import at_least
-from experiments.direct_connect.baselines import Machine
-from experiments.direct_connect.printed import plain_axes
-from experiments.errors import ConfigError
+from experiments.config import StudyConfig, at_least
+from experiments.direct_connect.notation import built_cost, parse, predicted
+from experiments.direct_connect.paper import Machine, plain_axes
+from experiments.errors import CheckError, ConfigError
+from experiments.plots import panels
 from experiments.study import publish
-from jaxcoll.bounds.moore import least_cost
+from jaxcoll.bounds.moore import bandwidth_optimum, least_cost, moore_steps
 from jaxcoll.draw import format_bytes
 from jaxcoll.draw.style import INK, PALETTE
 from jaxcoll.errors import TopologyError
 from jaxcoll.finder import Construction, Found, FoundTopology, frontiers
+
+
+@dataclasses.dataclass(frozen=True)
+class LineGraphs(StudyConfig):
+    """The figure.
+
+    Attributes:
+        bases: in the notation of Table A.3.
+        largest: most ranks.
+        most_built: ranks up to which schedules are built and verified; others are predicted.
+    """
+
+    bases: tuple[str, ...]
+    largest: int
+    most_built: int
+
+    def __post_init__(self) -> None:
+        at_least("most_built", self.most_built, 0)
+        if not self.bases:
+            raise ConfigError("needs bases")
+
+
+def line_graphs(config: LineGraphs) -> list[dict[str, Any]]:
+    """A row for each base and number of expansions."""
+    rows = []
+    for name in config.bases:
+        base = parse(name)
+        found, times = predicted(base), 0
+        while found.size <= config.largest:
+            construction = Construction("line_graph", (times,), (base,)) if times else base
+            found = predicted(construction)
+            if found.size > config.largest:
+                break
+            built = found.size <= config.most_built
+            if built and built_cost(construction) != found.cost:
+                raise CheckError(f"{construction} does not cost {found.cost} as built")
+            share = found.cost.inverse_bandwidth / bandwidth_optimum(found.size)
+            rows.append(
+                {
+                    "base": name,
+                    "topology": str(construction),
+                    "N": found.size,
+                    "T_L": found.cost.steps,
+                    "T_L*": moore_steps(found.size, found.degree),
+                    "T_B": float(found.cost.inverse_bandwidth),
+                    "T_B / T_B*": float(share),
+                    "built": built,
+                }
+            )
+            times += 1
+    curves = {
+        label: {
+            base: {row["N"]: row[column] for row in rows if row["base"] == base}
+            for base in config.bases
+        }
+        for label, column in (("T_L in alpha", "T_L"), ("T_B / T_B*", "T_B / T_B*"))
+    }
+    figure = panels(curves, label_x="ranks", label_y="", in_bytes=False)
+    title = "Fig. 3.3: line graph expansions of bases of degree 4"
+    publish(title, rows, config.results, figure=figure, notes=config.notes)
+    return rows
+
+
+# -------------------------------------------------- the fastest at every number of ranks (Fig. A.4)
+
 
 # The letters of the figure's legend; bases are called by their family.
 _LETTERS = {"line_graph": "L", "power": "P", "product": "C", "degree": "D"}
@@ -32,28 +97,22 @@ _FAMILIES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Best(StudyConfig):
     """The figure.
 
     Attributes:
-        size: the preset, "ci" or "paper".
         degree: links out of every rank.
         machine: constants of the cost model.
         nbytes: sizes of a rank's buffer.
         largest: most ranks.
         sizes: numbers of ranks that have a row of their own.
-        notes: differences from the paper.
-        results: folder to write to.
     """
 
-    size: str
     degree: int
     machine: Machine
     nbytes: tuple[int, ...]
     largest: int
     sizes: tuple[int, ...]
-    notes: tuple[str, ...]
-    results: Path
 
     def __post_init__(self) -> None:
         at_least("largest", self.largest, self.degree + 2)
@@ -73,7 +132,7 @@ def kind(construction: Construction) -> str:
     return found or _FAMILIES.get(construction.operation, "other base")
 
 
-def run(config: Config) -> list[dict[str, Any]]:
+def best_constructions(config: Best) -> list[dict[str, Any]]:
     """Rows of how many sizes each construction is best at, then of single sizes."""
     machine, table = config.machine, frontiers(config.largest, config.degree)
     rows: list[dict[str, Any]] = []

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.benchmarks import tpu_slices
+from experiments.benchmarks.targets import tpu_slices
 
 
 def test_boxes_are_the_slices_of_a_size():
