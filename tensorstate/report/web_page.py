@@ -8,7 +8,7 @@ from __future__ import annotations
 import colorsys
 from html import escape
 
-from tensorstate.cost.result import SearchResult
+from tensorstate.cost.cost import SearchResult
 from tensorstate.ir.graph import Node
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
