@@ -150,7 +150,7 @@ class _Question:
     def _best_of(self, counts: tuple[int, ...] | None) -> Plan:
         """The best plan; its bound is for all numbers that were searched.
 
-        The given numbers share the time equally; of powers of 2 each takes half of what is left.
+        Given numbers share the time equally; each power of 2 takes half of the remaining time.
 
         Raises:
             PlanError: no plan fits, whatever the number; with the reason of the last.
