@@ -24,7 +24,7 @@ EXEMPT = {
     "jaxcoll/numerics/max_flow.py": {"dinic": KERNEL},
     "jaxcoll/schedule.py": {"from_sends": PUBLIC},
     "jaxcoll/simulation/kernels.py": {"_run_direct": KERNEL},
-    "jaxcoll/synth/building/reversal.py": {"_steps": KERNEL},
+    "jaxcoll/synth/building/derive.py": {"_steps": KERNEL},
     "jaxcoll/synth/direct_connect/bfb_links.py": {"_largest_shares": KERNEL},
     "jaxcoll/synth/entry.py": {"synthesize": PUBLIC},
     "jaxcoll/synth/forestcoll/packing/alternating_paths.py": {"search": KERNEL, "follow": KERNEL},
