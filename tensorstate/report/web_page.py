@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxcoll.pages.template import page as html_page
 from tensorstate.cost.cost import SearchResult
-from tensorstate.cost.memory import bytes_by_group
-from tensorstate.cost.memory_terms import CATEGORIES
+from tensorstate.cost.memory import CATEGORIES, bytes_by_group
 from tensorstate.ir.placements import REPLICATED
 from tensorstate.problem.problem import Problem
 from tensorstate.problem.strategies import Strategy
