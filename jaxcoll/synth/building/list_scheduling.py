@@ -1,30 +1,64 @@
-"""List scheduling: links serve what has longest to go, and every chunk moves on as it arrives.
+"""List scheduling: sends start as early as links serve them, the most urgent first.
 
-Of the chunks that wait to leave a rank, a link takes the one whose last destination is farthest in
-time, of equals the first in order. Inside the network links serve first come, first served, as they
-do when the schedule is run.
+A send waits for those that bring what it carries. A link that is free serves, of the sends that
+wait for it, the most urgent: by default the one with the longest way to go. ``improved`` plans the
+same sends backwards in time from the end, and forwards again in the order of that plan, by turns:
+the forward-backward improvement of project scheduling (Li and Willis, "An iterative scheduling
+technique for resource-constrained project scheduling", 1992). Sends that were early for no use then
+make room for those that the end waits for.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxcoll.collective import Collective, common_parts
-from jaxcoll.numerics import heap
-from jaxcoll.numerics.compiled import kernel
 from jaxcoll.numerics.ragged import followers
 from jaxcoll.paths import Edges
 from jaxcoll.schedule import Schedule
+from jaxcoll.synth.building.list_scheduling_kernel import served, steps_of, time_left
 from jaxcoll.topology import Topology
-from jaxcoll.trees.stream import queue_starts, stream_steps
 
 # A run of all sends one after another fits 64 bits, with times of 40 bits for the longest.
 _FINE, _HORIZON = 2**40, 2**62
-# Events of a call: kernels see no signals, and Python handles them between two calls.
-_EVENTS_AT_ONCE = 1 << 18
+
+
+@dataclasses.dataclass(frozen=True)
+class LinkedSends:
+    """Sends, and what each waits for; a send stands after all that it waits for.
+
+    Attributes:
+        edges: the connections that the sends use.
+        edge, chunk: of each send, int64 of shape (sends,).
+        reduce: whether its receiver adds it, bool of shape (sends,).
+        next_ptr, following: ``following[next_ptr[i]:next_ptr[i + 1]]`` wait for send i; int64.
+    """
+
+    edges: Edges
+    edge: np.ndarray
+    chunk: np.ndarray
+    reduce: np.ndarray
+    next_ptr: np.ndarray
+    following: np.ndarray
+
+    def at(self, begin: np.ndarray, topology: Topology, collective: Collective) -> Schedule:
+        """The schedule in which they start in the order of some times, in the fewest steps."""
+        order = np.argsort(begin, kind="stable")
+        first_link, links = self.edges.first_link, topology.num_links
+        step = steps_of(order, self.next_ptr, self.following, self.edge, first_link, links)
+        return Schedule.from_sends(
+            topology,
+            collective,
+            step[order],
+            self.edge[order],
+            self.chunk[order],
+            self.reduce[order],
+            edges=self.edges,
+        )
 
 
 def as_they_arrive(
@@ -45,12 +79,78 @@ def as_they_arrive(
             source holds it at the start.
         nbytes: bytes of a rank's buffer.
     """
+    sends = LinkedSends(edges, edge, chunk, np.zeros(len(edge), bool), *followers(before))
     busy, delay = link_ticks(topology, collective, nbytes, int(edges.hops[edge].sum()))
-    begin = served(before, edge, edges.path_ptr, edges.path_link, busy, delay)
-    order = np.argsort(begin, kind="stable")
-    step = stream_steps(order, before, edge, edges.first_link, topology.num_links, 1)
-    return Schedule.from_sends(
-        topology, collective, step[order], edge[order], chunk[order], edges=edges
+    begin, _ = _run(sends, -remaining(sends, delay), busy, delay)
+    return sends.at(begin, topology, collective)
+
+
+def remaining(sends: LinkedSends, delay: np.ndarray) -> np.ndarray:
+    """Ticks that what each send carries takes to where it ends last, with nothing in its way."""
+    links = (sends.edges.path_ptr, sends.edges.path_link)
+    return time_left(sends.next_ptr, sends.following, sends.edge, *links, delay)
+
+
+def improved(
+    sends: LinkedSends,
+    urgencies: Sequence[np.ndarray],
+    busy: np.ndarray,
+    delay: np.ndarray,
+    rounds: int,
+) -> list[np.ndarray]:
+    """When each send starts, in ticks, by plans of which each is better than those before it.
+
+    Args:
+        urgencies: orders to start from, of which the best is improved; ticks, int64 (sends,).
+        busy, delay: of each link, as ``link_ticks`` gives them.
+        rounds: how often the plan is made backwards and forwards.
+
+    Returns:
+        The best plan last.
+    """
+    edges = sends.edges
+    # Backwards every send waits for those that wait for it, and crosses its path from the end.
+    size = np.diff(sends.next_ptr)
+    order = np.argsort(sends.following, kind="stable")
+    before = np.repeat(np.arange(len(sends.edge)), size)[order]
+    ptr = np.concatenate([[0], np.cumsum(np.bincount(sends.following, minlength=len(sends.edge)))])
+    hop = np.arange(len(edges.path_link)) - np.repeat(edges.path_ptr[:-1], edges.hops)
+    path = edges.path_link[np.repeat(edges.path_ptr[1:], edges.hops) - 1 - hop]
+    mirrored = dataclasses.replace(
+        sends,
+        edges=Edges(edges.dst, edges.src, edges.path_ptr, path),
+        next_ptr=ptr,
+        following=before,
+    )
+    took = np.add.reduceat(delay[edges.path_link], edges.path_ptr[:-1])[sends.edge]
+
+    plans = [_run(sends, urgency, busy, delay) for urgency in urgencies]
+    least = min(end for _, end in plans)
+    begin = next(begin for begin, end in plans if end == least)
+    found = [begin]
+    for _ in range(rounds):
+        # What ends last starts first in the plan from the end.
+        late, span = _run(mirrored, -(begin + took), busy, delay)
+        begin, end = _run(sends, span - late - took, busy, delay)
+        if end < least:
+            least = end
+            found.append(begin)
+    return found
+
+
+def _run(
+    sends: LinkedSends, urgency: np.ndarray, busy: np.ndarray, delay: np.ndarray
+) -> tuple[np.ndarray, int]:
+    edges = sends.edges
+    return served(
+        urgency,
+        sends.next_ptr,
+        sends.following,
+        sends.edge,
+        edges.path_ptr,
+        edges.path_link,
+        busy,
+        delay,
     )
 
 
@@ -74,127 +174,3 @@ def link_ticks(
     busy = [max(1, round(size / bandwidth * scale)) for _, bandwidth in speeds]
     alpha = [round(alpha * scale) for alpha, _ in speeds]
     return np.asarray(busy, np.int64)[which], np.asarray(np.add(busy, alpha), np.int64)[which]
-
-
-class _Queues(NamedTuple):
-    """Sends that wait for links, and events.
-
-    Attributes:
-        left: see ``_time_left``; next_ptr, following: the sends that carry on what each brings.
-        heap_ptr, key, item, size: every link keeps the sends that wait for it in a heap of its own
-            part of two arrays.
-        awake: whether each link has an event ahead of it.
-        times, events: heap of events. Send i reaches the end of a link, i; link l can take a send,
-            sends + l. At any moment sends come first, so that a link sees every chunk that has
-            arrived.
-        begin: when each send starts on its first link.
-        hop: where in ``path_link`` the link is that each send takes next.
-    """
-
-    left: np.ndarray
-    next_ptr: np.ndarray
-    following: np.ndarray
-    heap_ptr: np.ndarray
-    key: np.ndarray
-    item: np.ndarray
-    size: np.ndarray
-    awake: np.ndarray
-    times: np.ndarray
-    events: np.ndarray
-    begin: np.ndarray
-    hop: np.ndarray
-
-
-def served(before, edge, path_ptr, path_link, busy, delay):
-    """When each send starts on its first link, in ticks.
-
-    Args:
-        before: the send that brings what each send carries on, a smaller number; -1 if the
-            rank has it at the start.
-        edge: edge of each send.
-        path_ptr, path_link: links of each edge.
-        busy: how long a send occupies each link, in ticks, at least 1.
-        delay: how long it takes to the end of each link, in ticks, at least as long.
-    """
-    sends, links = len(edge), len(busy)
-    heap_ptr = queue_starts(edge, path_ptr, path_link, links)
-    now = _Queues(
-        _time_left(before, edge, path_ptr, path_link, delay),
-        *followers(before),
-        heap_ptr=heap_ptr,
-        key=np.empty(heap_ptr[-1], np.int64),
-        item=np.empty(heap_ptr[-1], np.int64),
-        size=np.zeros(links, np.int64),
-        awake=np.zeros(links, np.bool_),
-        times=np.empty(sends + links, np.int64),
-        events=np.empty(sends + links, np.int64),
-        begin=np.zeros(sends, np.int64),
-        hop=path_ptr[edge],
-    )
-    pending = _wait_at_sources(before, path_link, now)
-    while pending:
-        pending = _serve(edge, path_ptr, path_link, busy, delay, now, pending)
-    return now.begin
-
-
-@kernel(cache=True, nogil=True)
-def _wait_at_sources(before, path_link, now):
-    """Let the sends that wait for none wait for their first links; how many events are to come."""
-    sends, pending = len(before), 0
-    for i in range(sends):
-        if before[i] < 0:
-            link = path_link[now.hop[i]]
-            first, rank = now.heap_ptr[link], -now.left[i]
-            now.size[link] = heap.push(now.key, now.item, first, now.size[link], rank, i)
-            if not now.awake[link]:
-                now.awake[link] = True
-                pending = heap.push(now.times, now.events, 0, pending, 0, sends + link)
-    return pending
-
-
-@kernel(cache=True, nogil=True)
-def _serve(edge, path_ptr, path_link, busy, delay, now, pending):
-    """Take some events; how many are to come."""
-    left, next_ptr, following, heap_ptr = now.left, now.next_ptr, now.following, now.heap_ptr
-    key, item, size, awake = now.key, now.item, now.size, now.awake
-    times, events, begin, hop = now.times, now.events, now.begin, now.hop
-    sends, taken = len(edge), 0
-    while pending and taken < _EVENTS_AT_ONCE:
-        taken += 1
-        time, event = times[0], events[0]
-        pending = heap.pop(times, events, 0, pending)
-        if event >= sends:
-            link = event - sends
-            awake[link] = size[link] > 0
-            if awake[link]:
-                i = item[heap_ptr[link]]
-                size[link] = heap.pop(key, item, heap_ptr[link], size[link])
-                if hop[i] == path_ptr[edge[i]]:
-                    begin[i] = time
-                hop[i] += 1
-                pending = heap.push(times, events, 0, pending, time + delay[link], i)
-                pending = heap.push(times, events, 0, pending, time + busy[link], event)
-            continue
-        # The send waits for the next link of its path, or those that follow it for their first.
-        moves_on = hop[event] < path_ptr[edge[event] + 1]
-        arrivals = 1 if moves_on else next_ptr[event + 1] - next_ptr[event]
-        for a in range(arrivals):
-            i = event if moves_on else following[next_ptr[event] + a]
-            link, rank = path_link[hop[i]], time if moves_on else -left[i]
-            size[link] = heap.push(key, item, heap_ptr[link], size[link], rank, i)
-            if not awake[link]:
-                awake[link] = True
-                pending = heap.push(times, events, 0, pending, time, sends + link)
-    return pending
-
-
-@kernel(cache=True, nogil=True)
-def _time_left(before, edge, path_ptr, path_link, delay):
-    """How long what each send carries takes to where it ends last, if nothing is in its way."""
-    left = np.zeros(len(before), np.int64)
-    for i in range(len(before) - 1, -1, -1):
-        for h in range(path_ptr[edge[i]], path_ptr[edge[i] + 1]):
-            left[i] += delay[path_link[h]]
-        if before[i] >= 0:
-            left[before[i]] = max(left[before[i]], left[i])
-    return left
