@@ -86,7 +86,7 @@ def _kinds(name: str) -> str:
 def _synthesizer(name: str) -> str:
     made = SYNTHESIZERS[name]
     module = inspect.getdoc(inspect.getmodule(made)) or ""
-    tried = name in REGISTRY and bool(REGISTRY[name].variants)
+    tried = name in REGISTRY and bool(REGISTRY[name].variants())
     use = "`auto` tries it." if tried or name == "auto" else "By name only: `auto` leaves it out."
     lines = [
         f"# {name}",

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         scatter,
         use_topology,
     )
+    from jaxcoll.execute.choice.measured_costs import measure_execution
     from jaxcoll.grid import Grid, Placement
     from jaxcoll.mesh.axes import axis_groups, axis_schedule, reorder
     from jaxcoll.paths import Edges, shortest_routes
@@ -72,7 +73,6 @@ if TYPE_CHECKING:
     from jaxcoll.topology import Topology
     from jaxcoll.training import transforms as optax  # noqa: F401
     from jaxcoll.trees import TreeFlow
-    from jaxcoll.tune.measured_costs import measure_execution
     from jaxcoll.verifier import verify
 
 # Modules and folders, loaded when first used: aot, execute and tune need jax, draw Matplotlib.
@@ -94,6 +94,7 @@ _MODULES = frozenset(
         "pages",
         "paths",
         "pictures",
+        "progress",
         "provenance",
         "schedule",
         "simulation",
@@ -166,7 +167,7 @@ _NAMES = {
     "synth.tacos.out_of_core": ("synthesize_compact",),
     "topology": ("Topology",),
     "trees": ("TreeFlow",),
-    "tune.measured_costs": ("measure_execution",),
+    "execute.choice.measured_costs": ("measure_execution",),
     "verifier": ("verify",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}

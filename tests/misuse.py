@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         jc.synthesize,
         {
             "topology": RING, "collective": "broadcast", "synthesizer": "tacos", "chunks": 1,
-            "groups": None, "root": 0, "seed": 0,
+            "groups": None, "root": 0, "seed": 0, "progress": None,
         },
     ),
     "synthesizer_named": (synth.synthesizer_named, {"synthesizer": "ring"}),

@@ -12,7 +12,8 @@ from jaxcoll.cli.files import check_target, is_xml, read_schedule, write
 from jaxcoll.cli.networks import NetworkName, named_network, network_names
 from jaxcoll.cli.quantities import BANDWIDTH_LIST, SIZE, TIMES, bandwidth_text, time_text
 from jaxcoll.cli.schedules import as_json, described
-from jaxcoll.cli.terminal import print_json, working
+from jaxcoll.cli.terminal import print_json
+from jaxcoll.progress import Progress, working
 
 _SUFFIXES = (".png", ".svg", ".pdf", ".html")
 _MOST_SHOWN = 64  # ranks of a network, steps of a schedule, that are listed one by one
@@ -40,10 +41,10 @@ def find(ranks, degree, links, parallel, rates, take, output, as_json) -> int:
     if (take is None) != (output is None):
         raise click.UsageError("--take and --output belong together; type --take 1 -o network.json")
     form = check_target(output)
-    with working("searching") as progress:
+    with working("searching") as report:
         found = jc.finder.find(
             ranks, degree, links=links, parallel=parallel, rates=rates,
-            progress=lambda done, sizes: progress.note(f"searching, size {done} of {sizes}"),
+            progress=lambda done, sizes: report(Progress(done, sizes, "sizes searched")),
         )  # fmt: skip
         table = "" if as_json else str(found)
     if take is not None and take > len(found.points):
