@@ -101,6 +101,11 @@ def test_the_page_of_plans_plans_and_runs(tmp_path):
     assert float(losses[1]) == pytest.approx(float(losses[2]), rel=1e-5)
 
 
+def test_the_cluster_described_by_hand_has_its_switch(tmp_path):
+    printed = run_code(blocks_of("my-cluster.md")[:2], tmp_path)
+    assert printed == ["Topology(4 ranks, 1 switches, 10 links)"]
+
+
 def test_two_lines_of_the_step_are_changed():
     assert text("training.md").count("# was: ") == 2
 
